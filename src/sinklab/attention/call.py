@@ -1,0 +1,193 @@
+"""What one call of the attention function is: its tensors, its rule of visibility, its place; shapes documented once, here."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.operation import Operation
+from sinklab.attention.visibility import Visibility
+
+__all__ = ["AttentionCall", "LayerOutput", "Site", "Statistics"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """Which attention module (or layer) of the model.
+
+    Args:
+        module: qualified module name, the identity (``model.layers.3.self_attn``).
+        layer: running number of the module among its kind, in the order of the first calls; 0-based, a convenience.
+        kind: ``"self"`` or ``"cross"`` attention.
+        output_projection: qualified name of the map from the concatenated heads to the hidden state, if one was found.
+    """
+
+    module: str
+    layer: int
+    kind: str = "self"
+    output_projection: str | None = None
+
+
+@dataclasses.dataclass
+class AttentionCall:
+    """One call of the attention function.
+
+    ``scores = softcap(queries · keysᵀ · scaling + 0) + bias``; the operation turns scores and ``visible`` into weights; with
+    ``sink_scores`` the softmax has one more term in its denominator, whose mass goes to nothing.
+
+    Attributes:
+        site: the module that called.
+        queries: ``(batch, num_heads, q_len, head_dim)``, after rotary embedding.
+        keys: ``(batch, num_kv_heads, kv_len, head_dim)``; never repeated for grouped queries.
+        values: ``(batch, num_kv_heads, kv_len, value_dim)``; ``value_dim`` differs from ``head_dim`` under MLA.
+        scaling: factor on ``queries · keysᵀ``.
+        visible: the rule of visibility over tensor indices.
+        operation: how scores become weights.
+        softcap: ``cap · tanh(score / cap)`` is applied to the scaled scores before bias and mask, or ``None``.
+        bias: additive scores ``(batch or 1, num_heads or 1, q_len, kv_len)``, or ``None``.
+        sink_scores: learned sink logits ``(batch or 1, num_heads, q_len or 1)``, or ``None``.
+        head_outputs: what the model's own function returned, ``(batch, q_len, num_heads, value_dim)``.
+        log_sum_exp: float32 ``(batch, num_heads, q_len)``, natural logarithm, over visible keys and without the sink logit,
+            when the model's own kernel computed it; ``None`` otherwise.
+        query_positions, key_positions: int64 ``(batch, q_len)`` and ``(batch, kv_len)``: 0-based position inside the document;
+            -1 marks padding, which is not measured.
+        query_documents, key_documents: int64, same shapes: running number of the document inside its row (packed batches);
+            -1 marks padding.
+        cached_keys: how many of the keys were there before this call; 0 for a fresh sequence.
+        residual: hidden states that entered the enclosing layer ``(batch, q_len, hidden_size)``; only when a probe needs them.
+        projection: weight of the output projection ``(hidden_size, num_heads * value_dim)``; only when a probe needs it.
+    """
+
+    site: Site
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    scaling: float
+    visible: Visibility
+    operation: Operation
+    query_positions: Tensor
+    key_positions: Tensor
+    query_documents: Tensor
+    key_documents: Tensor
+    softcap: float | None = None
+    bias: Tensor | None = None
+    sink_scores: Tensor | None = None
+    head_outputs: Tensor | None = None
+    log_sum_exp: Tensor | None = None
+    cached_keys: int = 0
+    residual: Tensor | None = None
+    projection: Tensor | None = None
+
+    @property
+    def num_heads(self) -> int:
+        """Number of query heads."""
+        return self.queries.shape[1]
+
+    @property
+    def groups(self) -> int:
+        """Query heads that share one key-value head."""
+        return self.queries.shape[1] // self.keys.shape[1]
+
+    @property
+    def q_len(self) -> int:
+        """Number of queries of this call."""
+        return self.queries.shape[2]
+
+    @property
+    def kv_len(self) -> int:
+        """Number of keys of this call."""
+        return self.keys.shape[2]
+
+    @property
+    def counted(self) -> Tensor:
+        """Boolean ``(batch, q_len)``: the queries that are tokens and not padding."""
+        return self.query_positions >= 0
+
+    def scores(self, query_start: int, query_stop: int) -> Tensor:
+        """Scores of a block of queries against every key, float32 (or float64) ``(batch, num_heads, block, kv_len)``.
+
+        Scaled, capped and biased; neither masked nor normalised.
+        """
+        dtype = torch.promote_types(self.queries.dtype, torch.float32)
+        queries = self.queries[:, :, query_start:query_stop].to(dtype)
+        keys = self.keys.to(dtype)
+        if self.groups > 1:
+            batch, num_kv_heads, kv_len, head_dim = keys.shape
+            grouped = queries.reshape(batch, num_kv_heads, -1, head_dim)
+            scores = torch.matmul(grouped, keys.transpose(2, 3)).view(*queries.shape[:3], kv_len)
+        else:
+            scores = torch.matmul(queries, keys.transpose(2, 3))
+        scores = scores * self.scaling
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        if self.bias is not None:
+            scores = scores + self.bias[:, :, query_start:query_stop].to(dtype)
+        return scores
+
+    def weights(self, query_start: int, query_stop: int) -> Tensor:
+        """Weights of a block of queries, float32 (or float64) ``(batch, num_heads, block, kv_len)``: the plain definition."""
+        scores = self.scores(query_start, query_stop)
+        visible = self.visible.block(query_start, query_stop, 0, self.kv_len)
+        if self.sink_scores is None:
+            return self.operation.weights(scores, visible)
+        scores = scores.masked_fill(~visible, float("-inf"))
+        width = self.sink_scores.shape[2]
+        sink = self.sink_scores[:, :, query_start:query_stop] if width > 1 else self.sink_scores
+        denominator = torch.logaddexp(torch.logsumexp(scores, dim=-1), sink.to(scores.dtype))
+        return torch.exp(scores - denominator[..., None])
+
+
+@dataclasses.dataclass
+class Statistics:
+    """What a call is reduced to: O(q_len + kv_len) numbers per head; fields that no probe needs are ``None``.
+
+    Only counted queries enter ``column_*``; rows of padding are present in ``row_*`` and meaningless.
+
+    Attributes:
+        column_sum: float32 ``(batch, num_heads, kv_len)``: sum over counted queries of the weight on the key.
+        column_share: the same with every row of weights divided by its sum (Gu et al.'s proxy, FACTS 1.2; denominators + 1e-8);
+            the same tensor as ``column_sum`` for softmax, with or without a sink logit.
+        column_count: float32 ``(batch or 1, num_heads or 1, kv_len)``: counted queries that see the key.
+        row_mass: float32 ``(batch, num_heads, q_len)``: weight on all keys together.
+        null_mass: same shape: mass on nothing, ``1 - row_mass`` where the operation is a softmax with a sink logit, 0 for plain
+            softmax, ``None`` where it is not defined.
+        log_sum_exp: same shape: natural logarithm of the sum of exp(score) over visible keys, without the sink logit; ``None``
+            for operations that are not a softmax.
+        row_entropy: same shape: ``-sum w ln w`` of the weights divided by their sum, in nats.
+        row_max: same shape: the largest weight.
+        score_mean: same shape: mean score over visible keys.
+        buckets: float32 ``(batch, num_heads, num_buckets, kv_len)``: weight summed over each bucket of consecutive queries.
+        bucket_starts: query indices at which the buckets start, and ``q_len`` at the end.
+    """
+
+    column_sum: Tensor | None = None
+    column_share: Tensor | None = None
+    column_count: Tensor | None = None
+    row_mass: Tensor | None = None
+    null_mass: Tensor | None = None
+    log_sum_exp: Tensor | None = None
+    row_entropy: Tensor | None = None
+    row_max: Tensor | None = None
+    score_mean: Tensor | None = None
+    buckets: Tensor | None = None
+    bucket_starts: list[int] | None = None
+
+
+@dataclasses.dataclass
+class LayerOutput:
+    """Hidden states at one place of the residual stream.
+
+    Attributes:
+        site: the module whose output it is; layer ``-1`` is what enters the first layer (the embeddings).
+        kind: ``"layer"`` for the output of a whole layer, ``"attention"`` for the output of an attention module.
+        hidden_states: ``(batch, seq_len, hidden_size)``.
+        positions, documents: int64 ``(batch, seq_len)``, as in :class:`AttentionCall`; -1 marks padding.
+    """
+
+    site: Site
+    kind: str
+    hidden_states: Tensor
+    positions: Tensor
+    documents: Tensor

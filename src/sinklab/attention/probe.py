@@ -1,0 +1,54 @@
+"""What a probe is: an accumulator that is shown calls and their statistics, and gives rows of the results table."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
+
+__all__ = ["NEEDS", "Probe"]
+
+NEEDS: dict[str, str] = {
+    "columns": "column_sum, column_share, column_count",
+    "mass": "row_mass and, where it is defined, null_mass",
+    "log_sum_exp": "log_sum_exp",
+    "entropy": "row_entropy",
+    "maximum": "row_max",
+    "scores": "score_mean",
+    "head_outputs": "call.head_outputs, call.residual and call.projection",
+    "hidden_states": "update_layer is called with the output of every layer and, first, with the embeddings",
+    "attention_outputs": "update_layer is called with the output of every attention module",
+}
+"""What a probe may ask for; what no probe of a session asks for is never computed."""
+
+
+class Probe(abc.ABC):
+    """Accumulates over calls. State grows with layers, heads and positions, never with the square of the length.
+
+    A probe overrides :meth:`update` or :meth:`update_layer` (or both), :meth:`merge` and :meth:`rows`. Feeding two halves of
+    the samples to two probes and merging them must give the rows of one probe that saw all of them.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    needs: ClassVar[frozenset[str]]
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:  # noqa: B027  optional on purpose
+        """Take in one call of one attention module, with the statistics named in ``needs`` filled in."""
+
+    def update_layer(self, output: LayerOutput) -> None:  # noqa: B027  optional on purpose
+        """Take in hidden states; called only when ``needs`` names ``hidden_states`` or ``attention_outputs``."""
+
+    def finish(self) -> None:  # noqa: B027  optional on purpose
+        """Close sequences that were still growing (cached decoding); called when the session ends and before ``rows``."""
+
+    @abc.abstractmethod
+    def merge(self, other: Self) -> None:
+        """Add what another probe of the same class and parameters has seen."""
+
+    @abc.abstractmethod
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Rows of the long table: ``metric, value, count, unit`` and those of ``module, layer, head, query_position,
+        key_position`` that apply. ``count`` is the number of observations behind a mean, so that means can be merged."""

@@ -1,0 +1,150 @@
+"""Which keys a query may see, as small boolean rules that are asked tile by tile and never need a T × T tensor.
+
+    causal        window=3       padding (left, 2)
+    ■ ⬚ ⬚ ⬚ ⬚     ■ ⬚ ⬚ ⬚ ⬚     ⬚ ⬚ ■ ■ ■
+    ■ ■ ⬚ ⬚ ⬚     ■ ■ ⬚ ⬚ ⬚     ⬚ ⬚ ■ ■ ■
+    ■ ■ ■ ⬚ ⬚     ■ ■ ■ ⬚ ⬚     ⬚ ⬚ ■ ■ ■
+    ■ ■ ■ ■ ⬚     ⬚ ■ ■ ■ ⬚     ⬚ ⬚ ■ ■ ■
+    ■ ■ ■ ■ ■     ⬚ ⬚ ■ ■ ■     ⬚ ⬚ ■ ■ ■
+
+Rules compose with ``&`` and ``|``. Tiles are half-open index ranges of the tensors at hand (not absolute positions).
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["Causal", "Dense", "Everything", "Keys", "TileState", "Visibility", "Window"]
+
+TileState = Literal["all", "some", "none"]
+
+
+class Visibility(abc.ABC):
+    """A rule that says for each query and key whether the key is visible."""
+
+    @abc.abstractmethod
+    def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
+        """Boolean ``(batch or 1, heads or 1, query_stop - query_start, key_stop - key_start)``; true where visible."""
+
+    def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
+        """Whether all, some or none of a tile is visible; ``"some"`` is always a correct answer, only a slower one."""
+        block = self.block(query_start, query_stop, key_start, key_stop)
+        return "all" if bool(block.all()) else "some" if bool(block.any()) else "none"
+
+    def __and__(self, other: Visibility) -> Visibility:
+        if isinstance(other, Everything):
+            return self
+        return other if isinstance(self, Everything) else And(self, other)
+
+    def __or__(self, other: Visibility) -> Visibility:
+        return Or(self, other)
+
+
+@dataclasses.dataclass(frozen=True)
+class Everything(Visibility):
+    """Every key is visible: an encoder without padding."""
+
+    device: torch.device | str = "cpu"
+
+    def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
+        return torch.ones(1, 1, query_stop - query_start, key_stop - key_start, dtype=torch.bool, device=self.device)
+
+    def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
+        return "all"
+
+
+@dataclasses.dataclass(frozen=True)
+class Causal(Visibility):
+    """Key ``k`` is visible to query ``q`` when ``k <= q + offset``; ``offset`` is how many keys precede the first query."""
+
+    offset: int = 0
+    device: torch.device | str = "cpu"
+
+    def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
+        queries = torch.arange(query_start, query_stop, device=self.device)[:, None] + self.offset
+        return (torch.arange(key_start, key_stop, device=self.device)[None] <= queries)[None, None]
+
+    def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
+        if key_stop - 1 <= query_start + self.offset:
+            return "all"
+        return "none" if key_start > query_stop - 1 + self.offset else "some"
+
+
+@dataclasses.dataclass(frozen=True)
+class Window(Visibility):
+    """Key ``k`` is visible to query ``q`` when ``k > q + offset - size``; combine with :class:`Causal`."""
+
+    size: int
+    offset: int = 0
+    device: torch.device | str = "cpu"
+
+    def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
+        queries = torch.arange(query_start, query_stop, device=self.device)[:, None] + self.offset
+        return (torch.arange(key_start, key_stop, device=self.device)[None] > queries - self.size)[None, None]
+
+    def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
+        if key_start > query_stop - 1 + self.offset - self.size:
+            return "all"
+        return "none" if key_stop - 1 <= query_start + self.offset - self.size else "some"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Keys(Visibility):
+    """The keys that are tokens and not padding: boolean ``(batch, kv_len)``, the same for every query."""
+
+    valid: Tensor
+
+    def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
+        valid = self.valid[:, None, None, key_start:key_stop]
+        return valid.expand(-1, 1, query_stop - query_start, -1)
+
+    def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
+        valid = self.valid[:, key_start:key_stop]
+        return "all" if bool(valid.all()) else "some" if bool(valid.any()) else "none"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dense(Visibility):
+    """A mask that the host has already built: boolean ``(batch or 1, heads or 1, q_len, kv_len)``."""
+
+    mask: Tensor
+
+    def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
+        return self.mask[:, :, query_start:query_stop, key_start:key_stop]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class And(Visibility):
+    """Visible under both rules."""
+
+    left: Visibility
+    right: Visibility
+
+    def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
+        tile = (query_start, query_stop, key_start, key_stop)
+        return self.left.block(*tile) & self.right.block(*tile)
+
+    def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
+        states = {rule.state(query_start, query_stop, key_start, key_stop) for rule in (self.left, self.right)}
+        return "none" if "none" in states else "some" if "some" in states else "all"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Or(Visibility):
+    """Visible under at least one rule."""
+
+    left: Visibility
+    right: Visibility
+
+    def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
+        tile = (query_start, query_stop, key_start, key_stop)
+        return self.left.block(*tile) | self.right.block(*tile)
+
+    def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
+        states = {rule.state(query_start, query_stop, key_start, key_stop) for rule in (self.left, self.right)}
+        return "all" if "all" in states else "some" if "some" in states else "none"

@@ -1,0 +1,99 @@
+"""Source text of the running interpreter's standard library and of installed packages: real text without a download."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import platform
+import random
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from sinklab.corpora._corpus import Identity, TextCorpus
+from sinklab.registry import corpora
+
+__all__ = ["PythonSource"]
+
+Split = Literal["train", "held_out"]
+
+
+@corpora.register("python_source")
+class PythonSource(TextCorpus):
+    """Python files, split by path into 95 % training and 5 % held-out files.
+
+    The split hashes the path of a file below its package (``json/decoder.py``), so a file is on the same side on every machine
+    and in every version. Passages start at a random line of a held-out file, which the embedded models have not seen.
+
+    ``transformers`` is left out although it is installed: its model files repeat each other, and a held-out file would be a
+    near copy of a training file.
+    """
+
+    packages: ClassVar[tuple[str, ...]] = (
+        "torch",
+        "numpy",
+        "pandas",
+        "networkx",
+        "pyarrow",
+        "huggingface_hub",
+        "jinja2",
+        "rich",
+    )
+    held_out_percent: ClassVar[int] = 5
+
+    @property
+    def identity(self) -> Identity:
+        versions = " ".join(f"{name}-{importlib.metadata.version(name)}" for name in self._installed())
+        return Identity(
+            source="Python files of the standard library and installed packages",
+            revision=f"{platform.python_implementation()}-{platform.python_version()} {versions}",
+            licence="PSF-2.0 and the licences of the packages; read in place, nothing is copied",
+        )
+
+    def passages(self, seed: int) -> Iterator[str]:
+        generator = random.Random(seed)
+        files = self.files("held_out")
+        while True:
+            lines = _read(generator.choice(files)).splitlines(keepends=True)
+            if lines:
+                yield "".join(lines[generator.randrange(len(lines)) :])
+
+    def documents(self, split: Split) -> Iterator[str]:
+        """Every file of a split, whole, in a fixed order."""
+        for path in self.files(split):
+            yield _read(path)
+
+    def files(self, split: Split) -> list[Path]:
+        """Paths of a split, in an order that does not depend on the file system."""
+        chosen = [
+            (relative, path)
+            for relative, path in self._all_files()
+            if (int(hashlib.sha256(relative.encode()).hexdigest(), 16) % 100 < self.held_out_percent) == (split == "held_out")
+        ]
+        return [path for _, path in sorted(chosen)]
+
+    def _all_files(self) -> Iterator[tuple[str, Path]]:
+        standard = Path(sysconfig.get_paths()["stdlib"])
+        roots = [(standard, standard)]
+        for name in self._installed():
+            folder = Path(str(importlib.util.find_spec(name).origin)).parent  # type: ignore[union-attr]
+            roots.append((folder.parent, folder))
+        for base, folder in roots:
+            for path in folder.rglob("*.py"):
+                if "site-packages" not in path.relative_to(base).parts and path.stat().st_size > 200:
+                    yield path.relative_to(base).as_posix(), path
+
+    @functools.cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(name for name in self.packages if importlib.util.find_spec(name) is not None)
+
+    def _installed(self) -> tuple[str, ...]:
+        return self._names
+
+
+def _read(path: Path) -> str:
+    # Some test files of the standard library are not UTF-8 on purpose; as text to read they may carry replacement marks.
+    return path.read_text(encoding="utf-8", errors="replace")

@@ -1,0 +1,1 @@
+"""Attention operations, one file each: how scores become weights. See CONTRIBUTING, "Add an operation"."""

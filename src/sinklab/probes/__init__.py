@@ -1,0 +1,1 @@
+"""Probes, one file each: what is measured. See CONTRIBUTING, "Add a probe"."""

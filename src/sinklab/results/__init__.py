@@ -1,0 +1,1 @@
+"""Results: one long table and a run record; needs neither torch nor transformers."""

@@ -1,0 +1,137 @@
+"""The long table: one row is one number; absent coordinates are null; ``count`` makes means mergeable."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sinklab.errors import InputError, ResultError
+
+__all__ = ["COLUMNS", "append", "make_table", "read_run", "read_table", "write_json", "write_table"]
+
+COLUMNS: dict[str, tuple[str, str]] = {
+    "run_id": ("string", "identity of the run that produced the number"),
+    "model": ("string", "name or path of the model"),
+    "revision": ("string", "hash of the weights"),
+    "operation": ("string", "attention operation: softmax, sigmoid, …"),
+    "intervention": ("string", "what was changed while measuring; null when nothing was"),
+    "policy": ("string", "cache policy; null without a cache"),
+    "corpus": ("string", "corpus the tokens came from"),
+    "bos": ("Int64", "how many beginning-of-sequence tokens each sample starts with"),
+    "probe": ("string", "probe that measured"),
+    "metric": ("string", "name of the number, unique within its probe"),
+    "version": ("Int64", "version of the metric's definition; different versions are never merged"),
+    "module": ("string", "qualified name of the attention module or layer"),
+    "layer": ("Int64", "0-based number of the layer; -1 is the embedding output"),
+    "head": ("Int64", "0-based query head (key-value head for key and value norms)"),
+    "query_position": ("Int64", "0-based position of the query in its document"),
+    "key_position": ("Int64", "0-based position of the key in its document"),
+    "step": ("Int64", "training step; null outside training"),
+    "seed": ("Int64", "seed of the sampling"),
+    "value": ("Float64", "the number"),
+    "count": ("Int64", "observations behind the number"),
+    "unit": ("string", "unit: percent, fraction, nats, norm, degrees, …"),
+}
+"""Column name to pandas dtype and meaning, in order."""
+
+
+def make_table(rows: Iterable[Mapping[str, Any]], **constants: Any) -> pd.DataFrame:
+    """A table from rows of a probe; ``constants`` fill the columns that are the same for all.
+
+    Raises:
+        ResultError: a row with a column that the schema does not have, or without value, metric or unit.
+    """
+    frame = pd.DataFrame(list(rows))
+    for name, value in constants.items():
+        frame[name] = value
+    unknown = sorted(set(frame.columns) - set(COLUMNS))
+    if unknown:
+        raise ResultError(f"rows have columns that the schema does not have: {', '.join(unknown)}; known: {', '.join(COLUMNS)}")
+    if len(frame) and frame[[c for c in ("metric", "value", "unit") if c in frame]].shape[1] < 3:
+        raise ResultError("every row needs metric, value and unit")
+    frame = frame.reindex(columns=list(COLUMNS))
+    return frame.astype({name: dtype for name, (dtype, _) in COLUMNS.items()})
+
+
+def append(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """Tables one below the other.
+
+    Raises:
+        ResultError: one metric in two versions.
+    """
+    frames = [table for table in tables if len(table)]
+    if not frames:
+        return make_table([])
+    frame = pd.concat(frames, ignore_index=True)
+    versions = frame.groupby(["probe", "metric"], dropna=False)["version"].nunique()
+    mixed = versions[versions > 1]
+    if len(mixed):
+        raise ResultError(f"metric {'/'.join(map(str, mixed.index[0]))} occurs in two versions; measure again with one version")
+    return frame
+
+
+def write_table(table: pd.DataFrame, path: Path) -> None:
+    """Write parquet, whole or not at all."""
+    _atomically(path, lambda temporary: table.to_parquet(temporary, index=False, compression="zstd"))
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Read a table and check its columns.
+
+    Raises:
+        InputError: no such file.
+        ResultError: the file does not follow the schema.
+    """
+    if not path.is_file():
+        raise InputError(f"{path} is not there; is {path.parent} the output directory of an audit?")
+    try:
+        table = pd.read_parquet(path)
+    except Exception as error:
+        raise ResultError(f"{path} is not a parquet table: {error}") from error
+    if list(table.columns) != list(COLUMNS):
+        raise ResultError(f"{path} does not follow the schema; its columns: {', '.join(map(str, table.columns))}")
+    return table.astype({name: dtype for name, (dtype, _) in COLUMNS.items()})
+
+
+def write_json(record: Mapping[str, Any], path: Path) -> None:
+    """Write JSON, whole or not at all."""
+    text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    _atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def read_run(folder: Path, name: str = "run.json") -> dict[str, Any]:
+    """Read ``run.json`` (or ``summary.json``) of an output directory.
+
+    Raises:
+        InputError: it is not there or is not JSON.
+    """
+    path = folder / name
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise InputError(f"{path} is not there; is {folder} the output directory of an audit?") from None
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{path} is not a JSON record: {error}") from error
+
+
+def _atomically(path: Path, write: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        # mkstemp makes files private; results follow the user's umask like any other file.
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
