@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sinklab.errors import ConfigurationError, InputError
 
-__all__ = ["Corpus", "Encoder", "Identity", "TextCorpus", "hash_tokens"]
+__all__ = ["Corpus", "Encoder", "Identity", "TextCorpus", "drawable_ids", "hash_tokens"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Encoder:
 
     Args:
         vocab_size: ids are drawn below it.
-        bos_token_id: beginning-of-sequence id, ``None`` when the model has none.
+        bos_token_id: beginning-of-sequence id (BERT's ``[CLS]`` counts as one), ``None`` when the model has none.
         tokenizer: a transformers tokenizer; ``None`` for a model that came without one.
         special_ids: ids that random tokens leave out.
     """
@@ -40,6 +40,13 @@ class Encoder:
     bos_token_id: int | None = None
     tokenizer: Any = None
     special_ids: frozenset[int] = frozenset()
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether the tokenizer by itself puts the beginning-of-sequence token in front of a text."""
+        if self.tokenizer is None or self.bos_token_id is None:
+            return False
+        return list(self.tokenizer("a", verbose=False)["input_ids"])[:1] == [self.bos_token_id]
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text without special tokens.
@@ -101,13 +108,46 @@ class TextCorpus(Corpus):
         """Passages in an order that depends on the seed alone."""
 
     def rows(self, encoder: Encoder, length: int, seed: int) -> Iterator[list[int]]:
+        passed_over = 0
         for text in self.passages(seed):
-            # Eight characters a token is far above any tokenizer on text; encoding a whole file for its first tokens is not needed.
-            ids = encoder.encode(text[: 8 * length + 64])
-            if len(ids) < length:
-                ids = encoder.encode(text)
-            if len(ids) >= length:
-                yield ids[:length]
+            ids = _leading_ids(encoder, text, length)
+            if ids is not None:
+                passed_over = 0
+                yield ids
+            elif (passed_over := passed_over + 1) == PASSAGES_IN_VAIN:
+                return
+
+
+PASSAGES_IN_VAIN = 1000
+"""A corpus is too short for a length after so many passages in a row that are; an endless corpus must not search for ever."""
+
+
+def _leading_ids(encoder: Encoder, text: str, length: int) -> list[int] | None:
+    """The first ``length`` ids of a text, or ``None`` if it has fewer; only as much of the text is encoded as is needed."""
+    # No tokenizer in use gives more ids than bytes (and one for a leading space): most short passages need no encoding.
+    if len(text) < length and len(text.encode(errors="replace")) + 1 < length:
+        return None
+    size = 8 * length + 64
+    while True:
+        ids = encoder.encode(text[:size])
+        # A cut through a word can change the last id, so the ids asked for must end before it.
+        if len(ids) > length or (size >= len(text) and len(ids) == length):
+            return ids[:length]
+        if size >= len(text):
+            return None
+        size *= 4
+
+
+def drawable_ids(encoder: Encoder) -> list[int]:
+    """The ids of a vocabulary without its special tokens, ascending.
+
+    Raises:
+        InputError: a model without a vocabulary, such as one that reads images.
+    """
+    ids = [token for token in range(encoder.vocab_size) if token not in encoder.special_ids]
+    if not ids:
+        raise InputError("this model has no vocabulary to draw tokens from; sinklab's corpora are token sequences")
+    return ids
 
 
 def hash_tokens(tokens: Tensor) -> str:

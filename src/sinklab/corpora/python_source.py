@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -86,12 +85,8 @@ class PythonSource(TextCorpus):
                 if "site-packages" not in path.relative_to(base).parts and path.stat().st_size > 200:
                     yield path.relative_to(base).as_posix(), path
 
-    @functools.cached_property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(name for name in self.packages if importlib.util.find_spec(name) is not None)
-
-    def _installed(self) -> tuple[str, ...]:
-        return self._names
+    def _installed(self) -> list[str]:
+        return [name for name in self.packages if importlib.util.find_spec(name) is not None]
 
 
 def _read(path: Path) -> str:

@@ -1,0 +1,60 @@
+# Everything a newcomer or a maintainer does, by name. `make` alone lists it.
+
+SHELL := bash
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$(v) 2>/dev/null)) python3)
+# One OpenMP thread for each of two workers: spinning threads on shared cores cost more than they bring.
+PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-slow bench embedded lint format types check clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed  ## make .venv with sinklab and everything its tests need
+
+# torch goes first and alone, so that it is the build of this version that your pip finds first (CPU, CUDA, ROCm).
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "sinklab needs Python 3.11 or newer; $(PYTHON) is older. Try: make install PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: install  ## audit the embedded softmax model offline: summary here, report in build/demo
+	$(BIN)/sinklab audit embedded:softmax --out build/demo --overwrite
+
+test: install  ## the test suite without the slow and the GPU tests
+	$(PYTEST) -n 2 --dist loadfile
+
+test-slow: install  ## the slow tests too (minutes each)
+	$(PYTEST) -n 2 --dist loadfile -m 'not gpu'
+
+bench: install  ## every benchmark; prints ratios measured in the same run
+	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; OMP_NUM_THREADS=1 $(BIN)/python $$file; done
+
+embedded: install  ## train the two embedded models again (hours on a CPU; resumes)
+	$(BIN)/python -m sinklab.pretraining.embedded prepare
+	$(BIN)/python -m sinklab.pretraining.embedded train softmax
+	$(BIN)/python -m sinklab.pretraining.embedded train sigmoid
+	$(BIN)/python -m sinklab.pretraining.embedded ship
+
+lint: install  ## formatting and lint, changing nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+format: install  ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+types: install  ## the type checker
+	$(BIN)/mypy
+
+check: lint types test  ## what CI runs
+
+clean:  ## remove .venv, build and caches (trained checkpoints in build/embedded too)
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .mypy_cache .hypothesis src/sinklab.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

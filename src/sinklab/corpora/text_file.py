@@ -1,0 +1,73 @@
+"""Your own text: a UTF-8 file, read at random places."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from sinklab.corpora._corpus import Identity, TextCorpus
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.registry import corpora
+
+__all__ = ["TextFile"]
+
+
+@corpora.register("text_file")
+class TextFile(TextCorpus):
+    """Passages of one file. On the command line: ``--corpus path/to/file.txt``.
+
+    A passage starts at the beginning of a paragraph, in an order drawn from the seed; when the paragraphs are used up, at the
+    beginnings of the other lines. No two samples start at the same place, but in a short text they may overlap.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ConfigurationError: no path was given.
+        InputError: the file is missing, empty, or not UTF-8.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        if path is None:
+            raise ConfigurationError("corpus 'text_file' needs a file; give its path instead: --corpus path/to/file.txt")
+        self.path = Path(path).expanduser()
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            raise InputError(f"there is no text file {self.path}") from None
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be read as a text file: {error.strerror or error}") from None
+        try:
+            self._text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{self.path} is not UTF-8 text: byte {content[error.start]:#04x} at offset {error.start}; if it is text in "
+                f"another encoding, convert it: iconv -f LATIN1 -t UTF-8 {self.path.name} > utf8.txt"
+            ) from None
+        if not self._text.strip():
+            raise InputError(f"{self.path} is empty: it holds no text in its {len(content)} bytes")
+        self._sha256 = hashlib.sha256(content).hexdigest()
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(source=self.path.name, revision=f"sha256-{self._sha256}", licence="the user's own")
+
+    def passages(self, seed: int) -> Iterator[str]:
+        generator = random.Random(seed)
+        for starts in self._starts():
+            generator.shuffle(starts)
+            yield from (self._text[start:] for start in starts)
+
+    def _starts(self) -> tuple[list[int], list[int]]:
+        """Offsets of the first lines of paragraphs, and of all other lines that are not blank."""
+        paragraphs: list[int] = []
+        others: list[int] = []
+        offset, after_blank = 0, True
+        for line in self._text.splitlines(keepends=True):
+            if line.strip():
+                (paragraphs if after_blank else others).append(offset)
+            after_blank = not line.strip()
+            offset += len(line)
+        return paragraphs, others

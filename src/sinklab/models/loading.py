@@ -1,0 +1,300 @@
+"""Loading: from a name (``embedded:softmax``, a directory, a hub id) to a model that is safe to run and ready to measure."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
+
+from sinklab.attention.seam import implementation_name, register_operation
+from sinklab.corpora._corpus import Encoder
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.models.checkpoint import first_line, hash_files, locate, read_config, weight_files
+from sinklab.models.language_model import SinkLMConfig
+from sinklab.registry import operations
+
+__all__ = ["DTYPES", "LoadedModel", "load_model", "wrap_model"]
+
+DTYPES: dict[str, torch.dtype] = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+"""What ``dtype`` may be, besides ``"auto"``."""
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "source.spm",
+    "tekken.json",
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model in evaluation mode and what must be known of it to report a measurement.
+
+    Attributes:
+        name: as the user wrote it.
+        model: the transformers model.
+        tokenizer: its tokenizer, or ``None``.
+        encoder: what a corpus needs to know of the vocabulary.
+        revision: identity of the weights: ``sha256-`` and the first 16 digits of the hash of the safetensors file (of the list
+            of file hashes when there are several), or the commit of the hub repository.
+        operation: attention operation, such as ``softmax`` or ``softmax with sink logit``.
+        num_parameters: learned numbers, tied ones counted once.
+        source: directory that the files were read from; ``None`` for a model that was handed over in memory.
+    """
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: Any
+    encoder: Encoder
+    revision: str
+    operation: str
+    num_parameters: int
+    source: Path | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the parameters."""
+        return self.model.dtype
+
+
+def load_model(
+    name: str,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    attn_implementation: str | None = None,
+) -> LoadedModel:
+    """Load a model, in evaluation mode, from safetensors.
+
+    The class is the one that the checkpoint's config names, so that no layer is left out and none is made up; a checkpoint
+    that lacks tensors of its class is refused, and so is one with a NaN or an infinity in its weights.
+
+    Args:
+        name: ``embedded:softmax``, ``embedded:sigmoid``, a local directory, or a hub id such as ``org/model``.
+        device: ``"auto"`` (CUDA if there is a device, else CPU), or anything that torch accepts.
+        dtype: ``"auto"``, ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``. ``auto`` is the checkpoint's own dtype
+            on an accelerator and float32 on the CPU, where half precision saves no time and costs digits; bfloat16 is used on
+            the CPU when asked for, float16 is refused there.
+        revision: branch, tag or commit of a hub repository.
+        trust_remote_code: run model code that comes with the checkpoint.
+        attn_implementation: ``eager``, ``sdpa``, …, or ``sinklab_<operation>``; the model's own choice if ``None``.
+
+    Raises:
+        InputError: a directory, file or repository that cannot be used; the message says which and what to do.
+        ConfigurationError: a device, dtype or attention implementation that cannot take effect.
+        UnknownNameError: no embedded model or operation of that name.
+        UnsupportedModelError: an architecture that this transformers version does not know.
+    """
+    chosen_device = _device(device)
+    _check_dtype(dtype, chosen_device)
+    if attn_implementation is not None and attn_implementation.startswith(implementation_name("")):
+        register_operation(operations[attn_implementation.removeprefix(implementation_name(""))]())
+    folder, commit = locate(name, revision, trust_remote_code)
+    config = read_config(folder, name, trust_remote_code)
+    files = weight_files(folder, name)
+    chosen_dtype = _dtype(dtype, chosen_device, config, files)
+    model = _build(folder, name, config, chosen_dtype, trust_remote_code, attn_implementation)
+    _check_finite(model, name)
+    tokenizer = _tokenizer(folder, name, trust_remote_code)
+    return LoadedModel(
+        name=name,
+        model=model.to(chosen_device).eval(),  # type: ignore[arg-type]
+        tokenizer=tokenizer,
+        encoder=_encoder(model, tokenizer),
+        revision=commit or hash_files(files),
+        operation=_operation(model),
+        num_parameters=model.num_parameters(),
+        source=folder,
+    )
+
+
+def wrap_model(model: PreTrainedModel, tokenizer: Any = None, *, name: str = "in memory") -> LoadedModel:
+    """A model that is already in memory, for :func:`sinklab.audit`; it is put into evaluation mode.
+
+    Raises:
+        InputError: NaN or infinity in its weights.
+    """
+    _check_finite(model, name)
+    digest = hashlib.sha256()
+    for key, tensor in sorted(model.state_dict().items()):
+        digest.update(key.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return LoadedModel(
+        name=name,
+        model=model.eval(),
+        tokenizer=tokenizer,
+        encoder=_encoder(model, tokenizer),
+        revision=f"sha256-{digest.hexdigest()[:16]}",
+        operation=_operation(model),
+        num_parameters=model.num_parameters(),
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigurationError(f"there is no device {name!r}; --device is auto, cpu, cuda, cuda:1, mps, …") from None
+    accelerators = {"cuda": torch.cuda, "mps": torch.backends.mps, "xpu": torch.xpu}
+    if device.type != "cpu" and not (device.type in accelerators and accelerators[device.type].is_available()):
+        raise ConfigurationError(f"this machine's torch {torch.__version__} has no {device.type} device; use --device cpu")
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        raise ConfigurationError(f"there is no device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def _check_dtype(name: str, device: torch.device) -> None:
+    if name not in ("auto", *DTYPES):
+        raise ConfigurationError(f"there is no dtype {name!r}; --dtype is auto, {', '.join(DTYPES)}")
+    if name == "float16" and device.type == "cpu":
+        raise ConfigurationError("float16 on the CPU is slow and overflows; use --dtype float32 or bfloat16")
+
+
+def _dtype(name: str, device: torch.device, config: PreTrainedConfig, files: list[Path]) -> torch.dtype:
+    if name != "auto":
+        return DTYPES[name]
+    if device.type == "cpu":
+        return torch.float32
+    if isinstance(config.dtype, torch.dtype):
+        return config.dtype
+    with safe_open(files[0], "pt") as tensors:
+        dtype = tensors.get_tensor(next(iter(tensors.keys()))).dtype
+    return dtype if dtype.is_floating_point else torch.float32
+
+
+def _model_class(config: PreTrainedConfig, name: str, trust_remote_code: bool) -> Any:
+    """The class that the checkpoint was saved from; transformers' auto classes where the config does not say."""
+    remote = getattr(config, "auto_map", None) or {}
+    if trust_remote_code and type(config).__module__.startswith("transformers_modules"):
+        for auto in ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM", "AutoModel"):
+            if auto in remote:
+                return getattr(transformers, auto)
+    for architecture in config.architectures or []:
+        found = getattr(transformers, architecture, None)
+        if found is not None:
+            return found
+    for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING):
+        if type(config) in mapping:
+            found = mapping[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    raise UnsupportedModelError(f"{name}: transformers {transformers.__version__} has no model for {type(config).__name__}")
+
+
+def _build(
+    folder: Path,
+    name: str,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+    attn_implementation: str | None,
+) -> PreTrainedModel:
+    """The model with its weights, after checking that every weight was there."""
+    cls = _model_class(config, name, trust_remote_code)
+    options: dict[str, Any] = {"attn_implementation": attn_implementation} if attn_implementation else {}
+    if trust_remote_code:
+        options["trust_remote_code"] = True
+    try:
+        model, report = cls.from_pretrained(
+            folder, config=config, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True, **options
+        )
+    except ImportError as error:
+        raise UnsupportedModelError(f"{name} needs a package that is not installed: {first_line(error)}") from error
+    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, AttributeError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, OSError) and error.errno is not None):
+            raise
+        if attn_implementation and isinstance(error, ValueError):
+            raise ConfigurationError(f"{name} cannot use attention {attn_implementation!r}: {first_line(error)}") from error
+        raise InputError(f"{name} cannot be loaded as {cls.__name__}: {first_line(error)}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise InputError(
+            f"{name} lacks {len(missing)} of the tensors of {cls.__name__}, first {missing[0]}; they would be random numbers. "
+            "Is config.json that of another model?"
+        )
+    return model
+
+
+def _check_finite(model: nn.Module, name: str) -> None:
+    for key, parameter in model.named_parameters():
+        finite = torch.isfinite(parameter.detach())
+        if not bool(finite.all()):
+            bad = int((~finite).sum())
+            raise InputError(f"{name} has NaN or infinite weights: {bad} of {finite.numel()} numbers in {key}")
+
+
+def _tokenizer(folder: Path, name: str, trust_remote_code: bool) -> Any:
+    # Without its files transformers makes an empty tokenizer for some architectures, which reads every text as nothing.
+    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except ImportError as error:
+        raise UnsupportedModelError(
+            f"the tokenizer of {name} needs a package that is not installed: {first_line(error)}"
+        ) from error
+    except Exception as error:
+        # tokenizers raises bare Exception for a damaged tokenizer.json.
+        raise InputError(f"the tokenizer of {name} cannot be loaded: {first_line(error)}") from error
+
+
+def _encoder(model: PreTrainedModel, tokenizer: Any) -> Encoder:
+    config = model.config.get_text_config()
+    try:
+        embeddings = model.get_input_embeddings()
+    except NotImplementedError:
+        embeddings = None
+    # Vocabularies are often padded beyond the tokenizer's last id; those rows are not tokens. A model of images has no ids.
+    rows = embeddings.num_embeddings if isinstance(embeddings, nn.Embedding) else 0
+    config_bos = getattr(config, "bos_token_id", None)
+    bos = config_bos[0] if isinstance(config_bos, list) else config_bos
+    if tokenizer is None:
+        special = [getattr(config, f"{role}_token_id", None) for role in ("bos", "eos", "pad")]
+        flat = [token for entry in special for token in (entry if isinstance(entry, list) else [entry]) if token is not None]
+        return Encoder(vocab_size=rows, bos_token_id=bos, special_ids=frozenset(flat))
+    if tokenizer.bos_token_id is not None:
+        bos = tokenizer.bos_token_id
+    elif getattr(tokenizer, "cls_token_id", None) is not None:
+        bos = tokenizer.cls_token_id
+    added = {token for token, entry in getattr(tokenizer, "added_tokens_decoder", {}).items() if entry.special}
+    return Encoder(
+        vocab_size=min(rows, len(tokenizer)),
+        bos_token_id=bos,
+        tokenizer=tokenizer,
+        special_ids=frozenset(tokenizer.all_special_ids) | added,
+    )
+
+
+def _operation(model: PreTrainedModel) -> str:
+    if isinstance(model.config, SinkLMConfig):
+        return str(model.config.operation["name"])
+    implementation = model.config._attn_implementation
+    if isinstance(implementation, str) and implementation.startswith(implementation_name("")):
+        return implementation.removeprefix(implementation_name(""))
+    # gpt-oss, MiMo, Granite-SWA and others name their learned sink logits alike.
+    return "softmax with sink logit" if any(key.endswith(".sinks") for key, _ in model.named_parameters()) else "softmax"
