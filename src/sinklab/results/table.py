@@ -13,7 +13,7 @@ import pandas as pd
 
 from sinklab.errors import InputError, ResultError
 
-__all__ = ["COLUMNS", "append", "make_table", "read_run", "read_table", "write_json", "write_table"]
+__all__ = ["COLUMNS", "append", "make_table", "read_run", "read_table", "write_json", "write_table", "write_text"]
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "run_id": ("string", "identity of the run that produced the number"),
@@ -102,6 +102,11 @@ def read_table(path: Path) -> pd.DataFrame:
 def write_json(record: Mapping[str, Any], path: Path) -> None:
     """Write JSON, whole or not at all."""
     text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_text(text, path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write UTF-8 text, whole or not at all."""
     _atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
