@@ -1,16 +1,127 @@
-"""The seam: the only file that knows how transformers dispatches attention."""
+"""The seam: the only file that knows how transformers dispatches attention.
+
+transformers looks the attention function of every layer up in one shared table, and the function that builds its mask in a
+second one. :func:`register_operation` puts an operation into both under one name, to *replace* attention. :func:`shadow`
+wraps whatever the tables answer, for as long as somebody looks, to *measure* it: the model keeps the name it uses, so code that
+branches on that name behaves as before.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import contextvars
+import dataclasses
+import inspect
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sinklab.attention.operation import Operation
+from sinklab.attention.visibility import Causal, Dense, Everything, Keys, Visibility, Window
+from sinklab.errors import UnsupportedModelError
 
-__all__ = ["implementation_name", "register_operation"]
+__all__ = [
+    "KEYWORDS",
+    "MaskRecord",
+    "Observer",
+    "implementation_name",
+    "off_seam_modules",
+    "on_seam_modules",
+    "read_mask",
+    "read_sink_scores",
+    "register_operation",
+    "shadow",
+    "unknown_keywords",
+]
+
+KEYWORDS: dict[str, str] = {
+    # honoured: they change the mathematics, and sinklab takes them into account
+    "scaling": "honoured",
+    "softcap": "honoured",
+    "position_bias": "honoured",
+    "s_aux": "honoured",
+    "sinks": "honoured",
+    "is_causal": "honoured",
+    "sliding_window": "honoured",
+    "dropout": "honoured",
+    # in the mask: their effect has already reached the mask that the function receives
+    "indices": "in the mask",
+    "block_indices": "in the mask",
+    "attention_bias": "in the mask",
+    # irrelevant: they do not change what one call computes
+    "position_ids": "irrelevant",
+    "position_embeddings": "irrelevant",
+    "cache_position": "irrelevant",
+    "past_key_values": "irrelevant",
+    "past_key_value": "irrelevant",
+    "encoder_hidden_states": "irrelevant",
+    "encoder_attention_mask": "irrelevant",
+    "cache": "irrelevant",
+    "use_cache": "irrelevant",
+    "deterministic": "irrelevant",
+    "output_attentions": "irrelevant",
+    "output_hidden_states": "irrelevant",
+    "output_router_logits": "irrelevant",
+    "return_dict": "irrelevant",
+    "return_loss": "irrelevant",
+    "num_items_in_batch": "irrelevant",
+    "logits_to_keep": "irrelevant",
+    "labels": "irrelevant",
+    "token_type_ids": "irrelevant",
+    "mm_token_type_ids": "irrelevant",
+    "interpolate_pos_encoding": "irrelevant",
+    "cu_seq_lens_q": "irrelevant",
+    "cu_seq_lens_k": "irrelevant",
+    "max_length_q": "irrelevant",
+    "max_length_k": "irrelevant",
+    "seq_idx": "irrelevant",
+    "layer_head_mask": "irrelevant",
+    "layer_idx": "irrelevant",
+    "is_first_iteration": "irrelevant",
+}
+"""Keyword arguments of the attention function and what becomes of them; one that is not here is refused, not ignored."""
+
+
+class Observer(Protocol):
+    """Somebody who looks at the attention of some modules; see :class:`sinklab.attention.session.Session`."""
+
+    def owns(self, module: nn.Module) -> bool:
+        """Whether the module belongs to the model under observation."""
+
+    def on_attention(self, native: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Call ``native`` and look at the result; must return what ``native`` returned."""
+
+    def on_mask(self, record: MaskRecord) -> None:
+        """A mask was built while the model of this observer was running."""
+
+    @property
+    def running(self) -> bool:
+        """Whether the model of this observer is inside its forward."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MaskRecord:
+    """What the host said when it built a mask; only here are the absolute offsets of queries and keys known.
+
+    Attributes:
+        mask: the mask itself; ``None`` when the kernel was left to do causality by itself.
+        q_length, kv_length: its size.
+        q_offset, kv_offset: absolute index of the first query and of the first key.
+        padding: 2-D padding mask ``(batch, tokens so far)``, true for tokens, or ``None``.
+    """
+
+    mask: Any
+    q_length: int
+    kv_length: int
+    q_offset: int
+    kv_offset: int
+    padding: Tensor | None
 
 
 def implementation_name(operation: str) -> str:
@@ -55,3 +166,210 @@ def register_operation(operation: Operation) -> str:
     ALL_ATTENTION_FUNCTIONS.register(name, attention_forward)
     ALL_MASK_ATTENTION_FUNCTIONS.register(name, mask)
     return name
+
+
+# --- shadowing -------------------------------------------------------------------------------------------------------------
+
+_observers: contextvars.ContextVar[tuple[Observer, ...]] = contextvars.ContextVar("sinklab_observers", default=())
+_lock = threading.Lock()
+_shadows = 0
+
+
+@contextlib.contextmanager
+def shadow(observer: Observer) -> Iterator[None]:
+    """Let ``observer`` see the attention calls and masks of this context (thread or task) until the block ends.
+
+    The tables are wrapped while at least one observer is active anywhere, and restored when the last one leaves, also after an
+    exception. Calls that no observer of the calling context owns go straight to the model's own function.
+    """
+    global _shadows
+    with _lock:
+        _shadows += 1
+        if _shadows == 1:
+            _install()
+    token = _observers.set((*_observers.get(), observer))
+    try:
+        yield
+    finally:
+        _observers.reset(token)
+        with _lock:
+            _shadows -= 1
+            if _shadows == 0:
+                _remove()
+
+
+def active_observers() -> tuple[Observer, ...]:
+    """Observers of the calling context, outermost first."""
+    return _observers.get()
+
+
+def _install() -> None:
+    native_interface = ALL_ATTENTION_FUNCTIONS.get_interface
+
+    def get_interface(attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        # "eager" is not in the table: each modeling file passes its own eager function as the default. Wrapping the answer
+        # rather than the entry reaches it without knowing in which file it lives.
+        return _wrap_attention(native_interface(attn_implementation, default))
+
+    ALL_ATTENTION_FUNCTIONS.get_interface = get_interface  # type: ignore[method-assign]
+    for name in list(ALL_ATTENTION_FUNCTIONS.keys()):  # a few models index the table instead
+        ALL_ATTENTION_FUNCTIONS[name] = _wrap_attention(ALL_ATTENTION_FUNCTIONS[name])
+    for name in list(ALL_MASK_ATTENTION_FUNCTIONS.keys()):
+        ALL_MASK_ATTENTION_FUNCTIONS[name] = _wrap_mask(ALL_MASK_ATTENTION_FUNCTIONS[name])
+
+
+def _remove() -> None:
+    del ALL_ATTENTION_FUNCTIONS.get_interface  # the instance attribute; the method of the class shows again
+    for table in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+        for name, function in list(table._local_mapping.items()):
+            native = getattr(function, "_sinklab_native", None)
+            if native is None:
+                continue
+            if table._global_mapping.get(name) is native:
+                del table[name]
+            else:
+                table[name] = native  # somebody else's local entry was there before us
+
+
+def _wrap_attention(native: Callable[..., Any]) -> Callable[..., Any]:
+    if hasattr(native, "_sinklab_native"):
+        return native
+
+    def attention(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        for observer in _observers.get():
+            if observer.owns(module):
+                return observer.on_attention(native, module, *args, **kwargs)
+        return native(module, *args, **kwargs)
+
+    attention._sinklab_native = native  # type: ignore[attr-defined]
+    return attention
+
+
+def _wrap_mask(native: Callable[..., Any]) -> Callable[..., Any]:
+    if hasattr(native, "_sinklab_native"):
+        return native
+    signature = inspect.signature(native)
+
+    def mask(*args: Any, **kwargs: Any) -> Any:
+        result = native(*args, **kwargs)
+        observers = [observer for observer in _observers.get() if observer.running]
+        if observers:
+            arguments = signature.bind_partial(*args, **kwargs).arguments
+            arguments = {**arguments.get("kwargs", {}), **arguments}
+            padding = arguments.get("attention_mask")
+            record = MaskRecord(
+                mask=result,
+                q_length=int(arguments["q_length"]),
+                kv_length=int(arguments["kv_length"]),
+                q_offset=int(arguments.get("q_offset") or 0),
+                kv_offset=int(arguments.get("kv_offset") or 0),
+                padding=padding.bool() if isinstance(padding, Tensor) and padding.ndim == 2 else None,
+            )
+            observers[-1].on_mask(record)
+        return result
+
+    mask._sinklab_native = native  # type: ignore[attr-defined]
+    return mask
+
+
+# --- reading one call ------------------------------------------------------------------------------------------------------
+
+
+def unknown_keywords(keywords: dict[str, Any]) -> list[str]:
+    """Keywords with a value that the table does not know; each may carry mathematics that a measurement would miss."""
+    return [name for name, value in keywords.items() if name not in KEYWORDS and value is not None and value is not False]
+
+
+def read_mask(
+    mask: Any, keywords: dict[str, Any], module: nn.Module, implementation: str, q_len: int, kv_len: int, device: torch.device
+) -> tuple[Visibility, Tensor | None]:
+    """Rule of visibility and additive scores that a call's mask and keywords stand for.
+
+    Args:
+        mask: as the function received it: boolean or additive 4-D, 2-D padding (flash), or ``None``.
+        implementation: name of the backend; without a mask ``sdpa`` and ``flash`` follow ``is_causal``, eager sees everything.
+
+    Returns:
+        The rule over tensor indices, and additive scores ``(batch or 1, heads or 1, q_len, kv_len)`` or ``None``.
+
+    Raises:
+        UnsupportedModelError: a mask of a kind that cannot be read (FlexAttention's block mask).
+    """
+    bias: Tensor | None = None
+    rule: Visibility = Everything(device)
+    fused = "sdpa" in implementation or "flash" in implementation
+    if isinstance(mask, Tensor) and mask.ndim == 4:
+        mask = mask[..., :kv_len]
+        if mask.dtype == torch.bool:
+            rule = Dense(mask)
+        else:
+            hidden = mask <= torch.finfo(mask.dtype).min / 2
+            rule = Dense(~hidden)
+            # Swin and BEiT fold a relative bias into the mask; what is neither 0 nor "hidden" is such a bias.
+            if bool(((mask != 0) & ~hidden).any()):
+                bias = mask.masked_fill(hidden, 0.0)
+    elif mask is None or (isinstance(mask, Tensor) and mask.ndim == 2):
+        if mask is not None:
+            rule = rule & Keys(mask.bool())
+        causal = keywords.get("is_causal")
+        causal = getattr(module, "is_causal", True) if causal is None else causal
+        if fused and causal and q_len > 1:
+            # torch aligns is_causal with the upper left corner, flash kernels with the lower right; square calls agree.
+            rule = rule & Causal(kv_len - q_len if "flash" in implementation else 0, device)
+        window = keywords.get("sliding_window")
+        if "flash" in implementation and window is not None and causal:
+            rule = rule & Window(int(window), kv_len - q_len, device)
+    else:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} received a mask of type {type(mask).__name__}, which cannot be read; load the model with "
+            'attn_implementation="sdpa" or "eager"'
+        )
+    position_bias = keywords.get("position_bias")
+    if position_bias is not None:
+        position_bias = position_bias[..., :kv_len]
+        bias = position_bias if bias is None else bias + position_bias
+    return rule, bias
+
+
+def read_sink_scores(keywords: dict[str, Any]) -> Tensor | None:
+    """Learned sink logits ``(batch or 1, num_heads, q_len or 1)`` from the forms in which models pass them, or ``None``."""
+    vector = keywords.get("s_aux")
+    if vector is not None:  # gpt-oss, Granite-SWA, MiMo, DeepSeek-V4: one logit a head
+        return vector.detach().reshape(1, -1, 1)
+    full = keywords.get("sinks")
+    return None if full is None else full.detach().squeeze(-1)  # (batch, num_heads, q_len, 1): it depends on the query
+
+
+# --- which modules are on the seam -----------------------------------------------------------------------------------------
+
+
+def on_seam_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Qualified name to module, for every module whose forward looks its attention function up in the table."""
+    return {name: module for name, module in model.named_modules() if _uses_table(type(module))}
+
+
+def off_seam_modules(model: nn.Module) -> list[str]:
+    """Qualified names of attention modules that compute attention in their own code, out of reach of the table."""
+    on_seam = set(on_seam_modules(model))
+    found = []
+    for name, module in model.named_modules():
+        related = any(name == other or other.startswith(f"{name}.") or name.startswith(f"{other}.") for other in on_seam)
+        if not related and "attention" in type(module).__name__.lower() and _has_own_attention(type(module)):
+            found.append(name)
+    # An outer module that only delegates to an inner one of the same kind is not a second attention.
+    return [name for name in found if not any(other.startswith(f"{name}.") for other in found)]
+
+
+def _uses_table(cls: type) -> bool:
+    return bool(re.search(r"ALL_ATTENTION_FUNCTIONS", _source(cls.forward))) if hasattr(cls, "forward") else False
+
+
+def _has_own_attention(cls: type) -> bool:
+    return bool(re.search(r"softmax|scaled_dot_product_attention|baddbmm|torch\.bmm|einsum", _source(cls)))
+
+
+def _source(obj: Any) -> str:
+    try:
+        return inspect.getsource(inspect.unwrap(obj) if not isinstance(obj, type) else obj)
+    except (OSError, TypeError):
+        return ""

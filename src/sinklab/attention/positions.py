@@ -1,0 +1,99 @@
+"""Where a query or key stands: position inside its document, and which document of its row; padding is -1."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from sinklab.attention.seam import MaskRecord
+from sinklab.attention.visibility import Visibility
+
+__all__ = ["Positions", "read_positions"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Positions:
+    """int64 ``(batch, length)`` each: 0-based position inside the document, running number of the document; -1 for padding."""
+
+    positions: Tensor
+    documents: Tensor
+
+    @staticmethod
+    def plain(batch: int, length: int, device: torch.device, start: int = 0) -> Positions:
+        """One document a row, no padding."""
+        row = torch.arange(start, start + length, device=device)
+        return Positions(row.expand(batch, length), torch.zeros(1, 1, dtype=torch.int64, device=device).expand(batch, length))
+
+
+def read_positions(
+    record: MaskRecord | None,
+    visible: Visibility,
+    *,
+    batch: int,
+    q_len: int,
+    kv_len: int,
+    cross: bool,
+    token_masks: list[Tensor],
+    position_ids: Tensor | None,
+    device: torch.device,
+) -> tuple[Positions, Positions]:
+    """Positions of the queries and of the keys of one call.
+
+    Args:
+        record: what the host said about the mask; offsets of cached and sliding keys are known only from there.
+        cross: cross-attention; the host's padding then speaks of the keys alone.
+        token_masks: 2-D padding masks that the model was called with, for calls whose mask the host did not build.
+        position_ids: of the model's call; a restart of the count begins a new document if the mask agrees.
+    """
+    q_offset = record.q_offset if record is not None else 0 if cross else max(kv_len - q_len, 0)
+    kv_offset = record.kv_offset if record is not None else 0
+    padding = record.padding if record is not None and record.padding is not None else None
+    if padding is not None and padding.shape[0] != batch:
+        padding = None  # the batch was unfolded (beams, windows); the mask itself still hides the padding
+    if cross:
+        keys = padding if padding is not None else _fitting(token_masks, batch, kv_len)
+        return (
+            _count(_fitting(token_masks, batch, q_len), batch, 0, q_len, device),
+            _count(keys, batch, 0, kv_len, device),
+        )
+    if padding is None and record is None:
+        padding = _fitting(token_masks, batch, kv_len)
+    if padding is None and position_ids is not None and q_len == kv_len > 1 and q_offset == 0:
+        packed = _documents(position_ids, visible, batch, q_len, device)
+        if packed is not None:
+            return packed, packed
+    return _count(padding, batch, q_offset, q_len, device), _count(padding, batch, kv_offset, kv_len, device)
+
+
+def _count(tokens: Tensor | None, batch: int, start: int, length: int, device: torch.device) -> Positions:
+    """Positions of ``length`` tokens from index ``start`` on, counted from the first real token of each row."""
+    if tokens is None:
+        return Positions.plain(batch, length, device, start)
+    tokens = tokens.to(device)
+    counted = torch.where(tokens, torch.cumsum(tokens, dim=1) - 1, -1)[:, start : start + length]
+    # A static cache is longer than what has been written to it; what is not written yet is not a token.
+    counted = nn.functional.pad(counted, (0, length - counted.shape[1]), value=-1)
+    return Positions(counted, torch.where(counted >= 0, 0, -1))
+
+
+def _fitting(masks: list[Tensor], batch: int, length: int) -> Tensor | None:
+    return next((mask for mask in reversed(masks) if tuple(mask.shape) == (batch, length)), None)
+
+
+def _documents(position_ids: Tensor, visible: Visibility, batch: int, length: int, device: torch.device) -> Positions | None:
+    if position_ids.ndim != 2 or position_ids.shape[1] != length:
+        return None
+    restarts = (position_ids[:, 1:] != position_ids[:, :-1] + 1).to(device)
+    if not bool(restarts.any()):
+        return None
+    # The count alone does not hide anything: only where the query really cannot see its predecessor does a document begin.
+    starts = torch.zeros(batch, length, dtype=torch.bool, device=device)
+    starts[:, 0] = True
+    for query in (restarts.any(0).nonzero()[:, 0] + 1).tolist():
+        hidden = ~visible.block(query, query + 1, query - 1, query)[:, 0, 0, 0]
+        starts[:, query] = restarts[:, query - 1] & hidden
+    index = torch.arange(length, device=device).expand(batch, length)
+    first = torch.where(starts, index, 0).cummax(dim=1).values
+    return Positions(index - first, torch.cumsum(starts, dim=1) - 1)

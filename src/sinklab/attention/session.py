@@ -1,0 +1,433 @@
+"""attend(): look at the attention of one model for the duration of a ``with`` block, without changing what it computes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sinklab.attention import seam
+from sinklab.attention.anatomy import Anatomy
+from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics
+from sinklab.attention.columns import capture_log_sum_exp, column_statistics
+from sinklab.attention.operation import Operation
+from sinklab.attention.positions import Positions, read_positions
+from sinklab.attention.probe import NEEDS, Probe
+from sinklab.attention.verify import verify_call
+from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelError
+
+__all__ = ["Session", "attend"]
+
+STATISTICS_NEEDS = frozenset(NEEDS) - {"head_outputs", "hidden_states", "attention_outputs"}
+
+
+@contextlib.contextmanager
+def attend(model: nn.Module, probes: Sequence[Probe] = (), *, verify: bool = True) -> Iterator[Session]:
+    """Show every attention call of ``model`` to ``probes`` until the block ends.
+
+    The model keeps its attention implementation and its outputs are bit-identical to those without a session. Other models in
+    the process, and this model in other threads, are not recorded.
+
+    Args:
+        model: any transformers model whose attention goes through the attention interface.
+        probes: what to measure; none is allowed, and still proves that every attention module was seen.
+        verify: prove on a few query rows of every call that the measured scores, masks and sink logits give the model's own
+            head outputs.
+
+    Yields:
+        The session; :meth:`Session.table` has the results, also after the block.
+
+    Raises:
+        UnsupportedModelError: no attention module of the model can be seen, one ran without being seen, or one received
+            something that sinklab does not know.
+        SessionError: a session on the same model is already active, or gradients are being recomputed.
+        MeasurementError: ``verify`` found a call that cannot be accounted for.
+    """
+    session = Session(model, probes, verify=verify)
+    with session._recording():
+        yield session
+
+
+@dataclasses.dataclass(eq=False)
+class Forward:
+    """What is known during one forward of the model and forgotten after it.
+
+    Attributes:
+        masks: what the host said when it built masks.
+        turns: how often the forward of each attention module has started.
+        called: attention modules whose attention call has been seen.
+        cross: attention modules that were given keys from elsewhere.
+        residuals: what entered each layer, by layer name; kept only when a probe needs it.
+        embeddings: what entered the first layer, until the positions of its tokens are known.
+        positions: positions of the tokens of self-attention calls, by length.
+        token_masks: 2-D padding masks that the model was called with.
+        position_ids: position ids that the model was called with.
+    """
+
+    masks: list[seam.MaskRecord] = dataclasses.field(default_factory=list)
+    turns: Counter[str] = dataclasses.field(default_factory=Counter)
+    called: set[str] = dataclasses.field(default_factory=set)
+    cross: set[str] = dataclasses.field(default_factory=set)
+    residuals: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    embeddings: Tensor | None = None
+    positions: dict[int, Positions] = dataclasses.field(default_factory=dict)
+    token_masks: list[Tensor] = dataclasses.field(default_factory=list)
+    position_ids: Tensor | None = None
+
+
+class Session:
+    """What is being seen of one model; made by :func:`attend`.
+
+    Attributes:
+        calls: qualified module name to the number of attention calls seen.
+        sites: the attention modules seen, in the order of their first call.
+        off_seam: attention-like modules of the model that compute attention in their own code and are not measured.
+        checks: what has been verified, for the run record.
+    """
+
+    def __init__(self, model: nn.Module, probes: Sequence[Probe] = (), *, verify: bool = True) -> None:
+        for probe in probes:
+            unknown = sorted(set(probe.needs) - set(NEEDS))
+            if unknown:
+                raise ConfigurationError(f"probe {probe.name!r} needs {', '.join(unknown)}; known needs: {', '.join(NEEDS)}")
+        self.model = model
+        self.probes = list(probes)
+        self.verify = verify
+        self.calls: Counter[str] = Counter()
+        self.sites: list[Site] = []
+        self.off_seam = seam.off_seam_modules(model)
+        self.checks = {"calls_verified": 0, "rows_verified": 0, "largest_error": 0.0}
+        self._anatomy = Anatomy(model)
+        if not self._anatomy.attention:
+            where = f" ({self.off_seam[0]} and {len(self.off_seam) - 1} more)" if len(self.off_seam) > 1 else ""
+            raise UnsupportedModelError(
+                f"{type(model).__name__} computes attention in its own code{where}, not through the attention interface of "
+                "transformers, so nothing can be measured. If a newer version of transformers has the family on the interface, "
+                "use that version"
+            )
+        self._needs = frozenset().union(*(probe.needs for probe in self.probes)) if self.probes else frozenset()
+        self._statistics_needs = self._needs & STATISTICS_NEEDS
+        self._sites: dict[str, Site] = {}
+        self._depth = 0
+        self._forwards = 0
+        self._now = Forward()
+
+    # --- results ---
+
+    def table(self) -> Any:
+        """Rows of all probes as a pandas table in the long schema (:data:`sinklab.results.table.COLUMNS`)."""
+        from sinklab.results.table import append, make_table
+
+        tables = []
+        for probe in self.probes:
+            probe.finish()
+            tables.append(make_table(probe.rows(), probe=probe.name, version=probe.version))
+        table = append(tables)
+        table["model"] = getattr(getattr(self.model, "config", None), "name_or_path", "") or type(self.model).__name__
+        table["operation"] = self._operation_names()
+        return table.astype({"model": "string", "operation": "string"})
+
+    def __repr__(self) -> str:
+        probes = ", ".join(probe.name for probe in self.probes) or "none"
+        seen = f"{len(self.sites)} modules seen, {self.calls.total()} calls"
+        return f"Session({type(self.model).__name__}, {seen}, probes: {probes})"
+
+    def _operation_names(self) -> str:
+        names = {operation_of(module, "").name for module in self._anatomy.attention.values()}
+        return " + ".join(sorted(names))
+
+    # --- life ---
+
+    @contextlib.contextmanager
+    def _recording(self) -> Iterator[None]:
+        if any(other.owns(module) for other in seam.active_observers() for module in self._anatomy.attention.values()):
+            raise SessionError(
+                f"a session on this {type(self.model).__name__} is already active; pass all probes to one attend()"
+            )
+        with contextlib.ExitStack() as stack:
+            for handle in self._hooks():
+                stack.callback(handle.remove)
+            stack.enter_context(seam.shadow(self))
+            yield
+        if self._forwards and not self.calls:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} ran {self._forwards} times and no attention call was seen; it uses a table or "
+                "a path of its own. Try attn_implementation='sdpa' or 'eager'"
+            )
+        for probe in self.probes:
+            probe.finish()
+
+    def _hooks(self) -> list[Any]:
+        handles = []
+        for module in self._anatomy.models:
+            handles.append(module.register_forward_pre_hook(self._begin_forward, with_kwargs=True))
+            handles.append(module.register_forward_hook(self._end_forward, always_call=True))
+        for name, module in self._anatomy.attention.items():
+            handles.append(module.register_forward_pre_hook(self._begin_module(name), with_kwargs=True))
+            if "attention_outputs" in self._needs:
+                handles.append(module.register_forward_hook(self._end_attention(name)))
+        if self._needs & {"hidden_states", "head_outputs"}:
+            for index, (name, module) in enumerate(self._anatomy.layers.items()):
+                handles.append(module.register_forward_pre_hook(self._begin_layer(name, index), with_kwargs=True))
+                handles.append(module.register_forward_hook(self._end_layer(name, index)))
+        return handles
+
+    # --- the observer that the seam calls ---
+
+    def owns(self, module: nn.Module) -> bool:
+        """Whether the module is one of this model's attention modules."""
+        return id(module) in self._anatomy.names
+
+    @property
+    def running(self) -> bool:
+        """Whether the model is inside its forward."""
+        return self._depth > 0
+
+    def on_mask(self, record: seam.MaskRecord) -> None:
+        """Keep what the host said about a mask until the forward ends."""
+        self._now.masks.append(record)
+
+    def on_attention(
+        self,
+        native: Callable[..., Any],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run the model's own function, then reduce what it did to statistics and show them to the probes."""
+        name = self._anatomy.names[id(module)]
+        if torch._C._current_graph_task_id() != -1:
+            raise SessionError(
+                f"{name} was called while gradients are recomputed; switch gradient checkpointing off to measure"
+            )
+        unknown = seam.unknown_keywords(kwargs)
+        if unknown:
+            raise UnsupportedModelError(
+                f"{name} ({type(module).__name__}) was given the keyword {', '.join(unknown)}, which sinklab does not know "
+                "and which may change the attention; measuring would be guessing. Please report the model"
+            )
+        with capture_log_sum_exp() as captured:
+            result = native(module, query, key, value, attention_mask, **kwargs)
+        self.calls[name] += 1
+        self._now.called.add(name)
+        with torch.no_grad():
+            call = self._describe(native, module, query, key, value, attention_mask, kwargs, result[0], captured.log_sum_exp)
+            self._now.positions[call.q_len] = Positions(call.query_positions, call.query_documents)
+            if self.verify and not (module.training and kwargs.get("dropout")):
+                self._record_check(*verify_call(call))
+            if self.probes:
+                statistics = column_statistics(call, self._statistics_needs) if self._statistics_needs else Statistics()
+                for probe in self.probes:
+                    if probe.needs - {"hidden_states", "attention_outputs"}:
+                        probe.update(call, statistics)
+        return result
+
+    def _describe(
+        self,
+        native: Callable[..., Any],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Any,
+        kwargs: dict[str, Any],
+        outputs: Tensor,
+        log_sum_exp: Tensor | None,
+    ) -> AttentionCall:
+        name = self._anatomy.names[id(module)]
+        query, key, value, outputs = query.detach(), key.detach(), value.detach(), outputs.detach()
+        if kwargs.get("cache") is not None:
+            raise UnsupportedModelError(
+                f"{name}: a paged cache fills the keys inside the kernel; measure without continuous batching"
+            )
+        batch, num_heads, q_len, head_dim = query.shape
+        kv_len = key.shape[2]
+        implementation = getattr(native, "__name__", "")
+        visible, bias = seam.read_mask(mask, kwargs, module, implementation, q_len, kv_len, query.device)
+        site = self._site(name, module)
+        record = self._mask_record(mask, q_len, kv_len)
+        queries, keys = read_positions(
+            record,
+            visible,
+            batch=batch,
+            q_len=q_len,
+            kv_len=kv_len,
+            cross=site.kind == "cross",
+            token_masks=self._now.token_masks,
+            position_ids=kwargs.get("position_ids") if kwargs.get("position_ids") is not None else self._now.position_ids,
+            device=query.device,
+        )
+        sinks = seam.read_sink_scores(kwargs)
+        if sinks is not None:
+            sinks = sinks.to(query.device)
+        scaling = kwargs.get("scaling")
+        needs_outputs = "head_outputs" in self._needs
+        if log_sum_exp is not None and tuple(log_sum_exp.shape) != (batch, num_heads, q_len):
+            # The host folds the groups of a single query into the query axis; the numbers are the same.
+            log_sum_exp = (
+                log_sum_exp.reshape(batch, num_heads, q_len) if log_sum_exp.numel() == batch * num_heads * q_len else None
+            )
+        return AttentionCall(
+            site=site,
+            queries=query,
+            keys=key,
+            values=value,
+            scaling=head_dim**-0.5 if scaling is None else float(scaling),
+            visible=visible,
+            operation=operation_of(module, implementation),
+            query_positions=queries.positions,
+            key_positions=keys.positions,
+            query_documents=queries.documents,
+            key_documents=keys.documents,
+            softcap=kwargs.get("softcap"),
+            bias=None if bias is None else bias.detach(),
+            sink_scores=sinks,
+            head_outputs=outputs.reshape(batch, q_len, num_heads, -1),
+            log_sum_exp=log_sum_exp,
+            cached_keys=record.q_offset if record is not None and site.kind == "self" else 0,
+            residual=self._now.residuals.get(self._anatomy.layer_of.get(name, "")) if needs_outputs else None,
+            projection=self._anatomy.projection_weight(name, num_heads * outputs.shape[-1]) if needs_outputs else None,
+        )
+
+    def _site(self, name: str, module: nn.Module) -> Site:
+        # A module whose own forward runs several times in one forward of the model (ALBERT's shared layer) stands for several
+        # layers; a module that calls the function several times inside one forward (images of a batch) is one.
+        turn = self._now.turns[name] - 1
+        label = name if turn <= 0 else f"{name}#{turn}"
+        site = self._sites.get(label)
+        if site is None:
+            kind = "cross" if name in self._now.cross or self._anatomy.is_cross(name) else "self"
+            same_kind = sum(other.kind == kind for other in self.sites)
+            site = Site(module=label, layer=same_kind, kind=kind, output_projection=self._anatomy.projection_name(name))
+            self._sites[label] = site
+            self.sites.append(site)
+        return site
+
+    def _mask_record(self, mask: Any, q_len: int, kv_len: int) -> seam.MaskRecord | None:
+        fitting = [record for record in self._now.masks if (record.q_length, record.kv_length) == (q_len, kv_len)]
+        same = [record for record in fitting if record.mask is mask]
+        chosen = same or fitting
+        return chosen[-1] if chosen else None
+
+    def _record_check(self, rows: int, error: float) -> None:
+        self.checks["calls_verified"] += 1
+        self.checks["rows_verified"] += rows
+        self.checks["largest_error"] = max(self.checks["largest_error"], error)
+
+    # --- hooks; they fire in every thread that runs the model, so each asks first whether this context records ---
+
+    def _active(self) -> bool:
+        return self in seam.active_observers()
+
+    def _begin_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._active():
+            return
+        if self._depth == 0:
+            self._now = Forward()
+            self._forwards += 1
+            if _recomputes(self.model) and self.model.training and torch.is_grad_enabled():
+                raise SessionError(
+                    f"{type(self.model).__name__} has gradient checkpointing on: its attention would be counted twice; call "
+                    "model.gradient_checkpointing_disable() or measure under torch.no_grad()"
+                )
+        self._depth += 1
+        for name in ("attention_mask", "decoder_attention_mask"):
+            mask = kwargs.get(name)
+            if isinstance(mask, Tensor) and mask.ndim == 2:
+                self._now.token_masks.append(mask.bool())
+        if self._now.position_ids is None and isinstance(kwargs.get("position_ids"), Tensor):
+            self._now.position_ids = kwargs["position_ids"]
+
+    def _end_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self._active() or self._depth == 0:
+            return
+        self._depth -= 1
+        if self._depth == 0:
+            silent = [name for name in self._now.turns if name not in self._now.called]
+            self._now.masks.clear()
+            self._now.residuals.clear()
+            if silent and output is not None:
+                raise UnsupportedModelError(
+                    f"{silent[0]} ({type(self._anatomy.attention[silent[0]]).__name__}) ran without calling the attention "
+                    f"interface, and so did {len(silent) - 1} more; its attention cannot be measured. Try another "
+                    "attn_implementation"
+                )
+
+    def _begin_module(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._active():
+                self._now.turns[name] += 1
+                if any(isinstance(kwargs.get(key), Tensor) for key in ("key_value_states", "encoder_hidden_states")):
+                    self._now.cross.add(name)
+
+        return hook
+
+    def _end_attention(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if self._active():
+                self._show_layer("attention", self._site(name, module), output)
+
+        return hook
+
+    def _begin_layer(self, name: str, index: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden = args[0] if args else kwargs.get("hidden_states")
+            if self._active() and isinstance(hidden, Tensor):
+                self._now.residuals[name] = hidden.detach()
+                if index == 0:
+                    self._now.embeddings = hidden.detach()
+
+        return hook
+
+    def _end_layer(self, name: str, index: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if not self._active():
+                return
+            if self._now.embeddings is not None:
+                # Positions are known only after the first attention call, so the embeddings wait for it.
+                self._show_layer("layer", Site(module=f"{name}.input", layer=-1), self._now.embeddings)
+                self._now.embeddings = None
+            self._show_layer("layer", Site(module=name, layer=index), output)
+
+        return hook
+
+    def _show_layer(self, kind: str, site: Site, output: Any) -> None:
+        hidden = output[0] if isinstance(output, (tuple, list)) else output
+        if not isinstance(hidden, Tensor) or hidden.ndim != 3:
+            raise UnsupportedModelError(
+                f"{site.module} gives no hidden states of shape (batch, seq_len, hidden_size); leave the probe out"
+            )
+        batch, length = hidden.shape[:2]
+        known = self._now.positions.get(length)
+        if known is None or known.positions.shape[0] != batch:
+            known = Positions.plain(batch, length, hidden.device)
+        shown = LayerOutput(site, kind, hidden.detach(), known.positions, known.documents)
+        need = "hidden_states" if kind == "layer" else "attention_outputs"
+        with torch.no_grad():
+            for probe in self.probes:
+                if need in probe.needs:
+                    probe.update_layer(shown)
+
+
+def operation_of(module: nn.Module, implementation: str) -> Operation:
+    """The operation that a module computes: its own if it carries one, softmax otherwise."""
+    operation = getattr(module, "operation", None)
+    return operation if isinstance(operation, Operation) else _softmax()
+
+
+def _softmax() -> Operation:
+    from sinklab.registry import operations
+
+    return operations["softmax"]()
+
+
+def _recomputes(model: nn.Module) -> bool:
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
