@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
 
-__all__ = ["NEEDS", "Probe"]
+__all__ = ["NEEDS", "Definition", "Probe"]
 
 NEEDS: dict[str, str] = {
     "columns": "column_sum, column_share, column_count",
@@ -24,6 +25,23 @@ NEEDS: dict[str, str] = {
 """What a probe may ask for; what no probe of a session asks for is never computed."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Definition:
+    """What one metric of a probe is; docs/metrics.md and the report are made of these.
+
+    Args:
+        text: the formula in words and symbols, with what is averaged over what.
+        unit: unit of the value, as in the column ``unit`` of the table.
+        paper: where the definition comes from, with its arXiv number; empty for our own.
+        range: smallest and largest value that the definition allows.
+    """
+
+    text: str
+    unit: str
+    paper: str = ""
+    range: tuple[float, float] = (float("-inf"), float("inf"))
+
+
 class Probe(abc.ABC):
     """Accumulates over calls. State grows with layers, heads and positions, never with the square of the length.
 
@@ -34,6 +52,8 @@ class Probe(abc.ABC):
     name: ClassVar[str]
     version: ClassVar[int] = 1
     needs: ClassVar[frozenset[str]]
+    definitions: ClassVar[dict[str, Definition]]
+    """Every metric that :meth:`rows` may give, by name."""
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:  # noqa: B027  optional on purpose
         """Take in one call of one attention module, with the statistics named in ``needs`` filled in."""

@@ -1,0 +1,157 @@
+"""Running sums that probes share: by module, by head and by position, in float64 on the CPU; merging is adding."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from sinklab.attention.call import Site, Statistics
+from sinklab.attention.probe import Definition
+from sinklab.errors import ConfigurationError, ContractError
+
+__all__ = ["Means", "by_head", "by_position", "filled", "require_same"]
+
+
+@dataclasses.dataclass
+class _Cell:
+    """Totals of one metric at one module, all in the shape of the axes."""
+
+    site: Site
+    sums: Tensor
+    counts: Tensor
+    divisors: Tensor
+
+
+class Means:
+    """Means of observations on named axes, one array per metric and module; axes grow as longer sequences come.
+
+    Args:
+        axes: columns of the table that the dimensions of what is added stand for, such as ``("head", "key_position")``.
+    """
+
+    def __init__(self, *axes: str) -> None:
+        self.axes = axes
+        self._cells: dict[tuple[str, str, str], _Cell] = {}
+
+    def add(self, metric: str, site: Site, sums: Tensor, counts: Tensor, divisors: Tensor | None = None) -> None:
+        """Add sums and the number of observations behind them, each with one dimension per axis.
+
+        Args:
+            divisors: what the sums are divided by in the end when that is not the count: a ratio of two totals.
+        """
+        sums, counts, divisors = torch.broadcast_tensors(*map(_wide, (sums, counts, counts if divisors is None else divisors)))
+        known = self._cells.get((metric, site.module, site.kind))
+        if known is None:
+            self._cells[metric, site.module, site.kind] = _Cell(site, sums.clone(), counts.clone(), divisors.clone())
+        else:
+            known.sums, known.counts = _plus(known.sums, sums), _plus(known.counts, counts)
+            known.divisors = _plus(known.divisors, divisors)
+
+    def merge(self, other: Means) -> None:
+        """Add all that another one holds."""
+        for (metric, _, _), cell in other._cells.items():
+            self.add(metric, cell.site, cell.sums, cell.counts, cell.divisors)
+
+    def rows(self, definitions: Mapping[str, Definition]) -> Iterator[dict[str, Any]]:
+        """One row per metric, module and coordinate with at least one observation."""
+        for (metric, _, _), cell in self._cells.items():
+            place = {"module": cell.site.module, "layer": cell.site.layer}
+            yield from _rows(metric, definitions[metric].unit, cell, self.axes, place)
+
+    def pooled(self, definitions: Mapping[str, Definition]) -> Iterator[dict[str, Any]]:
+        """Rows of the whole model: all observations of all self-attention modules and heads together."""
+        for metric in dict.fromkeys(name for name, _, _ in self._cells):
+            whole: _Cell | None = None
+            for (name, _, kind), cell in self._cells.items():
+                if name == metric and kind == "self":
+                    parts = cell.sums.sum(0), cell.counts.sum(0), cell.divisors.sum(0)
+                    before = (whole.sums, whole.counts, whole.divisors) if whole else tuple(map(torch.zeros_like, parts))
+                    whole = _Cell(cell.site, *(_plus(left, right) for left, right in zip(before, parts, strict=True)))
+            if whole is not None:
+                yield from _rows(metric, definitions[metric].unit, whole, self.axes[1:], {})
+
+
+def by_position(values: Tensor, positions: Tensor) -> Tensor:
+    """Sum over batch rows and documents of what sits at the same position.
+
+    Args:
+        values: ``(batch, heads, length)``.
+        positions: int64 ``(batch, length)``; -1 marks padding, which is left out whatever its value.
+
+    Returns:
+        float64 ``(heads, last position + 1)``, on the CPU.
+    """
+    positions = positions.cpu()
+    values = _wide(values).masked_fill(positions[:, None] < 0, 0.0)
+    size = int(positions.max()) + 1 if positions.numel() else 0
+    sums = values.new_zeros(values.shape[1], max(size, 0))
+    if size > 0:
+        sums.index_add_(1, positions.clamp(min=0).flatten(), values.transpose(0, 1).flatten(1))
+    return sums
+
+
+def by_head(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum over the counted queries, and how many they are.
+
+    Args:
+        values: ``(batch, heads, q_len)``; what is not counted may be anything, also not a number.
+        counted: boolean, broadcastable to ``values``.
+
+    Returns:
+        float64 ``(heads,)`` twice, on the CPU.
+    """
+    counted = counted.cpu().expand(values.shape)
+    return _wide(values).masked_fill(~counted, 0.0).sum((0, 2)), counted.sum((0, 2)).double()
+
+
+def filled(statistics: Statistics, *names: str) -> list[Tensor]:
+    """The named statistics, which the probe's ``needs`` asked for.
+
+    Raises:
+        ContractError: one of them was not computed.
+    """
+    missing = [name for name in names if getattr(statistics, name) is None]
+    if missing:
+        raise ContractError(f"a probe was shown a call without {', '.join(missing)}; give it what its needs name")
+    return [getattr(statistics, name) for name in names]
+
+
+def require_same(mine: object, other: object, *parameters: str) -> None:
+    """Refuse to merge two probes that measure different things.
+
+    Raises:
+        ConfigurationError: another class, or another value of a parameter.
+    """
+    if type(mine) is not type(other):
+        raise ConfigurationError(f"a {type(mine).__name__} cannot merge a {type(other).__name__}")
+    for name in parameters:
+        here, there = getattr(mine, name), getattr(other, name)
+        if here != there:
+            raise ConfigurationError(f"two {type(mine).__name__} with {name} {here} and {there} measure different things")
+
+
+def _wide(values: Tensor) -> Tensor:
+    # To the CPU first: some devices have no float64.
+    return values.detach().cpu().double()
+
+
+def _plus(left: Tensor, right: Tensor) -> Tensor:
+    shape = [max(sizes) for sizes in zip(left.shape, right.shape, strict=True)]
+    return _padded(left, shape) + _padded(right, shape)
+
+
+def _padded(values: Tensor, shape: list[int]) -> Tensor:
+    missing = [amount for have, want in zip(values.shape, shape, strict=True) for amount in (want - have, 0)]
+    return pad(values, missing[::-1])
+
+
+def _rows(metric: str, unit: str, cell: _Cell, axes: tuple[str, ...], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    seen = (cell.counts > 0) & (cell.divisors > 0)
+    values, numbers = (cell.sums[seen] / cell.divisors[seen]).tolist(), cell.counts[seen].long().tolist()
+    for value, count, where in zip(values, numbers, torch.nonzero(seen).tolist(), strict=True):
+        yield {"metric": metric, "value": value, "count": count, "unit": unit, **place, **dict(zip(axes, where, strict=True))}

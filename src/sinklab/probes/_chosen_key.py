@@ -1,0 +1,87 @@
+"""The scores and weights of a few chosen keys for every query: what is needed to watch a sink once its position is known."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.call import AttentionCall
+
+__all__ = ["keys_of_document", "scores_of_keys", "weights_of_keys"]
+
+_BLOCK_NUMBERS = 1 << 22
+"""Numbers per intermediate tensor: 16 MiB in float32 whatever the length."""
+
+
+def keys_of_document(call: AttentionCall, *positions: int) -> Tensor:
+    """Indices of the keys that stand at ``positions`` in the document of each query.
+
+    Returns:
+        int64 ``(batch, q_len, len(positions))``; -1 for queries of padding, and where the key is not there (document too
+        short, or evicted).
+    """
+    batch, documents = call.queries.shape[0], int(call.key_documents.max()) + 1 if call.key_documents.numel() else 0
+    table = call.key_documents.new_full((batch, max(documents, 1), len(positions)), -1)
+    for place, position in enumerate(positions):
+        row, index = torch.nonzero((call.key_positions == position) & (call.key_documents >= 0), as_tuple=True)
+        table[row, call.key_documents[row, index], place] = index
+    outside = (call.query_documents < 0) | (call.query_documents >= table.shape[1])
+    found = table.gather(1, call.query_documents.clamp(0, table.shape[1] - 1)[..., None].expand(-1, -1, len(positions)))
+    return found.masked_fill(outside[..., None], -1)
+
+
+def scores_of_keys(call: AttentionCall, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores of a few keys per query, scaled, capped and biased, and whether the query sees them.
+
+    Args:
+        indices: int64 ``(batch, q_len, num_keys)``; -1 where there is none.
+
+    Returns:
+        float32 (or float64) scores and boolean, ``(batch, num_heads, q_len, num_keys)``; scores are 0 where not visible.
+    """
+    dtype = torch.promote_types(call.queries.dtype, torch.float32)
+    batch, num_heads, q_len, head_dim = call.queries.shape
+    scores = torch.zeros(batch, num_heads, *indices.shape[1:], dtype=dtype, device=call.queries.device)
+    visible = torch.zeros_like(scores, dtype=torch.bool)
+    step = max(1, _BLOCK_NUMBERS // (batch * num_heads * head_dim))
+    for start in range(0, q_len, step):
+        block = slice(start, min(start + step, q_len))
+        queries = call.queries[:, :, block].to(dtype).unflatten(1, (call.keys.shape[1], call.groups))
+        for place in range(indices.shape[2]):
+            here = indices[:, block, place]
+            # One key vector per query, gathered per key-value head: linear in the length for any packing and padding.
+            where = here.clamp(min=0)[:, None, :, None].expand(-1, call.keys.shape[1], -1, head_dim)
+            keys = call.keys.gather(2, where).to(dtype).unsqueeze(2)
+            scores[:, :, block, place] = (queries * keys).sum(-1).flatten(1, 2) * call.scaling
+            for key in here[here >= 0].unique().tolist():
+                seen = call.visible.block(start, block.stop, key, key + 1)[..., 0]
+                visible[:, :, block, place] |= seen & (here == key)[:, None]
+    if call.softcap is not None:
+        scores = torch.tanh(scores / call.softcap) * call.softcap
+    if call.bias is not None:
+        bias = call.bias.expand(batch, -1, -1, -1)
+        scores = scores + bias.gather(3, indices.clamp(min=0)[:, None].expand(-1, bias.shape[1], -1, -1)).to(dtype)
+    return scores.masked_fill(~visible, 0.0), visible
+
+
+def weights_of_keys(call: AttentionCall, indices: Tensor, log_sum_exp: Tensor | None) -> Tensor:
+    """Weights of a few keys per query, float32 (or float64) ``(batch, num_heads, q_len, num_keys)``; 0 where not visible.
+
+    Args:
+        indices: int64 ``(batch, q_len, num_keys)``; -1 where there is none.
+        log_sum_exp: of :class:`~sinklab.attention.call.Statistics`. With it a weight costs one dot product per query;
+            operations without it are evaluated whole, a block of queries at a time.
+    """
+    if log_sum_exp is not None:
+        scores, visible = scores_of_keys(call, indices)
+        total = log_sum_exp.to(scores.dtype)
+        if call.sink_scores is not None:
+            total = torch.logaddexp(total, call.sink_scores.to(scores.dtype))
+        return torch.exp(scores - total[..., None]).masked_fill(~visible, 0.0)
+    blocks = []
+    step = max(1, _BLOCK_NUMBERS // (call.queries.shape[0] * call.num_heads * call.kv_len))
+    for start in range(0, call.q_len, step):
+        weights = call.weights(start, min(start + step, call.q_len))
+        here = indices[:, None, start : start + step].expand(-1, call.num_heads, -1, -1)
+        blocks.append(weights.gather(3, here.clamp(min=0)).masked_fill(here < 0, 0.0))
+    return torch.cat(blocks, dim=2)

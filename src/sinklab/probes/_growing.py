@@ -1,0 +1,116 @@
+"""Column sums of documents that may still grow: several calls of cached decoding are one observation, closed once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.call import AttentionCall, Site
+from sinklab.errors import SessionError
+
+__all__ = ["NOTHING", "EndedColumns", "GrowingColumns"]
+
+_POSITION_BITS, _DOCUMENT_BITS = 30, 17
+
+NOTHING = (1 << _POSITION_BITS) - 1
+"""Pseudo position of the learned sink logit."""
+
+
+@dataclasses.dataclass
+class EndedColumns:
+    """Columns of all documents of one batch at one module, their sequences having ended.
+
+    Attributes:
+        site: the module.
+        positions: int64 ``(columns,)``; :data:`NOTHING` for the mass on nothing.
+        sums: float64 ``(columns, heads)``: weight on the column, summed over the queries that see it.
+        counts: float64, same shape: how many queries those are; at least one.
+    """
+
+    site: Site
+    positions: Tensor
+    sums: Tensor
+    counts: Tensor
+
+
+@dataclasses.dataclass
+class _Open:
+    site: Site
+    batch: int
+    codes: Tensor
+    sums: Tensor
+    counts: Tensor
+
+
+class GrowingColumns:
+    """Adds up the columns of each document over the calls of one sequence.
+
+    A column is known by batch row, document and position, not by its place in the key tensor, so sliding caches that drop
+    early keys go on adding to the right columns. A call without cached keys starts new sequences and ends those before.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], _Open] = {}
+
+    def add(self, call: AttentionCall, sums: Tensor, counts: Tensor, null_mass: Tensor | None) -> EndedColumns | None:
+        """Take in one call; returns the documents that it ended, if any.
+
+        Args:
+            call: for positions and documents.
+            sums: ``(batch, heads, kv_len)`` column sums over counted queries.
+            counts: same shape, counted queries that see the key.
+            null_mass: ``(batch, heads, q_len)`` mass on nothing, where it is a column of its own.
+
+        Raises:
+            SessionError: the call goes on with cached keys and another number of rows.
+        """
+        fresh = _columns(call.key_positions, call.key_documents, sums, counts)
+        if null_mass is not None:
+            nowhere = torch.where(call.counted, NOTHING, -1)
+            ones = torch.ones_like(null_mass)
+            fresh = _joined(fresh, _columns(nowhere, call.query_documents, null_mass, ones))
+        key, batch = (call.site.module, call.site.kind), call.queries.shape[0]
+        known = self._open.pop(key, None)
+        if known is not None and call.cached_keys > 0:
+            if known.batch != batch:
+                raise SessionError(
+                    f"{call.site.module}: a sequence with cached keys went on with {batch} rows after {known.batch}; rows that "
+                    "are added, dropped or reordered (beam search) cannot be followed: decode greedily or by sampling"
+                )
+            fresh = _joined((known.codes, known.sums, known.counts), fresh)
+            known = None
+        self._open[key] = _Open(call.site, batch, *fresh)
+        return None if known is None else _closed(known)
+
+    def finish(self) -> list[EndedColumns]:
+        """End every open sequence."""
+        ended = [_closed(known) for known in self._open.values()]
+        self._open.clear()
+        return ended
+
+
+def _columns(positions: Tensor, documents: Tensor, sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes ``(columns,)``, sorted and distinct, with sums and counts ``(columns, heads)`` in float64 on the CPU."""
+    positions, documents = positions.cpu(), documents.cpu()
+    rows = torch.arange(positions.shape[0])[:, None]
+    codes = ((rows << _DOCUMENT_BITS) + documents << _POSITION_BITS) + positions
+    kept = (positions >= 0) & (documents >= 0)
+    chosen = [values.detach().cpu().double().transpose(1, 2)[kept] for values in (sums, counts)]
+    return _joined((codes[kept], *chosen), None)
+
+
+def _joined(left: tuple[Tensor, Tensor, Tensor], right: tuple[Tensor, Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+    parts = [left] if right is None else [left, right]
+    codes, place = torch.unique(torch.cat([part[0] for part in parts]), return_inverse=True)
+    heads = left[1].shape[1]
+    sums, counts = (
+        torch.zeros(len(codes), heads, dtype=torch.float64).index_add_(0, place, torch.cat([part[which] for part in parts]))
+        for which in (1, 2)
+    )
+    return codes, sums, counts
+
+
+def _closed(known: _Open) -> EndedColumns:
+    return EndedColumns(known.site, known.codes & ((1 << _POSITION_BITS) - 1), known.sums, known.counts)

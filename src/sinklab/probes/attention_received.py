@@ -1,0 +1,47 @@
+"""How much attention each position receives: the mean of its column over the queries that see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.probe import Definition, Probe
+from sinklab.probes._accumulate import Means, by_position, filled, require_same
+from sinklab.registry import probes
+
+__all__ = ["AttentionReceived"]
+
+
+@probes.register("attention_received")
+class AttentionReceived(Probe):
+    """Mean weight on each key position, per layer and head, over all queries that see the key, of all documents.
+
+    The column mean is Gu et al.'s importance of a token (2024, arXiv 2410.10781), here averaged and not thresholded.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"columns"})
+    definitions: ClassVar[dict[str, Definition]] = {
+        "mean_weight": Definition(
+            "Mean attention weight on the key at this position, over the counted queries that see it, all documents together; "
+            "the weight itself, not divided by the row sum.",
+            "weight",
+            "Gu et al. 2024 (arXiv 2410.10781)",
+        )
+    }
+
+    def __init__(self) -> None:
+        self._means = Means("head", "key_position")
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        column_sum, column_count = filled(statistics, "column_sum", "column_count")
+        sums = by_position(column_sum, call.key_positions)
+        counts = by_position(column_count.expand_as(column_sum), call.key_positions)
+        self._means.add("mean_weight", call.site, sums, counts)
+
+    def merge(self, other: Self) -> None:
+        require_same(self, other)
+        self._means.merge(other._means)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        return self._means.rows(self.definitions)

@@ -1,0 +1,51 @@
+"""Mass on nothing: how much of its unit of attention a head gives to no key at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.probe import Definition, Probe
+from sinklab.probes._accumulate import Means, by_head, require_same
+from sinklab.registry import probes
+
+__all__ = ["NullMass"]
+
+
+@probes.register("null_mass")
+class NullMass(Probe):
+    """Mean mass on real keys and, where the operation defines it, mean mass on nothing, per layer and head.
+
+    A learned sink logit, softmax-plus-one and their kin let a head abstain. That mass is reported as such and never inferred
+    from row sums: the rows of a sigmoid need not sum to one, and nothing is missing from them.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"mass"})
+    definitions: ClassVar[dict[str, Definition]] = {
+        "null_mass": Definition(
+            "Mean over counted queries of the mass that the softmax gives to its sink logit; 0 for plain softmax, absent for "
+            "operations whose rows have no fixed sum.",
+            "fraction",
+            "OpenAI 2025, gpt-oss (arXiv 2508.10925)",
+            (0.0, 1.0),
+        ),
+        "row_mass": Definition("Mean over counted queries of the weight on all visible keys together.", "weight"),
+    }
+
+    def __init__(self) -> None:
+        self._means = Means("head")
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        counted = call.counted[:, None]
+        for metric, mass in (("null_mass", statistics.null_mass), ("row_mass", statistics.row_mass)):
+            if mass is not None:
+                self._means.add(metric, call.site, *by_head(mass, counted))
+
+    def merge(self, other: Self) -> None:
+        require_same(self, other)
+        self._means.merge(other._means)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        yield from self._means.pooled(self.definitions)
+        yield from self._means.rows(self.definitions)

@@ -1,0 +1,140 @@
+"""Sink rates under each published definition, by name: at least four incompatible numbers go by the same word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+import torch
+
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.probe import Definition, Probe
+from sinklab.errors import ConfigurationError
+from sinklab.probes._accumulate import Means, by_head, by_position, filled, require_same
+from sinklab.probes._chosen_key import keys_of_document, weights_of_keys
+from sinklab.probes._growing import NOTHING, EndedColumns, GrowingColumns
+from sinklab.registry import probes
+
+__all__ = ["SinkRate"]
+
+_GU = "Gu et al. 2024 (arXiv 2410.10781)"
+_PROXY = 1e-8
+"""Added to row sums before dividing, as in the released code of Gu et al."""
+_TIE = 1e-5
+"""Relative distance within which two float32 weights are the same: the noise of two kernels that compute one number."""
+
+
+@probes.register("sink_rate")
+class SinkRate(Probe):
+    """How often, and how much, heads put their attention on one position.
+
+    ``gu2024`` is the metric of Gu et al. to the letter: in each document, layer and head the mean weight ``alpha_k`` of key
+    ``k`` over the queries that see it is compared with the threshold; the share of the comparisons that hold is the rate. It
+    is given for every position, so a sink at position 2 is not missed; with operations that do not normalise, rows are
+    divided by their sum first (their proxy). A learned sink logit is a position of its own, ``gu2024_null``. Every rate has
+    rows for each layer and head and, without layer and head, for the whole model.
+
+    Args:
+        threshold: the epsilon of Gu et al., in [0, 1); their default 0.3.
+
+    Raises:
+        ConfigurationError: a threshold outside [0, 1).
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"columns", "mass", "log_sum_exp", "maximum"})
+    definitions: ClassVar[dict[str, Definition]] = {
+        "gu2024": Definition(
+            "alpha_k = sum over queries of the row-normalised weight on key k / number of queries that see k, per document, "
+            "layer and head; percent of (document, layer, head) with alpha_k > threshold (strictly).",
+            "percent",
+            _GU,
+            (0.0, 100.0),
+        ),
+        "gu2024_null": Definition(
+            "The same rule for the mean mass that a head gives to its learned sink logit, over all queries of the document.",
+            "percent",
+            _GU,
+            (0.0, 100.0),
+        ),
+        "qiu2025_first_attention": Definition(
+            "Mean over queries (and heads, layers) of the row-normalised weight on the first token; queries that cannot see it "
+            "count as 0.",
+            "fraction",
+            "Qiu et al. 2025 (arXiv 2505.06708)",
+            (0.0, 1.0),
+        ),
+        "kaul2024_first_argmax": Definition(
+            f"Percent of (query, head) pairs whose largest weight is on the first token; a tie within {_TIE} counts for it.",
+            "percent",
+            "Kaul et al. 2024 (arXiv 2410.17174)",
+            (0.0, 100.0),
+        ),
+        "first_token_share": Definition(
+            "All weight on the first token divided by all weight on real keys.", "fraction", "", (0.0, 1.0)
+        ),
+        "first_four_share": Definition(
+            "Mean weight on the first four tokens together, over queries at position 4 and later.",
+            "weight",
+            "Xiao et al. 2023 (arXiv 2309.17453)",
+        ),
+    }
+
+    def __init__(self, threshold: float = 0.3) -> None:
+        if not 0.0 <= threshold < 1.0:
+            raise ConfigurationError(
+                f"threshold {threshold} must be in [0, 1): a mean weight is compared with it; usual is 0.3"
+            )
+        self.threshold = threshold
+        self._growing = GrowingColumns()
+        self._by_position = Means("head", "key_position")
+        self._by_head = Means("head")
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        share, count, mass, largest = filled(statistics, "column_share", "column_count", "row_mass", "row_max")
+        null = statistics.null_mass if call.sink_scores is not None else None
+        self._judge(self._growing.add(call, share, count.expand_as(share), null))
+
+        counted = call.counted[:, None]
+        weights = weights_of_keys(call, keys_of_document(call, 0, 1, 2, 3), statistics.log_sum_exp)
+        first = weights[..., 0]
+        is_largest = (first > 0) & (first >= largest * (1.0 - _TIE))
+        shared = first if call.operation.normalized else first / (mass + _PROXY)
+        first_sum, queries = by_head(first, counted)
+        mass_sum, _ = by_head(mass, counted)
+        late = (call.query_positions >= 4)[:, None]
+        self._by_head.add("qiu2025_first_attention", call.site, *by_head(shared, counted))
+        self._by_head.add("kaul2024_first_argmax", call.site, *by_head(100.0 * is_largest, counted))
+        self._by_head.add("first_token_share", call.site, first_sum, queries, mass_sum)
+        self._by_head.add("first_four_share", call.site, *by_head(weights.sum(-1), late))
+
+    def _judge(self, ended: EndedColumns | None) -> None:
+        """Compare the column means of ended documents with the threshold, and count."""
+        if ended is None:
+            return
+        # In float32, like the statistics: the nearest float64 of a mean of exactly 0.3 may lie above 0.3.
+        above = 100.0 * ((ended.sums / ended.counts).float() > torch.tensor(self.threshold, dtype=torch.float32))
+        seen = ended.counts > 0
+        real = ended.positions != NOTHING
+        positions = ended.positions[real][None]
+        hits, cases = (by_position(values[real].T[None], positions) for values in (above, seen))
+        self._by_position.add("gu2024", ended.site, hits, cases)
+        if not bool(real.all()):
+            self._by_head.add("gu2024_null", ended.site, above[~real].sum(0), seen[~real].sum(0))
+
+    def finish(self) -> None:
+        for ended in self._growing.finish():
+            self._judge(ended)
+
+    def merge(self, other: Self) -> None:
+        require_same(self, other, "threshold")
+        self.finish()
+        other.finish()
+        self._by_position.merge(other._by_position)
+        self._by_head.merge(other._by_head)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        self.finish()
+        for means in (self._by_position, self._by_head):
+            yield from means.pooled(self.definitions)
+        for means in (self._by_position, self._by_head):
+            yield from means.rows(self.definitions)

@@ -1,0 +1,138 @@
+"""Calls made by hand, and every statistic of a call from the whole matrix: slow, obvious, independent of the library."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.call import AttentionCall, Site, Statistics
+from sinklab.attention.operation import Operation
+from sinklab.attention.visibility import Dense
+from sinklab.registry import operations
+
+
+def places(lengths: list[list[int]], total: int, *, left: bool) -> tuple[Tensor, Tensor]:
+    """Positions and documents of rows that hold documents of the given lengths, padded to ``total`` on one side."""
+    positions, documents = torch.full((len(lengths), total), -1), torch.full((len(lengths), total), -1)
+    for row, sizes in enumerate(lengths):
+        at = total - sum(sizes) if left else 0
+        for document, size in enumerate(sizes):
+            positions[row, at : at + size] = torch.arange(size)
+            documents[row, at : at + size] = document
+            at += size
+    return positions, documents
+
+
+def visible_matrix(
+    query_positions: Tensor, query_documents: Tensor, key_positions: Tensor, key_documents: Tensor, window: int | None
+) -> Tensor:
+    """Causal inside each document: boolean ``(batch, 1, q_len, kv_len)``."""
+    query, key = query_positions[:, :, None], key_positions[:, None]
+    visible = (query_documents[:, :, None] == key_documents[:, None]) & (key <= query) & (key >= 0) & (query >= 0)
+    if window is not None:
+        visible &= key > query - window
+    return visible[:, None]
+
+
+def make_call(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor | None = None,
+    *,
+    lengths: list[list[int]] | None = None,
+    left: bool = False,
+    window: int | None = None,
+    scaling: float | None = None,
+    operation: Operation | None = None,
+    site: Site | None = None,
+    cached: int = 0,
+    **fields: object,
+) -> AttentionCall:
+    """A causal self-attention call; with ``cached`` only the queries after the first so many are asked."""
+    batch, _, total, head_dim = keys.shape
+    positions, documents = places(lengths or [[total]] * batch, total, left=left)
+    asked, owners = positions[:, cached:], documents[:, cached:]
+    return AttentionCall(
+        site=site or Site("layers.0.self_attn", 0),
+        queries=queries[:, :, cached:] if queries.shape[2] == total else queries,
+        keys=keys,
+        values=keys if values is None else values,
+        scaling=head_dim**-0.5 if scaling is None else scaling,
+        visible=Dense(visible_matrix(asked, owners, positions, documents, window)),
+        operation=operation or operations["softmax"](),
+        query_positions=asked,
+        key_positions=positions,
+        query_documents=owners,
+        key_documents=documents,
+        cached_keys=cached,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def call_from_weights(weights: Tensor, **fields: object) -> AttentionCall:
+    """A call of one row and one head whose causal softmax gives exactly the rows of ``weights`` ``(T, T)``."""
+    size = weights.shape[0]
+    # Keys are unit vectors, so the scores are the queries: logarithms of the wanted weights.
+    queries = torch.log(weights.clamp(min=1e-30))[None, None]
+    return make_call(queries, torch.eye(size, dtype=weights.dtype)[None, None], scaling=1.0, **fields)  # type: ignore[arg-type]
+
+
+def dense_weights(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, visibility and weights ``(batch, num_heads, q_len, kv_len)`` in float64, the whole matrix."""
+    keys = call.keys.double().repeat_interleave(call.groups, dim=1)
+    scores = call.queries.double() @ keys.transpose(2, 3) * call.scaling
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    if call.bias is not None:
+        scores = scores + call.bias.double()
+    visible = call.visible.block(0, call.q_len, 0, call.kv_len).expand_as(scores)
+    if call.operation.name != "softmax":
+        return scores, visible, call.operation.weights(scores, visible)
+    exponentials = torch.exp(scores).masked_fill(~visible, 0.0)
+    total = exponentials.sum(-1, keepdim=True)
+    if call.sink_scores is not None:
+        total = total + torch.exp(call.sink_scores.double())[..., None]
+    return scores, visible, torch.nan_to_num(exponentials / total)
+
+
+def dense_statistics(call: AttentionCall) -> Statistics:
+    """All statistics, straight from their definitions."""
+    scores, visible, weights = dense_weights(call)
+    counted = call.counted[:, None, :, None]
+    mass = weights.sum(-1)
+    shares = weights if call.operation.normalized else weights / (mass[..., None] + 1e-8)
+    renormalised = torch.nan_to_num(weights / mass[..., None])
+    softmax = call.operation.name == "softmax"
+    return Statistics(
+        column_sum=(weights * counted).sum(2).float(),
+        column_share=(shares * counted).sum(2).float(),
+        column_count=(visible & counted).sum(2).float(),
+        row_mass=mass.float(),
+        null_mass=None
+        if not softmax
+        else (1.0 - mass).float()
+        if call.sink_scores is not None
+        else torch.zeros_like(mass).float(),
+        log_sum_exp=torch.logsumexp(scores.masked_fill(~visible, -torch.inf), dim=-1).float() if softmax else None,
+        row_entropy=-torch.xlogy(renormalised, renormalised).sum(-1).float(),
+        row_max=weights.amax(-1).float(),
+        score_mean=torch.nan_to_num((scores * visible).sum(-1) / visible.sum(-1)).float(),
+    )
+
+
+def show(probe, *calls: AttentionCall):
+    """Show calls with their dense statistics to a probe and close it."""
+    for call in calls:
+        probe.update(call, dense_statistics(call))
+    probe.finish()
+    return probe
+
+
+def values_of(probe) -> dict[tuple, tuple[float, int]]:
+    """Rows as ``(metric, module, head, key_position)`` to value and count."""
+    table = {}
+    for row in probe.rows():
+        key = (row["metric"], row.get("module"), row.get("head"), row.get("key_position"))
+        assert key not in table, f"two rows at {key}"
+        table[key] = (row["value"], row["count"])
+    return table

@@ -1,0 +1,236 @@
+"""Sink rates: one small matrix read under every published definition, then padding, packing, caching, windows and null mass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from dense_oracle import call_from_weights, dense_statistics, dense_weights, make_call, show, values_of
+
+from sinklab.attention.call import Site
+from sinklab.errors import ConfigurationError, SessionError
+from sinklab.probes.sink_rate import SinkRate
+from sinklab.registry import operations
+
+MODULE = "layers.0.self_attn"
+#                        key 0  key 1  key 2  key 3
+PINNED = torch.tensor([[1.00, 0.00, 0.00, 0.00],
+                       [0.50, 0.50, 0.00, 0.00],
+                       [0.10, 0.20, 0.70, 0.00],
+                       [0.30, 0.40, 0.20, 0.10]], dtype=torch.float64)  # fmt: skip
+
+
+def whole_model(probe: SinkRate) -> dict[tuple[str, int | None], float]:
+    return {(metric, key): value for (metric, module, _, key), (value, _) in values_of(probe).items() if module is None}
+
+
+def test_pinned_matrix_under_every_definition():
+    found = whole_model(show(SinkRate(threshold=0.3), call_from_weights(PINNED)))
+    # Gu: alpha_0 = (1 + .5 + .1 + .3)/4 = .475, alpha_1 = (.5 + .2 + .4)/3 = .367, alpha_2 = (.7 + .2)/2 = .45, alpha_3 = .1
+    assert [found["gu2024", key] for key in range(4)] == [100.0, 100.0, 100.0, 0.0]
+    # Qiu: mean of the first column over four queries = 1.9/4
+    assert found["qiu2025_first_attention", None] == pytest.approx(0.475, abs=1e-6)
+    # Kaul: the largest weight is on key 0 in row 0 and, by the tie, in row 1; not in rows 2 and 3: 2 of 4
+    assert found["kaul2024_first_argmax", None] == 50.0
+    # all weight on key 0 is 1.9, all weight is 4 (rows sum to one)
+    assert found["first_token_share", None] == pytest.approx(0.475, abs=1e-6)
+    # no query stands at position 4 or later
+    assert ("first_four_share", None) not in found
+
+
+def test_pinned_matrix_at_another_threshold():
+    found = whole_model(show(SinkRate(threshold=0.4), call_from_weights(PINNED)))
+    # alpha = .475, .367, .45, .1 against .4
+    assert [found["gu2024", key] for key in range(4)] == [100.0, 0.0, 100.0, 0.0]
+
+
+def test_threshold_is_strict():
+    # alpha_0 = (1 + .5 + 0 + .5)/4 = exactly .5
+    weights = torch.tensor([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0], [0.5, 0, 0, 0.5]], dtype=torch.float64)
+    assert whole_model(show(SinkRate(threshold=0.5), call_from_weights(weights)))["gu2024", 0] == 0.0
+    assert whole_model(show(SinkRate(threshold=0.499), call_from_weights(weights)))["gu2024", 0] == 100.0
+
+
+def test_indicator_comes_before_the_mean():
+    # alpha_0 is (1 + .8)/2 = .9 in one document, (1 + 0)/2 = .5 in the other; their mean .7 is above .6; only one of them is.
+    strong = torch.tensor([[1.0, 0.0], [0.8, 0.2]], dtype=torch.float64)
+    weak = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    found = whole_model(show(SinkRate(threshold=0.6), call_from_weights(strong), call_from_weights(weak)))
+    assert found["gu2024", 0] == 50.0
+
+
+def test_first_four_share_by_hand():
+    # Six queries that spread evenly: query 4 gives 4/5 to the first four keys, query 5 gives 4/6; mean (4/5 + 4/6)/2.
+    call = make_call(torch.zeros(1, 1, 6, 4), torch.zeros(1, 1, 6, 4))
+    found = values_of(show(SinkRate(), call))
+    value, count = found["first_four_share", MODULE, 0, None]
+    assert value == pytest.approx((4 / 5 + 4 / 6) / 2, abs=1e-6)
+    assert count == 2
+
+
+def test_sigmoid_uses_the_proxy():
+    # sigmoid(0) = .5 on every visible key; rows divided by their sum are 1, 1/2, 1/3: alpha_0 = 11/18 = .611, alpha_1 = 5/12.
+    call = make_call(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4), operation=operations["sigmoid"]())
+    found = whole_model(show(SinkRate(threshold=0.5), call))
+    assert [found["gu2024", key] for key in range(3)] == [100.0, 0.0, 0.0]
+    assert found["qiu2025_first_attention", None] == pytest.approx(11 / 18, abs=1e-6)
+    # weights themselves: three times .5 on key 0 of .5 * (1 + 2 + 3) in all
+    assert found["first_token_share", None] == pytest.approx(0.5, abs=1e-6)
+    # all weights of a row are equal, so every row ties and counts for the first token
+    assert found["kaul2024_first_argmax", None] == 100.0
+
+
+def test_learned_sink_logit_is_a_position_of_its_own():
+    # Scores 0 and a sink logit ln 2 in head 0: null mass 2/3, 2/4, 2/5, mean .522; ln .1 in head 1: 1/11, 1/21, 1/31, mean .06.
+    sinks = torch.log(torch.tensor([2.0, 0.1])).view(1, 2, 1)
+    call = make_call(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), sink_scores=sinks)
+    found = values_of(show(SinkRate(threshold=0.3), call))
+    assert found["gu2024_null", MODULE, 0, None] == (100.0, 1)
+    assert found["gu2024_null", MODULE, 1, None] == (0.0, 1)
+    assert found["gu2024_null", None, None, None] == (50.0, 2)
+    # mean weight on key 0 in head 0: (1/3 + 1/4 + 1/5)/3 = .261, not above .3 although the head concentrates elsewhere
+    assert found["gu2024", MODULE, 0, 0] == (0.0, 1)
+    # mass on real keys only: head 0 has 1/3 + 2/4 + 3/5 in all
+    expected = (1 / 3 + 1 / 4 + 1 / 5) / (1 / 3 + 2 / 4 + 3 / 5)
+    assert found["first_token_share", MODULE, 0, None][0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_plain_softmax_has_no_null_rate():
+    assert not [key for key in values_of(show(SinkRate(), call_from_weights(PINNED))) if key[0] == "gu2024_null"]
+
+
+@pytest.mark.parametrize("operation", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2)])
+@pytest.mark.parametrize("options", [{}, {"left": True}, {"window": 3}, {"softcap": 2.0}], ids=str)
+def test_against_the_whole_matrix(operation, heads, kv_heads, options):
+    torch.manual_seed(0)
+    lengths = [[7], [3, 5]]
+    queries, keys = torch.randn(2, heads, 9, 4) * 2, torch.randn(2, kv_heads, 9, 4) * 2
+    call = make_call(queries, keys, lengths=lengths, operation=operations[operation](), **options)
+    found = values_of(show(SinkRate(threshold=0.3), call))
+    _, visible, weights = dense_weights(call)
+    shares = weights if operation == "softmax" else weights / (weights.sum(-1, keepdim=True) + 1e-8)
+    hits: dict[tuple[int, int], list[bool]] = {}
+    first_share, first_is_largest, four = [], [], []
+    for row, document in [(0, 0), (1, 0), (1, 1)]:
+        inside = torch.nonzero(call.query_documents[row] == document)[:, 0]
+        start = inside[0]
+        for head in range(heads):
+            block, seen = shares[row, head][inside][:, inside], visible[row, head][inside][:, inside]
+            alphas = block.sum(0) / seen.sum(0)
+            for position, alpha in enumerate(alphas.tolist()):
+                hits.setdefault((head, position), []).append(alpha > 0.3)
+            first_share += block[:, 0].tolist()
+            plain = weights[row, head][inside]
+            first_is_largest += (plain[:, start] >= plain.amax(-1) * (1 - 1e-5)).tolist()
+            four += plain[:, start : start + 4].sum(-1)[4:].tolist()
+    for (head, position), values in hits.items():
+        assert found["gu2024", MODULE, head, position] == (100 * sum(values) / len(values), len(values))
+    assert found["qiu2025_first_attention", None, None, None][0] == pytest.approx(sum(first_share) / len(first_share), abs=1e-6)
+    assert found["kaul2024_first_argmax", None, None, None][0] == pytest.approx(
+        100 * sum(first_is_largest) / len(first_is_largest)
+    )
+    assert found["first_four_share", None, None, None][0] == pytest.approx(sum(four) / len(four), abs=1e-6)
+
+
+def test_batch_padding_and_packing_do_not_matter():
+    torch.manual_seed(1)
+    lengths = [4, 6, 3]
+    queries, keys = torch.randn(3, 2, 6, 4), torch.randn(3, 2, 6, 4)
+    alone = SinkRate(threshold=0.4)
+    for row, length in enumerate(lengths):
+        show(alone, make_call(queries[row : row + 1, :, :length], keys[row : row + 1, :, :length]))
+
+    def laid_out(tensor: torch.Tensor, *, left: bool) -> torch.Tensor:
+        padded = torch.full((3, 2, 6, 4), 50.0)
+        for row, length in enumerate(lengths):
+            where = slice(6 - length, None) if left else slice(0, length)
+            padded[row, :, where] = tensor[row, :, :length]
+        return padded
+
+    def packed(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tensor[row : row + 1, :, :length] for row, length in enumerate(lengths)], dim=2)
+
+    one_each = [[length] for length in lengths]
+    right = show(
+        SinkRate(threshold=0.4), make_call(laid_out(queries, left=False), laid_out(keys, left=False), lengths=one_each)
+    )
+    left = show(
+        SinkRate(threshold=0.4), make_call(laid_out(queries, left=True), laid_out(keys, left=True), lengths=one_each, left=True)
+    )
+    together = show(SinkRate(threshold=0.4), make_call(packed(queries), packed(keys), lengths=[lengths]))
+    expected = values_of(alone)
+    for probe in (right, left, together):
+        found = values_of(probe)
+        assert found.keys() == expected.keys()
+        for key, (value, count) in expected.items():
+            # sums of at most 13 float32 weights in another order: below 13 * 2**-24 relative
+            assert found[key] == (pytest.approx(value, rel=1e-6), count), key
+
+
+def test_merge_equals_one_probe():
+    torch.manual_seed(2)
+    calls = [make_call(torch.randn(2, 2, 5, 4), torch.randn(2, 2, 5, 4)) for _ in range(3)]
+    calls[2].site = Site("layers.1.self_attn", 1)
+    one = values_of(show(SinkRate(), *calls))
+    left, right = show(SinkRate(), calls[0]), show(SinkRate(), *calls[1:])
+    left.merge(right)
+    two = values_of(left)
+    assert {key: count for key, (_, count) in one.items()} == {key: count for key, (_, count) in two.items()}
+    assert [value for value, _ in one.values()] == pytest.approx([two[key][0] for key in one])
+
+
+def test_merge_refuses_another_threshold():
+    with pytest.raises(ConfigurationError, match=r"threshold 0\.3 and 0\.4 measure different things"):
+        SinkRate().merge(SinkRate(threshold=0.4))
+
+
+def test_cached_decoding_is_thresholded_once():
+    torch.manual_seed(3)
+    queries, keys = torch.randn(2, 2, 8, 4) * 2, torch.randn(2, 2, 8, 4) * 2
+    once = show(SinkRate(), make_call(queries, keys))
+    steps = [make_call(queries[:, :, :3], keys[:, :, :3])]
+    steps += [make_call(queries[:, :, : n + 1], keys[:, :, : n + 1], cached=n) for n in range(3, 8)]
+    stepped = show(SinkRate(), *steps)
+    expected, found = values_of(once), values_of(stepped)
+    assert found["gu2024", None, None, 0][1] == 4  # two documents, two heads: not one per step
+    assert {key: count for key, (_, count) in found.items()} == {key: count for key, (_, count) in expected.items()}
+    assert [found[key][0] for key in expected] == pytest.approx([value for value, _ in expected.values()], rel=1e-6)
+
+
+def test_sliding_cache_adds_to_the_right_positions():
+    torch.manual_seed(4)
+    queries, keys = torch.randn(1, 1, 7, 4) * 2, torch.randn(1, 1, 7, 4) * 2
+    expected = values_of(show(SinkRate(), make_call(queries, keys, window=3)))
+    steps = [make_call(queries[:, :, :3], keys[:, :, :3], window=3)]
+    for n in range(3, 7):
+        whole = make_call(queries[:, :, : n + 1], keys[:, :, : n + 1], cached=n, window=3)
+        # The cache holds the last three keys: tensor index 0 is position n - 2.
+        whole.keys, whole.values = whole.keys[:, :, -3:], whole.values[:, :, -3:]
+        whole.key_positions, whole.key_documents = whole.key_positions[:, -3:], whole.key_documents[:, -3:]
+        whole.visible = type(whole.visible)(whole.visible.mask[..., -3:])
+        steps.append(whole)
+    found = values_of(show(SinkRate(), *steps))
+    assert {key: count for key, (_, count) in found.items()} == {key: count for key, (_, count) in expected.items()}
+    assert [found[key][0] for key in expected] == pytest.approx([value for value, _ in expected.values()], rel=1e-6)
+
+
+def test_a_cached_batch_that_changes_size_is_refused():
+    probe = show(SinkRate())
+    start = make_call(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4))
+    grown = make_call(torch.zeros(4, 1, 4, 4), torch.zeros(4, 1, 4, 4), cached=3)
+    probe.update(start, dense_statistics(start))
+    with pytest.raises(SessionError, match="went on with 4 rows after 2"):
+        probe.update(grown, dense_statistics(grown))
+
+
+def test_every_position_is_kept():
+    length = 300
+    call = make_call(torch.zeros(1, 1, length, 2), torch.zeros(1, 1, length, 2))
+    found = values_of(show(SinkRate(), call))
+    assert {key for metric, _, _, key in found if metric == "gu2024"} == set(range(length))
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 1.0, 30.0])
+def test_threshold_outside_its_range(threshold):
+    with pytest.raises(ConfigurationError, match=r"must be in \[0, 1\)"):
+        SinkRate(threshold=threshold)
