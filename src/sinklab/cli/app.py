@@ -1,0 +1,246 @@
+"""The commands of ``sinklab``: each parses its options, calls the function of the same name, and prints what it returned."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from sinklab import __version__
+from sinklab.cli import output
+from sinklab.cli.describe import catalogue, describe
+from sinklab.cli.guard import Guarded
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    cls=Guarded,
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start here: [bold]sinklab audit embedded:softmax[/bold] needs no download and takes under a minute.",
+)
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="embedded:softmax, embedded:sigmoid, a directory, or a hub id.")]
+CorpusOption = Annotated[
+    str, typer.Option("--corpus", metavar="NAME|FILE", help="A name from 'sinklab list corpora', or a UTF-8 text file.")
+]
+SeqLen = Annotated[int, typer.Option(help="Tokens in a sample, the beginning-of-sequence token included.")]
+Samples = Annotated[int, typer.Option(help="Samples to average over.")]
+Threshold = Annotated[float, typer.Option(help="A head has a sink on a key when its mean weight there exceeds this.")]
+Device = Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, …")]
+Dtype = Annotated[
+    str, typer.Option(help="auto (float32 on a CPU, else the checkpoint's), float32, bfloat16, float16, float64.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the sampling; the same seed gives the same tokens.")]
+Bos = Annotated[
+    Literal["auto", "always", "none"],
+    typer.Option(help="Beginning-of-sequence token in front: what the tokenizer does by itself, always, or none."),
+]
+BatchSize = Annotated[int | None, typer.Option(help="Samples a forward pass; chosen from the lengths by default.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run model code that comes with the checkpoint.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output directory if it exists.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
+
+
+@app.callback()
+def top(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error; works anywhere.")] = False,
+) -> None:
+    """Find attention sinks: which position, which token, which heads, and what they do."""
+    del traceback  # taken by the guard before parsing; declared here so that --help tells of it
+    if version:
+        typer.echo(f"sinklab {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "sinklab audit embedded:softmax\n\n"
+    "sinklab audit ./my-checkpoint --corpus notes.txt --seq-len 256\n\n"
+    "sinklab audit org/model --bos none --json > summary.json"
+)
+def audit(
+    model: Model,
+    corpus: CorpusOption = "python_source",
+    seq_len: SeqLen = 64,
+    samples: Samples = 100,
+    threshold: Threshold = 0.3,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    seed: Seed = 0,
+    bos: Bos = "auto",
+    batch_size: BatchSize = None,
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    out: Annotated[Path | None, typer.Option(help="Output directory.", show_default="sinklab-audit/<model>")] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Find the sinks of a model: one HTML report, one table, one summary.
+
+    Writes run.json, table.parquet, summary.json, maps.safetensors and report.html into the output directory.
+    """
+    _prepare_libraries()
+    from sinklab.audit import audit as run_audit
+
+    folder = Path("sinklab-audit") / _folder_name(model) if out is None else out
+    with output.progress() as progress:
+        result = run_audit(
+            model,
+            corpus=corpus,
+            seq_len=seq_len,
+            samples=samples,
+            threshold=threshold,
+            device=device,
+            dtype=dtype,
+            seed=seed,
+            bos=bos,
+            batch_size=batch_size,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            out=folder,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    if as_json:
+        output.print_json(result.summary)
+    else:
+        output.print_summary(result.summary, str(folder / "report.html"))
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "sinklab measure embedded:softmax --probe sink_rate --probe entropy\n\n"
+    "sinklab measure ./my-checkpoint --probe null_mass --corpus random_tokens --out build/null"
+)
+def measure(
+    model: Model,
+    probe: Annotated[list[str], typer.Option("--probe", metavar="NAME", help="A name from 'sinklab list probes'; repeatable.")],
+    corpus: CorpusOption = "python_source",
+    seq_len: SeqLen = 64,
+    samples: Samples = 100,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    seed: Seed = 0,
+    bos: Bos = "auto",
+    batch_size: BatchSize = None,
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for table.parquet and run.json; nothing is written without.")
+    ] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Run chosen probes over a model. With --json: one row of the table a line."""
+    _prepare_libraries()
+    from sinklab.audit import measure as run_measure
+
+    with output.progress() as progress:
+        result = run_measure(
+            model,
+            probes=probe,
+            corpus=corpus,
+            seq_len=seq_len,
+            samples=samples,
+            device=device,
+            dtype=dtype,
+            seed=seed,
+            bos=bos,
+            batch_size=batch_size,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            out=out,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    if as_json:
+        result.table.to_json(sys.stdout, orient="records", lines=True, force_ascii=False)
+    else:
+        output.print_measurement(result.table)
+        if out is not None:
+            typer.echo(f"\ntable  {out / 'table.parquet'}")
+
+
+@app.command("list", epilog="Examples:\n\nsinklab list\n\nsinklab list probes --json")
+def list_(
+    kind: Annotated[str | None, typer.Argument(help="probes, operations, corpora or models; all of them by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List what there is to name on the command line, with one sentence each."""
+    listed = catalogue(kind)
+    if as_json:
+        output.print_json(listed)
+    else:
+        output.print_catalogue(listed)
+
+
+@app.command(epilog="Examples:\n\nsinklab show sink_rate\n\nsinklab show gu2024")
+def show(
+    name: Annotated[str, typer.Argument(help="A probe, an operation, a corpus, or a metric of a probe.")],
+    as_json: Json = False,
+) -> None:
+    """Say what a plug-in or a metric is: definition, parameters, papers."""
+    descriptions = describe(name)
+    if as_json:
+        output.print_json([dataclasses.asdict(description) for description in descriptions])
+        return
+    for description in descriptions:
+        output.print_description(description)
+
+
+@app.command(epilog="Example:\n\nsinklab compare sinklab-audit/embedded-softmax sinklab-audit/embedded-sigmoid --out both.html")
+def compare(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR DIR…", help="Output directories of two or more audits.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write the comparison as one HTML page too.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Put audits side by side."""
+    from sinklab.report.compare import comparison_table, write_comparison
+
+    table = comparison_table(folders)
+    page = write_comparison(folders, out) if out is not None else None
+    if as_json:
+        sys.stdout.write(table.to_json(orient="records", indent=2, force_ascii=False) + "\n")
+        return
+    output.print_comparison(table)
+    if page is not None:
+        typer.echo(f"\npage  {page}")
+
+
+@app.command(epilog="Example:\n\nsinklab report sinklab-audit/embedded-softmax")
+def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output directory of an audit.")]) -> None:
+    """Make report.html again from the table of an audit; needs no model."""
+    from sinklab.report.html import write_report
+
+    typer.echo(str(write_report(folder)))
+
+
+def _folder_name(model: str) -> str:
+    """A model's name as one folder name: ``embedded-softmax``, ``org-model``, or the last part of a path."""
+    name = Path(model).expanduser().resolve().name if Path(model).expanduser().exists() else model
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"
+
+
+def _prepare_libraries() -> None:
+    """Keep the libraries' own chatter off the screen; what matters reaches the user as an error or in the report."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

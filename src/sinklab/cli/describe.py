@@ -1,0 +1,218 @@
+"""Descriptions of plug-ins, read from their files as text: ``sinklab list`` and ``show`` import no plug-in and no torch."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import importlib.metadata
+import importlib.util
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sinklab.errors import ContractError, UnknownNameError
+from sinklab.models.embedded import embedded_names, embedded_path
+from sinklab.registry import KINDS, registry_of
+
+__all__ = ["Description", "Metric", "Parameter", "catalogue", "describe"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One parameter of a plug-in, as its file writes it."""
+
+    name: str
+    type: str
+    default: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """One metric of a probe."""
+
+    name: str
+    text: str
+    unit: str
+    paper: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What a plug-in's file says of it."""
+
+    kind: str
+    name: str
+    summary: str
+    text: str
+    parameters: list[Parameter]
+    metrics: list[Metric]
+    papers: list[str]
+    version: int
+    file: str
+
+
+def catalogue(kind: str | None = None) -> dict[str, dict[str, str]]:
+    """Kind to name to summary; the embedded models are listed as a kind of their own, ``models``.
+
+    Raises:
+        UnknownNameError: no such kind.
+    """
+    if kind in ("model", "models"):
+        return {"models": {name: _model_summary(name) for name in embedded_names()}}
+    kinds = KINDS if kind is None else {registry_of(kind).plural: registry_of(kind)}
+    listed = {plural: {name: registry.summary(name) for name in registry} for plural, registry in kinds.items()}
+    if kind is None:
+        listed["models"] = {name: _model_summary(name) for name in embedded_names()}
+    return listed
+
+
+def describe(name: str) -> list[Description]:
+    """The plug-ins (of any kind) called ``name``, or the probes with a metric of that name.
+
+    Raises:
+        UnknownNameError: nothing is called so; the message suggests the nearest name.
+    """
+    found = [_read(registry.kind, plural, name) for plural, registry in KINDS.items() if name in registry]
+    if not found:
+        probes = [_read("probe", "probes", probe) for probe in KINDS["probes"]]
+        found = [_only(probe, metric) for probe in probes for metric in probe.metrics if metric.name == name]
+        if not found:
+            known = [plugin for registry in KINDS.values() for plugin in registry]
+            known += [metric.name for probe in probes for metric in probe.metrics]
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise UnknownNameError(f"nothing is called {name!r}.{hint} See: sinklab list")
+    return found
+
+
+def _only(probe: Description, metric: Metric) -> Description:
+    """A probe's description cut down to one of its metrics."""
+    return dataclasses.replace(probe, text="", metrics=[metric], papers=_papers(metric.paper))
+
+
+def _papers(text: str) -> list[str]:
+    return sorted(set(re.findall(r"\b\d{4}\.\d{5}\b", text)))
+
+
+def _model_summary(name: str) -> str:
+    config = json.loads((embedded_path(name) / "config.json").read_text(encoding="utf-8"))
+    return (
+        f"{config['operation']['name']} attention, {config['num_hidden_layers']} layers of {config['num_attention_heads']} "
+        f"heads, context {config['max_position_embeddings']}, trained on Python source"
+    )
+
+
+def _read(kind: str, plural: str, name: str) -> Description:
+    path = _file(plural, name)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    cls = next((node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and _registers(node, name)), None)
+    if cls is None:
+        raise ContractError(f"{path} must register a {kind} called {name!r}, the name of the file, and does not")
+    constants = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    text = inspect.cleandoc(ast.get_docstring(cls) or "")
+    metrics = list(_metrics(cls, constants))
+    cited = "\n".join([text, *(metric.paper for metric in metrics), ast.get_docstring(tree) or ""])
+    return Description(
+        kind=kind,
+        name=name,
+        summary=registry_of(kind).summary(name),
+        text=text,
+        parameters=list(_parameters(cls)),
+        metrics=metrics,
+        papers=_papers(cited),
+        version=next((int(ast.literal_eval(node.value)) for node in _fields(cls, "version") if node.value is not None), 1),
+        file=str(path),
+    )
+
+
+def _file(plural: str, name: str) -> Path:
+    for module in (
+        f"sinklab.{plural}.{name}",
+        *(
+            point.value.partition(":")[0]
+            for point in importlib.metadata.entry_points(group=f"sinklab.{plural}")
+            if point.name == name
+        ),
+    ):
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.origin is not None:
+            return Path(spec.origin)
+    raise ContractError(f"the file of {name!r} ({plural}) cannot be found")
+
+
+def _registers(cls: ast.ClassDef, name: str) -> bool:
+    return any(
+        isinstance(decorator, ast.Call)
+        and isinstance(decorator.func, ast.Attribute)
+        and decorator.func.attr == "register"
+        and [getattr(argument, "value", None) for argument in decorator.args] == [name]
+        for decorator in cls.decorator_list
+    )
+
+
+def _parameters(cls: ast.ClassDef) -> Iterator[Parameter]:
+    """Arguments of ``__init__``, or the fields of a dataclass."""
+    for node in cls.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            ordered = [*node.args.posonlyargs, *node.args.args][1:]
+            defaults: list[ast.expr | None] = [None] * len(ordered)
+            if node.args.defaults:
+                defaults[-len(node.args.defaults) :] = node.args.defaults
+            for argument, default in zip([*ordered, *node.args.kwonlyargs], [*defaults, *node.args.kw_defaults], strict=True):
+                yield Parameter(argument.arg, _unparse(argument.annotation) or "", _unparse(default))
+            return
+    for node in cls.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            annotation = ast.unparse(node.annotation)
+            if not annotation.startswith("ClassVar"):
+                yield Parameter(node.target.id, annotation, _unparse(node.value))
+
+
+def _fields(cls: ast.ClassDef, name: str) -> Iterator[ast.Assign | ast.AnnAssign]:
+    for node in cls.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            yield node  # type: ignore[misc]
+
+
+def _metrics(cls: ast.ClassDef, constants: dict[str, ast.expr]) -> Iterator[Metric]:
+    """Entries of the class attribute ``definitions``: a dict of ``Definition(text, unit, paper, range)``."""
+    for node in _fields(cls, "definitions"):
+        entries = node.value
+        if not isinstance(entries, ast.Dict):
+            continue
+        for key, value in zip(entries.keys, entries.values, strict=True):
+            if isinstance(value, ast.Call) and key is not None:
+                given = dict(zip(("text", "unit", "paper"), value.args, strict=False))
+                given |= {keyword.arg: keyword.value for keyword in value.keywords if keyword.arg}
+                texts = {part: _text(given[part], constants) if part in given else "" for part in ("text", "unit", "paper")}
+                yield Metric(name=_text(key, constants), **texts)
+
+
+def _text(node: ast.expr, constants: dict[str, ast.expr]) -> str:
+    """The string that an expression of literals, module constants, ``+`` and f-strings would give; else its source."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.Name) and node.id in constants:
+        return _text(constants[node.id], constants)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part, constants) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return _text(node.value, constants)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _text(node.left, constants) + _text(node.right, constants)
+    return ast.unparse(node)
+
+
+def _unparse(node: Any) -> str | None:
+    return None if node is None else ast.unparse(node)

@@ -1,0 +1,157 @@
+"""What the commands print: plain text when piped, colour and progress on a terminal; results on stdout, the rest on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from sinklab.cli.describe import Description
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "print_catalogue",
+    "print_comparison",
+    "print_description",
+    "print_json",
+    "print_measurement",
+    "print_summary",
+    "progress",
+]
+
+PIPE_WIDTH = 200
+"""Columns of output that is not going to a terminal; long lines are for the reader's tools to wrap."""
+
+
+def _out() -> Console:
+    # Made for each call, so that it writes to the stdout of the moment (tests and pagers replace it).
+    return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A callback ``(stage, done, total)`` that draws bars on a terminal's stderr and nothing anywhere else."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda stage, done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def update(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield update
+
+
+def print_json(record: Any) -> None:
+    """One JSON document on stdout."""
+    sys.stdout.write(json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def print_summary(summary: Mapping[str, Any], report: str) -> None:
+    """The few numbers of an audit that answer the question, and where the page is."""
+    out = _out()
+    lines = [
+        ("model", f"{summary['model']} ({summary['operation']} attention)"),
+        ("loss", "not defined for this model" if summary.get("loss") is None else f"{summary['loss']:.3f} nats per token"),
+        (
+            "sink rate",
+            f"{summary['sink_rate_gu2024']:.2f} % at position 0 (Gu et al. 2024, threshold {summary['threshold']:g})",
+        ),
+    ]
+    sinks = summary["sink_positions"]
+    lines.append(("sinks", "none" if not sinks else ", ".join(_sink(sink) for sink in sinks[:5])))
+    for name, text in lines:
+        out.print(f"[bold]{name:<10}[/bold]", end="")
+        out.print(text, markup=False)
+    for sentence in summary.get("text") or []:
+        out.print(f"{'':<10}{sentence}", markup=False)
+    out.print("[bold]report    [/bold]", end="")
+    out.print(report, markup=False)
+
+
+def _sink(sink: Mapping[str, Any]) -> str:
+    return f"position {sink['position']} {json.dumps(sink['token'], ensure_ascii=False)} {sink['rate']:.2f} %"
+
+
+def print_measurement(table: pd.DataFrame) -> None:
+    """Every metric with its mean, smallest and largest value over the rows that give it by layer and head."""
+    shown = Table(box=None, pad_edge=False)
+    for column in ("probe", "metric", "rows", "mean", "min", "max", "unit"):
+        shown.add_column(column, justify="right" if column in ("rows", "mean", "min", "max") else "left")
+    for (probe, metric, unit), rows in table.groupby(["probe", "metric", "unit"], sort=True):
+        # Rows without a layer are the same numbers pooled; where only those exist they are shown themselves.
+        single = rows[rows["layer"].notna()] if rows["layer"].notna().any() else rows
+        values = single["value"].astype("float64")
+        shown.add_row(
+            str(probe),
+            str(metric),
+            str(len(single)),
+            *(f"{v:.4g}" for v in (values.mean(), values.min(), values.max())),
+            str(unit),
+        )
+    _out().print(shown)
+
+
+def print_comparison(table: pd.DataFrame) -> None:
+    """One row a line of the comparison, one column an audit."""
+    shown = Table(box=None, pad_edge=False)
+    frame = table.reset_index() if table.index.name else table
+    for column in frame.columns:
+        shown.add_column(str(column))
+    for row in frame.itertuples(index=False):
+        shown.add_row(*(_cell(value) for value in row))
+    _out().print(shown)
+
+
+def _cell(value: Any) -> str:
+    if value is None or value != value:  # NaN is the only value that differs from itself
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def print_catalogue(listed: Mapping[str, Mapping[str, str]]) -> None:
+    """Names and first sentences, by kind."""
+    out = _out()
+    width = 2 + max((len(name) for names in listed.values() for name in names), default=0)
+    for number, (kind, names) in enumerate(listed.items()):
+        out.print(f"{chr(10) if number else ''}[bold]{kind}[/bold]")
+        for name, summary in names.items():
+            out.print(f"  {name:<{width}}{summary}", markup=False)
+
+
+def print_description(description: Description) -> None:
+    """Docstring, parameters, definitions and papers of a plug-in."""
+    out = _out()
+    out.print(f"[bold]{description.name}[/bold] ({description.kind}, version {description.version})")
+    out.print(description.summary, markup=False)
+    if description.text:
+        out.print(f"\n{description.text}", markup=False)
+    if description.parameters:
+        out.print("\n[bold]parameters[/bold]")
+        for parameter in description.parameters:
+            default = "" if parameter.default is None else f" = {parameter.default}"
+            out.print(f"  {parameter.name}: {parameter.type}{default}", markup=False)
+    if description.metrics:
+        out.print("\n[bold]definitions[/bold]")
+        for metric in description.metrics:
+            out.print(f"  [bold]{metric.name}[/bold] [{metric.unit}]".replace(f"[{metric.unit}]", f"\\[{metric.unit}]"))
+            out.print(f"    {metric.text}{f'  {metric.paper}' if metric.paper else ''}", markup=False)
+    if description.papers:
+        out.print("\n[bold]papers[/bold]")
+        for paper in description.papers:
+            out.print(f"  https://arxiv.org/abs/{paper}", markup=False)
+    out.print("\n[bold]file[/bold]")
+    out.print(f"  {description.file}", markup=False)
