@@ -126,9 +126,12 @@ class AttentionCall:
             scores = scores + self.bias[:, :, query_start:query_stop].to(dtype)
         return scores
 
-    def weights(self, query_start: int, query_stop: int) -> Tensor:
-        """Weights of a block of queries, float32 (or float64) ``(batch, num_heads, block, kv_len)``: the plain definition."""
-        scores = self.scores(query_start, query_stop)
+    def weights(self, query_start: int, query_stop: int, scores: Tensor | None = None) -> Tensor:
+        """Weights of a block of queries, float32 (or float64) ``(batch, num_heads, block, kv_len)``: the plain definition.
+
+        ``scores`` are those of the block, when the caller has them already.
+        """
+        scores = self.scores(query_start, query_stop) if scores is None else scores
         visible = self.visible.block(query_start, query_stop, 0, self.kv_len)
         if self.sink_scores is None:
             return self.operation.weights(scores, visible)
@@ -143,11 +146,13 @@ class AttentionCall:
 class Statistics:
     """What a call is reduced to: O(q_len + kv_len) numbers per head; fields that no probe needs are ``None``.
 
-    Only counted queries enter ``column_*``; rows of padding are present in ``row_*`` and meaningless.
+    Only counted queries enter ``column_*`` and ``buckets``. Fields with a row per query are 0 in the rows of queries that are
+    not counted; a counted query that sees no key has mass 0 and ``log_sum_exp`` minus infinity. Float64 calls give float64.
 
     Attributes:
         column_sum: float32 ``(batch, num_heads, kv_len)``: sum over counted queries of the weight on the key.
-        column_share: the same with every row of weights divided by its sum (Gu et al.'s proxy, FACTS 1.2; denominators + 1e-8);
+        column_share: the same with every row of weights divided by its sum (the proxy of Gu et al. 2024, arXiv 2410.10781:
+            of absolute values, denominators + 1e-8);
             the same tensor as ``column_sum`` for softmax, with or without a sink logit.
         column_count: float32 ``(batch or 1, num_heads or 1, kv_len)``: counted queries that see the key.
         row_mass: float32 ``(batch, num_heads, q_len)``: weight on all keys together.

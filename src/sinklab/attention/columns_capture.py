@@ -1,0 +1,56 @@
+"""The log-sum-exp that the model's own attention kernel computes and nobody keeps, caught on its way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["LogSumExpCapture", "capture_log_sum_exp"]
+
+_KERNELS = frozenset(
+    f"aten::_scaled_dot_product_{name}"
+    for name in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+)
+"""Kernels that return ``(output, log_sum_exp, …)``, the log-sum-exp in natural units."""
+
+
+class LogSumExpCapture(TorchDispatchMode):
+    """Looks at the operators that run inside the context and passes every one of them on unchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._caught: list[Tensor] = []
+
+    @property
+    def log_sum_exp(self) -> Tensor | None:
+        """Float32 ``(batch, num_heads, q_len)``; ``None`` unless exactly one attention kernel ran and returned one.
+
+        It is a constant to autograd in every one of these kernels: never use it in a differentiable expression.
+        """
+        return self._caught[0] if len(self._caught) == 1 and self._caught[0].numel() else None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func._schema.name in _KERNELS:
+            query = args[0] if args else (kwargs or {})["query"]
+            log_sum_exp = result[1].detach()
+            # cuDNN appends a dimension of one; the memory-efficient kernel pads the queries to a multiple of 32, and returns
+            # nothing at all when no gradient is wanted.
+            if log_sum_exp.ndim == 4:
+                log_sum_exp = log_sum_exp.squeeze(-1)
+            self._caught.append(log_sum_exp[:, :, : query.shape[2]].float() if log_sum_exp.numel() else torch.empty(0))
+        return result
+
+
+def capture_log_sum_exp() -> LogSumExpCapture:
+    """``with capture_log_sum_exp() as captured: …`` keeps the row log-sum-exp of the one attention kernel that runs inside.
+
+    Nothing about the computation changes: the mode calls each operator with the arguments it was given and hands back what it
+    returned, so outputs are bit-identical. Read ``captured.log_sum_exp`` afterwards.
+    """
+    return LogSumExpCapture()
