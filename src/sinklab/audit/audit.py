@@ -1,0 +1,207 @@
+"""audit(): every probe on natural text, the sink rate under other conditions, a summary in words, and a report to open."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sinklab.attention.probe import Probe
+from sinklab.audit.locations import SinkLocations
+from sinklab.audit.maps import AttentionMaps
+from sinklab.audit.measure import (
+    Progress,
+    Seen,
+    check_identity,
+    checks,
+    definitions,
+    is_causal_lm,
+    labelled,
+    make_probe,
+    model_facts,
+    opened,
+    run_probes,
+    uses_bos,
+)
+from sinklab.audit.output import check_free, environment, new_run_id, whole_folder
+from sinklab.audit.summary import Condition, summarize
+from sinklab.corpora._corpus import Corpus, hash_tokens
+from sinklab.corpora._resolve import resolve_corpus
+from sinklab.models.loading import LoadedModel
+from sinklab.registry import probes as probe_registry
+from sinklab.results.table import append, write_json, write_table
+
+__all__ = ["AuditResult", "audit"]
+
+MAP_SAMPLES = 3
+MAP_TILES = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditResult:
+    """What :func:`audit` gives: summary, long table, run record, and the directory they were written to, if any."""
+
+    summary: dict[str, Any]
+    table: pd.DataFrame
+    run: dict[str, Any]
+    folder: Path | None
+
+
+def audit(
+    model: str | LoadedModel | PreTrainedModel,
+    *,
+    corpus: str | Corpus = "python_source",
+    seq_len: int = 64,
+    samples: int = 100,
+    threshold: float = 0.3,
+    device: str = "auto",
+    dtype: str = "auto",
+    seed: int = 0,
+    bos: str = "auto",
+    batch_size: int | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    out: Path | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> AuditResult:
+    """Find the sinks of a model: at which positions and tokens, in which layers and heads, under which conditions.
+
+    The defaults are those of Gu et al. 2024 (arXiv 2410.10781): 100 samples of 64 tokens, threshold 0.3. All registered probes
+    run on the corpus; the sink rate and the loss are also taken on random tokens, on one repeated token, and with or without
+    the beginning-of-sequence token.
+
+    Args:
+        model: a name for :func:`sinklab.load_model`, or a model in memory.
+        corpus: a registered name, the path of a text file, or a corpus.
+        seq_len, samples: tokens per sample and number of samples.
+        threshold: of the sink rate.
+        bos: ``auto`` (as the tokenizer does by itself), ``always`` or ``none``.
+        batch_size: samples per forward; by default as many as make 8,192 tokens.
+        out: directory for ``report.html``, ``summary.json``, ``table.parquet``, ``maps.safetensors`` and ``run.json``; written
+            whole or not at all.
+        overwrite: replace an earlier result in ``out``.
+        progress: told about every batch.
+
+    Raises:
+        SinklabError: see the errors of loading, corpora and sessions.
+    """
+    if out is not None:
+        check_free(out, overwrite)
+    text = resolve_corpus(corpus) if isinstance(corpus, str) else corpus
+    loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+    started = time.time()
+    run_id = new_run_id()
+    main_bos = uses_bos(loaded.encoder, bos)
+    takes_loss = is_causal_lm(loaded.model)
+    min_queries = max(1, seq_len // 4)
+
+    tables: list[pd.DataFrame] = []
+    conditions: list[Condition] = []
+    main: tuple[Tensor, Seen, SinkLocations, list[Probe]] | None = None
+    for source, with_bos in _plan(text, main_bos, loaded.encoder.bos_token_id is not None):
+        tokens = source.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
+        if main is None:
+            check_identity(loaded.model, tokens)
+        names = list(probe_registry) if main is None else ["sink_rate"]
+        probes = [make_probe(name, threshold) for name in names]
+        locations = SinkLocations(threshold, min_queries)
+        stage = f"{source.name}, {'with' if with_bos else 'without'} BOS"
+        seen = run_probes(
+            loaded.model, tokens, [*probes, locations], batch_size=batch_size, loss=takes_loss, progress=progress, stage=stage
+        )
+        table = labelled(seen.session, loaded, run_id=run_id, corpus=source.name, bos=int(with_bos), seed=seed)
+        tables.append(table)
+        conditions.append(Condition(source.name, with_bos, seen.loss, table, hash_tokens(tokens)))
+        if main is None:
+            main = (tokens, seen, locations, probes)
+    assert main is not None  # the plan always has a first condition
+    tokens, seen, locations, probes = main
+
+    maps = AttentionMaps(MAP_TILES)
+    run_probes(loaded.model, tokens[:MAP_SAMPLES], [maps], batch_size=MAP_SAMPLES, progress=progress, stage="attention maps")
+
+    summary = summarize(
+        loaded,
+        conditions,
+        locations.found(),
+        tokens,
+        threshold=threshold,
+        min_queries=min_queries,
+        off_seam=seen.session.off_seam,
+    )
+    run = {
+        "run_id": run_id,
+        "kind": "audit",
+        "model": model_facts(loaded, seen.session),
+        "config": {
+            "seq_len": seq_len,
+            "samples": samples,
+            "threshold": threshold,
+            "min_queries": min_queries,
+            "seed": seed,
+            "bos": bos,
+            "bos_tokens_per_sample": int(main_bos),
+        },
+        "corpus": {"name": text.name, **dataclasses.asdict(text.identity)},
+        "token_sha256": hash_tokens(tokens),
+        "conditions": [{"corpus": c.corpus, "bos": int(c.bos), "token_sha256": c.token_sha256} for c in conditions],
+        "definitions": definitions(probes),
+        "checks": checks(seen.session, tokens),
+        "calls": dict(seen.session.calls),
+        **environment(loaded),
+        "wall_seconds": round(time.time() - started, 3),
+    }
+    table = append(tables)
+    if out is not None:
+        from sinklab.report.html import write_report
+
+        with whole_folder(out) as folder:
+            write_table(table, folder / "table.parquet")
+            write_json(summary, folder / "summary.json")
+            write_json(run, folder / "run.json")
+            _write_maps(maps, loaded, tokens[:MAP_SAMPLES], folder / "maps.safetensors")
+            write_report(folder)
+    return AuditResult(summary, table, run, out)
+
+
+def _plan(text: Corpus, main_bos: bool, has_bos: bool) -> list[tuple[Corpus, bool]]:
+    """The conditions: first the one that all probes see, then the ones that only the sink rate and the loss are taken under."""
+    plan: list[tuple[Corpus, bool]] = [(text, main_bos)]
+    if has_bos:
+        plan.append((text, not main_bos))
+    for name in ("random_tokens", "repeated_token"):
+        if name == text.name:
+            continue
+        # Gu et al.'s propositions on repeated tokens speak of sequences without anything in front.
+        for with_bos in dict.fromkeys((main_bos, False)) if name == "repeated_token" else (main_bos,):
+            plan.append((resolve_corpus(name), with_bos))
+    return plan
+
+
+def _write_maps(maps: AttentionMaps, loaded: LoadedModel, tokens: Tensor, path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    arrays = maps.arrays()
+    if arrays:
+        metadata = {
+            "tokens": json.dumps([token_texts(loaded, row) for row in tokens.tolist()], ensure_ascii=False),
+            "modules": json.dumps(maps.modules),
+            "seq_len": str(tokens.shape[1]),
+            "tile": str(-(-tokens.shape[1] // MAP_TILES)),
+        }
+        save_file(arrays, path, metadata=metadata)
+
+
+def token_texts(loaded: LoadedModel, ids: Sequence[int]) -> list[str]:
+    """Tokens as text, one string each; numbers when the model has no tokenizer."""
+    if loaded.tokenizer is None:
+        return [str(token) for token in ids]
+    return [loaded.tokenizer.decode([token]) for token in ids]

@@ -1,0 +1,108 @@
+"""Attention maps small enough to show: weights and scores of every head, max-pooled so that a one-pixel column survives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.probe import Probe
+from sinklab.errors import SessionError
+
+__all__ = ["AttentionMaps"]
+
+SCORES_PER_BLOCK = 2**22
+"""Scores held at once; 16 MiB in float32."""
+
+
+class AttentionMaps(Probe):
+    """Keeps one tile map per sample and self-attention head; state is samples × heads × tiles², whatever the length.
+
+    Args:
+        tiles: most rows and columns of a map; a shorter sequence has one tile per token.
+    """
+
+    name: ClassVar[str] = "attention_maps"
+    needs: ClassVar[frozenset[str]] = frozenset({"columns"})
+
+    def __init__(self, tiles: int = 64) -> None:
+        self.tiles = tiles
+        self._weights: dict[str, Tensor] = {}
+        self._scores: dict[str, Tensor] = {}
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        if call.site.kind != "self":
+            return
+        if call.cached_keys or call.site.module in self._weights:
+            raise SessionError(f"{call.site.module}: attention maps are made from one forward without a cache")
+        tile = math.ceil(call.kv_len / self.tiles)
+        rows = math.ceil(call.q_len / tile)
+        batch, heads = call.queries.shape[:2]
+        weights = torch.zeros(batch, heads, rows, math.ceil(call.kv_len / tile))
+        scores = torch.full_like(weights, -math.inf)
+        step = max(tile, SCORES_PER_BLOCK // (batch * heads * call.kv_len) // tile * tile)
+        for start in range(0, call.q_len, step):
+            stop = min(start + step, call.q_len)
+            visible = call.visible.block(start, stop, 0, call.kv_len)
+            raw = call.scores(start, stop).masked_fill(~visible, -math.inf)
+            into = slice(start // tile, math.ceil(stop / tile))
+            weights[:, :, into] = _max_pool(call.weights(start, stop), tile, 0.0)
+            scores[:, :, into] = _max_pool(raw, tile, -math.inf)
+        self._weights[call.site.module] = weights
+        self._scores[call.site.module] = scores
+
+    def merge(self, other: Self) -> None:
+        """Samples of the other one below ours."""
+        for mine, theirs in ((self._weights, other._weights), (self._scores, other._scores)):
+            for module, maps in theirs.items():
+                mine[module] = torch.cat((mine[module], maps)) if module in mine else maps
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """No rows: maps are not numbers of the table; see :meth:`arrays`."""
+        return iter(())
+
+    @property
+    def modules(self) -> list[str]:
+        """Modules in the order of the layer axis."""
+        return list(self._weights)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Maps as the report reads them.
+
+        Returns:
+            ``weights`` uint8 ``(samples, layers, heads, rows, columns)``, ``round(255 · sqrt(weight))`` with weights above one
+            (possible without normalisation) drawn as one; ``scores`` uint8 of the same shape, 0 where every key of the tile is
+            hidden and 1..255 linear between the two values of ``scores_range``, float32 ``(samples, layers, heads, 2)``.
+            Layers with fewer heads are filled with hidden tiles.
+        """
+        if not self._weights:
+            return {}
+        heads = max(maps.shape[1] for maps in self._weights.values())
+        weights = torch.stack([_widen(maps, heads, 0.0) for maps in self._weights.values()], dim=1)
+        scores = torch.stack([_widen(maps, heads, -math.inf) for maps in self._scores.values()], dim=1)
+        hidden = scores == -math.inf
+        low = scores.masked_fill(hidden, math.inf).amin((-2, -1), keepdim=True)
+        high = scores.amax((-2, -1), keepdim=True)
+        low, high = low.nan_to_num(posinf=0.0, neginf=0.0), high.nan_to_num(posinf=0.0, neginf=0.0)
+        level = 1 + 254 * (scores.masked_fill(hidden, 0.0) - low) / (high - low).clamp_min(1e-12)
+        return {
+            "weights": (255 * weights.clamp(0, 1).sqrt()).round().to(torch.uint8).numpy(),
+            "scores": level.round().clamp(1, 255).masked_fill(hidden, 0).to(torch.uint8).numpy(),
+            "scores_range": torch.cat((low, high), dim=-1).squeeze(-2).float().numpy(),
+        }
+
+
+def _max_pool(block: Tensor, tile: int, fill: float) -> Tensor:
+    rows, columns = math.ceil(block.shape[2] / tile), math.ceil(block.shape[3] / tile)
+    padded = torch.full((*block.shape[:2], rows * tile, columns * tile), fill, dtype=torch.float32)
+    padded[:, :, : block.shape[2], : block.shape[3]] = block.float().cpu()
+    return padded.view(*block.shape[:2], rows, tile, columns, tile).amax((3, 5))
+
+
+def _widen(maps: Tensor, heads: int, fill: float) -> Tensor:
+    return torch.nn.functional.pad(maps, (0, 0, 0, 0, 0, heads - maps.shape[1]), value=fill)
