@@ -226,7 +226,7 @@ class Session:
             if self.probes:
                 statistics = column_statistics(call, self._statistics_needs) if self._statistics_needs else Statistics()
                 for probe in self.probes:
-                    if probe.needs - {"hidden_states", "attention_outputs"}:
+                    if type(probe).update is not Probe.update:
                         probe.update(call, statistics)
         return result
 
