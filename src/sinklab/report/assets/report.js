@@ -1,0 +1,787 @@
+// The script of a sinklab page: draws the sink map, the panel of a head and the figures from the data inside this file.
+// Nothing is fetched. Text enters the page through textContent only.
+(() => {
+  "use strict";
+  const SVG = "http://www.w3.org/2000/svg";
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const $ = (id) => document.getElementById(id);
+  const root = document.documentElement;
+  const painters = []; // redrawn when the theme or the width changes
+
+  // ---------------------------------------------------------------- elements and words
+  function el(tag, attributes = {}, ...children) {
+    const node = document.createElement(tag);
+    set(node, attributes);
+    node.append(...children.filter((child) => child !== null && child !== undefined));
+    return node;
+  }
+  function svg(tag, attributes = {}, ...children) {
+    const node = document.createElementNS(SVG, tag);
+    set(node, attributes);
+    node.append(...children);
+    return node;
+  }
+  function set(node, attributes) {
+    for (const [name, value] of Object.entries(attributes)) {
+      if (value === null || value === undefined || value === false) continue;
+      if (name === "text") node.textContent = value;
+      else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+      else node.setAttribute(name, value === true ? "" : value);
+    }
+  }
+  function fmt(value, digits = 3) {
+    if (value === null || value === undefined || Number.isNaN(value)) return "–";
+    if (value === 0) return "0";
+    const size = Math.abs(value);
+    if (size >= 1e6 || size < 1e-3) return value.toExponential(digits - 1).replace("-", "\u2212");
+    const places = Math.max(0, digits - 1 - Math.floor(Math.log10(size)));
+    const [whole, part] = value.toFixed(places).split(".");
+    return (whole.replace(/\B(?=(\d{3})+$)/g, "\u202f") + (part ? "." + part : "")).replace("-", "\u2212");
+  }
+  const percent = (value) => (value === null ? "–" : `${value.toFixed(Math.abs(value) < 1 && value !== 0 ? 2 : value === 100 || value === 0 ? 0 : 1)}\u202f%`);
+  const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+  // Byte-level and SentencePiece marks of a space become spaces; what cannot be seen gets a sign that can.
+  function visible(token) {
+    const marks = { "Ġ": " ", "▁": " ", "Ċ": "↵", "\n": "↵", "\r": "␍", "ĉ": "⇥", "\t": "⇥" };
+    return [...token].map((letter) => marks[letter] ?? (/[\p{C}]/u.test(letter) ? "�" : letter)).join("");
+  }
+
+  // ---------------------------------------------------------------- colour: equal steps of OKLab lightness
+  // Hue and chroma depend on lightness alone, so the ramp of the dark theme is that of the light theme, walked from its dark end.
+  function oklch(lightness, chroma, hue) {
+    const a0 = Math.cos((hue * Math.PI) / 180), b0 = Math.sin((hue * Math.PI) / 180);
+    for (let c = chroma; ; c *= 0.94) {
+      const a = c * a0, b = c * b0;
+      const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
+      const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
+      const s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
+      const linear = [
+        4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
+        -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
+        -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
+      ];
+      if (c < 1e-4 || linear.every((x) => x >= -1e-4 && x <= 1.0001)) {
+        return linear.map((x) => {
+          const y = Math.min(1, Math.max(0, x));
+          return Math.round(255 * (y <= 0.0031308 ? 12.92 * y : 1.055 * y ** (1 / 2.4) - 0.055));
+        });
+      }
+    }
+  }
+  function between(stops, at) {
+    for (let i = 1; i < stops.length; i++) {
+      if (at <= stops[i][0] || i === stops.length - 1) {
+        const [x0, ...y0] = stops[i - 1], [x1, ...y1] = stops[i];
+        const t = Math.min(1, Math.max(0, (at - x0) / (x1 - x0)));
+        return y0.map((y, k) => y + t * (y1[k] - y));
+      }
+    }
+  }
+  const HUES = { // lightness → chroma, hue (hues run past 360 to stay monotone)
+    warm: [[0.2, 0.05, 300], [0.35, 0.14, 325], [0.5, 0.19, 360], [0.66, 0.17, 395], [0.82, 0.12, 430], [0.97, 0.015, 455]],
+    cool: [[0.2, 0.035, 275], [0.4, 0.1, 262], [0.6, 0.11, 235], [0.8, 0.08, 200], [0.97, 0.012, 170]],
+  };
+  const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
+  let ramps = {};
+  function makeRamps() {
+    const [from, to] = dark() ? [0.215, 0.93] : [0.965, 0.27];
+    ramps = {};
+    for (const [name, stops] of Object.entries(HUES)) {
+      ramps[name] = Array.from({ length: 256 }, (_, i) => {
+        const lightness = from + ((to - from) * i) / 255;
+        return oklch(lightness, ...between(stops, lightness));
+      });
+    }
+  }
+  const shade = (ramp, t) => ramps[ramp][Math.round(255 * Math.min(1, Math.max(0, t)))];
+  const css = (rgb) => `rgb(${rgb.join(" ")})`;
+  const luminance = (rgb) => rgb.reduce((sum, x, i) => sum + [0.2126, 0.7152, 0.0722][i] * (x / 255 <= 0.04045 ? x / 255 / 12.92 : ((x / 255 + 0.055) / 1.055) ** 2.4), 0);
+  // Whichever of near-black and near-white has the higher contrast ratio on this colour.
+  const inkOn = (rgb) => (1.05 / (luminance(rgb) + 0.05) > (luminance(rgb) + 0.05) / 0.0576 ? "#fff" : "#15181c");
+
+  function legend(ramp, ticks) {
+    const canvas = el("canvas", { width: 256, height: 1, "aria-hidden": "true" });
+    const row = el("div", { class: "ticks" });
+    const paint = () => {
+      const context = canvas.getContext("2d");
+      for (let x = 0; x < 256; x++) {
+        context.fillStyle = css(ramps[ramp][x]);
+        context.fillRect(x, 0, 1, 1);
+      }
+    };
+    const relabel = (list) => row.replaceChildren(...list.map(([at, text]) => {
+      const span = el("span", { text });
+      span.style.left = `${100 * at}%`;
+      return span;
+    }));
+    relabel(ticks);
+    paint();
+    return { node: el("div", { class: "legend" }, canvas, row), paint, relabel };
+  }
+
+  // ---------------------------------------------------------------- packed arrays
+  async function inflate(id) {
+    const binary = atob($(id).textContent.trim());
+    const bytes = Uint8Array.from(binary, (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    return new Uint8Array(await new Response(stream).arrayBuffer());
+  }
+  async function unsigned(prefix, name) {
+    const spec = data.arrays?.[name];
+    if (!spec) return null;
+    const bytes = await inflate(prefix + name);
+    const codes = new DataView(bytes.buffer, bytes.byteOffset);
+    const values = new Float32Array(bytes.length / 2);
+    for (let i = 0; i < values.length; i++) {
+      const code = codes.getUint16(2 * i, true);
+      values[i] = code === 65535 ? NaN : (code / 65534) * spec.scale;
+    }
+    const [, heads, bins] = spec.shape;
+    return { of: (row, head) => values.subarray((row * heads + head) * bins, (row * heads + head + 1) * bins) };
+  }
+
+  // ---------------------------------------------------------------- tooltip
+  const tip = $("tip");
+  function showTip(text, x, y) {
+    tip.textContent = text;
+    tip.hidden = false;
+    const box = tip.getBoundingClientRect();
+    tip.style.left = `${Math.max(6, Math.min(x + 14, innerWidth - box.width - 6))}px`;
+    tip.style.top = `${y + 18 + box.height > innerHeight ? y - box.height - 12 : y + 18}px`;
+  }
+  const hideTip = () => { tip.hidden = true; };
+  addEventListener("scroll", hideTip, { passive: true });
+  addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
+
+  // ---------------------------------------------------------------- theme
+  const themeButton = $("theme");
+  function stored(value) { // a file opened from a disk may have no storage; then the choice lasts as long as the page
+    try {
+      if (value === undefined) return localStorage.getItem("sinklab-theme");
+      localStorage.setItem("sinklab-theme", value);
+    } catch (error) { if (!(error instanceof DOMException)) throw error; }
+    return null;
+  }
+  function repaint() {
+    makeRamps();
+    themeButton.textContent = dark() ? "Light" : "Dark";
+    themeButton.setAttribute("aria-label", dark() ? "Switch to the light theme" : "Switch to the dark theme");
+    themeButton.setAttribute("aria-pressed", String(dark()));
+    for (const paint of painters) paint();
+  }
+  const saved = stored();
+  if (saved === "dark" || saved === "light") root.dataset.theme = saved;
+  themeButton.addEventListener("click", () => {
+    root.dataset.theme = dark() ? "light" : "dark";
+    stored(root.dataset.theme);
+    repaint();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+  let beforePrint = null;
+  addEventListener("beforeprint", () => { beforePrint = root.dataset.theme ?? ""; root.dataset.theme = "light"; repaint(); });
+  addEventListener("afterprint", () => { if (beforePrint) root.dataset.theme = beforePrint; else delete root.dataset.theme; repaint(); });
+
+  // ---------------------------------------------------------------- line charts
+  function niceTicks(low, high, count) {
+    const raw = (high - low) / count, power = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999);
+    const ticks = [];
+    for (let t = Math.ceil(low / step - 1e-9) * step; t <= high + 1e-9 * step; t += step) ticks.push(Math.abs(t) < step / 1e6 ? 0 : t);
+    return ticks;
+  }
+  function logTicks(low, high) {
+    const all = [];
+    for (let e = Math.floor(Math.log10(low)) - 1; e <= Math.ceil(Math.log10(high)); e++) for (const m of [1, 2, 5]) all.push(m * 10 ** e);
+    let inside = all.filter((t) => t >= low * 0.999 && t <= high * 1.001);
+    if (inside.length > 5) inside = inside.filter((t) => /^1(e|0*$|\.0*$)/.test(String(t)) || /^(0\.0*1)$/.test(String(t)));
+    return inside.length > 1 ? inside : [low, high];
+  }
+  // figure: {title, axis, caption?, labels, series: [{name, kind, y}], log?, threshold?, area?, tip?: i => text, height?}
+  function chart(host, figure) {
+    const values = figure.series.flatMap((s) => s.y).filter((y) => y !== null && Number.isFinite(y));
+    const keys = el("div", { class: "keys" });
+    for (const s of figure.series) {
+      if (figure.series.length < 2) break;
+      const swatch = el("i", { class: `k-${s.kind}` });
+      if (["rest", "audit1"].includes(s.kind)) swatch.style.borderTopStyle = "dashed";
+      if (["other", "audit2"].includes(s.kind)) swatch.style.borderTopStyle = "dotted";
+      keys.append(el("span", {}, swatch, s.name));
+    }
+    const holder = el("div");
+    const node = el("figure", { class: "figure" }, el("h3", { text: figure.title }));
+    host.append(node);
+    if (!values.length) {
+      node.append(el("p", { class: "missing", text: "Not measured in this audit." }));
+      return node;
+    }
+    node.append(el("div", { class: "axis-name", text: figure.axis }), keys, holder);
+    if (figure.caption) node.append(el("p", { class: "caption", text: figure.caption }));
+    let current = null;
+    const paint = () => {
+      const width = Math.max(180, holder.clientWidth || 320), height = figure.height ?? 150;
+      const left = 42, right = 8, top = 10, bottom = 22;
+      let low = Math.min(...values), high = Math.max(...values);
+      if (figure.log) { low /= 1.15; high *= 1.15; }
+      else {
+        if (figure.threshold !== undefined) high = Math.max(high, figure.threshold * 1.08);
+        low = Math.min(0, low);
+        high = high === low ? low + 1 : high + (high - low) * 0.04;
+      }
+      const scale = figure.log ? (v) => Math.log(v / low) / Math.log(high / low) : (v) => (v - low) / (high - low);
+      const count = figure.labels.length;
+      const x = (i) => left + (count === 1 ? 0.5 : i / (count - 1)) * (width - left - right);
+      const y = (v) => top + (1 - scale(v)) * (height - top - bottom);
+      const ticks = figure.log ? logTicks(low, high) : niceTicks(low, high, 3);
+      const picture = svg("svg", {
+        width, height, viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: "0",
+        "aria-label": `${figure.title}, ${figure.axis}. ` + figure.series.map((s) => {
+          const known = s.y.filter((v) => v !== null && Number.isFinite(v));
+          return `${s.name}: from ${fmt(Math.min(...known))} to ${fmt(Math.max(...known))}`;
+        }).join("; ") + ". Arrow keys read single values.",
+      });
+      for (const t of ticks) {
+        picture.append(svg("line", { class: t === 0 ? "base" : "gridline", x1: left, x2: width - right, y1: y(t), y2: y(t) }));
+        picture.append(svg("text", { x: left - 7, y: y(t) + 4, "text-anchor": "end", text: fmt(t, 2) }));
+      }
+      const every = Math.ceil(count / Math.max(2, Math.floor((width - left) / 44)));
+      figure.labels.forEach((label, i) => {
+        if (i % every === 0) picture.append(svg("text", { x: x(i), y: height - 5, "text-anchor": "middle", text: label }));
+      });
+      if (figure.threshold !== undefined) {
+        picture.append(svg("line", { class: "threshold", x1: left, x2: width - right, y1: y(figure.threshold), y2: y(figure.threshold) }));
+        picture.append(svg("text", { x: width - right, y: y(figure.threshold) - 5, "text-anchor": "end", text: figure.thresholdName ?? `threshold ${fmt(figure.threshold, 2)}` }));
+      }
+      for (const s of [...figure.series].reverse()) {
+        let path = "", pen = false;
+        s.y.forEach((v, i) => {
+          const known = v !== null && Number.isFinite(v);
+          if (known) path += `${pen ? "L" : "M"}${x(i).toFixed(1)} ${y(v).toFixed(1)}`;
+          pen = known;
+        });
+        if (figure.area) picture.append(svg("path", { class: `area k-${s.kind}`, d: `${path}L${x(count - 1)} ${y(0)}L${x(0)} ${y(0)}Z` }));
+        picture.append(svg("path", { class: `line k-${s.kind}`, d: path }));
+        if (count <= 40 && !figure.area) s.y.forEach((v, i) => {
+          if (v !== null) picture.append(svg("circle", { class: `k-${s.kind}`, cx: x(i), cy: y(v), r: count > 20 ? 1.6 : 2.3 }));
+        });
+      }
+      const cursor = svg("g");
+      picture.append(cursor);
+      const show = (i, clientX, clientY) => {
+        current = Math.max(0, Math.min(count - 1, i));
+        cursor.replaceChildren(svg("line", { class: "cursor", x1: x(current), x2: x(current), y1: top, y2: height - bottom }));
+        for (const s of figure.series) {
+          const v = s.y[current];
+          if (v !== null && Number.isFinite(v)) cursor.append(svg("circle", { class: `k-${s.kind}`, cx: x(current), cy: y(v), r: 3.6 }));
+        }
+        const words = figure.tip ? figure.tip(current) : `layer ${figure.labels[current] === "in" ? "input (embeddings)" : figure.labels[current]}`;
+        showTip(`${words}\n` + figure.series.map((s) => `${figure.series.length > 1 ? s.name + ": " : ""}${fmt(s.y[current])}`).join("\n"), clientX, clientY);
+      };
+      const leave = () => { cursor.replaceChildren(); hideTip(); };
+      picture.addEventListener("pointermove", (event) => {
+        const box = picture.getBoundingClientRect();
+        show(Math.round(((event.clientX - box.left - left) / (width - left - right)) * (count - 1)), event.clientX, event.clientY);
+      });
+      picture.addEventListener("pointerleave", leave);
+      picture.addEventListener("blur", leave);
+      picture.addEventListener("keydown", (event) => {
+        const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+        if (!step) return;
+        event.preventDefault();
+        const box = picture.getBoundingClientRect(), next = (current ?? (step > 0 ? -1 : count)) + step;
+        show(next, box.left + x(Math.max(0, Math.min(count - 1, next))), box.top + height / 2);
+      });
+      holder.replaceChildren(picture);
+    };
+    paint();
+    const watch = new ResizeObserver(() => { if (holder.isConnected && Math.abs((holder.firstChild?.clientWidth ?? 0) - holder.clientWidth) > 1) paint(); });
+    watch.observe(holder);
+    return node;
+  }
+
+  // ---------------------------------------------------------------- the grid of heads: layers from left to right
+  // source: {grid, heads, value(row, head), words(row, head)}; onselect makes it a control, else it is a picture.
+  function headGrid(host, source, { onselect = null, label }) {
+    const { grid, heads } = source;
+    const box = el("div", { class: "grid-scroll" });
+    const table = el("div", { class: "grid", role: "grid", "aria-label": label, "aria-rowcount": heads, "aria-colcount": grid.length });
+    const cells = [];
+    let focus = [0, 0], selected = null;
+    const topBars = el("div", { role: "presentation" });
+    topBars.style.display = "contents";
+    table.append(topBars);
+    for (let head = 0; head < heads; head++) {
+      const line = el("div", { role: "row", "aria-label": `Head ${head}` }, el("div", { class: "axis head", "aria-hidden": "true" }));
+      cells.push(grid.map((_, row) => {
+        const cell = el("div", { class: "cell", role: "gridcell", tabindex: "-1", "data-row": row, "data-head": head });
+        line.append(cell);
+        return cell;
+      }));
+      table.append(line);
+    }
+    const foot = el("div", { role: "presentation" });
+    foot.style.display = "contents";
+    table.append(foot);
+    box.append(table);
+    host.append(box);
+    host.append(el("p", { class: "axis-title", text: `Layers from left to right, heads from top to bottom${grid.length > 1 ? "; bars above: mean of each layer" : ""}.` }));
+    const paint = () => {
+      const space = (host.clientWidth || 900) - 40;
+      const width = Math.max(15, Math.min(76, Math.floor(space / grid.length) - 2));
+      const height = Math.max(11, Math.min(44, width, Math.floor(500 / heads)));
+      table.style.gridTemplateColumns = `34px repeat(${grid.length}, ${width}px)`;
+      table.style.gridAutoRows = "auto";
+      const means = grid.map((_, row) => {
+        const known = cells.map((_, head) => source.value(row, head)).filter((v) => v !== null);
+        return known.length ? known.reduce((a, b) => a + b, 0) / known.length : 0;
+      });
+      topBars.replaceChildren(el("div"), ...means.map((mean, row) => {
+        const bar = el("i");
+        bar.style.height = `${mean ? Math.max(1, 0.35 * mean) : 0}px`;
+        const wrap = el("div", { class: "margin-bar", "aria-hidden": "true" }, bar);
+        wrap.addEventListener("pointermove", (event) => showTip(`layer ${grid[row].label}: ${percent(mean)} on average`, event.clientX, event.clientY));
+        wrap.addEventListener("pointerleave", hideTip);
+        return wrap;
+      }));
+      const headEvery = Math.ceil(13 / (height + 2)), layerEvery = Math.ceil((grid.some((g) => g.label.length > 3) ? 90 : 22) / (width + 2));
+      cells.forEach((line, head) => {
+        line[0].previousSibling.textContent = head % headEvery === 0 ? head : "";
+        line.forEach((cell, row) => {
+          const value = source.value(row, head);
+          cell.style.width = `${width}px`;
+          cell.style.height = `${height}px`;
+          cell.classList.toggle("none", value === null);
+          cell.setAttribute("aria-label", value === null ? `Layer ${grid[row].label}, head ${head}: not measured` : `Layer ${grid[row].label}, head ${head}: ${source.words(row, head)}`);
+          if (value === null) { cell.style.background = ""; cell.textContent = ""; return; }
+          const colour = shade("warm", value / 100);
+          cell.style.background = css(colour);
+          cell.style.color = inkOn(colour);
+          cell.textContent = width >= 34 && height >= 18 ? `${Math.round(value)}` : "";
+        });
+      });
+      foot.replaceChildren(el("div"), ...grid.map((g, row) => {
+        const mark = el("div", { class: "axis", "aria-hidden": "true", text: row % layerEvery === 0 ? g.label.split(".").slice(-3).join(".") : "" });
+        mark.style.height = "18px";
+        return mark;
+      }));
+    };
+    const point = (cell, event) => {
+      const at = event ? [event.clientX, event.clientY] : [cell.getBoundingClientRect().right, cell.getBoundingClientRect().bottom];
+      showTip(cell.getAttribute("aria-label").replace(": ", "\n"), ...at);
+    };
+    const place = (target) => { const cell = target.closest?.(".cell"); return cell ? [Number(cell.dataset.row), Number(cell.dataset.head)] : null; };
+    table.addEventListener("pointermove", (event) => { const at = place(event.target); if (at) point(cells[at[1]][at[0]], event); });
+    table.addEventListener("pointerleave", hideTip);
+    table.addEventListener("focusout", hideTip);
+    const rove = (row, head, move) => {
+      cells[focus[1]][focus[0]].tabIndex = -1;
+      focus = [row, head];
+      const cell = cells[head][row];
+      cell.tabIndex = 0;
+      if (move) { cell.focus(); point(cell); }
+    };
+    const select = (row, head, told = true) => {
+      if (selected) cells[selected[1]][selected[0]].removeAttribute("aria-selected");
+      selected = [row, head];
+      cells[head][row].setAttribute("aria-selected", "true");
+      rove(row, head, false);
+      if (told && onselect) onselect(row, head);
+    };
+    table.addEventListener("click", (event) => { const at = place(event.target); if (at && onselect) select(...at); });
+    table.addEventListener("keydown", (event) => {
+      let [row, head] = focus;
+      const last = grid.length - 1;
+      switch (event.key) {
+        case "ArrowLeft": row = Math.max(0, row - 1); break;
+        case "ArrowRight": row = Math.min(last, row + 1); break;
+        case "ArrowUp": head = Math.max(0, head - 1); break;
+        case "ArrowDown": head = Math.min(heads - 1, head + 1); break;
+        case "Home": row = 0; if (event.ctrlKey) head = 0; break;
+        case "End": row = last; if (event.ctrlKey) head = heads - 1; break;
+        case "Enter": case " ": event.preventDefault(); if (onselect) select(row, head); return;
+        default: return;
+      }
+      event.preventDefault();
+      rove(row, head, true);
+    });
+    cells[0][0].tabIndex = 0;
+    paint();
+    let known = host.clientWidth;
+    new ResizeObserver(() => { if (host.clientWidth !== known) { known = host.clientWidth; paint(); } }).observe(host);
+    return { paint, select };
+  }
+
+  // ---------------------------------------------------------------- one attention map
+  function mapView(title, note, ramp) {
+    const canvas = el("canvas", { "aria-hidden": "true" });
+    const rowBand = el("div", { class: "band row", hidden: true }), columnBand = el("div", { class: "band column", hidden: true });
+    const box = el("div", { class: "map-box", tabindex: "0", role: "application", "aria-label": `${title}. Arrow keys read single values.` }, canvas, rowBand, columnBand);
+    const ticksX = el("div", { class: "ticks-x", "aria-hidden": "true" }), ticksY = el("div", { class: "ticks-y", "aria-hidden": "true" });
+    const key = legend(ramp, []);
+    const node = el("figure", { class: "map-figure" },
+      el("figcaption", {}, el("h3", {}, title, el("span", { text: note })), key.node),
+      el("div", { class: "map-frame" }, ticksY, box, ticksX),
+      el("div", { class: "map-note", "aria-hidden": "true" }, el("span", { text: "keys →" }), el("span", { text: "queries ↓" })));
+    return {
+      node, box, key,
+      draw(rows, columns, colour, seqLen, tile) { // colour(r, c): rgb, or null for a tile that no query sees
+        canvas.width = columns; canvas.height = rows;
+        const context = canvas.getContext("2d"), image = context.createImageData(columns, rows);
+        for (let i = 0; i < rows * columns; i++) {
+          const rgb = colour(i);
+          if (rgb) image.data.set([...rgb, 255], 4 * i);
+        }
+        context.putImageData(image, 0, 0);
+        const ticks = niceTicks(0, seqLen - 1, 4).filter((t) => Number.isInteger(t));
+        for (const [host, count, side] of [[ticksX, columns, "left"], [ticksY, rows, "top"]]) {
+          host.replaceChildren(...ticks.map((t) => {
+            const span = el("span", { text: fmt(t, 6) });
+            span.style[side] = `${(100 * (t / tile + 0.5 / tile * (tile > 1 ? 0 : 1))) / count}%`;
+            return span;
+          }));
+        }
+        for (const band of [rowBand, columnBand]) band.hidden = true;
+      },
+      mark(row, column, rows, columns) {
+        rowBand.hidden = row === null;
+        columnBand.hidden = column === null;
+        if (row !== null) { rowBand.style.top = `${(100 * row) / rows}%`; rowBand.style.height = `${100 / rows}%`; }
+        if (column !== null) { columnBand.style.left = `${(100 * column) / columns}%`; columnBand.style.width = `${100 / columns}%`; }
+      },
+    };
+  }
+
+  // ---------------------------------------------------------------- the report
+  async function report() {
+    if (!data.grid.length || !data.heads) {
+      $("grid-host").append(el("p", { class: "missing", text: "No per-head numbers were measured in this audit." }));
+      return;
+    }
+    const rate = await unsigned("blob-", "rate"), received = await unsigned("blob-", "received");
+    const { grid, heads, bins } = data;
+    const binOf = (position) => bins.findIndex(([start, stop]) => position >= start && position < stop);
+    const binName = ([start, stop]) => (stop - start === 1 ? `position ${start}` : `positions ${start}–${stop - 1}, the largest`);
+
+    // The sink map.
+    let chosen = data.sinks.length ? data.sinks[0].position : 0; // null: any position
+    const candidates = bins.findIndex(([start]) => start >= data.lastCandidate);
+    const rateAt = (row, head, position) => {
+      if (!rate) return null;
+      const list = rate.of(row, head);
+      let value;
+      if (position !== null) value = list[binOf(position)];
+      else value = Math.max(...Array.from(list.subarray(0, candidates < 0 ? undefined : candidates), (v) => (Number.isNaN(v) ? -1 : v)));
+      return value === undefined || Number.isNaN(value) || value < 0 ? null : value;
+    };
+    const where = () => (chosen === null ? "some position" : `position ${chosen}`);
+    const source = { grid, heads, value: (row, head) => rateAt(row, head, chosen), words: (row, head) => {
+      const mean = received && chosen !== null ? received.of(row, head)[binOf(chosen)] : NaN;
+      return `sinks at ${where()} in ${percent(rateAt(row, head, chosen))} of samples${Number.isNaN(mean) ? "" : `; mean weight ${fmt(mean)}`}`;
+    } };
+    let view = null;
+    const tools = $("grid-tools");
+    if (rate) {
+      const options = [...new Set([...data.sinks.map((sink) => sink.position), 0])].map((position) => {
+        const sink = data.sinks.find((entry) => entry.position === position);
+        const token = sink?.token ? ` · “${visible(sink.token).slice(0, 24)}”` : "";
+        return el("option", { value: position, text: `position ${position}${token}${sink ? ` · ${percent(sink.rate)}` : ""}` });
+      });
+      const picker = el("select", { id: "position" }, ...options, el("option", { value: "any", text: "any position: the largest" }));
+      picker.addEventListener("change", () => { chosen = picker.value === "any" ? null : Number(picker.value); view.paint(); });
+      const key = legend("warm", [[0, "0"], [0.25, "25"], [0.5, "50"], [0.75, "75"], [1, "100\u202f% of samples"]]);
+      painters.push(key.paint);
+      tools.append(el("label", {}, "Sink at", picker), key.node);
+    } else {
+      tools.append(el("p", { class: "missing", text: "The sink rate was not measured per head; the squares still open the heads." }));
+    }
+
+    // The panel.
+    const panel = makePanel({ rate, received, rateAt, binOf, binName });
+    let opened = false;
+    view = headGrid($("grid-host"), source, {
+      label: "Sink map: one cell per layer and head",
+      onselect(row, head) {
+        panel.show(row, head);
+        history.replaceState(null, "", `#layer-${grid[row].layer}-head-${head}`);
+        if (opened && $("panel").getBoundingClientRect().top > innerHeight * 0.8) $("panel").scrollIntoView({ block: "start" });
+      },
+    });
+    painters.push(view.paint);
+    for (const chip of document.querySelectorAll(".chip")) {
+      chip.addEventListener("click", () => {
+        view.select(Number(chip.dataset.column), Number(chip.dataset.head));
+        $("panel").scrollIntoView({ block: "start" });
+        $("panel-title").focus({ preventScroll: true });
+      });
+    }
+    const asked = /^#layer-(-?\d+)-head-(\d+)$/.exec(location.hash);
+    let start = asked ? [grid.findIndex((g) => g.layer === Number(asked[1])), Number(asked[2])] : null;
+    if (!start || start[0] < 0 || start[1] >= heads) {
+      let best = [-1, 0, 0];
+      for (let row = 0; row < grid.length; row++) for (let head = 0; head < heads; head++) {
+        const value = rateAt(row, head, chosen) ?? 0, weight = received ? received.of(row, head)[binOf(chosen)] || 0 : 0;
+        if (value + weight > best[0]) best = [value + weight, row, head];
+      }
+      start = best.slice(1);
+    }
+    view.select(start[0], start[1], false);
+    await panel.show(...start);
+    opened = true;
+
+    if (data.positionRate) {
+      chart($("profile"), {
+        title: "Sink rate of every position", axis: "percent of samples × layers × heads", height: 170, area: true,
+        labels: bins.map(([begin]) => String(begin)), series: [{ name: "sink rate", kind: "sink", y: data.positionRate }],
+        tip: (i) => binName(bins[i]),
+        caption: "The last positions are seen by few queries, their own among them; a high rate at the very end is not a sink.",
+      });
+    } else $("profile").append(el("p", { class: "missing", text: "The sink rate was not measured per position." }));
+    for (const figure of data.figures) chart($("figures"), figure);
+  }
+
+  function makePanel({ rate, received, rateAt, binOf, binName }) {
+    const { grid, heads, bins, maps } = data;
+    const body = $("panel-body");
+    $("panel").hidden = false;
+    let sample = 0, place = [0, 0], bytes = null, turn = 0, locked = null;
+    const strip = el("div", { class: "strip", id: "strip", tabindex: "0", role: "region", "aria-label": "Tokens of the sample" });
+    const stripWords = el("span");
+    const readout = el("p", { class: "readout", id: "readout", "aria-live": "polite" });
+    const scoresView = mapView("Scores", "before the softmax", "cool"), weightsView = mapView("Weights", "after the softmax; colour follows √weight", "warm");
+    const numbers = el("dl", { class: "numbers", id: "numbers" });
+    const curve = el("div", { id: "curve" });
+    const angle = el("div", { class: "angle", id: "angle" });
+    const idle = "Point at a map, or at a token, to read single values.";
+    weightsView.key.relabel([[0, "0"], [0.1, ".01"], [Math.sqrt(0.1), ".1"], [Math.sqrt(0.3), ".3"], [1, "1"]]);
+
+    if (maps) {
+      const segments = el("div", { class: "segments" });
+      for (let i = 0; i < maps.samples; i++) {
+        const input = el("input", { type: "radio", name: "sample", value: i, id: `sample-${i}` });
+        input.checked = i === 0;
+        input.addEventListener("change", () => { sample = i; show(...place); });
+        segments.append(el("label", {}, input, String(i + 1)));
+      }
+      body.append(el("fieldset", { id: "samples" }, el("legend", { text: "Sample" }), segments, el("span", { class: "hint", id: "map-words" })));
+      body.append(el("div", { class: "pair" }, scoresView.node, weightsView.node), readout);
+      body.append(el("div", { class: "strip-head" }, el("h3", { text: "The sample as text" }), stripWords), strip);
+      if (maps.reduced) body.append(el("p", { class: "hint", text: maps.reduced }));
+    } else body.append(el("p", { class: "missing", text: "No attention maps were recorded in this audit." }));
+    body.append(el("div", { class: "below" }, curve, el("div", {}, el("h3", { text: "This head in numbers" }), numbers, angle)));
+
+    const tokens = () => data.tokens[sample] ?? [];
+    const tileRange = (t) => [t * maps.tile, Math.min(maps.seqLen, (t + 1) * maps.tile) - 1];
+    const size = () => maps.rows * maps.columns;
+    const weightAt = (r, c) => (bytes[place[1] * size() + r * maps.columns + c] / 255) ** 2;
+    const codeAt = (r, c) => bytes[heads_() * size() + place[1] * size() + r * maps.columns + c];
+    const heads_ = () => maps.heads;
+    function scoreAt(r, c) {
+      const code = codeAt(r, c), [low, high] = maps.ranges[sample][maps.place[place[0]]][place[1]];
+      return code === 0 ? null : low + ((code - 1) / 254) * (high - low);
+    }
+    const hasMap = () => maps && bytes;
+
+    // Reading out: a query row, a key column, or one tile of both.
+    function nameOf(kind, t) {
+      const [first, last] = tileRange(t), token = tokens()[first];
+      const words = el("span", { text: first === last ? `${kind} ${first}` : `${kind}s ${first}–${last}` });
+      return first === last && token !== undefined ? [words, " ", el("code", { class: "token", text: visible(token) })] : [words];
+    }
+    function read(row, column) {
+      for (const one of [scoresView, weightsView]) one.mark(row, column, maps.rows, maps.columns);
+      if (row === null && column === null) { readout.textContent = idle; return paintStrip(null, null); }
+      if (row !== null && column !== null) {
+        const score = scoreAt(row, column), largest = maps.tile > 1 ? "largest " : "";
+        readout.replaceChildren(...nameOf("query", row), " → ", ...nameOf("key", column), score === null
+          ? " · the query does not see this key" : ` · ${largest}weight ${fmt(weightAt(row, column))} · ${largest}score ${fmt(score)}`);
+      } else if (row !== null) {
+        let best = 0;
+        for (let c = 0; c < maps.columns; c++) if (weightAt(row, c) > weightAt(row, best)) best = c;
+        readout.replaceChildren(...nameOf("query", row), " looks most at ", ...nameOf("key", best), ` · weight ${fmt(weightAt(row, best))}`);
+      }
+      paintStrip(row, column);
+    }
+    function wire(one) {
+      let at = null;
+      const cell = (event) => {
+        const frame = one.box.getBoundingClientRect();
+        const clamp = (v, n) => Math.max(0, Math.min(n - 1, Math.floor(v * n)));
+        return [clamp((event.clientY - frame.top) / frame.height, maps.rows), clamp((event.clientX - frame.left) / frame.width, maps.columns)];
+      };
+      one.box.addEventListener("pointermove", (event) => { if (hasMap()) { at = cell(event); read(...at); } });
+      one.box.addEventListener("pointerleave", () => { if (hasMap()) read(locked, null); });
+      one.box.addEventListener("blur", () => { if (hasMap()) read(locked, null); });
+      one.box.addEventListener("keydown", (event) => {
+        const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+        if (!step || !hasMap()) return;
+        event.preventDefault();
+        at = at ? [at[0] + step[0], at[1] + step[1]] : [maps.rows - 1, 0];
+        at = [Math.max(0, Math.min(maps.rows - 1, at[0])), Math.max(0, Math.min(maps.columns - 1, at[1]))];
+        read(...at);
+      });
+    }
+
+    // The text: colour is what each token receives, or, for a chosen query, the weights of that query.
+    let spans = [], spanSample = null;
+    function fillStrip() {
+      if (spanSample === sample) return;
+      spanSample = sample;
+      locked = null;
+      spans = tokens().map((token, i) => el("span", { "data-i": i, text: visible(token) }));
+      strip.replaceChildren(...spans);
+      if (!spans.length) strip.textContent = "The tokens of this sample were not recorded.";
+    }
+    function paintStrip(row, column) {
+      if (!spans.length) return;
+      const exact = maps.tile === 1;
+      const value = (i) => {
+        if (row !== null) return weightAt(row, Math.floor(i / maps.tile));
+        if (!exact) return received ? received.of(...place)[binOf(i)] : 0;
+        let sum = 0;
+        for (let r = i; r < maps.rows; r++) sum += weightAt(r, i);
+        return sum / (maps.rows - i);
+      };
+      stripWords.textContent = row !== null
+        ? `Colour: where ${maps.tile === 1 ? `query ${row}` : `queries ${tileRange(row).join("–")}`} look${maps.tile === 1 ? "s" : ""}`
+        : `Colour: mean attention received ${exact ? "in this sample" : "over all samples"}. Point at a token to see where it looks.`;
+      spans.forEach((span, i) => {
+        const colour = shade("warm", Math.sqrt(Math.max(0, value(i) || 0)));
+        span.style.backgroundColor = css(colour);
+        span.style.color = inkOn(colour);
+        span.classList.toggle("on", (row !== null && Math.floor(i / maps.tile) === row) || (column !== null && Math.floor(i / maps.tile) === column));
+      });
+    }
+    const spanIndex = (event) => { const i = event.target.dataset?.i; return i === undefined ? null : Math.floor(Number(i) / maps.tile); };
+    strip.addEventListener("pointermove", (event) => { const row = spanIndex(event); if (row !== null && hasMap() && row < maps.rows) read(row, null); });
+    strip.addEventListener("pointerleave", () => { if (hasMap()) read(locked, null); });
+    strip.addEventListener("click", (event) => { const row = spanIndex(event); locked = row === locked ? null : row; if (hasMap()) read(locked, null); });
+
+    function paintMaps() {
+      if (!hasMap()) return;
+      const { rows, columns, seqLen, tile } = maps, offset = place[1] * size(), scores = heads_() * size();
+      weightsView.draw(rows, columns, (i) => (bytes[scores + offset + i] === 0 ? null : ramps.warm[bytes[offset + i]]), seqLen, tile);
+      scoresView.draw(rows, columns, (i) => { const code = bytes[scores + offset + i]; return code === 0 ? null : ramps.cool[Math.round(((code - 1) / 254) * 255)]; }, seqLen, tile);
+      const [low, high] = maps.ranges[sample][maps.place[place[0]]][place[1]];
+      scoresView.key.relabel([[0, fmt(low, 2)], [1, fmt(high, 2)]]);
+      read(locked, null);
+    }
+
+    function paintNumbers(row, head) {
+      numbers.replaceChildren();
+      const own = data.ownSink[row][head];
+      const add = (label, value, note) => numbers.append(el("div", {}, el("dt", { text: label }), el("dd", {}, value, note ? el("small", { text: note }) : null)));
+      if (rate) add("Sink rate", percent(rateAt(row, head, own)), `of samples, at position ${own}`);
+      if (received) add("Mean weight", fmt(received.of(row, head)[binOf(own)]), `received by position ${own}`);
+      for (const entry of data.headNumbers) {
+        const value = entry.values[row]?.[head];
+        if (value === null || value === undefined) continue;
+        add(entry.label, entry.unit === "percent" ? percent(value) : fmt(value), [entry.unit === "percent" ? "" : entry.unit, entry.note].filter(Boolean).join(", "));
+      }
+      if (!numbers.children.length) numbers.append(el("p", { class: "missing", text: "Not measured in this audit." }));
+
+      angle.replaceChildren(el("h3", { text: "Angle or length?" }));
+      const cosine = data.angle?.cosineSink[row]?.[head], product = data.angle?.productSink[row]?.[head];
+      if (cosine === null || cosine === undefined || product === null || product === undefined) {
+        angle.append(el("p", { class: "missing", text: "Queries and keys were not compared in this audit." }));
+        return;
+      }
+      angle.append(el("p", { text: "A score is cosine × norm product. Which of the two is large at the sink?" }));
+      const others = [data.angle.cosineRest[row][head], data.angle.productRest[row][head]];
+      const line = el("div", { class: "dumbbell" });
+      line.append(el("span", { text: "cosine" }), dots(cosine, others[0], [-1, 1]), el("span", { text: "|q||k|" }), dots(product, others[1], [0, Math.max(product, others[1] ?? 0) * 1.1 || 1]));
+      angle.append(line, el("div", { class: "keys" }, ...[["sink", `sink key, position ${own}`], ["rest", "mean of the other keys"]].map(([kind, text]) => {
+        const mark = el("span", { class: `k-${kind}`, text: "● ", "aria-hidden": "true" });
+        return el("span", {}, mark, text);
+      })));
+    }
+    function dots(sink, rest, [low, high]) {
+      const width = 260, x = (v) => 6 + ((v - low) / (high - low)) * (width - 12);
+      const picture = svg("svg", { viewBox: `0 0 ${width} 34`, width: "100%", role: "img", "aria-label": `sink ${fmt(sink)}, others ${fmt(rest)}` });
+      picture.append(svg("line", { class: "base", x1: 6, x2: width - 6, y1: 11, y2: 11 }));
+      if (low < 0) picture.append(svg("line", { class: "base", x1: x(0), x2: x(0), y1: 6, y2: 16 }));
+      const near = rest !== null && Math.abs(x(sink) - x(rest)) < 44;
+      for (const [value, kind, anchor] of [[rest, "rest", near ? (rest <= sink ? "end" : "start") : "middle"], [sink, "sink", near ? (rest <= sink ? "start" : "end") : "middle"]]) {
+        if (value === null || value === undefined) continue;
+        picture.append(svg("circle", { class: `k-${kind}`, cx: x(value), cy: 11, r: 5 }));
+        picture.append(svg("text", { x: Math.max(14, Math.min(width - 14, x(value))), y: 31, "text-anchor": anchor, text: fmt(value) }));
+      }
+      return picture;
+    }
+
+    async function show(row, head) {
+      place = [row, head];
+      const mine = ++turn;
+      const name = `Layer ${grid[row].label}, head ${head}`;
+      $("panel-title").textContent = name;
+      const own = data.ownSink[row][head], share = rateAt(row, head, own);
+      const weight = received ? received.of(row, head)[binOf(own)] : NaN;
+      $("panel-lead").textContent = share === null ? "The sink rate of this head was not measured."
+        : share >= 50 ? `A sink head: in ${percent(share)} of samples position ${own} gets more than ${data.threshold} of its attention${Number.isNaN(weight) ? "" : `, ${fmt(weight)} on average`}.`
+        : share > 0 ? `Sometimes a sink head: in ${percent(share)} of samples position ${own} gets more than ${data.threshold} of its attention.`
+        : `Not a sink head: in no sample does any position get more than ${data.threshold} of its attention on average.`;
+      curve.replaceChildren();
+      if (received) {
+        chart(curve, {
+          title: "Attention received by each position", axis: "mean weight over the queries that see it, all samples", height: 210, area: true,
+          labels: bins.map(([start]) => String(start)), threshold: data.threshold, tip: (i) => binName(bins[i]),
+          series: [{ name: "mean weight", kind: "sink", y: Array.from(received.of(row, head), (v) => (Number.isNaN(v) ? null : v)) }],
+        });
+      } else curve.append(el("h3", { text: "Attention received by each position" }), el("p", { class: "missing", text: "Not measured in this audit." }));
+      paintNumbers(row, head);
+      if (!maps) return;
+      fillStrip();
+      const module = maps.place[row], words = $("map-words");
+      if (module < 0 || head >= maps.heads) {
+        bytes = null;
+        words.textContent = "No map was recorded for this head.";
+        return;
+      }
+      const unpacked = await inflate(`blob-map-${sample}-${module}`);
+      if (mine !== turn) return; // another head was chosen while this one was unpacked
+      bytes = unpacked;
+      words.textContent = maps.tile === 1 ? plural(maps.seqLen, "token")
+        : `${fmt(maps.seqLen, 6)} tokens; each tile is the largest of ${maps.tile} × ${maps.tile}, so a one-pixel column survives`;
+      paintMaps();
+      $("panel").dataset.shown = `${sample}-${row}-${head}`;
+    }
+
+    if (maps) {
+      wire(scoresView);
+      wire(weightsView);
+      painters.push(() => { scoresView.key.paint(); weightsView.key.paint(); paintMaps(); });
+    }
+    return { show };
+  }
+
+  // ---------------------------------------------------------------- the comparison
+  async function comparison() {
+    const key = legend("warm", [[0, "0"], [0.25, "25"], [0.5, "50"], [0.75, "75"], [1, "100\u202f% of samples"]]);
+    painters.push(key.paint);
+    $("grid-tools").append(el("span", { text: "Each square is one head of the model above it, at its own strongest position." }), key.node);
+    for (const audit of data.audits) {
+      const swatch = el("i", { class: `swatch k-${audit.kind}`, "aria-hidden": "true" });
+      const holder = el("div"), block = el("div", {}, el("h3", {}, swatch, audit.name), holder);
+      $("grid-host").append(block);
+      if (!audit.rates) {
+        holder.append(el("p", { class: "missing", text: "The sink rate was not measured per head." }));
+        continue;
+      }
+      const view = headGrid(holder, {
+        grid: audit.grid, heads: audit.heads, value: (row, head) => audit.rates[row][head],
+        words: (row, head) => `sinks at position ${audit.position} in ${percent(audit.rates[row][head])} of samples`,
+      }, { label: `Sink map of ${audit.name}` });
+      painters.push(view.paint);
+    }
+    for (const figure of data.figures) chart($("figures"), figure);
+  }
+
+  makeRamps();
+  repaint();
+  (data.page === "compare" ? comparison() : report()).then(
+    () => { repaint(); root.dataset.ready = "true"; },
+    (error) => {
+      const words = typeof DecompressionStream === "undefined" ? "This browser cannot unpack the figures; it needs DecompressionStream." : `The figures could not be drawn: ${error.message}`;
+      $("grid-host").append(el("p", { class: "missing", text: words }));
+      throw error;
+    },
+  );
+})();

@@ -1,0 +1,386 @@
+"""The output directory of an audit, read for a page: numbers by probe and metric, run record, summary and maps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from sinklab.errors import InputError, ResultError
+from sinklab.results.table import COLUMNS, read_run
+
+__all__ = ["Audit", "Condition", "GridRow", "Maps", "Numbers", "Rows", "read_audit"]
+
+Condition = tuple[str, int | None]
+"""Corpus and how many beginning-of-sequence tokens each sample starts with."""
+
+ABSENT = np.int64(-(2**62))
+"""Stands for a null coordinate; -1 is taken by the embedding output."""
+
+_WORDS = ("intervention", "policy", "corpus", "probe", "metric", "module", "unit")
+_INTEGERS = ("bos", "layer", "head", "key_position", "count")
+_KEY_VALUE_HEADS = frozenset({"key_norm", "value_norm"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The rows of one metric under one condition; null coordinates are ``ABSENT``.
+
+    Attributes:
+        layer, head, position, count: int64 ``(n,)``.
+        module: int64 ``(n,)``: number of the module's name, -1 for null.
+        value: float64 ``(n,)``.
+        unit: the unit of the first row.
+    """
+
+    layer: NDArray[np.int64]
+    head: NDArray[np.int64]
+    position: NDArray[np.int64]
+    count: NDArray[np.int64]
+    module: NDArray[np.int64]
+    value: NDArray[np.float64]
+    unit: str
+
+    def where(self, keep: NDArray[np.bool_]) -> Rows:
+        """The rows for which ``keep`` is true."""
+        parts = (self.layer, self.head, self.position, self.count, self.module, self.value)
+        return Rows(*(part[keep] for part in parts), unit=self.unit)  # type: ignore[arg-type]
+
+    def mean(self, index: NDArray[np.int64], size: int) -> NDArray[np.float64]:
+        """Means of the rows that share an ``index`` in ``[0, size)``, weighted by count; NaN where there is none."""
+        good = np.isfinite(self.value)
+        # A null count says nothing about weights: such rows count once.
+        weight = np.where(self.count > 0, self.count, 1)[good].astype(float)
+        total = np.bincount(index[good], weights=self.value[good] * weight, minlength=size)
+        weights = np.bincount(index[good], weights=weight, minlength=size)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(weights > 0, total / weights, np.nan)
+
+
+@dataclasses.dataclass(frozen=True)
+class GridRow:
+    """One attention module: a column of the sink map."""
+
+    layer: int
+    module: str
+    label: str
+
+
+class Numbers:
+    """The numbers of ``table.parquet`` that were measured without intervention and without a cache policy.
+
+    Raises:
+        InputError: no such file.
+        ResultError: the file is not a table of the schema.
+    """
+
+    def __init__(self, path: Path, preferred: Mapping[str, Any]) -> None:
+        table = _read(path)
+        words = {name: _codes(table[name]) for name in _WORDS}
+        natural = (words["intervention"][0] < 0) & (words["policy"][0] < 0)
+        integers = {name: _integers(table[name]) for name in _INTEGERS}
+        value = table["value"].combine_chunks().cast(pa.float64()).fill_null(math.nan).to_numpy(zero_copy_only=False)
+
+        # One sort by (corpus, bos, probe, metric) makes every question below a slice, also with ten million rows.
+        keys = (words["metric"][0], words["probe"][0], integers["bos"], words["corpus"][0])
+        order = np.lexsort(keys)
+        order = order[natural[order]]
+        sorted_keys = np.stack([key[order].astype(np.int64) for key in keys])
+        if order.size:
+            starts = np.flatnonzero(np.r_[True, (np.diff(sorted_keys, axis=1) != 0).any(axis=0)])
+        else:
+            starts = np.zeros(0, dtype=np.int64)
+        self._columns = (integers["layer"], integers["head"], integers["key_position"], integers["count"])
+        self._value, self._unit = value, words["unit"]
+        self._module, self._module_names = words["module"]
+        self._slices: dict[tuple[Condition, str, str], NDArray[np.int64]] = {}
+        for start, stop in zip(starts, np.r_[starts[1:], order.size], strict=True):
+            first = order[start]
+            bos = int(integers["bos"][first])
+            condition = (_word(words["corpus"], first), None if bos == ABSENT else bos)
+            self._slices[condition, _word(words["probe"], first), _word(words["metric"], first)] = order[start:stop]
+        self.conditions: list[Condition] = list(dict.fromkeys(key[0] for key in self._slices))
+        self.main: Condition | None = self._choose_main(preferred)
+        self.grid: list[GridRow] = []
+        self.num_heads = 0
+        self._lay_grid()
+
+    def rows(self, probe: str, metric: str, condition: Condition | None = None) -> Rows | None:
+        """The rows of a metric, by default under the main condition; ``None`` when it was not measured."""
+        condition = condition or self.main
+        index = self._slices.get((condition, probe, metric)) if condition else None
+        if index is None:
+            return None
+        coordinates = (column[index] for column in self._columns)
+        return Rows(*coordinates, self._module[index], self._value[index], _word(self._unit, index[0]))
+
+    def whole(self, probe: str, metric: str, position: int | None = None, condition: Condition | None = None) -> float | None:
+        """One number for the whole model; with several key positions, the one at ``position``."""
+        rows = self.rows(probe, metric, condition)
+        if rows is None:
+            return None
+        keep = (rows.layer == ABSENT) & (rows.head == ABSENT)
+        if position is not None:
+            keep &= (rows.position == position) | (rows.position == ABSENT)
+        value = rows.where(keep).mean(np.zeros(int(keep.sum()), dtype=np.int64), 1)[0]
+        return None if np.isnan(value) else float(value)
+
+    def by_position(self, probe: str, metric: str, num_positions: int) -> NDArray[np.float64] | None:
+        """The whole model's number at every key position, ``(num_positions,)``; NaN where there is none."""
+        rows = self.rows(probe, metric)
+        if rows is None:
+            return None
+        rows = rows.where((rows.layer == ABSENT) & (rows.head == ABSENT) & (rows.position >= 0))
+        return rows.mean(rows.position, num_positions) if rows.value.size else None
+
+    def by_head(self, probe: str, metric: str) -> NDArray[np.float64] | None:
+        """``(modules, num_heads)``; NaN where there is none; ``None`` when it was not measured per head."""
+        rows = self.rows(probe, metric)
+        if rows is None:
+            return None
+        rows = rows.where((rows.head != ABSENT) & (rows.position == ABSENT))
+        if not rows.value.size:
+            return None
+        return rows.mean(self._cells(rows), self.num_cells).reshape(len(self.grid), self.num_heads)
+
+    def by_head_and_position(self, probe: str, metric: str, num_positions: int) -> NDArray[np.float64] | None:
+        """``(modules, num_heads, num_positions)``; NaN where there is none; ``None`` when not measured so."""
+        rows = self.rows(probe, metric)
+        if rows is None:
+            return None
+        rows = rows.where((rows.head != ABSENT) & (rows.position >= 0))
+        if not rows.value.size:
+            return None
+        index = self._cells(rows) * num_positions + rows.position
+        return rows.mean(index, self.num_cells * num_positions).reshape(len(self.grid), self.num_heads, num_positions)
+
+    def by_layer(self, probe: str, metric: str, positions: str = "none", sink: int = 0) -> dict[int, float] | None:
+        """Layer to number, heads averaged.
+
+        Args:
+            probe, metric: what was measured.
+            positions: ``"none"`` for rows without a key position, ``"sink"`` for the one at ``sink``, ``"rest"`` for the mean
+                over all key positions but ``sink``.
+            sink: a key position.
+        """
+        rows = self.rows(probe, metric)
+        if rows is None:
+            return None
+        chosen = {"none": rows.position == ABSENT, "sink": rows.position == sink}.get(
+            positions, (rows.position != ABSENT) & (rows.position != sink)
+        )
+        rows = rows.where(chosen & (rows.layer != ABSENT))
+        if not rows.value.size:
+            return None
+        layers, index = np.unique(rows.layer, return_inverse=True)
+        means = rows.mean(index, len(layers))
+        return {int(layer): float(mean) for layer, mean in zip(layers, means, strict=True) if np.isfinite(mean)}
+
+    @property
+    def num_cells(self) -> int:
+        """Number of modules times number of heads."""
+        return len(self.grid) * self.num_heads
+
+    @property
+    def max_position(self) -> int:
+        """The largest key position in the table; -1 when there is none."""
+        positions = self._columns[2]
+        return int(positions.max(initial=-1))
+
+    def _cells(self, rows: Rows) -> NDArray[np.int64]:
+        """Index of each row's (module, head) in the sink map, flattened."""
+        pairs, inverse = _unique_pairs(rows.layer, rows.module)
+        numbers = np.array([self._place[pair] for pair in pairs], dtype=np.int64)
+        return numbers[inverse] * self.num_heads + rows.head
+
+    def _choose_main(self, preferred: Mapping[str, Any]) -> Condition | None:
+        """The condition the user asked for, else the one with the most rows."""
+        if not self.conditions:
+            return None
+        sizes = {condition: 0 for condition in self.conditions}
+        for key, index in self._slices.items():
+            sizes[key[0]] += index.size
+        corpus, bos = str(preferred.get("corpus", "")), preferred.get("bos")
+        wanted_bos = int(bos) if isinstance(bos, (bool, int)) else None
+
+        def rank(condition: Condition) -> tuple[bool, bool, int]:
+            same = condition[0] == corpus or bool(corpus) and Path(condition[0]).name == Path(corpus).name
+            return same, wanted_bos is not None and condition[1] == wanted_bos, sizes[condition]
+
+        return max(self.conditions, key=rank)
+
+    def _lay_grid(self) -> None:
+        """The attention modules in the order of their layers, and the largest number of query heads."""
+        pairs: dict[tuple[int, int], None] = {}
+        for condition, probe, metric in self._slices:
+            if condition != self.main or probe in _KEY_VALUE_HEADS:
+                continue
+            rows = self.rows(probe, metric)
+            assert rows is not None
+            rows = rows.where((rows.head != ABSENT) & (rows.layer != ABSENT))
+            if rows.value.size:
+                self.num_heads = max(self.num_heads, int(rows.head.max()) + 1)
+                pairs.update(dict.fromkeys(_unique_pairs(rows.layer, rows.module)[0]))
+        ordered = sorted(pairs, key=lambda pair: pair[0])
+        layers = [layer for layer, _ in ordered]
+        self._place = {pair: number for number, pair in enumerate(ordered)}
+        for layer, code in ordered:
+            module = self._module_names[code] if code >= 0 else ""
+            # Self- and cross-attention modules may share a number; then only the module's name tells them apart.
+            label = str(layer) if layers.count(layer) == 1 or not module else module
+            self.grid.append(GridRow(layer, module, label))
+
+
+@dataclasses.dataclass(frozen=True)
+class Maps:
+    """Attention maps of a few samples, pooled to tiles by the largest value.
+
+    Attributes:
+        weights: uint8 ``(samples, modules, heads, query_tiles, key_tiles)``: ``round(255 * sqrt(weight))``.
+        scores: uint8, same shape: 0 where the tile is hidden, 1…255 linear between ``ranges``.
+        ranges: float32 ``(samples, modules, heads, 2)``: smallest and largest score.
+        tokens: the token texts of each sample; may be empty.
+        modules: the name of each module.
+        seq_len: tokens in a sample.
+    """
+
+    weights: NDArray[np.uint8]
+    scores: NDArray[np.uint8]
+    ranges: NDArray[np.float32]
+    tokens: list[list[str]]
+    modules: list[str]
+    seq_len: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+    """Everything a page is made from."""
+
+    folder: Path
+    run: dict[str, Any]
+    summary: dict[str, Any]
+    numbers: Numbers
+    maps: Maps | None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings of the run."""
+        config = self.run.get("config")
+        return config if isinstance(config, dict) else {}
+
+    @property
+    def model(self) -> str:
+        """The model's name; the folder's when nothing says it."""
+        return str(self.summary.get("model") or self.config.get("model") or self.folder.name)
+
+    @property
+    def operation(self) -> str:
+        """The attention operation's name."""
+        return str(self.summary.get("operation") or self.config.get("operation") or "not recorded")
+
+    @property
+    def threshold(self) -> float:
+        """Mean weight above which a head sinks."""
+        value = self.config.get("threshold")
+        return float(value) if isinstance(value, (int, float)) else 0.3
+
+    @property
+    def num_positions(self) -> int:
+        """Number of positions that the page must be able to show."""
+        known = [self.numbers.max_position + 1, self.maps.seq_len if self.maps else 0]
+        return max(known)
+
+
+def read_audit(folder: Path) -> Audit:
+    """Read the output directory of an audit.
+
+    Raises:
+        InputError: a file is missing or is not what its name says; ``maps.safetensors`` may be absent.
+        ResultError: the table or the maps do not follow their schema.
+    """
+    folder = Path(folder)
+    run, summary = read_run(folder), read_run(folder, "summary.json")
+    config = run.get("config")
+    numbers = Numbers(folder / "table.parquet", config if isinstance(config, dict) else {})
+    return Audit(folder, run, summary, numbers, _read_maps(folder / "maps.safetensors"))
+
+
+def _read(path: Path) -> pa.Table:
+    # Not results.table.read_table: that gives every column as pandas strings, which costs gigabytes for a long sequence.
+    if not path.is_file():
+        raise InputError(f"{path} is not there; is {path.parent} the output directory of an audit?")
+    try:
+        names = pq.read_schema(path).names
+        missing = [name for name in COLUMNS if name not in names]
+        if missing:
+            raise ResultError(f"{path} does not follow the schema: without {', '.join(missing)}; measure again")
+        wanted = [*_WORDS, *_INTEGERS, "value"]
+        return pq.read_table(path, columns=wanted, read_dictionary=list(_WORDS))
+    except pa.ArrowInvalid as error:
+        raise ResultError(f"{path} is not a parquet table: {error}") from error
+
+
+def _codes(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[str]]:
+    """A column of words as numbers into a list; -1 for null."""
+    if not pa.types.is_dictionary(column.type):
+        column = column.cast(pa.string()).dictionary_encode()
+    array = column.unify_dictionaries().combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # an empty column has no chunk to combine
+        return np.zeros(0, dtype=np.int64), []
+    codes = array.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+    return codes, [str(word) for word in array.dictionary.to_pylist()]
+
+
+def _word(column: tuple[NDArray[np.int64], list[str]], row: int) -> str:
+    codes, names = column
+    return names[codes[row]] if codes[row] >= 0 else ""
+
+
+def _integers(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    return column.combine_chunks().cast(pa.int64()).fill_null(int(ABSENT)).to_numpy(zero_copy_only=False)
+
+
+def _unique_pairs(layers: NDArray[np.int64], modules: NDArray[np.int64]) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:
+    """The different (layer, module) pairs in the order of their first appearance, and each row's place among them."""
+    keys = layers * (modules.max(initial=0) + 2) + modules
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return [(int(layers[i]), int(modules[i])) for i in first[order]], place[inverse]
+
+
+def _read_maps(path: Path) -> Maps | None:
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
+    except SafetensorError as error:
+        raise ResultError(f"{path} is not a safetensors file: {error}") from error
+    missing = [name for name in ("weights", "scores", "scores_range") if name not in tensors]
+    if missing:
+        raise ResultError(f"{path} does not hold {', '.join(missing)}; audit again")
+    weights, scores, ranges = tensors["weights"], tensors["scores"], tensors["scores_range"]
+    if weights.ndim != 5 or weights.shape != scores.shape or ranges.shape != (*weights.shape[:3], 2):
+        raise ResultError(
+            f"{path}: weights {weights.shape}, scores {scores.shape} and scores_range {ranges.shape} do not belong together; "
+            "expected (samples, layers, heads, rows, columns) twice and (samples, layers, heads, 2)"
+        )
+    try:
+        tokens = [[str(token) for token in sample] for sample in json.loads(metadata.get("tokens", "[]"))]
+        modules = [str(name) for name in json.loads(metadata.get("modules", "[]"))]
+        seq_len = int(metadata.get("seq_len", weights.shape[-1]))
+    except (ValueError, TypeError) as error:
+        raise ResultError(f"{path}: its metadata cannot be read: {error}") from error
+    return Maps(weights, scores, ranges, tokens, modules, seq_len)
