@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sinklab.attention.call import Site, Statistics
+from sinklab.attention.call import LayerOutput, Site, Statistics
 from sinklab.attention.probe import Definition
 from sinklab.errors import ConfigurationError, ContractError
 
-__all__ = ["Means", "by_head", "by_position", "filled", "require_same"]
+__all__ = ["Means", "by_head", "by_position", "documents_of", "filled", "require_same"]
 
 
 @dataclasses.dataclass
@@ -56,6 +56,12 @@ class Means:
         """Add all that another one holds."""
         for (metric, _, _), cell in other._cells.items():
             self.add(metric, cell.site, cell.sums, cell.counts, cell.divisors)
+
+    def cells(self, metric: str) -> Iterator[tuple[Site, Tensor, Tensor]]:
+        """Site, sums and counts of one metric, module by module."""
+        for (name, _, _), cell in self._cells.items():
+            if name == metric:
+                yield cell.site, cell.sums, cell.counts
 
     def rows(self, definitions: Mapping[str, Definition]) -> Iterator[dict[str, Any]]:
         """One row per metric, module and coordinate with at least one observation."""
@@ -107,6 +113,13 @@ def by_head(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
     """
     counted = counted.cpu().expand(values.shape)
     return _wide(values).masked_fill(~counted, 0.0).sum((0, 2)), counted.sum((0, 2)).double()
+
+
+def documents_of(output: LayerOutput) -> Iterator[tuple[int, Tensor]]:
+    """Batch row and boolean ``(seq_len,)`` of the tokens of each document; padding belongs to none."""
+    for row, documents in enumerate(output.documents):
+        for document in documents[documents >= 0].unique().tolist():
+            yield row, documents == document
 
 
 def filled(statistics: Statistics, *names: str) -> list[Tensor]:

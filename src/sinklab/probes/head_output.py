@@ -1,0 +1,95 @@
+"""What a head writes: the norm of its contribution to the residual stream, and how near that is to doing nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.probe import Definition, Probe
+from sinklab.errors import ContractError
+from sinklab.probes._accumulate import Means, by_head, require_same
+from sinklab.registry import probes
+
+__all__ = ["HeadOutput"]
+
+_ACTIVE = "Guo et al. 2024 (arXiv 2410.13835)"
+
+
+@probes.register("head_output")
+class HeadOutput(Probe):
+    """Mean norm of each head's output, before and after its slice of the output projection, and relative to the residual.
+
+    The norm after the projection comes from the Gram matrix of the slice, ``|W o|² = oᵀ(WᵀW)o``, so nothing of the size heads ×
+    hidden is formed per token. A bias of the projection belongs to no head and is left out. ``relative_norm`` needs a residual
+    stream with one state per query (not the windows of a vision tower); where projection or residual is unknown, the metrics
+    that depend on it are absent.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"head_outputs"})
+    definitions: ClassVar[dict[str, Definition]] = {
+        "head_norm": Definition(
+            "Mean over counted queries of the norm of weights times values, before the output projection.",
+            "norm",
+            "",
+            (0.0, float("inf")),
+        ),
+        "output_norm": Definition(
+            "Mean over counted queries of |W_o^h o_h|: what the head adds to the residual stream.",
+            "norm",
+            _ACTIVE,
+            (0.0, float("inf")),
+        ),
+        "relative_norm": Definition(
+            "Mean over counted queries of |W_o^h o_h| divided by the norm of the residual that entered the layer; near 0 the "
+            "head is nearly a no-op.",
+            "ratio",
+            _ACTIVE,
+            (0.0, float("inf")),
+        ),
+    }
+
+    def __init__(self) -> None:
+        self._means = Means("head")
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        if call.head_outputs is None:
+            raise ContractError(f"{call.site.module}: head_output was shown a call without head outputs")
+        outputs = call.head_outputs.to(torch.promote_types(call.head_outputs.dtype, torch.float32))
+        counted = call.counted[:, None]
+        self._means.add("head_norm", call.site, *by_head(outputs.norm(dim=-1).transpose(1, 2), counted))
+        if call.projection is None:
+            return
+        written = _projected_norm(outputs, call.projection.to(outputs.dtype)).transpose(1, 2)
+        self._means.add("output_norm", call.site, *by_head(written, counted))
+        if call.residual is not None and call.residual.shape[:2] == outputs.shape[:2]:
+            residual = call.residual.to(outputs.dtype).norm(dim=-1)[:, None]
+            self._means.add("relative_norm", call.site, *by_head(written / residual, counted & (residual > 0)))
+
+    def merge(self, other: Self) -> None:
+        require_same(self, other)
+        self._means.merge(other._means)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        yield from self._means.pooled(self.definitions)
+        yield from self._means.rows(self.definitions)
+
+
+def _projected_norm(outputs: Tensor, projection: Tensor) -> Tensor:
+    """``|W_h o_h|`` for every head: ``(batch, q_len, num_heads)``.
+
+    Raises:
+        ContractError: the projection does not take the concatenated heads.
+    """
+    _, _, num_heads, value_dim = outputs.shape
+    if projection.shape[1] != num_heads * value_dim:
+        raise ContractError(
+            f"projection has {projection.shape[1]} columns, expected num_heads * value_dim = {num_heads * value_dim}"
+        )
+    slices = projection.unflatten(1, (num_heads, value_dim))
+    gram = torch.einsum("dhv,dhw->hvw", slices, slices)
+    squares = (torch.einsum("bqhv,hvw->bqhw", outputs, gram) * outputs).sum(-1)
+    return squares.clamp(min=0.0).sqrt()

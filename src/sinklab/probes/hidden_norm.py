@@ -1,0 +1,66 @@
+"""Norm of the hidden states by layer and position: sinks of trained models carry norms far above all other tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+from sinklab.attention.call import LayerOutput
+from sinklab.attention.probe import Definition, Probe
+from sinklab.probes._accumulate import Means, by_position, require_same
+from sinklab.registry import probes
+
+__all__ = ["HiddenNorm"]
+
+
+@probes.register("hidden_norm")
+class HiddenNorm(Probe):
+    """Mean L2 norm of what each layer puts out, per position, and how far the first token stands out.
+
+    Layer -1 is what enters the first layer; the last layer is measured before the final norm.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"hidden_states"})
+    definitions: ClassVar[dict[str, Definition]] = {
+        "hidden_norm": Definition(
+            "Mean over documents of the L2 norm of the layer's output at this position.",
+            "norm",
+            "Gu et al. 2024 (arXiv 2410.10781)",
+            (0.0, float("inf")),
+        ),
+        "first_to_rest_ratio": Definition(
+            "Mean norm at position 0 divided by the mean norm over all later positions of all documents.",
+            "ratio",
+            "Gu et al. 2024 (arXiv 2410.10781)",
+            (0.0, float("inf")),
+        ),
+    }
+
+    def __init__(self) -> None:
+        self._means = Means("key_position")
+
+    def update_layer(self, output: LayerOutput) -> None:
+        if output.kind != "layer":
+            return
+        norms = output.hidden_states.float().norm(dim=-1)[:, None]
+        sums = by_position(norms, output.positions)[0]
+        counts = by_position(norms.new_ones(norms.shape), output.positions)[0]
+        self._means.add("hidden_norm", output.site, sums, counts)
+
+    def merge(self, other: Self) -> None:
+        require_same(self, other)
+        self._means.merge(other._means)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        yield from self._means.rows(self.definitions)
+        for site, sums, counts in self._means.cells("hidden_norm"):
+            rest, later = float(sums[1:].sum()), int(counts[1:].sum())
+            if counts[0] > 0 and rest > 0:
+                yield {
+                    "metric": "first_to_rest_ratio",
+                    "value": float(sums[0] / counts[0]) * later / rest,
+                    "count": int(counts[0]),
+                    "unit": self.definitions["first_to_rest_ratio"].unit,
+                    "module": site.module,
+                    "layer": site.layer,
+                }

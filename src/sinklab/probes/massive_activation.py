@@ -1,0 +1,131 @@
+"""Massive activations: the few coordinates of the residual stream that are thousands of times larger than the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from sinklab.attention.call import LayerOutput, Site
+from sinklab.attention.probe import Definition, Probe
+from sinklab.probes._accumulate import Means, documents_of, require_same
+from sinklab.registry import probes
+
+__all__ = ["MassiveActivation"]
+
+_SUN = "Sun et al. 2024 (arXiv 2402.17762)"
+_LEAST, _TIMES_MEDIAN = 100.0, 1000.0
+_NO_CHANNEL = 1 << 40
+
+
+@dataclasses.dataclass
+class _Peaks:
+    """Largest absolute value at each position and its channel, ``(positions,)`` each; 0 where nothing was seen."""
+
+    site: Site
+    values: Tensor
+    channels: Tensor
+
+
+@probes.register("massive_activation")
+class MassiveActivation(Probe):
+    """Absolute values above 100 that are also at least 1000 times the median absolute value of their hidden state.
+
+    A hidden state is all tokens of one document at the output of one layer; layer -1 is what enters the first one. Under
+    cached decoding a document comes in pieces, and each piece is judged by its own median. ``massive_value`` and
+    ``massive_channel`` say where to look: the largest value at a position, whether it meets the criterion or not.
+
+    Args:
+        top: how many positions of each layer get rows of ``massive_value`` and ``massive_channel``.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"hidden_states"})
+    definitions: ClassVar[dict[str, Definition]] = {
+        "massive_count": Definition(
+            "Mean over documents of the number of values with |x| > 100 and |x| >= 1000 * median |x| of the hidden state.",
+            "count",
+            _SUN,
+            (0.0, float("inf")),
+        ),
+        "max_abs": Definition("Largest |x| over all documents.", "norm", _SUN, (0.0, float("inf"))),
+        "max_to_median": Definition(
+            "Mean over documents of largest |x| / median |x|; no threshold.", "ratio", "", (1.0, float("inf"))
+        ),
+        "massive_value": Definition(
+            "Largest |x| over all documents at this position, for the positions of the layer where it is largest.",
+            "norm",
+            "",
+            (0.0, float("inf")),
+        ),
+        "massive_channel": Definition(
+            "Coordinate of the hidden state (0-based) that holds the massive_value of the same layer and position.",
+            "index",
+            "",
+            (0.0, float("inf")),
+        ),
+    }
+
+    def __init__(self, top: int = 3) -> None:
+        self.top = top
+        self._means = Means()
+        self._peaks: dict[str, _Peaks] = {}
+
+    def update_layer(self, output: LayerOutput) -> None:
+        if output.kind != "layer":
+            return
+        magnitudes = output.hidden_states.float().abs()
+        one = torch.ones(())
+        for row, inside in documents_of(output):
+            values = magnitudes[row][inside]
+            median, largest = values.median(), values.max()
+            massive = (values > _LEAST) & (values >= _TIMES_MEDIAN * median)
+            self._means.add("massive_count", output.site, massive.sum(), one)
+            if median > 0:
+                self._means.add("max_to_median", output.site, largest / median, one)
+        seen = output.positions >= 0
+        if bool(seen.any()):
+            values, channels = magnitudes.max(dim=-1)
+            self._raise(_peaks(output.site, values[seen].cpu(), channels[seen].cpu(), output.positions[seen].cpu()))
+
+    def _raise(self, new: _Peaks) -> None:
+        known = self._peaks.get(new.site.module)
+        if known is None:
+            self._peaks[new.site.module] = new
+            return
+        size = max(len(known.values), len(new.values))
+        mine, theirs = (pad(peaks.values, (0, size - len(peaks.values))) for peaks in (known, new))
+        here, there = (pad(peaks.channels, (0, size - len(peaks.channels)), value=_NO_CHANNEL) for peaks in (known, new))
+        channels = torch.where(mine > theirs, here, torch.where(theirs > mine, there, torch.minimum(here, there)))
+        self._peaks[new.site.module] = _Peaks(new.site, torch.maximum(mine, theirs), channels)
+
+    def merge(self, other: Self) -> None:
+        require_same(self, other, "top")
+        self._means.merge(other._means)
+        for peaks in other._peaks.values():
+            self._raise(peaks)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        yield from self._means.rows(self.definitions)
+        documents = {site.module: int(counts) for site, _, counts in self._means.cells("massive_count")}
+        for module, peaks in self._peaks.items():
+            place = {"count": documents[module], "module": module, "layer": peaks.site.layer}
+            yield {"metric": "max_abs", "value": float(peaks.values.max()), "unit": "norm", **place}
+            values, positions = peaks.values.topk(min(self.top, len(peaks.values)))
+            for value, position in zip(values.tolist(), positions.tolist(), strict=True):
+                if value > 0:
+                    at = {**place, "key_position": position}
+                    yield {"metric": "massive_value", "value": value, "unit": "norm", **at}
+                    yield {"metric": "massive_channel", "value": float(peaks.channels[position]), "unit": "index", **at}
+
+
+def _peaks(site: Site, values: Tensor, channels: Tensor, positions: Tensor) -> _Peaks:
+    """Reduce tokens ``(tokens,)`` to positions; of equal values the lowest channel, so that no order matters."""
+    size = int(positions.max()) + 1
+    best = torch.zeros(size).scatter_reduce(0, positions, values, "amax")
+    holds = values == best[positions]
+    lowest = torch.full((size,), _NO_CHANNEL).scatter_reduce(0, positions[holds], channels[holds], "amin")
+    return _Peaks(site, best, lowest)

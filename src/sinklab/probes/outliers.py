@@ -1,0 +1,127 @@
+"""Activation outliers: what makes a model hard to quantise, in two numbers that need no threshold."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.call import LayerOutput, Site
+from sinklab.attention.probe import Definition, Probe
+from sinklab.probes._accumulate import Means, documents_of, require_same
+from sinklab.registry import probes
+
+__all__ = ["Outliers"]
+
+_PAPER = "Bondarenko et al. 2023 (arXiv 2306.12929)"
+_BLOCK_NUMBERS = 1 << 20
+_NAMES = {"attention": "", "layer": "layer_"}
+
+
+@dataclasses.dataclass
+class _Moments:
+    """Sums of the first four powers, the number of values and the largest absolute value; all of one document."""
+
+    powers: Tensor
+    count: int
+    largest: float
+
+    def plus(self, other: _Moments) -> _Moments:
+        return _Moments(self.powers + other.powers, self.count + other.count, max(self.largest, other.largest))
+
+    def kurtosis(self) -> float | None:
+        """Fourth central moment over the squared variance; ``None`` for a constant tensor."""
+        mean, second, third, fourth = (self.powers / self.count).tolist()
+        variance = second - mean**2
+        if variance <= 1e-12 * second:
+            return None
+        return (fourth - 4 * mean * third + 6 * mean**2 * second - 3 * mean**4) / variance**2
+
+
+@probes.register("outliers")
+class Outliers(Probe):
+    """Largest absolute value and kurtosis of each attention output and of each layer output.
+
+    Per document all values of the tensor are taken together; both numbers are then averaged over documents. For the whole
+    model (rows without layer) the infinity norm is the maximum over tensors and the kurtosis their mean; the embeddings, layer
+    -1, have rows but do not enter these. The kurtosis is not the excess: a Gaussian gives 3.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"hidden_states", "attention_outputs"})
+    definitions: ClassVar[dict[str, Definition]] = {
+        f"{name}{metric}": Definition(text.format(what=what), unit, _PAPER, (least, float("inf")))
+        for name, what in (("", "attention module"), ("layer_", "layer"))
+        for metric, text, unit, least in (
+            (
+                "max_inf_norm",
+                "Mean over documents of the largest |x| in the output of the {what}; whole model: maximum over them.",
+                "norm",
+                0.0,
+            ),
+            (
+                "kurtosis",
+                "Mean over documents of E[(x - mean)^4] / variance^2 of all values in the output of the {what}; whole model: "
+                "mean over them.",
+                "ratio",
+                1.0,
+            ),
+        )
+    }
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str, int, int], tuple[Site, _Moments]] = {}
+        self._means = Means()
+
+    def update_layer(self, output: LayerOutput) -> None:
+        for row, inside in documents_of(output):
+            new = _moments(output.hidden_states[row][inside])
+            document = int(output.documents[row][inside][0])
+            key = (output.kind, output.site.module, row, document)
+            known = self._open.pop(key, None)
+            if known is not None and int(output.positions[row][inside].min()) > 0:
+                new = known[1].plus(new)  # cached decoding: more of the same document
+            elif known is not None:
+                self._close(output.kind, *known)
+            self._open[key] = (output.site, new)
+
+    def _close(self, kind: str, site: Site, moments: _Moments) -> None:
+        one = torch.ones(())
+        self._means.add(f"{_NAMES[kind]}max_inf_norm", site, torch.tensor(moments.largest), one)
+        kurtosis = moments.kurtosis()
+        if kurtosis is not None:
+            self._means.add(f"{_NAMES[kind]}kurtosis", site, torch.tensor(kurtosis, dtype=torch.float64), one)
+
+    def finish(self) -> None:
+        for (kind, _, _, _), (site, moments) in self._open.items():
+            self._close(kind, site, moments)
+        self._open.clear()
+
+    def merge(self, other: Self) -> None:
+        require_same(self, other)
+        self.finish()
+        other.finish()
+        self._means.merge(other._means)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        self.finish()
+        for metric, definition in self.definitions.items():
+            cells = [(float(sums / counts), int(counts)) for site, sums, counts in self._means.cells(metric) if site.layer >= 0]
+            if cells:
+                values = [value for value, _ in cells]
+                value = max(values) if metric.endswith("max_inf_norm") else sum(values) / len(values)
+                yield {"metric": metric, "value": value, "count": sum(count for _, count in cells), "unit": definition.unit}
+        yield from self._means.rows(self.definitions)
+
+
+def _moments(hidden_states: Tensor) -> _Moments:
+    """Moments of all numbers in a tensor, in float64 a block at a time."""
+    values = hidden_states.detach().flatten()
+    powers = torch.zeros(4, dtype=torch.float64)
+    for block in values.split(_BLOCK_NUMBERS):
+        wide = block.double() if block.device.type != "mps" else block.cpu().double()
+        square = wide * wide
+        powers += torch.stack((wide.sum(), square.sum(), (square * wide).sum(), (square * square).sum())).cpu()
+    return _Moments(powers, values.numel(), float(values.abs().max()))

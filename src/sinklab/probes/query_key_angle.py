@@ -1,0 +1,93 @@
+"""Why a key attracts: the score q·k taken apart into norms and angle; in trained models the angle makes the sink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.columns_tiles import plan_tiles
+from sinklab.attention.probe import Definition, Probe
+from sinklab.probes._accumulate import Means, by_position, require_same
+from sinklab.registry import probes
+
+__all__ = ["QueryKeyAngle"]
+
+_TILE = 256
+_GU = "Gu et al. 2024 (arXiv 2410.10781)"
+
+
+@probes.register("query_key_angle")
+class QueryKeyAngle(Probe):
+    """``q·k = |q| |k| cos(q, k)``, each factor averaged over the counted queries that see the key.
+
+    The mean cosine at a key is the dot product of the unit key with the mean of the unit queries that see it, so sums of
+    queries are enough and no cosine of a pair is ever formed: the cost is one product of the visibility with the queries on the
+    tiles beside the diagonal. Queries and keys are taken after rotary embedding, as the scores see them.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    definitions: ClassVar[dict[str, Definition]] = {
+        "cosine": Definition(
+            "Mean of cos(q, k) over the counted queries that see the key; 0 for a zero vector.", "cosine", _GU, (-1.0, 1.0)
+        ),
+        "norm_product": Definition(
+            "Mean of |q| |k| over the counted queries that see the key.", "norm", _GU, (0.0, float("inf"))
+        ),
+        "score": Definition(
+            "Mean of scaling * q·k over the counted queries that see the key, before soft-cap, bias and mask.", "score", _GU
+        ),
+    }
+
+    def __init__(self) -> None:
+        self._means = Means("head", "key_position")
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        dtype = torch.promote_types(call.queries.dtype, torch.float32)
+        queries, keys = call.queries.to(dtype), call.keys.to(dtype)
+        head_dim = queries.shape[-1]
+        norms = queries.norm(dim=-1, keepdim=True)
+        # One row of features per query: unit query, query, norm and one; their sums over the queries that see a key hold all.
+        features = torch.cat((_unit(queries, norms), queries, norms, torch.ones_like(norms)), dim=-1)
+        features = features.masked_fill(~call.counted[:, None, :, None], 0.0)
+        sums = _sums_of_seeing(call, features).unflatten(1, (keys.shape[1], call.groups))
+        key_norms = keys.norm(dim=-1, keepdim=True)
+        units = _unit(keys, key_norms)
+        counts = by_position(sums[..., -1].flatten(1, 2), call.key_positions)
+        found = {
+            "cosine": (sums[..., :head_dim] * units[:, :, None]).sum(-1),
+            "norm_product": sums[..., -2] * key_norms[:, :, None, :, 0],
+            "score": (sums[..., head_dim:-2] * keys[:, :, None]).sum(-1) * call.scaling,
+        }
+        for metric, values in found.items():
+            self._means.add(metric, call.site, by_position(values.flatten(1, 2), call.key_positions), counts)
+
+    def merge(self, other: Self) -> None:
+        require_same(self, other)
+        self._means.merge(other._means)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        return self._means.rows(self.definitions)
+
+
+def _unit(vectors: Tensor, norms: Tensor) -> Tensor:
+    return torch.where(norms > 0, vectors / norms, 0.0)
+
+
+def _sums_of_seeing(call: AttentionCall, features: Tensor) -> Tensor:
+    """For every key the sum of the features of the queries that see it: ``(batch, num_heads, kv_len, size)``."""
+    batch, num_heads, q_len, size = features.shape
+    sums = features.new_zeros(batch, num_heads, call.kv_len, size)
+    for tile in plan_tiles(call.visible, q_len, call.kv_len, _TILE, _TILE):
+        part = features[:, :, tile.start : tile.stop]
+        total = part.sum(dim=2, keepdim=True)
+        for start, stop, whole in tile.keys:
+            if whole:
+                sums[:, :, start:stop] += total
+            else:
+                seen = call.visible.block(tile.start, tile.stop, start, stop).to(part.dtype)
+                sums[:, :, start:stop] += torch.matmul(seen.transpose(2, 3), part)
+    return sums

@@ -1,0 +1,91 @@
+"""The sink before and after the softmax: how far its score stands above the others, beside the weight that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.columns_tiles import plan_tiles, visible_counts
+from sinklab.attention.probe import Definition, Probe
+from sinklab.probes._accumulate import Means, by_head, filled, require_same
+from sinklab.probes._chosen_key import keys_of_document, scores_of_keys, weights_of_keys
+from sinklab.registry import probes
+
+__all__ = ["ScoreGap"]
+
+_TILE = 512
+_WELL_BELOW = -1e-3
+"""``ln p`` above this leaves the other keys less than 0.1 %, and ``ln(1 - p)`` from float32 fewer than three good digits."""
+
+
+@probes.register("score_gap")
+class ScoreGap(Probe):
+    """Sink score, mean of the other scores, their gap, and the weight, over counted queries that see the sink and another key.
+
+    The softmax turns differences of scores into ratios of weights, so a sink of weight 0.99 may stand 5 or 35 above the rest:
+    only the scores tell. ``gap_to_rest_lse`` is the score minus the log-sum-exp of all other visible scores, which is the
+    logit ``ln(p / (1 - p))`` of the sink's share ``p`` of the real keys; where ``p`` is so near one that its float32 has lost
+    the rest, those rows are computed from their scores.
+
+    Args:
+        sink_position: position of the sink inside each document; 0 is the first token.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"scores", "log_sum_exp"})
+    definitions: ClassVar[dict[str, Definition]] = {
+        "sink_score": Definition("Mean score (scaled, capped and biased) of the sink.", "score"),
+        "other_score": Definition("Mean over queries of the mean score of the other visible keys.", "score"),
+        "gap": Definition("Mean of the sink score minus the mean score of the other visible keys.", "score"),
+        "gap_to_rest_lse": Definition(
+            "Mean of the sink score minus ln sum exp(score) over the other visible keys; softmax only.", "nats"
+        ),
+        "sink_weight": Definition("Mean weight on the sink, over the same queries.", "weight"),
+    }
+
+    def __init__(self, sink_position: int = 0) -> None:
+        self.sink_position = sink_position
+        self._means = Means("head")
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        (mean,) = filled(statistics, "score_mean")
+        index = keys_of_document(call, self.sink_position)
+        scores, sees_sink = (values[..., 0] for values in scores_of_keys(call, index))
+        _, keys_seen = visible_counts(call, plan_tiles(call.visible, call.q_len, call.kv_len, _TILE, _TILE))
+        counted = call.counted[:, None] & sees_sink & (keys_seen > 1)
+        other = (keys_seen * mean - scores) / (keys_seen - 1)
+        found = {
+            "sink_score": scores,
+            "other_score": other,
+            "gap": scores - other,
+            "sink_weight": weights_of_keys(call, index, statistics.log_sum_exp)[..., 0],
+        }
+        if statistics.log_sum_exp is not None:
+            found["gap_to_rest_lse"] = self._gap_to_rest(call, scores, statistics.log_sum_exp, index[..., 0], counted)
+        for metric, values in found.items():
+            self._means.add(metric, call.site, *by_head(values, counted))
+
+    def _gap_to_rest(self, call: AttentionCall, scores: Tensor, total: Tensor, index: Tensor, counted: Tensor) -> Tensor:
+        log_share = (scores - total).double()
+        rest = total.double() + torch.log(-torch.expm1(log_share.clamp(max=_WELL_BELOW)))
+        lost = counted & (log_share > _WELL_BELOW)
+        step = max(1, (1 << 22) // (call.queries.shape[0] * call.num_heads * call.kv_len))
+        for start in range(0, call.q_len, step):
+            stop = min(start + step, call.q_len)
+            if bool(lost[:, :, start:stop].any()):
+                hidden = ~call.visible.block(start, stop, 0, call.kv_len)
+                sink = torch.arange(call.kv_len, device=index.device) == index[:, None, start:stop, None]
+                exact = torch.logsumexp(call.scores(start, stop).masked_fill(hidden | sink, float("-inf")), dim=-1)
+                rest[:, :, start:stop] = torch.where(lost[:, :, start:stop], exact.double(), rest[:, :, start:stop])
+        return scores.double() - rest
+
+    def merge(self, other: Self) -> None:
+        require_same(self, other, "sink_position")
+        self._means.merge(other._means)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        yield from self._means.pooled(self.definitions)
+        yield from self._means.rows(self.definitions)
