@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sinklab.attention.call import AttentionCall, Site, Statistics
+from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics
 from sinklab.attention.operation import Operation
 from sinklab.attention.visibility import Dense
 from sinklab.registry import operations
@@ -136,3 +136,34 @@ def values_of(probe) -> dict[tuple, tuple[float, int]]:
         assert key not in table, f"two rows at {key}"
         table[key] = (row["value"], row["count"])
     return table
+
+
+def layer_output(
+    hidden_states: Tensor,
+    *,
+    lengths: list[list[int]] | None = None,
+    left: bool = False,
+    kind: str = "layer",
+    layer: int = 0,
+    start: int = 0,
+) -> LayerOutput:
+    """Hidden states ``(batch, seq_len, hidden_size)`` with their places; ``start`` cached tokens come before them."""
+    batch, total, _ = hidden_states.shape
+    positions, documents = places(lengths or [[total]] * batch, total, left=left)
+    name = f"layers.{layer}" if kind == "layer" else f"layers.{layer}.self_attn"
+    return LayerOutput(Site(name, layer), kind, hidden_states, torch.where(positions >= 0, positions + start, -1), documents)
+
+
+def show_layers(probe, *outputs: LayerOutput):
+    """Show layer outputs to a probe and close it."""
+    for output in outputs:
+        probe.update_layer(output)
+    probe.finish()
+    return probe
+
+
+def assert_same(found: dict, expected: dict, rel: float) -> None:
+    """Two results of :func:`values_of` with the same rows, the same counts and nearly the same values."""
+    assert {key: count for key, (_, count) in found.items()} == {key: count for key, (_, count) in expected.items()}
+    for key, (value, _) in expected.items():
+        assert abs(found[key][0] - value) <= rel * max(abs(value), 1e-3), (key, found[key], value)

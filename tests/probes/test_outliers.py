@@ -1,0 +1,61 @@
+"""Outliers: infinity norm and kurtosis by hand, against scipy, per document, and grown token by token."""
+
+from __future__ import annotations
+
+import pytest
+import scipy.stats
+import torch
+from dense_oracle import assert_same, layer_output, show_layers, values_of
+
+from sinklab.probes.outliers import Outliers
+
+
+def test_three_tokens_by_hand():
+    # Values 0 0 0 0 0 6: mean 1, deviations -1 (five times) and 5: variance 30/6 = 5, fourth moment 630/6 = 105, ratio 4.2.
+    hidden = torch.tensor([[[0.0, 0.0], [6.0, 0.0], [0.0, 0.0]]])
+    found = values_of(show_layers(Outliers(), layer_output(hidden)))
+    assert found["layer_max_inf_norm", "layers.0", None, None] == (6.0, 1)
+    assert found["layer_kurtosis", "layers.0", None, None] == (pytest.approx(4.2), 1)
+
+
+def test_gaussian_has_kurtosis_three():
+    torch.manual_seed(0)
+    found = values_of(show_layers(Outliers(), layer_output(torch.randn(1, 500, 400) + 0.5, kind="attention")))
+    # the standard error of a Gaussian's kurtosis is sqrt(24/n) = 0.011 at n = 200,000; five of them
+    assert found["kurtosis", "layers.0.self_attn", None, None][0] == pytest.approx(3.0, abs=0.055)
+
+
+def test_against_scipy_per_document_and_for_the_whole_model():
+    torch.manual_seed(1)
+    first, second = torch.randn(1, 4, 8) ** 3, torch.randn(1, 6, 8) ** 3 * 7
+    probe = show_layers(
+        Outliers(), *(layer_output(hidden * (1 + layer), layer=layer) for layer in (-1, 0, 1) for hidden in (first, second))
+    )
+    found = values_of(probe)
+    kurtosis = sum(scipy.stats.kurtosis(hidden.double().flatten(), fisher=False) for hidden in (first, second)) / 2
+    largest = float(first.abs().max() + second.abs().max()) / 2
+    for layer in (0, 1):
+        assert found["layer_kurtosis", f"layers.{layer}", None, None] == (pytest.approx(kurtosis, rel=1e-5), 2)
+        assert found["layer_max_inf_norm", f"layers.{layer}", None, None] == (pytest.approx(largest * (1 + layer)), 2)
+    assert found["layer_max_inf_norm", None, None, None][0] == pytest.approx(2 * largest)
+    assert found["layer_kurtosis", None, None, None][0] == pytest.approx(kurtosis, rel=1e-5)
+
+
+def test_layout_does_not_matter():
+    torch.manual_seed(2)
+    first, second = torch.randn(1, 3, 4) ** 3, torch.randn(1, 5, 4) ** 3
+    alone = show_layers(Outliers(), layer_output(first), layer_output(second))
+    packed = show_layers(Outliers(), layer_output(torch.cat((first, second), 1), lengths=[[3, 5]]))
+    padded = torch.full((2, 6, 4), 1e6)
+    padded[0, 3:], padded[1, 1:] = first[0], second[0]
+    batch = show_layers(Outliers(), layer_output(padded, lengths=[[3], [5]], left=True))
+    cached = show_layers(Outliers(), layer_output(first), *(layer_output(second[:, n : n + 1], start=n) for n in range(5)))
+    halves = show_layers(Outliers(), layer_output(second))
+    halves.merge(show_layers(Outliers(), layer_output(first)))
+    for probe in (packed, batch, cached, halves):
+        assert_same(values_of(probe), values_of(alone), rel=1e-9)
+
+
+def test_a_constant_tensor_has_no_kurtosis():
+    found = values_of(show_layers(Outliers(), layer_output(torch.full((1, 3, 4), 0.3))))
+    assert {key[0] for key in found} == {"layer_max_inf_norm"}
