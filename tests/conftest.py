@@ -1,0 +1,77 @@
+"""Shared ground of the tests: no network, one thread, and a small real checkpoint with a tokenizer."""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports a hub client: a test that reaches for the network is a test that fails on a train.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sinklab.models.language_model import SinkLM, SinkLMConfig
+
+TEXT = Path(__file__).read_text(encoding="utf-8") * 8
+
+
+def make_tokenizer(vocab_size: int = 300):
+    """A byte-level BPE with BOS (id 0, put in front by itself) and EOS (id 1); built in milliseconds."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<bos>", "<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator([TEXT], trainer)
+    bpe.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<bos>", eos_token="<eos>")
+
+
+def make_sinklm(operation: dict | None = None, vocab_size: int = 300) -> SinkLM:
+    """Two layers of two heads with random weights from a fixed seed."""
+    torch.manual_seed(0)
+    config = SinkLMConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        head_dim=16,
+        max_position_embeddings=128,
+        operation=operation,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return SinkLM(config).eval()
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory, tokenizer) -> Path:
+    """Directory of a softmax SinkLM with its tokenizer. Shared: copy it before changing it."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "softmax"
+    make_sinklm().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def own_checkpoint(checkpoint, tmp_path) -> Path:
+    """A copy of ``checkpoint`` that a test may damage."""
+    import shutil
+
+    return Path(shutil.copytree(checkpoint, tmp_path / "own_checkpoint"))

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+
+from sinklab.corpora._corpus import PASSAGES_IN_VAIN, Encoder, Identity, TextCorpus, drawable_ids, hash_tokens
+from sinklab.errors import InputError
+
+
+class Passages(TextCorpus):
+    name = "passages"
+    identity = Identity("a list", "1", "none")
+
+    def __init__(self, passages):
+        self.given = passages
+
+    def passages(self, seed):
+        yield from self.given
+
+
+class Words:
+    """One id a word; whether the last word is whole can be seen, as with a real tokenizer."""
+
+    def __init__(self):
+        self.longest = 0
+
+    def __call__(self, text, **_):
+        self.longest = max(self.longest, len(text))
+        return {"input_ids": [len(word) for word in text.split()]}
+
+
+def test_short_passages_are_passed_over_and_long_ones_cut():
+    encoder = Encoder(vocab_size=99, tokenizer=Words())
+    corpus = Passages(["a bb", "a bb ccc dddd", "a", "aaaa bbb cc"])
+    assert list(corpus.rows(encoder, 3, 0)) == [[1, 2, 3], [4, 3, 2]]
+
+
+def test_the_last_id_is_never_half_a_word():
+    # The first cut falls at 8 * 2 + 64 = 80 characters, in the middle of the second word.
+    text = "a " + "b" * 200 + " c"
+    assert list(Passages([text]).rows(Encoder(vocab_size=999, tokenizer=Words()), 2, 0)) == [[1, 200]]
+
+
+def test_only_as_much_of_a_long_passage_is_encoded_as_is_needed():
+    words = Words()
+    assert len(next(Passages(["word " * 100_000]).rows(Encoder(vocab_size=9, tokenizer=words), 100, 0))) == 100
+    assert words.longest <= 4 * (8 * 100 + 64)
+
+
+def test_an_endless_corpus_of_short_passages_ends():
+    def endless():
+        while True:
+            yield "a b"
+
+    corpus = Passages([])
+    corpus.passages = lambda seed: endless()
+    assert list(corpus.rows(Encoder(vocab_size=9, tokenizer=Words()), 3, 0)) == []
+    corpus.passages = lambda seed: iter(["a b"] * (PASSAGES_IN_VAIN - 1) + ["a b c"])
+    assert list(corpus.rows(Encoder(vocab_size=9, tokenizer=Words()), 3, 0)) == [[1, 1, 1]]
+
+
+def test_text_without_a_tokenizer_names_what_works():
+    with pytest.raises(InputError, match=r"no tokenizer.*--corpus random_tokens or repeated_token"):
+        list(Passages(["a b c"]).rows(Encoder(vocab_size=9), 3, 0))
+
+
+def test_adds_bos_asks_the_tokenizer(tokenizer):
+    assert Encoder(vocab_size=300, bos_token_id=0, tokenizer=tokenizer).adds_bos
+    assert not Encoder(vocab_size=300, bos_token_id=1, tokenizer=tokenizer).adds_bos
+    assert not Encoder(vocab_size=300, bos_token_id=None, tokenizer=tokenizer).adds_bos
+    assert not Encoder(vocab_size=300, bos_token_id=0).adds_bos
+
+
+def test_drawable_ids_leave_the_special_ones_out():
+    assert drawable_ids(Encoder(vocab_size=5, special_ids=frozenset({0, 3}))) == [1, 2, 4]
+
+
+def test_hash_is_that_of_little_endian_int64():
+    tokens = torch.tensor([[1, 2], [3, 256]], dtype=torch.int32)
+    spelled_out = bytes([1] + [0] * 7 + [2] + [0] * 7 + [3] + [0] * 7 + [0, 1] + [0] * 6)
+    assert hash_tokens(tokens) == hashlib.sha256(spelled_out).hexdigest()

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora._corpus import Encoder, hash_tokens
+from sinklab.errors import ConfigurationError, InputError
+
+ENCODER = Encoder(vocab_size=50, bos_token_id=0, special_ids=frozenset({0, 1, 49}))
+
+
+def test_every_ordinary_id_is_drawn_equally_often_and_no_special_one():
+    tokens = resolve_corpus("random_tokens").sample(ENCODER, seq_len=500, samples=200, seed=3, bos=False)
+    counts = torch.bincount(tokens.flatten(), minlength=50)
+    assert counts[[0, 1, 49]].tolist() == [0, 0, 0]
+    expected = 500 * 200 / 47
+    # A binomial count has standard deviation < sqrt(expected) = 46; 47 counts stay within 5 of those but once in 50,000 seeds.
+    assert (counts[2:49] - expected).abs().max() < 5 * expected**0.5
+
+
+def test_bos_takes_position_zero_and_the_length_stays():
+    tokens = resolve_corpus("random_tokens").sample(ENCODER, seq_len=16, samples=8, seed=0, bos=True)
+    assert tokens.shape == (8, 16)
+    assert tokens[:, 0].tolist() == [0] * 8
+    assert (tokens[:, 1:] > 1).all()
+
+
+def test_the_seed_decides():
+    def draw(seed):
+        return hash_tokens(resolve_corpus("random_tokens").sample(ENCODER, seq_len=9, samples=4, seed=seed, bos=False))
+
+    assert draw(0) == draw(0) != draw(1)
+
+
+def test_fewer_samples_are_the_first_ones():
+    corpus = resolve_corpus("random_tokens")
+    many = corpus.sample(ENCODER, seq_len=9, samples=8, seed=0, bos=False)
+    assert torch.equal(corpus.sample(ENCODER, seq_len=9, samples=3, seed=0, bos=False), many[:3])
+
+
+def test_a_model_without_vocabulary_is_refused():
+    with pytest.raises(InputError, match="no vocabulary"):
+        resolve_corpus("random_tokens").sample(Encoder(vocab_size=0), seq_len=9, samples=3, seed=0, bos=False)
+
+
+@pytest.mark.parametrize(("seq_len", "samples"), [(1, 5), (0, 5), (-3, 5), (64, 0), (64, -1)])
+def test_lengths_that_make_no_sample_are_refused_with_both_numbers(seq_len, samples):
+    with pytest.raises(ConfigurationError, match=f"got {seq_len} and {samples}"):
+        resolve_corpus("random_tokens").sample(ENCODER, seq_len=seq_len, samples=samples, seed=0, bos=False)
+
+
+def test_bos_of_a_model_without_one_is_refused():
+    with pytest.raises(ConfigurationError, match="--bos none"):
+        resolve_corpus("random_tokens").sample(Encoder(vocab_size=9), seq_len=4, samples=1, seed=0, bos=True)

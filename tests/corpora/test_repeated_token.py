@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora._corpus import Encoder
+
+ENCODER = Encoder(vocab_size=1000, bos_token_id=0, special_ids=frozenset({0, 1}))
+
+
+def test_each_sample_is_one_ordinary_token():
+    tokens = resolve_corpus("repeated_token").sample(ENCODER, seq_len=32, samples=40, seed=0, bos=False)
+    assert tokens.shape == (40, 32)
+    assert (tokens == tokens[:, :1]).all()
+    assert tokens.min() > 1
+
+
+def test_samples_differ():
+    tokens = resolve_corpus("repeated_token").sample(ENCODER, seq_len=8, samples=40, seed=0, bos=False)
+    assert len(set(tokens[:, 0].tolist())) > 30
+
+
+def test_bos_in_front_is_not_repeated():
+    tokens = resolve_corpus("repeated_token").sample(ENCODER, seq_len=8, samples=5, seed=0, bos=True)
+    assert (tokens[:, 0] == 0).all()
+    assert (tokens[:, 1:] == tokens[:, 1:2]).all()
+    assert (tokens[:, 1] > 1).all()

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora._corpus import Encoder
+from sinklab.corpora.text_file import TextFile
+from sinklab.errors import ConfigurationError, InputError
+
+
+class Characters:
+    """A tokenizer whose ids are code points: what a passage holds can be read off its ids."""
+
+    def __call__(self, text, **_):
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+ENCODER = Encoder(vocab_size=0x110000, tokenizer=Characters())
+
+
+def read(path, seed=0, seq_len=4, samples=1) -> list[str]:
+    tokens = TextFile(path).sample(ENCODER, seq_len=seq_len, samples=samples, seed=seed, bos=False)
+    return ["".join(map(chr, row)) for row in tokens.tolist()]
+
+
+@pytest.fixture
+def book(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("AAAA first\n  aaaa second\n\n\nBBBB first\nbbbb second\n \nCCCC first\n", encoding="utf-8")
+    return path
+
+
+def test_paragraphs_come_first_then_the_other_lines_each_once(book):
+    rows = read(book, samples=5)
+    assert sorted(rows[:3]) == ["AAAA", "BBBB", "CCCC"]
+    assert sorted(rows[3:]) == ["  aa", "bbbb"]
+
+
+def test_the_seed_decides_the_order(book):
+    orders = {tuple(read(book, seed=seed, samples=3)) for seed in range(20)}
+    assert len(orders) == 6
+    assert read(book, seed=7, samples=3) == read(book, seed=7, samples=3)
+
+
+def test_a_passage_goes_on_across_lines(book):
+    assert "AAAA first\n  aaaa second\n\n\nBBBB" in read(book, seq_len=31, samples=2)
+
+
+def test_identity_is_the_name_and_the_hash_of_the_bytes(book):
+    identity = resolve_corpus(str(book)).identity
+    assert identity.source == "book.txt"
+    assert identity.revision == f"sha256-{hashlib.sha256(book.read_bytes()).hexdigest()}"
+
+
+def test_a_byte_order_mark_is_not_text(tmp_path):
+    (tmp_path / "bom.txt").write_bytes(b"\xef\xbb\xbfABCDEF")
+    assert read(tmp_path / "bom.txt") == ["ABCD"]
+
+
+def test_too_short_says_how_many_of_how_many(book):
+    length = len(book.read_text()) - 5  # only the passage that starts with the file is as long
+    with pytest.raises(InputError, match=rf"book\.txt\) is too short: it gives 1 of 3 samples of {length} tokens; lower --sam"):
+        read(book, seq_len=length, samples=3)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty: it holds no text in its 0 bytes"),
+        (b" \n\t\n", "is empty: it holds no text in its 4 bytes"),
+        ("Käse".encode("latin1"), "is not UTF-8 text: byte 0xe4 at offset 1; .*iconv"),
+        ("text".encode("utf-16"), "is not UTF-8 text: byte 0xff at offset 0"),
+    ],
+)
+def test_what_is_not_text_is_refused(tmp_path, content, message):
+    (tmp_path / "bad.txt").write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        resolve_corpus(str(tmp_path / "bad.txt"))
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(InputError, match=r"there is no text file '.*nope\.txt'; corpora by name: python_source, random_tokens"):
+        resolve_corpus(str(tmp_path / "nope.txt"))
+    with pytest.raises(InputError, match="there is no text file"):
+        TextFile(tmp_path / "nope.txt")
+
+
+def test_the_name_alone_asks_for_the_path():
+    with pytest.raises(ConfigurationError, match=r"--corpus path/to/file\.txt"):
+        resolve_corpus("text_file")

@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+
+from conftest import make_sinklm
+from sinklab.attention.seam import implementation_name
+from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
+from sinklab.models.language_model import SinkLM
+from sinklab.models.loading import load_model, wrap_model
+
+SMALL = {"vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32}
+TINY = {
+    "llama": transformers.LlamaConfig(**SMALL, intermediate_size=48, num_key_value_heads=1),
+    "gpt2": transformers.GPT2Config(vocab_size=64, n_layer=2, n_head=2, n_embd=32, n_positions=64),
+    "bert": transformers.BertConfig(**SMALL, intermediate_size=48),
+    "t5": transformers.T5Config(vocab_size=64, num_layers=2, num_heads=2, d_model=32, d_kv=16, d_ff=48),
+    "vit": transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, image_size=32
+    ),
+    "gpt_oss": transformers.GptOssConfig(
+        **SMALL, intermediate_size=48, num_key_value_heads=1, head_dim=16, num_local_experts=2, num_experts_per_tok=1
+    ),
+}
+CLASSES = [
+    ("llama", "LlamaForCausalLM"),
+    ("llama", "LlamaModel"),
+    ("gpt2", "GPT2LMHeadModel"),
+    ("bert", "BertForMaskedLM"),
+    ("bert", "BertForSequenceClassification"),
+    ("t5", "T5ForConditionalGeneration"),
+    ("vit", "ViTForImageClassification"),
+    ("gpt_oss", "GptOssForCausalLM"),
+]
+
+
+def save_tiny(kind: str, cls: str, folder) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = getattr(transformers, cls)(TINY[kind])
+    for parameter in model.parameters():  # some classes leave parameters as they were in memory
+        torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+    return model
+
+
+def same_weights(left, right) -> bool:
+    first, second = left.state_dict(), right.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize(("kind", "cls"), CLASSES)
+def test_the_checkpoint_says_which_class_it_is_and_every_weight_comes_back(kind, cls, tmp_path):
+    model = save_tiny(kind, cls, tmp_path)
+    loaded = load_model(str(tmp_path))
+    assert type(loaded.model).__name__ == cls
+    assert same_weights(loaded.model, model)
+    assert not loaded.model.training
+    assert loaded.tokenizer is None
+    assert loaded.num_parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert loaded.operation == ("softmax with sink logit" if kind == "gpt_oss" else "softmax")
+    assert loaded.encoder.vocab_size == (0 if kind == "vit" else 64)
+
+
+def test_without_architectures_a_decoder_is_loaded_with_its_head(tmp_path):
+    model = save_tiny("llama", "LlamaForCausalLM", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["architectures"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert same_weights(load_model(str(tmp_path)).model, model)
+
+
+def test_what_is_known_of_a_sinklm(checkpoint):
+    loaded = load_model(str(checkpoint))
+    assert isinstance(loaded.model, SinkLM)
+    assert loaded.name == str(checkpoint)
+    assert loaded.source == checkpoint
+    assert loaded.operation == "softmax"
+    digest = hashlib.sha256((checkpoint / "model.safetensors").read_bytes()).hexdigest()
+    assert loaded.revision == f"sha256-{digest[:16]}"
+    assert (loaded.device.type, loaded.dtype) == ("cpu", torch.float32)
+    encoder = loaded.encoder
+    assert (encoder.vocab_size, encoder.bos_token_id, encoder.special_ids) == (len(loaded.tokenizer), 0, {0, 1})
+    assert encoder.adds_bos
+    assert loaded.tokenizer.decode(encoder.encode("return self")) == "return self"
+
+
+def test_a_sigmoid_checkpoint_comes_back_as_sigmoid(tmp_path):
+    model = make_sinklm({"name": "sigmoid", "bias": -3.0})
+    model.save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path))
+    tokens = torch.randint(2, 300, (2, 12))
+    assert loaded.operation == "sigmoid"
+    assert torch.equal(loaded.model(tokens).logits, model(tokens).logits)
+    softmax = make_sinklm()
+    softmax.load_state_dict(model.state_dict())
+    assert not torch.allclose(softmax(tokens).logits, model(tokens).logits)
+
+
+def test_an_operation_can_be_put_into_a_foreign_model(tmp_path):
+    save_tiny("llama", "LlamaForCausalLM", tmp_path)
+    tokens = torch.randint(2, 64, (2, 12))
+    plain = load_model(str(tmp_path))
+    sigmoid = load_model(str(tmp_path), attn_implementation=implementation_name("sigmoid"))
+    named_softmax = load_model(str(tmp_path), attn_implementation=implementation_name("softmax"))
+    assert (plain.operation, sigmoid.operation, named_softmax.operation) == ("softmax", "sigmoid", "softmax")
+    # Two kernels of one softmax are some roundings of float32 (6e-8) apart, on logits of order 1; another operation is not.
+    assert torch.allclose(named_softmax.model(tokens).logits, plain.model(tokens).logits, rtol=0, atol=1e-5)
+    assert (sigmoid.model(tokens).logits - plain.model(tokens).logits).abs().max() > 1e-2
+
+
+def test_shards_are_one_checkpoint(tmp_path):
+    model = make_sinklm()
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    loaded = load_model(str(tmp_path))
+    assert same_weights(loaded.model, model)
+    listing = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in shards)
+    assert loaded.revision == f"sha256-{hashlib.sha256(listing.encode()).hexdigest()[:16]}"
+    shards[1].unlink()
+    with pytest.raises(InputError, match=rf"1 of {len(shards)} weight files are missing, first {shards[1].name}"):
+        load_model(str(tmp_path))
+
+
+def test_another_weight_is_another_revision(own_checkpoint):
+    before = load_model(str(own_checkpoint))
+    with torch.no_grad():
+        before.model.norm.weight[0] += 1
+    before.model.save_pretrained(own_checkpoint)
+    assert load_model(str(own_checkpoint)).revision != before.revision
+
+
+def test_on_a_cpu_auto_is_float32_whatever_the_checkpoint(tmp_path):
+    model = make_sinklm().to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    assert load_model(str(tmp_path), device="cpu").dtype == torch.float32
+    assert load_model(str(tmp_path), device="cpu", dtype="bfloat16").dtype == torch.bfloat16
+    assert load_model(str(tmp_path), device="cpu", dtype="float64").dtype == torch.float64
+
+
+@pytest.mark.gpu
+def test_on_an_accelerator_auto_is_the_checkpoints_dtype(tmp_path):
+    make_sinklm().to(torch.bfloat16).save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path))
+    assert (loaded.device.type, loaded.dtype) == ("cuda", torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"device": "gpu"}, ConfigurationError, "no device 'gpu'; --device is auto, cpu, cuda"),
+        ({"device": "meta"}, ConfigurationError, "has no meta device; use --device cpu"),
+        ({"dtype": "float16", "device": "cpu"}, ConfigurationError, "use --dtype float32 or bfloat16"),
+        ({"dtype": "half"}, ConfigurationError, "no dtype 'half'; --dtype is auto, float64, float32, bfloat16, float16"),
+        ({"revision": "main"}, ConfigurationError, "--revision main is for hub repositories"),
+        ({"attn_implementation": "sinklab_sigmoit"}, UnknownNameError, "Did you mean 'sigmoid'"),
+        ({"attn_implementation": "fast"}, ConfigurationError, "cannot use attention 'fast'"),
+    ],
+)
+def test_an_option_that_cannot_take_effect_raises(checkpoint, options, error, message):
+    with pytest.raises(error, match=message):
+        load_model(str(checkpoint), **options)
+
+
+def test_cuda_without_cuda_names_the_build(checkpoint, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigurationError, match=r"torch .* has no cuda device; use --device cpu"):
+        load_model(str(checkpoint), device="cuda")
+
+
+def test_weights_of_another_model_are_not_filled_up_with_random_numbers(own_checkpoint):
+    config = json.loads((own_checkpoint / "config.json").read_text())
+    config["num_hidden_layers"] = 3
+    (own_checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        InputError, match=r"lacks 9 of the tensors of SinkLM, first layers\.2\..*Is config.json that of another"
+    ):
+        load_model(str(own_checkpoint))
+
+
+def test_weights_of_another_shape_are_refused(own_checkpoint):
+    config = json.loads((own_checkpoint / "config.json").read_text())
+    config["intermediate_size"] = 64
+    (own_checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="cannot be loaded as SinkLM"):
+        load_model(str(own_checkpoint))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_numbers_name_the_tensor(own_checkpoint, value):
+    model = load_model(str(own_checkpoint)).model
+    with torch.no_grad():
+        model.layers[1].self_attn.k_proj.weight[3, 4:6] = value
+    model.save_pretrained(own_checkpoint)
+    with pytest.raises(InputError, match=r"NaN or infinite weights: 2 of 1024 numbers in layers\.1\.self_attn\.k_proj\.weight"):
+        load_model(str(own_checkpoint))
+
+
+def test_a_damaged_tokenizer_is_named(own_checkpoint):
+    (own_checkpoint / "tokenizer.json").write_text("{")
+    with pytest.raises(InputError, match=r"the tokenizer of .* cannot be loaded"):
+        load_model(str(own_checkpoint))
+
+
+def test_special_ids_without_a_tokenizer_come_from_the_config(own_checkpoint):
+    for path in own_checkpoint.glob("tokenizer*"):
+        path.unlink()
+    encoder = load_model(str(own_checkpoint)).encoder
+    assert (encoder.tokenizer, encoder.vocab_size, encoder.bos_token_id, encoder.special_ids) == (None, 300, 0, {0, 1})
+
+
+def test_the_first_token_of_bert_counts_as_bos(tmp_path):
+    save_tiny("bert", "BertForMaskedLM", tmp_path)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizerFast(vocab=str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    encoder = load_model(str(tmp_path)).encoder
+    assert encoder.bos_token_id == encoder.tokenizer.convert_tokens_to_ids("[CLS]")
+    assert encoder.adds_bos
+    assert encoder.special_ids == set(encoder.tokenizer.convert_tokens_to_ids(words[:5]))
+
+
+def test_padding_rows_of_the_embedding_are_not_tokens(tmp_path, tokenizer):
+    make_sinklm(vocab_size=384).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert load_model(str(tmp_path)).encoder.vocab_size == len(tokenizer) < 384
+
+
+REMOTE = """
+from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM
+Path(r"{marker}").touch()
+class OwnConfig(LlamaConfig):
+    model_type = "own_code"
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_code_that_comes_with_a_checkpoint_runs_only_when_asked(tmp_path, monkeypatch):
+    marker, folder = tmp_path / "it_ran", tmp_path / "own_code"
+    save_tiny("llama", "LlamaForCausalLM", folder)
+    (folder / "own.py").write_text(REMOTE.format(marker=marker))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own_code", "architectures": ["OwnModel"]}
+    config["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"brings its own model code .* add --trust-remote-code"):
+        load_model(str(folder))
+    assert not marker.exists()
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    loaded = load_model(str(folder), trust_remote_code=True)
+    assert marker.exists()
+    assert type(loaded.model).__name__ == "OwnModel"
+
+
+def test_an_architecture_that_transformers_does_not_know(own_checkpoint):
+    config = json.loads((own_checkpoint / "config.json").read_text())
+    (own_checkpoint / "config.json").write_text(json.dumps(config | {"model_type": "perceiver_of_2031"}))
+    with pytest.raises(UnsupportedModelError, match=r"knows no model type 'perceiver_of_2031'"):
+        load_model(str(own_checkpoint))
+
+
+def test_a_model_in_memory_is_wrapped_and_hashed(checkpoint, tokenizer):
+    model = make_sinklm()
+    wrapped, again = wrap_model(model.train(), tokenizer, name="mine"), wrap_model(make_sinklm(), tokenizer)
+    assert wrapped.model is model
+    assert not model.training
+    assert (wrapped.name, wrapped.source, wrapped.operation) == ("mine", None, "softmax")
+    assert wrapped.encoder == load_model(str(checkpoint)).encoder or wrapped.encoder.vocab_size == len(tokenizer)
+    assert wrapped.revision == again.revision
+    with torch.no_grad():
+        model.norm.weight[0] += 1
+    assert wrap_model(model).revision != again.revision
+    with torch.no_grad():
+        model.norm.weight[0] = float("nan")
+    with pytest.raises(InputError, match=r"mine has NaN .* norm\.weight"):
+        wrap_model(model, name="mine")
+
+
+def test_a_copy_of_a_checkpoint_has_the_same_revision(checkpoint, tmp_path):
+    copy = shutil.copytree(checkpoint, tmp_path / "copy")
+    assert load_model(str(copy)).revision == load_model(str(checkpoint)).revision
