@@ -365,7 +365,7 @@ def _uses_table(cls: type) -> bool:
 
 
 def _has_own_attention(cls: type) -> bool:
-    return bool(re.search(r"softmax|scaled_dot_product_attention|baddbmm|torch\.bmm|einsum", _source(cls)))
+    return bool(re.search(r"[sS]oftmax|scaled_dot_product_attention|baddbmm|torch\.bmm|einsum", _source(cls)))
 
 
 def _source(obj: Any) -> str:

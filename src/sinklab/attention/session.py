@@ -45,7 +45,8 @@ def attend(model: nn.Module, probes: Sequence[Probe] = (), *, verify: bool = Tru
     Raises:
         UnsupportedModelError: no attention module of the model can be seen, one ran without being seen, or one received
             something that sinklab does not know.
-        SessionError: a session on the same model is already active, or gradients are being recomputed.
+        SessionError: a session on the same model is already active, the model did not run at all, or gradients are being
+            recomputed.
         MeasurementError: ``verify`` found a call that cannot be accounted for.
     """
     session = Session(model, probes, verify=verify)
@@ -154,7 +155,12 @@ class Session:
                 stack.callback(handle.remove)
             stack.enter_context(seam.shadow(self))
             yield
-        if self._forwards and not self.calls:
+        if not self.calls and not self._forwards:
+            raise SessionError(
+                f"{type(self.model).__name__} did not run while its session was open, so there is nothing to report; run this "
+                "very model (not a copy, and in the same thread) inside the with block"
+            )
+        if not self.calls:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} ran {self._forwards} times and no attention call was seen; it uses a table or "
                 "a path of its own. Try attn_implementation='sdpa' or 'eager'"
