@@ -1,0 +1,1 @@
+"""What the seam does with forty and more real architectures, at toy size."""

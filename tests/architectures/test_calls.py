@@ -1,0 +1,139 @@
+"""Every attention call is counted once, under the qualified name of the module that made it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sinklab.attention.session import attend
+
+from .harness import STEPS, Recorder, decode, every_backend, every_decoding_backend, forward
+from .zoo import MEASURED, ZOO, Entry, batch_of, model_of
+
+NAMES = {
+    "llama": {"model.layers.0.self_attn": 1, "model.layers.1.self_attn": 1},
+    # Three linear-attention layers, then one that attends: the number of the layer is not the number of the call.
+    "qwen3_next": {"model.layers.3.self_attn": 1},
+    "bamba": {"model.layers.1.self_attn": 1},
+    "albert": {"encoder.albert_layer_groups.0.albert_layers.0.attention": 4},
+    "distilbert": {"transformer.layer.0.attention": 1, "transformer.layer.1.attention": 1},
+    "swin": {f"encoder.layers.{stage}.blocks.{block}.attention": 1 for stage in (0, 1) for block in (0, 1)},
+    "t5": {
+        "encoder.block.0.layer.0.SelfAttention": 1,
+        "encoder.block.1.layer.0.SelfAttention": 1,
+        "decoder.block.0.layer.0.SelfAttention": 1,
+        "decoder.block.0.layer.1.EncDecAttention": 1,
+        "decoder.block.1.layer.0.SelfAttention": 1,
+        "decoder.block.1.layer.1.EncDecAttention": 1,
+    },
+    "bart": {
+        "model.encoder.layers.0.self_attn": 1,
+        "model.encoder.layers.1.self_attn": 1,
+        "model.decoder.layers.0.self_attn": 1,
+        "model.decoder.layers.0.encoder_attn": 1,
+        "model.decoder.layers.1.self_attn": 1,
+        "model.decoder.layers.1.encoder_attn": 1,
+    },
+    "whisper": {
+        "model.encoder.layers.0.self_attn": 1,
+        "model.encoder.layers.1.self_attn": 1,
+        "model.decoder.layers.0.self_attn": 1,
+        "model.decoder.layers.0.encoder_attn": 1,
+        "model.decoder.layers.1.self_attn": 1,
+        "model.decoder.layers.1.encoder_attn": 1,
+    },
+    "clip": {
+        f"{tower}.layers.{layer}.self_attn": 1 for tower in ("text_model.encoder", "vision_model.encoder") for layer in (0, 1)
+    },
+}
+
+
+@every_backend
+def test_number_of_calls(entry: Entry, backend: str) -> None:
+    model = model_of(entry.id, backend)
+    with attend(model, probes=[], verify=True) as session:
+        forward(model, batch_of(entry))
+        assert sum(session.calls.values()) == entry.calls
+        forward(model, batch_of(entry, padded=True))
+    assert sum(session.calls.values()) == 2 * entry.calls
+    assert {site.module.partition("#")[0] for site in session.sites} == set(session.calls)
+
+
+@every_decoding_backend
+def test_number_of_calls_while_decoding(entry: Entry, backend: str) -> None:
+    model = model_of(entry.id, backend)
+    with attend(model, probes=[], verify=True) as session:
+        decode(model, entry, padded=False)
+    # The encoder runs once; every other layer runs again at each step.
+    again = sum(not name.startswith(("encoder.", "model.encoder.")) for name in session.calls)
+    assert sum(session.calls.values()) == entry.calls + STEPS * again
+
+
+@pytest.mark.parametrize("family", sorted(NAMES))
+def test_names_are_those_of_the_modules(family: str) -> None:
+    model = model_of(family, ZOO[family].backends[-1])
+    with attend(model, probes=[Recorder()], verify=True) as session:
+        forward(model, batch_of(ZOO[family]))
+    assert dict(session.calls) == NAMES[family]
+    # A module that stands for several layers has a row for each of them.
+    rows = [name if turn == 0 else f"{name}#{turn}" for name, turns in NAMES[family].items() for turn in range(turns)]
+    assert sorted(session.table()["module"]) == sorted(rows)
+    assert (session.table()["count"] == 1).all()
+    assert [site.layer for site in session.sites if site.kind == "self"] == list(
+        range(sum(site.kind == "self" for site in session.sites))
+    )
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "whisper"])
+def test_self_and_cross_attention_are_numbered_apart(family: str) -> None:
+    model = model_of(family)
+    with attend(model, probes=[], verify=True) as session:
+        forward(model, batch_of(ZOO[family]))
+    cross = [name for name in NAMES[family] if "EncDec" in name or "encoder_attn" in name]
+    assert [(site.module, site.layer) for site in session.sites if site.kind == "cross"] == [(cross[0], 0), (cross[1], 1)]
+    alone = [name for name in NAMES[family] if name not in cross]
+    assert [(site.module, site.layer) for site in session.sites if site.kind == "self"] == list(
+        zip(alone, range(4), strict=True)
+    )
+
+
+def test_windows_are_samples_of_one_call() -> None:
+    recorder = Recorder()
+    model = model_of("swin")
+    with attend(model, probes=[recorder], verify=True):
+        forward(model, batch_of(ZOO["swin"]))
+    # 8 × 8 patches in windows of 2 × 2: 16 windows for each of two images; after merging 4 × 4 patches: 4 windows.
+    assert [tuple(record.call.queries.shape[:3]) for record in recorder.records] == [(32, 2, 4)] * 2 + [(8, 4, 4)] * 2
+
+
+def test_rows_of_one_call_each_hold_its_whole_mass() -> None:
+    entry = ZOO["t5"]
+    with attend(model_of("t5"), probes=[Recorder()], verify=True) as session:
+        forward(model_of("t5"), batch_of(entry))
+    # Rows of softmax sum to one: batch × heads × queries, ten in the encoder and six in the decoder.
+    expected = {name: 2 * 4 * (10 if name.startswith("encoder") else 6) for name in NAMES["t5"]}
+    values = dict(zip(session.table()["module"], session.table()["value"], strict=True))
+    assert values == pytest.approx(expected, rel=1e-5)
+
+
+def test_output_projection_is_found() -> None:
+    expected = {
+        "llama": "model.layers.0.self_attn.o_proj",
+        "gpt2": "transformer.h.0.attn.c_proj",
+        "gpt_neox": "gpt_neox.layers.0.attention.dense",
+        "opt": "model.decoder.layers.0.self_attn.out_proj",
+        "t5": "encoder.block.0.layer.0.SelfAttention.o",
+    }
+    found = {}
+    for family in expected:
+        with attend(model_of(family), probes=[], verify=True) as session:
+            forward(model_of(family), batch_of(ZOO[family]))
+        found[family] = session.sites[0].output_projection
+    assert found == expected
+
+
+@pytest.mark.parametrize("entry", MEASURED, ids=lambda entry: entry.id)
+def test_attention_beside_the_seam_is_listed(entry: Entry) -> None:
+    with attend(model_of(entry.id), probes=[], verify=True) as session:
+        forward(model_of(entry.id), batch_of(entry))
+    # SigLIP pools its patches with torch's own MultiheadAttention, which no table reaches.
+    assert session.off_seam == (["vision_model.head.attention"] if entry.id == "siglip" else [])

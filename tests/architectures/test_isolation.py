@@ -1,0 +1,264 @@
+"""A session leaves no trace and sees only its own model: exceptions, shared configs, nesting, recomputation, threads."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from sinklab.attention.session import Session, attend
+from sinklab.errors import SessionError
+
+from .harness import Recorder, assert_identical, forward
+from .zoo import ZOO, batch_of, build, model_of
+
+BATCH = batch_of(ZOO["llama"])
+
+
+def state(*models: torch.nn.Module) -> dict[str, Any]:
+    """Everything that a session might forget to put back."""
+    return {
+        "tables": [dict(table._local_mapping) for table in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)],
+        "entries": [{name: table[name] for name in table} for table in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)],
+        "attributes": [sorted(vars(table)) for table in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)],
+        "hooks": [
+            (name, list(module._forward_hooks), list(module._forward_pre_hooks), list(module._backward_hooks))
+            for model in models
+            for name, module in model.named_modules()
+        ],
+        "implementations": [model.config._attn_implementation for model in models],
+        "forwards": ["forward" in vars(module) for model in models for module in model.modules()],
+    }
+
+
+class Trouble(Exception):
+    """Nothing that sinklab knows."""
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("ran", [False, True], ids=["before a forward", "after a forward"])
+def test_state_is_restored_after_an_exception(backend: str, ran: bool) -> None:
+    model = model_of("llama", backend)
+    before, logits = state(model), forward(model, BATCH)
+    with pytest.raises(Trouble), attend(model, probes=[Recorder()]):  # noqa: PT012  the state at the raise is the point
+        if ran:
+            forward(model, BATCH)
+        raise Trouble
+    assert state(model) == before
+    assert_identical(forward(model, BATCH), logits)
+    with attend(model, probes=[], verify=True) as session:
+        forward(model, BATCH)
+    assert session.calls.total() == 2
+
+
+def test_state_is_restored_after_an_exception_inside_the_model() -> None:
+    class Breaking(Recorder):
+        def update(self, call: Any, statistics: Any) -> None:
+            raise Trouble
+
+    model = model_of("gemma3", "sdpa")
+    before, outputs = state(model), forward(model, BATCH)
+    with pytest.raises(Trouble), attend(model, probes=[Breaking()]):
+        forward(model, BATCH)
+    assert state(model) == before
+    assert_identical(forward(model, BATCH), outputs)
+
+
+def test_state_is_restored_after_a_good_session() -> None:
+    model = model_of("t5", "eager")
+    before = state(model)
+    with attend(model, probes=[Recorder()]):
+        forward(model, batch_of(ZOO["t5"]))
+        assert state(model) != before
+    assert state(model) == before
+
+
+def test_another_model_is_neither_changed_nor_recorded() -> None:
+    observed, other = model_of("llama"), model_of("mistral")
+    expected = forward(other, BATCH)
+    with attend(observed, probes=[Recorder()]) as session:
+        assert_identical(forward(other, BATCH), expected)
+        assert session.calls.total() == 0
+        forward(observed, BATCH)
+        assert_identical(forward(other, BATCH), expected)
+    assert session.calls == {"model.layers.0.self_attn": 1, "model.layers.1.self_attn": 1}
+
+
+def test_models_that_share_a_config_are_told_apart() -> None:
+    first = build(ZOO["llama"])
+    second = type(first)(first.config).eval()
+    assert second.config is first.config
+    expected = forward(second, BATCH)
+    recorder = Recorder()
+    with attend(first, probes=[recorder]) as session:
+        assert_identical(forward(second, BATCH), expected)
+        assert recorder.records == []
+        forward(first, BATCH)
+    assert session.calls.total() == len(recorder.records) == 2
+
+
+def test_sessions_on_two_models_nest() -> None:
+    outer_model, inner_model = model_of("llama"), model_of("qwen2", "sdpa")
+    before = state(outer_model, inner_model)
+    expected = forward(outer_model, BATCH), forward(inner_model, BATCH)
+    outer, inner = Recorder(), Recorder()
+    with attend(outer_model, probes=[outer]), attend(inner_model, probes=[inner]):
+        assert_identical(forward(outer_model, BATCH), expected[0])
+        assert_identical(forward(inner_model, BATCH), expected[1])
+        assert (len(outer.records), len(inner.records)) == (2, 2)
+    assert outer.records[0].call.groups == 2
+    assert not torch.equal(outer.records[0].weights, inner.records[0].weights)
+    assert state(outer_model, inner_model) == before
+
+
+def test_the_outer_session_goes_on_when_the_inner_one_ends() -> None:
+    outer_model, inner_model = model_of("llama"), model_of("llama", "sdpa")
+    with attend(outer_model) as outer:
+        with attend(inner_model) as inner:
+            forward(inner_model, BATCH)
+        forward(outer_model, BATCH)
+        forward(inner_model, BATCH)
+    assert (outer.calls.total(), inner.calls.total()) == (2, 2)
+
+
+def test_two_sessions_on_one_model_are_refused() -> None:
+    model = model_of("llama")
+    before = state(model)
+    with attend(model) as outer:
+        with pytest.raises(SessionError, match="LlamaForCausalLM"), attend(model):
+            pass
+        forward(model, BATCH)
+    assert outer.calls.total() == 2
+    assert state(model) == before
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_is_refused(reentrant: bool) -> None:
+    model = build(ZOO["llama"])
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    before = state(model)
+    with pytest.raises(SessionError, match="gradient checkpointing"), attend(model, probes=[Recorder()]):
+        model(**BATCH, labels=BATCH["input_ids"]).loss.backward()
+    assert state(model) == before
+
+
+def test_recomputation_during_backward_is_refused() -> None:
+    # Checkpointing that transformers does not know of: somebody wraps a layer by hand.
+    model = build(ZOO["llama"]).train()
+    layer = model.model.layers[1]
+    native = layer.forward
+
+    def checkpointed(hidden_states: torch.Tensor, **kwargs: Any) -> Any:
+        return torch.utils.checkpoint.checkpoint(native, hidden_states, use_reentrant=False, **kwargs)
+
+    layer.forward = checkpointed
+    with pytest.raises(SessionError, match=r"recompute"), attend(model, probes=[Recorder()]):
+        model(**BATCH, labels=BATCH["input_ids"]).loss.backward()
+
+
+def test_training_without_checkpointing_has_the_same_gradients() -> None:
+    model = build(ZOO["gpt2"], resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0).train()
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        model(**BATCH, labels=BATCH["input_ids"]).loss.backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    expected = gradients()
+    with attend(model, probes=[Recorder()], verify=True) as session:
+        found = gradients()
+    assert_identical(found, expected)
+    assert session.calls.total() == 2
+
+
+def test_checkpointing_that_is_not_used_is_allowed() -> None:
+    model = build(ZOO["llama"])
+    model.gradient_checkpointing_enable()
+    model.eval()
+    with attend(model) as session:
+        forward(model, BATCH)
+    assert session.calls.total() == 2
+
+
+def run_threads(*bodies: Any) -> None:
+    """Run the bodies at the same time and raise what they raised."""
+    failures: list[BaseException] = []
+
+    def guarded(body: Any) -> None:
+        try:
+            body()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(body,)) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    if failures:
+        raise failures[0]
+
+
+def test_threads_do_not_record_into_each_other() -> None:
+    models = [build(ZOO["llama"]), build(ZOO["mistral"])]
+    before = state(*models)
+    expected = [forward(model, BATCH) for model in models]
+    barrier = threading.Barrier(2, timeout=60)
+    sessions: dict[int, Session] = {}
+
+    def body(index: int) -> Any:
+        def run() -> None:
+            with attend(models[index], probes=[Recorder()]) as session:
+                for _ in range(5):
+                    barrier.wait()
+                    assert_identical(forward(models[index], BATCH), expected[index])
+                    # The neighbour's model in this thread is not this session's business.
+                    assert_identical(forward(models[1 - index], BATCH), expected[1 - index])
+                sessions[index] = session
+
+        return run
+
+    run_threads(body(0), body(1))
+    assert [sessions[index].calls.total() for index in (0, 1)] == [10, 10]
+    assert [len(sessions[index].probes[0].records) for index in (0, 1)] == [10, 10]
+    assert state(*models) == before
+
+
+def test_the_same_model_in_another_thread_is_not_recorded() -> None:
+    model = model_of("llama")
+    expected = forward(model, BATCH)
+    recorder = Recorder()
+    with attend(model, probes=[recorder]) as session:
+        run_threads(lambda: assert_identical(forward(model, BATCH), expected))
+        assert recorder.records == []
+        assert session.calls.total() == 0
+        forward(model, BATCH)
+    assert session.calls.total() == 2
+
+
+def test_one_model_in_two_threads_each_with_a_session() -> None:
+    model = model_of("llama")
+    expected = forward(model, BATCH)
+    barrier = threading.Barrier(2, timeout=60)
+    totals: list[int] = []
+
+    def body() -> None:
+        with attend(model, probes=[Recorder()]) as session:
+            barrier.wait()
+            for _ in range(5):
+                assert_identical(forward(model, BATCH), expected)
+        totals.append(session.calls.total())
+
+    run_threads(body, body)
+    assert totals == [10, 10]
+
+
+def test_every_class_of_the_zoo_is_public() -> None:
+    assert all(hasattr(transformers, entry.model) for entry in ZOO.values())

@@ -1,0 +1,168 @@
+"""Keys are numbered by their place in the document, whatever the cache, the window or the padding did to the tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from sinklab.attention.session import attend
+
+from .harness import STEPS, Recorded, Recorder, decode, forward
+from .zoo import LENGTH, PADDING, ZOO, batch_of, build, model_of
+
+WINDOW = 4
+SLIDING_FAMILIES = ("mistral", "gemma3", "olmo3", "gpt_oss", "phi3", "cohere2")
+
+
+def record_forward(family: str, backend: str, **batch: Tensor) -> list[Recorded]:
+    recorder = Recorder()
+    with attend(model_of(family, backend), probes=[recorder], verify=True):
+        forward(model_of(family, backend), batch)
+    return recorder.records
+
+
+def full_batch(padded: bool = False) -> dict[str, Tensor]:
+    """The tokens of :func:`decode` in one go."""
+    batch = batch_of(ZOO["llama"], padded)
+    words = torch.randint(4, 40, (2, STEPS), generator=torch.Generator().manual_seed(2))
+    return {
+        "input_ids": torch.cat((batch["input_ids"], words), dim=1),
+        "attention_mask": torch.cat((batch["attention_mask"], torch.ones(2, STEPS, dtype=torch.long)), dim=1),
+    }
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["unpadded", "padded"])
+@pytest.mark.parametrize(
+    ("family", "backend"),
+    [(family, backend) for family in (*SLIDING_FAMILIES, "llama", "gpt2") for backend in ZOO[family].backends],
+)
+def test_positions_while_decoding(family: str, backend: str, padded: bool) -> None:
+    """The oracle is the content: the first layer's key called position p must be the key of token p in one full forward."""
+    recorder = Recorder()
+    with attend(model_of(family, backend), probes=[recorder], verify=True):
+        decode(model_of(family, backend), ZOO[family], padded)
+    reference = record_forward(family, backend, **full_batch(padded))[0].call
+    first = recorder.records[0].site.module
+    records = [record for record in recorder.records if record.site.module == first]
+    assert len(records) == 1 + STEPS
+    seen = 0
+    for step, record in enumerate(records):
+        call = record.call
+        newest = LENGTH - 1 + step
+        for row in range(2):
+            padding = PADDING if padded and row == 1 else 0
+            assert call.query_positions[row, -1] == newest - padding
+            for index, position in enumerate(call.key_positions[row].tolist()):
+                if position < 0:
+                    assert not record.visible[row % record.visible.shape[0], :, -1, index].any()
+                    continue
+                # float32 keys from products of another shape: the last bits may differ.
+                torch.testing.assert_close(
+                    call.keys[row, :, index], reference.keys[row, :, position + padding], rtol=1e-4, atol=1e-5
+                )
+                seen += 1
+        visible = record.visible.expand(2, *record.visible.shape[1:])[0, 0, -1]
+        positions = call.key_positions[0][visible].tolist()
+        window = WINDOW if family in SLIDING_FAMILIES else newest + 1
+        assert positions == list(range(newest + 1 - window, newest + 1))
+    assert seen > 0
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "opt"])
+def test_left_padding_does_not_move_positions(family: str, backend: str) -> None:
+    batch = batch_of(ZOO[family], padded=True)
+    for record in record_forward(family, backend, **batch):
+        expected = torch.arange(LENGTH) - PADDING
+        assert torch.equal(record.call.query_positions[1], expected.clamp_min(-1))
+        assert torch.equal(record.call.key_positions[1], expected.clamp_min(-1))
+        assert torch.equal(record.call.query_positions[0], torch.arange(LENGTH))
+        assert torch.equal(record.call.query_documents[1], (expected >= 0).long() - 1)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
+def test_padding_does_not_change_the_measured_weights(family: str, backend: str) -> None:
+    batch = batch_of(ZOO[family], padded=True)
+    short = {name: tensor[1:, PADDING:] for name, tensor in batch.items()}
+    positions = {"position_ids": (torch.arange(LENGTH) - PADDING).clamp_min(0).expand(2, -1)}
+    long = record_forward(family, backend, **batch, **positions)
+    alone = record_forward(family, backend, **short)
+    for one, other in zip(long, alone, strict=True):
+        torch.testing.assert_close(one.weights[1:, :, PADDING:, PADDING:], other.weights, rtol=1e-4, atol=1e-5)
+        one_sum, other_sum = one.statistics.column_sum, other.statistics.column_sum
+        assert one_sum is not None
+        assert other_sum is not None
+        torch.testing.assert_close(one_sum[1:, :, PADDING:], other_sum, rtol=1e-4, atol=1e-5)
+        assert (one_sum[1, :, :PADDING] == 0).all()
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+def test_packed_documents_restart_the_count(family: str, backend: str) -> None:
+    lengths = [[4, 6], [7, 3]]
+    position_ids = torch.tensor([[position for length in row for position in range(length)] for row in lengths])
+    documents = torch.tensor([[number for number, length in enumerate(row) for _ in range(length)] for row in lengths])
+    batch = {"input_ids": batch_of(ZOO[family])["input_ids"], "position_ids": position_ids, "use_cache": False}
+    for record in record_forward(family, backend, **batch):
+        call = record.call
+        for positions, found in ((call.query_positions, call.query_documents), (call.key_positions, call.key_documents)):
+            assert torch.equal(positions, position_ids)
+            assert torch.equal(found, documents)
+        apart = documents[:, :, None] != documents[:, None]
+        assert (record.weights.masked_select(apart[:, None]) == 0).all()
+
+
+def test_restarting_positions_without_a_document_mask_are_one_document() -> None:
+    # The model sees across the restart here (a mask was given, so the host does not look for documents): one document it is.
+    batch = batch_of(ZOO["llama"])
+    batch["attention_mask"][1, :PADDING] = 0
+    position_ids = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4]]).expand(2, -1)
+    for record in record_forward("llama", "eager", **batch, position_ids=position_ids):
+        assert torch.equal(record.call.query_positions[0], torch.arange(LENGTH))
+        assert (record.weights[0, :, 5:, :5] > 0).all()
+
+
+def test_windows_slide_over_absolute_positions() -> None:
+    for record in record_forward("mistral", "sdpa", **batch_of(ZOO["mistral"])):
+        distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)[None]
+        expected = (distance >= 0) & (distance < WINDOW)
+        assert torch.equal(record.visible.expand(2, 1, -1, -1)[0, 0], expected)
+        assert torch.equal(record.weights[0, 0] > 0, expected)
+
+
+def test_chunks_hide_what_came_before_them() -> None:
+    chunked, full = record_forward("llama4", "eager", **batch_of(ZOO["llama4"]))
+    same_chunk = torch.arange(LENGTH)[:, None] // 4 == torch.arange(LENGTH)[None] // 4
+    causal = torch.ones(LENGTH, LENGTH).tril().bool()
+    assert torch.equal(chunked.weights[0, 0] > 0, causal & same_chunk)
+    assert torch.equal(full.weights[0, 0] > 0, causal)
+
+
+def test_sparse_attention_keeps_its_few_keys() -> None:
+    # The model branches on the literal names "eager" and "sdpa"; under any other name it would attend to every key.
+    chosen = ZOO["deepseek_v32"].config["index_topk"]
+    for backend in ZOO["deepseek_v32"].backends:
+        for record in record_forward("deepseek_v32", backend, **batch_of(ZOO["deepseek_v32"])):
+            expected = torch.arange(1, LENGTH + 1).clamp_max(chosen).expand(2, 4, -1)
+            assert torch.equal((record.weights > 0).sum(-1), expected)
+
+
+def test_two_sided_window_is_not_causal() -> None:
+    first, last = record_forward("modernbert", "sdpa", **batch_of(ZOO["modernbert"]))
+    distance = (torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)[None]).abs()
+    reach = build(ZOO["modernbert"]).config.local_attention // 2
+    assert torch.equal(first.weights[0, 0] > 0, distance <= reach)
+    assert (last.weights > 0).all()
+
+
+def test_cross_attention_numbers_keys_by_the_encoder() -> None:
+    records = record_forward("t5", "sdpa", **batch_of(ZOO["t5"], padded=True))
+    cross = [record for record in records if record.site.kind == "cross"]
+    assert len(cross) == 2
+    for record in cross:
+        assert torch.equal(record.call.query_positions, torch.arange(6).expand(2, -1))
+        assert torch.equal(record.call.key_positions[0], torch.arange(LENGTH))
+        assert record.call.key_positions[1].tolist() == [*range(LENGTH - PADDING), *[-1] * PADDING]
+        assert (record.weights[1, :, :, LENGTH - PADDING :] == 0).all()

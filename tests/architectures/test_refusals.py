@@ -1,0 +1,73 @@
+"""Models that the seam cannot reach are refused with the reason; never an empty or a wrong report."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from transformers import DogeConfig, DogeForCausalLM
+
+from sinklab.attention.session import attend
+from sinklab.errors import SessionError, UnsupportedModelError
+
+from .harness import Recorder, assert_identical, forward
+from .zoo import GPT2, OFF_SEAM, ZOO, Entry, batch_of, build, grouped, model_of
+
+
+@pytest.mark.parametrize(
+    ("entry", "backend"),
+    [pytest.param(entry, backend, id=f"{entry.id}-{backend}") for entry in OFF_SEAM for backend in entry.backends],
+)
+def test_models_off_the_seam_are_refused(entry: Entry, backend: str) -> None:
+    model = model_of(entry.id, backend)
+    before = forward(model, batch_of(entry))
+    reason = rf"{entry.model} computes attention in its own code \({re.escape(str(entry.refused))} and 1 more\)"
+    with pytest.raises(UnsupportedModelError, match=reason), attend(model, probes=[Recorder()]):
+        forward(model, batch_of(entry))
+    assert_identical(forward(model, batch_of(entry)), before)
+
+
+def test_private_table_is_refused() -> None:
+    # Doge looks its function up in an AttentionInterface of its own, which nobody outside can shadow.
+    torch.manual_seed(0)
+    model = DogeForCausalLM._from_config(DogeConfig(**grouped(keep_window_size=8)), attn_implementation="eager").eval()
+    with (
+        pytest.raises(UnsupportedModelError, match=r"DogeAttention.* ran without calling the attention interface"),
+        attend(model, probes=[]),
+    ):
+        forward(model, batch_of(ZOO["llama"]))
+
+
+def test_private_path_is_refused_and_the_other_backend_is_not() -> None:
+    options = {"reorder_and_upcast_attn": True}
+    eager, sdpa = (build(ZOO["gpt2"], backend, **options) for backend in ("eager", "sdpa"))
+    with (
+        pytest.raises(UnsupportedModelError, match=r"GPT2Attention.* ran without calling the attention interface"),
+        attend(eager, probes=[]),
+    ):
+        forward(eager, batch_of(ZOO["gpt2"]))
+    with attend(sdpa, probes=[], verify=True) as session:
+        forward(sdpa, batch_of(ZOO["gpt2"]))
+    assert sum(session.calls.values()) == GPT2["n_layer"]
+
+
+def test_a_session_in_which_nothing_ran_is_refused() -> None:
+    # An empty table would read like "no sinks"; most likely another model, or a copy of this one, was run.
+    with pytest.raises(SessionError, match="LlamaForCausalLM did not run"), attend(model_of("llama"), probes=[Recorder()]):
+        pass
+
+
+def test_unknown_keyword_is_refused() -> None:
+    model = model_of("llama")
+    with (
+        pytest.raises(
+            UnsupportedModelError,
+            match=r"temperature_map.*model\.layers\.0\.self_attn|model\.layers\.0\.self_attn.*temperature_map",
+        ),
+        attend(model, probes=[]),
+    ):
+        forward(model, {**batch_of(ZOO["llama"]), "temperature_map": torch.ones(1)})
+    # The model was not harmed, and the next session works.
+    with attend(model, probes=[], verify=True):
+        forward(model, batch_of(ZOO["llama"]))

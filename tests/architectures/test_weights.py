@@ -1,0 +1,127 @@
+"""The measured weights are the model's own: equal to what it returns, and a reconstruction made wrong on purpose is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import sinklab.attention.session as session_module
+from sinklab.attention.call import AttentionCall
+from sinklab.attention.session import attend
+from sinklab.attention.visibility import Everything
+from sinklab.errors import MeasurementError
+
+from .harness import Recorded, Recorder, every_decoding_backend, forward
+from .zoo import MEASURED, PADDING, ZOO, Entry, batch_of, model_of
+
+# float32: scores are sums of 8 products of size one, scaled, so they carry some 8 · 2⁻²⁴ · |score| ≈ 1e-5 at |score| = 20;
+# a weight in [0, 1] inherits that error.
+TOLERANCE = 1e-5
+
+
+def record(entry: Entry, backend: str = "eager", padded: bool = True) -> list[Recorded]:
+    recorder = Recorder()
+    with attend(model_of(entry.id, backend), probes=[recorder], verify=True):
+        forward(model_of(entry.id, backend), batch_of(entry, padded))
+    return recorder.records
+
+
+def returned_weights(entry: Entry) -> list[Tensor | None]:
+    """What the model returns for ``output_attentions=True``, in the order of the calls."""
+    with torch.no_grad():
+        output = model_of(entry.id)(**batch_of(entry, padded=True), output_attentions=True)
+    if "decoder_attentions" in output:
+        pairs = zip(output.decoder_attentions, output.cross_attentions, strict=True)
+        return [*output.encoder_attentions, *(weights for pair in pairs for weights in pair)]
+    if entry.id == "swin":  # it returns the last block of every stage
+        return [weights for stage in output.attentions for weights in (None, stage)]
+    if "text_model_output" in output:
+        towers = (output.text_model_output, output.vision_model_output)
+        return [weights for tower in towers for weights in tower.attentions]
+    return [weights for weights in output.attentions if weights is not None]
+
+
+@pytest.mark.parametrize("entry", MEASURED, ids=lambda entry: entry.id)
+def test_weights_are_those_the_model_returns(entry: Entry) -> None:
+    expected = returned_weights(entry)
+    found = record(entry)
+    assert len(found) == len(expected) == entry.calls
+    if entry.id in ("clip", "siglip"):  # towers run in an order of their own; tell them apart by their size
+        found.sort(key=lambda one: one.call.q_len)
+        expected.sort(key=lambda weights: 0 if weights is None else weights.shape[-1])
+    for one, weights in zip(found, expected, strict=True):
+        if weights is None:
+            continue
+        if entry.id == "granite_swa":  # it returns whole rows and scales the output afterwards
+            assert one.statistics.null_mass is not None
+            weights = weights * (1 - one.statistics.null_mass[..., None])
+        counted = one.call.counted[:, None, :, None]
+        assert counted.any()
+        difference = (one.weights - weights.reshape(one.weights.shape)).masked_fill(~counted, 0.0)
+        assert difference.abs().max() < TOLERANCE, one.site.module
+
+
+@pytest.mark.parametrize("entry", [entry for entry in MEASURED if "sdpa" in entry.backends], ids=lambda entry: entry.id)
+def test_backends_agree(entry: Entry) -> None:
+    for eager, sdpa in zip(record(entry), record(entry, "sdpa"), strict=True):
+        assert eager.site == sdpa.site
+        assert torch.equal(eager.call.query_positions, sdpa.call.query_positions)
+        assert torch.equal(eager.call.key_positions, sdpa.call.key_positions)
+        counted = eager.call.counted[:, None, :, None]
+        # One layer feeds the next, so differences of the kernels grow: two layers, each within the tolerance of one.
+        assert ((eager.weights - sdpa.weights).masked_fill(~counted, 0.0).abs().max()) < 2 * TOLERANCE
+
+
+@every_decoding_backend
+def test_no_mass_on_the_future_or_on_padding(entry: Entry, backend: str) -> None:
+    for one in record(entry, backend):
+        future = torch.ones(one.call.q_len, one.call.kv_len).triu(1).bool()
+        counted = one.call.counted[:, None, :, None]
+        assert (one.weights.masked_fill(~counted, 0.0)[..., future] == 0).all()
+        assert (one.weights[1, :, PADDING:, :PADDING] == 0).all()
+        assert (one.call.query_positions[1, :PADDING] == -1).all()
+        assert (one.call.query_positions[0] >= 0).all()
+
+
+def missing(field: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda fields: {field: None}
+
+
+DAMAGE = {
+    "scale": ("llama", "eager", lambda fields: {"scaling": fields["scaling"] * 1.1}),
+    "scale on sdpa": ("llama", "sdpa", lambda fields: {"scaling": fields["scaling"] * 1.1}),
+    "soft cap": ("gemma2", "eager", missing("softcap")),
+    "position bias of T5": ("t5", "eager", missing("bias")),
+    "position bias of T5 on sdpa": ("t5", "sdpa", missing("bias")),
+    "bias in the mask of Swin": ("swin", "eager", missing("bias")),
+    "bias in the mask of BEiT": ("beit", "sdpa", missing("bias")),
+    "sink logit of gpt-oss": ("gpt_oss", "eager", missing("sink_scores")),
+    "sink gain of Granite": ("granite_swa", "eager", missing("sink_scores")),
+    "sink logit of MiMo": ("mimo_v2_flash", "eager", missing("sink_scores")),
+    "causality": ("qwen2", "sdpa", lambda fields: {"visible": Everything()}),
+    "padding": ("bert", "sdpa", lambda fields: {"visible": Everything()}),
+    "window": ("modernbert", "eager", lambda fields: {"visible": Everything()}),
+    "shift of Swin": ("swin", "sdpa", missing("bias")),
+    "grouping": ("mistral", "eager", lambda fields: {"keys": fields["keys"].flip(1)}),
+    "values": ("deepseek_v3", "eager", lambda fields: {"values": fields["values"].flip(2)}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_wrong_reconstruction_is_refused(damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family, backend, change = DAMAGE[damage]
+    damaged = []
+
+    def build(**fields: Any) -> AttentionCall:
+        damaged.append(fields["site"].module)
+        return AttentionCall(**{**fields, **change(fields)})
+
+    monkeypatch.setattr(session_module, "AttentionCall", build)
+    model = model_of(family, backend)
+    with pytest.raises(MeasurementError, match=r"."), attend(model, probes=[Recorder()], verify=True):
+        forward(model, batch_of(ZOO[family], padded=True))
+    assert damaged
