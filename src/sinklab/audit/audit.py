@@ -101,7 +101,7 @@ def audit(
     run_id = new_run_id()
     main_bos = uses_bos(loaded.encoder, bos)
     takes_loss = is_causal_lm(loaded.model)
-    min_queries = max(1, seq_len // 4)
+    min_queries = max(1, seq_len // 2)
 
     tables: list[pd.DataFrame] = []
     conditions: list[Condition] = []

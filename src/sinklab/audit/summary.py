@@ -14,6 +14,8 @@ __all__ = ["Condition", "summarize"]
 
 SUMMARY_VERSION = 1
 LISTED_POSITIONS = 8
+LISTED_RATE = 1.0
+"""Percent of (sample, layer, head) from which a position is listed as a sink."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,7 +122,7 @@ def _positions(
     """Positions that enough queries see and at which some head sinks, strongest first."""
     rows = _rows(table, "sink_rate", "gu2024", whole=True)
     last = tokens.shape[1] - min_queries
-    rows = rows[(rows["value"] > 0) & (rows["key_position"] <= last)].sort_values("value", ascending=False)
+    rows = rows[(rows["value"] >= LISTED_RATE) & (rows["key_position"] <= last)].sort_values("value", ascending=False)
     listed = []
     for row in rows.head(LISTED_POSITIONS).itertuples():
         position = int(row.key_position)
@@ -178,7 +180,7 @@ def _definitions(table: pd.DataFrame) -> dict[str, float]:
 def _condition(condition: Condition) -> dict[str, Any]:
     rows = _rows(condition.table, "sink_rate", "gu2024", whole=True)
     length = int(rows["key_position"].max()) + 1
-    rows = rows[rows["key_position"] <= length - max(1, length // 4)]
+    rows = rows[rows["key_position"] <= length - max(1, length // 2)]
     top = rows.loc[rows["value"].idxmax()]
     return {
         "corpus": condition.corpus,
