@@ -209,14 +209,17 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Put audits side by side."""
-    from sinklab.report.compare import comparison_table, write_comparison
+    from sinklab.report.compare import comparison_table, format_comparison, write_comparison
+    from sinklab.report.data import read_audit
+    from sinklab.report.words import verdict
 
     table = comparison_table(folders)
     page = write_comparison(folders, out) if out is not None else None
     if as_json:
-        sys.stdout.write(table.to_json(orient="records", indent=2, force_ascii=False) + "\n")
+        output.print_json(table.to_dict())
         return
-    output.print_comparison(table)
+    verdicts = [f"{name}: {verdict(read_audit(folder))}" for name, folder in zip(table.columns, folders, strict=True)]
+    output.print_comparison(format_comparison(table), verdicts)
     if page is not None:
         typer.echo(f"\npage  {page}")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -87,39 +88,35 @@ def _sink(sink: Mapping[str, Any]) -> str:
 
 
 def print_measurement(table: pd.DataFrame) -> None:
-    """Every metric with its mean, smallest and largest value over the rows that give it by layer and head."""
+    """Every metric over the layers and heads that give it; of a metric by position, the first position is shown."""
     shown = Table(box=None, pad_edge=False)
-    for column in ("probe", "metric", "rows", "mean", "min", "max", "unit"):
-        shown.add_column(column, justify="right" if column in ("rows", "mean", "min", "max") else "left")
+    for column in ("probe", "metric", "of", "values", "mean", "min", "max", "unit"):
+        shown.add_column(column, justify="right" if column in ("values", "mean", "min", "max") else "left")
     for (probe, metric, unit), rows in table.groupby(["probe", "metric", "unit"], sort=True):
-        # Rows without a layer are the same numbers pooled; where only those exist they are shown themselves.
-        single = rows[rows["layer"].notna()] if rows["layer"].notna().any() else rows
-        values = single["value"].astype("float64")
-        shown.add_row(
-            str(probe),
-            str(metric),
-            str(len(single)),
-            *(f"{v:.4g}" for v in (values.mean(), values.min(), values.max())),
-            str(unit),
-        )
+        at_first = [name for name in ("key_position", "query_position") if rows[name].notna().any()]
+        for name in at_first:
+            rows = rows[rows[name] == 0]
+        # Rows without a layer are the same numbers pooled over the model; where there is nothing else they are shown.
+        rows = rows[rows["layer"].notna()] if rows["layer"].notna().any() else rows
+        values = rows["value"].astype("float64")
+        numbers = (f"{number:.4g}" for number in (values.mean(), values.min(), values.max()))
+        place = "position 0" if at_first else "all positions"
+        shown.add_row(str(probe), str(metric), place, str(len(rows)), *numbers, str(unit))
     _out().print(shown)
 
 
-def print_comparison(table: pd.DataFrame) -> None:
-    """One row a line of the comparison, one column an audit."""
+def print_comparison(table: pd.DataFrame, verdicts: Sequence[str]) -> None:
+    """One row a number, one column an audit; then what each audit found, in a sentence."""
     shown = Table(box=None, pad_edge=False)
-    frame = table.reset_index() if table.index.name else table
-    for column in frame.columns:
-        shown.add_column(str(column))
-    for row in frame.itertuples(index=False):
-        shown.add_row(*(_cell(value) for value in row))
-    _out().print(shown)
-
-
-def _cell(value: Any) -> str:
-    if value is None or value != value:  # NaN is the only value that differs from itself
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    shown.add_column("")
+    for name in table.columns:
+        shown.add_column(escape(str(name)))
+    for row, values in zip(table.index, table.itertuples(index=False), strict=True):
+        shown.add_row(escape(str(row)), *(escape(str(value)) for value in values))
+    out = _out()
+    out.print(shown)
+    for verdict in verdicts:
+        out.print(f"\n{verdict}", markup=False)
 
 
 def print_catalogue(listed: Mapping[str, Mapping[str, str]]) -> None:
@@ -147,7 +144,7 @@ def print_description(description: Description) -> None:
     if description.metrics:
         out.print("\n[bold]definitions[/bold]")
         for metric in description.metrics:
-            out.print(f"  [bold]{metric.name}[/bold] [{metric.unit}]".replace(f"[{metric.unit}]", f"\\[{metric.unit}]"))
+            out.print(f"  [bold]{metric.name}[/bold] {escape(f'[{metric.unit}]')}")
             out.print(f"    {metric.text}{f'  {metric.paper}' if metric.paper else ''}", markup=False)
     if description.papers:
         out.print("\n[bold]papers[/bold]")

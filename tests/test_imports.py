@@ -1,0 +1,145 @@
+"""Which part may import which: the direction is what lets a plug-in be one file and a page be made without torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sinklab
+
+SOURCE = Path(sinklab.__file__).parent
+
+LEVELS: list[set[str]] = [
+    {"errors"},
+    {"registry"},
+    {"results"},
+    {"attention"},
+    {"operations", "probes", "report"},
+    {"corpora"},
+    {"models"},
+    {"audit", "pretraining"},
+    {"testing"},
+    {"cli"},
+]
+"""Lowest first: a part may import itself and parts on lower levels, and nothing else."""
+
+WITHOUT_TORCH = ("errors", "registry", "results", "report", "cli")
+HEAVY = ("torch", "transformers")
+OUTSIDE = {"__init__", "__main__"}
+"""The package's own face: it names everything, lazily."""
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, int]]:
+    """Every module that a file imports, at any depth of the code, with the line."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative imports hide the direction"
+            assert node.module is not None
+            yield node.module, node.lineno
+            # ``from sinklab.attention import columns`` imports a module too; names that are no modules do no harm here.
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names if node.module == "sinklab")
+
+
+def part_of(path: Path, source: Path) -> str:
+    return path.relative_to(source).with_suffix("").parts[0]
+
+
+def violations(source: Path) -> list[str]:
+    """Imports that go upwards or sideways, as ``file:line: what``."""
+    level = {part: number for number, parts in enumerate(LEVELS) for part in parts}
+    found = []
+    for path in sorted(source.rglob("*.py")):
+        part = part_of(path, source)
+        if part in OUTSIDE:
+            continue
+        where = path.relative_to(source)
+        if part not in level:
+            found.append(f"{where}: part {part!r} has no level in tests/test_imports.py")
+            continue
+        for module, line in imports_of(path):
+            names = module.split(".")
+            if names[0] in HEAVY and part in WITHOUT_TORCH and not _inside_function(path, line):
+                found.append(f"{where}:{line}: imports {names[0]}")
+            if names[0] != "sinklab" or len(names) < 2 or names[1] not in level or names[1] == part:
+                continue
+            if level[names[1]] >= level[part]:
+                found.append(f"{where}:{line}: imports {module}")
+    return found
+
+
+def _inside_function(path: Path, line: int) -> bool:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    return any(node.lineno < line <= (node.end_lineno or 0) for node in functions)
+
+
+def test_imports_go_downwards_only():
+    assert violations(SOURCE) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "complaint"),
+    [
+        ("attention/session.py", "from sinklab.probes.sink_rate import SinkRate\n", "imports sinklab.probes.sink_rate"),
+        ("probes/one.py", "def f():\n    import sinklab.operations.softmax\n", "probes/one.py:2: imports sinklab.operations"),
+        ("report/html.py", "import torch\n", "report/html.py:1: imports torch"),
+        ("results/table.py", "from transformers import AutoModel\n", "results/table.py:1: imports transformers"),
+        ("report/html.py", "from sinklab.models.loading import load_model\n", "imports sinklab.models.loading"),
+        ("cli/app.py", "import torch\n", "cli/app.py:1: imports torch"),
+        ("corpora/mine.py", "from sinklab import audit\n", "imports sinklab.audit"),
+        ("novelty/new.py", "", "part 'novelty' has no level"),
+    ],
+)
+def test_the_check_can_fail(tmp_path, file, text, complaint):
+    path = tmp_path / file
+    path.parent.mkdir()
+    path.write_text(text)
+    (found,) = violations(tmp_path)
+    assert complaint in found
+
+
+def test_the_check_lets_the_right_direction_pass(tmp_path):
+    (tmp_path / "probes").mkdir()
+    (tmp_path / "probes" / "one.py").write_text("from sinklab.attention.probe import Probe\nfrom sinklab.probes.two import x\n")
+    (tmp_path / "cli").mkdir()
+    (tmp_path / "cli" / "app.py").write_text("def f():\n    import torch\n")
+    assert violations(tmp_path) == []
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level modules in a fresh interpreter after a statement."""
+    program = f"{statement}\nimport sys\nprint(' '.join(sorted(name for name in sys.modules if '.' not in name)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(done.stdout.split("\n")[-2].split())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import sinklab",
+        "import sinklab.errors, sinklab.registry",
+        "import sinklab.results.table",
+        "import pkgutil, importlib, sinklab.report as r\n"
+        "[importlib.import_module(m.name) for m in pkgutil.iter_modules(r.__path__, 'sinklab.report.')]",
+        "import sinklab.registry as r\n[(k.names(), [k.summary(n) for n in k]) for k in r.KINDS.values()]",
+        "from sinklab.cli.app import app",
+        "from typer.testing import CliRunner; from sinklab.cli.app import app\n"
+        "assert CliRunner().invoke(app, ['list']).exit_code == 0\n"
+        "assert CliRunner().invoke(app, ['show', 'sink_rate']).exit_code == 0\n"
+        "assert CliRunner().invoke(app, ['audit', '--help']).exit_code == 0",
+    ],
+    ids=["package", "registry", "results", "report", "names", "cli", "list and show"],
+)
+def test_without_torch(statement):
+    assert not loaded_by(statement) & set(HEAVY)
+
+
+def test_loaded_by_sees_torch():
+    assert "torch" in loaded_by("import sinklab.attention.call")

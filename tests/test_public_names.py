@@ -1,0 +1,111 @@
+"""Names: what a file exports, how a plug-in's four names agree, and that everything public says what it is."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import sinklab
+from sinklab.registry import KINDS
+
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(sinklab.__path__, "sinklab.")
+    if not module.ispkg and not module.name.endswith("__main__")
+)
+PLUGINS = [(plural, name) for plural, registry in KINDS.items() for name in registry.names()]
+
+
+def test_the_package_exports_what_it_can_find():
+    assert sinklab.__all__ == ["__version__", *sorted(sinklab._HOMES)]
+    assert sorted(sinklab.__all__) == dir(sinklab)
+    for name in sinklab._HOMES:
+        assert getattr(sinklab, name).__name__ == name
+
+
+def test_the_type_checker_sees_the_same_names():
+    (block,) = [node for node in ast.parse(Path(sinklab.__file__).read_text()).body if isinstance(node, ast.If)]
+    seen = {alias.name: node.module for node in block.body for alias in node.names}
+    assert seen == sinklab._HOMES
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(AttributeError, match=r"no attribute 'audti'; it has .*audit"):
+        _ = sinklab.audti
+
+
+def test_audit_stays_the_function_when_the_package_of_that_name_is_imported():
+    module = importlib.import_module("sinklab.audit")
+    sinklab.audit = module  # what the import system does after importing a sub-package
+    assert sinklab.audit is module.audit
+    assert inspect.isfunction(sinklab.audit)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_all_is_true_and_documented(module):
+    loaded = importlib.import_module(module)
+    assert loaded.__doc__, f"{module} does not say what it is"
+    assert isinstance(loaded.__all__, list)
+    assert len(set(loaded.__all__)) == len(loaded.__all__)
+    for name in loaded.__all__:
+        thing = getattr(loaded, name)
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            assert thing.__module__.startswith("sinklab."), f"{module} exports {name}, which is of {thing.__module__}"
+            assert inspect.getdoc(thing), f"{module}.{name} has no docstring"
+        if inspect.isclass(thing):
+            for attribute, member in vars(thing).items():
+                function = member.fget if isinstance(member, property) else member
+                # A method that overrides one is documented where the contract is.
+                overrides = any(hasattr(base, attribute) for base in thing.__mro__[1:])
+                if inspect.isfunction(function) and not attribute.startswith("_") and not overrides:
+                    assert inspect.getdoc(getattr(thing, attribute)), f"{module}.{name}.{attribute} has no docstring"
+
+
+def undeclared(source: Path, exported: dict[str, list[str]]) -> list[str]:
+    """Names that one part (audit, probes, …) takes from a file of another part although that file does not export them."""
+    found = []
+    for path in sorted(source.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            own_part = path.relative_to(source).with_suffix("").parts[0]
+            if isinstance(node, ast.ImportFrom) and node.module in exported and node.module.split(".")[1] != own_part:
+                found += [
+                    f"{path.relative_to(source)}:{node.lineno}: {node.module}.{alias.name}"
+                    for alias in node.names
+                    if alias.name not in exported[node.module]
+                ]
+    return found
+
+
+def test_parts_take_from_each_other_only_what_is_exported():
+    exported = {module: importlib.import_module(module).__all__ for module in MODULES}
+    assert undeclared(Path(sinklab.__file__).parent, exported) == []
+
+
+def test_that_check_can_fail(tmp_path):
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit" / "taker.py").write_text("def f():\n    from sinklab.errors import hidden, InputError\n")
+    assert undeclared(tmp_path, {"sinklab.errors": ["InputError"]}) == ["audit/taker.py:2: sinklab.errors.hidden"]
+    assert undeclared(tmp_path, {"sinklab.audit.other": []}) == []
+
+
+@pytest.mark.parametrize(("plural", "name"), PLUGINS)
+def test_file_registered_name_and_class_are_one_word(plural, name):
+    cls = KINDS[plural][name]
+    assert cls.__module__ == f"sinklab.{plural}.{name}"
+    assert cls.name == name
+    assert cls.__name__ == "".join(word.capitalize() for word in name.split("_"))
+    assert sys.modules[cls.__module__].__all__ == [cls.__name__]
+
+
+@pytest.mark.parametrize(("plural", "name"), PLUGINS)
+def test_a_plugin_is_one_sentence_and_more(plural, name):
+    summary = KINDS[plural].summary(name)
+    assert summary.endswith((".", "?"))
+    assert 20 < len(summary) < 160
+    assert len(inspect.getdoc(KINDS[plural][name]) or "") > 60
