@@ -7,7 +7,7 @@ import torch
 from dense_oracle import assert_same, dense_weights, make_call, show, values_of
 
 from sinklab.attention.visibility import Causal, Keys, Window
-from sinklab.probes import query_key_angle
+from sinklab.probes import _tiles
 from sinklab.probes.query_key_angle import QueryKeyAngle
 
 MODULE = "layers.0.self_attn"
@@ -49,7 +49,7 @@ def all_pairs(call):
 @pytest.mark.parametrize("options", [{}, {"lengths": [[6], [3, 5]], "left": True}, {"window": 3}, {"cached": 4}], ids=str)
 @pytest.mark.parametrize("tile", [2, 256])
 def test_against_all_pairs(options, tile, monkeypatch):
-    monkeypatch.setattr(query_key_angle, "_TILE", tile)
+    monkeypatch.setattr(_tiles, "TILE", tile)
     torch.manual_seed(0)
     call = make_call(torch.randn(2, 4, 9, 4), torch.randn(2, 2, 9, 4), **options)
     # float32 sums of at most 9 terms; small means come from terms of size one, hence the floor of assert_same
@@ -57,7 +57,7 @@ def test_against_all_pairs(options, tile, monkeypatch):
 
 
 def test_index_rules_over_several_tiles(monkeypatch):
-    monkeypatch.setattr(query_key_angle, "_TILE", 4)
+    monkeypatch.setattr(_tiles, "TILE", 4)
     torch.manual_seed(1)
     call = make_call(torch.randn(1, 2, 21, 4), torch.randn(1, 1, 21, 4))
     call.visible = Causal() & Window(9) & Keys(torch.ones(1, 21, dtype=torch.bool))
@@ -75,3 +75,11 @@ def test_merge_adds():
 def test_zero_vectors_have_no_angle():
     found = values_of(show(QueryKeyAngle(), make_call(torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2))))
     assert found["cosine", MODULE, 0, 0] == (0.0, 2)
+
+
+def test_padding_queries_that_see_keys_do_not_count():
+    # A host's causal mask lets padding on the right look at the tokens before it.
+    torch.manual_seed(3)
+    call = make_call(torch.randn(2, 2, 6, 4), torch.randn(2, 2, 6, 4), lengths=[[4], [6]])
+    call.visible = Causal() & Keys(call.key_positions >= 0)
+    assert_same(values_of(show(QueryKeyAngle(), call)), all_pairs(call), rel=1e-3)

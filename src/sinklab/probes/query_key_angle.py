@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.columns_tiles import plan_tiles
 from sinklab.attention.probe import Definition, Probe
 from sinklab.probes._accumulate import Means, by_position, require_same
+from sinklab.probes._tiles import visible_tiles
 from sinklab.registry import probes
 
 __all__ = ["QueryKeyAngle"]
 
-_TILE = 256
 _GU = "Gu et al. 2024 (arXiv 2410.10781)"
 
 
@@ -79,15 +78,12 @@ def _unit(vectors: Tensor, norms: Tensor) -> Tensor:
 
 def _sums_of_seeing(call: AttentionCall, features: Tensor) -> Tensor:
     """For every key the sum of the features of the queries that see it: ``(batch, num_heads, kv_len, size)``."""
-    batch, num_heads, q_len, size = features.shape
+    batch, num_heads, _, size = features.shape
     sums = features.new_zeros(batch, num_heads, call.kv_len, size)
-    for tile in plan_tiles(call.visible, q_len, call.kv_len, _TILE, _TILE):
-        part = features[:, :, tile.start : tile.stop]
-        total = part.sum(dim=2, keepdim=True)
-        for start, stop, whole in tile.keys:
-            if whole:
-                sums[:, :, start:stop] += total
-            else:
-                seen = call.visible.block(tile.start, tile.stop, start, stop).to(part.dtype)
-                sums[:, :, start:stop] += torch.matmul(seen.transpose(2, 3), part)
+    for queries, keys, block in visible_tiles(call):
+        part = features[:, :, queries]
+        if block is None:
+            sums[:, :, keys] += part.sum(dim=2, keepdim=True)
+        else:
+            sums[:, :, keys] += torch.matmul(block.to(part.dtype).transpose(2, 3), part)
     return sums

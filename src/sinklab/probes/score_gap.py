@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.columns_tiles import plan_tiles, visible_counts
 from sinklab.attention.probe import Definition, Probe
 from sinklab.probes._accumulate import Means, by_head, filled, require_same
 from sinklab.probes._chosen_key import keys_of_document, scores_of_keys, weights_of_keys
+from sinklab.probes._tiles import keys_seen
 from sinklab.registry import probes
 
 __all__ = ["ScoreGap"]
 
-_TILE = 512
 _WELL_BELOW = -1e-3
 """``ln p`` above this leaves the other keys less than 0.1 %, and ``ln(1 - p)`` from float32 fewer than three good digits."""
 
@@ -54,9 +53,9 @@ class ScoreGap(Probe):
         (mean,) = filled(statistics, "score_mean")
         index = keys_of_document(call, self.sink_position)
         scores, sees_sink = (values[..., 0] for values in scores_of_keys(call, index))
-        _, keys_seen = visible_counts(call, plan_tiles(call.visible, call.q_len, call.kv_len, _TILE, _TILE))
-        counted = call.counted[:, None] & sees_sink & (keys_seen > 1)
-        other = (keys_seen * mean - scores) / (keys_seen - 1)
+        seen = keys_seen(call)
+        counted = call.counted[:, None] & sees_sink & (seen > 1)
+        other = (seen * mean - scores) / (seen - 1)
         found = {
             "sink_score": scores,
             "other_score": other,
