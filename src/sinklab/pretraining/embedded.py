@@ -26,9 +26,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
 
+from sinklab.attention.session import attend
 from sinklab.corpora._corpus import Encoder, hash_tokens
 from sinklab.corpora.python_source import PythonSource
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.probes.sink_rate import SinkRate
 
 __all__ = ["OPERATIONS", "Recipe", "main"]
 
@@ -38,7 +40,7 @@ SHIPPED = Path(__file__).parents[1] / "models" / "embedded_checkpoints"
 
 OPERATIONS: dict[str, dict[str, Any]] = {
     "softmax": {"name": "softmax"},
-    # Ramapuram et al. 2024: bias = -log(context). Without it the sigmoid trails the softmax's loss in this recipe (FACTS 6, row 7).
+    # Ramapuram et al. 2024 (arXiv 2409.04431): bias = -log(context). Without it the sigmoid trails the softmax's loss.
     "sigmoid": {"name": "sigmoid", "bias": -math.log(256)},
 }
 
@@ -59,7 +61,7 @@ class Recipe:
     learning_rate: float = 5e-3
     min_learning_rate: float = 5e-4
     warmup_steps: int = 200
-    weight_decay: float = 0.1
+    weight_decay: float = 0.3
     adam_betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = 1.0
     seed: int = 0
@@ -85,7 +87,7 @@ class Chunks(Dataset):
 
 
 class HeldOut(TrainerCallback):
-    """Every ``every`` steps: held-out loss at the training context and Gu et al.'s sink rate of position 0, to a JSON-lines log."""
+    """Every ``every`` steps, to a JSON-lines log: held-out loss at the training context and sink rate of position 0."""
 
     def __init__(self, recipe: Recipe, loss_rows: torch.Tensor, sink_rows: torch.Tensor, log: Path, every: int = 500) -> None:
         self.recipe, self.loss_rows, self.sink_rows, self.log, self.every = recipe, loss_rows, sink_rows, log, every
@@ -116,14 +118,14 @@ def held_out_loss(model: SinkLM, rows: torch.Tensor) -> float:
 
 @torch.no_grad()
 def sink_rate(model: SinkLM, rows: torch.Tensor, threshold: float) -> float:
-    """Gu et al.'s Sink_1 in percent from full maps (rows divided by their sums: their proxy for unnormalised operations)."""
+    """Gu et al.'s sink rate of position 0 in percent (arXiv 2410.10781), by the probe that the audit uses."""
     training, _ = model.training, model.eval()
-    shares = []
-    for weights in model(input_ids=rows, output_attentions=True).attentions:
-        weights = weights.float()
-        shares.append((weights / weights.sum(-1, keepdim=True).clamp_min(1e-8))[..., 0].mean(-1) > threshold)
+    probe = SinkRate(threshold=threshold)
+    with attend(model, [probe]):
+        model(input_ids=rows)
     model.train(training)
-    return 100 * torch.stack(shares).float().mean().item()
+    whole = (row for row in probe.rows() if row["metric"] == "gu2024" and "layer" not in row)
+    return float(next(row["value"] for row in whole if row["key_position"] == 0))
 
 
 def prepare(recipe: Recipe) -> None:
@@ -215,7 +217,7 @@ def train(operation: str, recipe: Recipe) -> None:
             optim="adamw_torch_fused",
             bf16=True,
             use_cpu=True,
-            torch_compile=True,
+            torch_compile=any(map(shutil.which, ("g++", "clang++"))),  # inductor needs a C++ compiler; a third faster
             seed=recipe.seed,
             data_seed=recipe.seed,
             logging_steps=100,
