@@ -18,7 +18,7 @@ from sinklab.attention.columns import capture_log_sum_exp, column_statistics
 from sinklab.attention.operation import Operation
 from sinklab.attention.positions import Positions, read_positions
 from sinklab.attention.probe import NEEDS, Probe
-from sinklab.attention.verify import verify_call
+from sinklab.attention.verify import verify_call, verify_statistics
 from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelError
 
 __all__ = ["Session", "attend"]
@@ -231,6 +231,8 @@ class Session:
                 self._record_check(*verify_call(call))
             if self.probes:
                 statistics = column_statistics(call, self._statistics_needs) if self._statistics_needs else Statistics()
+                if self.verify:
+                    verify_statistics(call, statistics)
                 for probe in self.probes:
                     if type(probe).update is not Probe.update:
                         probe.update(call, statistics)

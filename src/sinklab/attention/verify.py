@@ -1,13 +1,13 @@
-"""Proof of a call: a few rows of head outputs recomputed from what was measured must be the model's own."""
+"""Proof of a call: recomputed head outputs must be the model's own, and the mass counted must be the mass there is."""
 
 from __future__ import annotations
 
 import torch
 
-from sinklab.attention.call import AttentionCall
+from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.errors import MeasurementError
 
-__all__ = ["verify_call"]
+__all__ = ["verify_call", "verify_statistics"]
 
 ROWS = 4
 
@@ -58,3 +58,34 @@ def verify_call(call: AttentionCall) -> tuple[int, float]:
                 )
             largest = max(largest, worst)
     return rows, largest
+
+
+def verify_statistics(call: AttentionCall, statistics: Statistics) -> None:
+    """Check that no mass lies on padding and that every counted query has spent exactly one unit of it.
+
+    Raises:
+        MeasurementError: padding received weight, or the mass on keys and on nothing does not add up to the number of queries.
+    """
+    if statistics.column_sum is None:
+        return
+    received = statistics.column_sum.double()
+    on_padding = received.masked_fill((call.key_positions >= 0)[:, None], 0.0).abs().amax()
+    if on_padding > 0:
+        raise MeasurementError(
+            f"{call.site.module}: padding received attention ({float(on_padding):.3g}); its mask was misread"
+        )
+    if not call.operation.normalized or (call.sink_scores is not None and statistics.null_mass is None):
+        return
+    total = received.sum(-1)
+    if statistics.null_mass is not None:
+        total = total + statistics.null_mass.double().masked_fill(~call.counted[:, None], 0.0).sum(-1)
+    queries = call.counted.sum(-1, dtype=torch.float64)[:, None]
+    # Half precision rounds every weight, each by at most half a unit in its last place; the sum of a row then by as much.
+    allowed = 64 * torch.finfo(call.queries.dtype).eps * queries.clamp_min(1.0)
+    worst = float(((total - queries).abs() - allowed).amax())
+    if worst > 0:
+        difference = float((total - queries).abs().amax())
+        raise MeasurementError(
+            f"{call.site.module}: the mass on keys and on nothing differs from the {int(queries.max())} units that its queries "
+            f"spend by {difference:.3g}; a query sees no key at all, or the statistics are wrong, so they are withheld"
+        )
