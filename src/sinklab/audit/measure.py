@@ -183,6 +183,8 @@ def run_probes(
     Args:
         tokens: int64 ``(samples, seq_len)``.
     """
+    if batch_size is not None and batch_size < 1:
+        raise ConfigurationError(f"--batch-size must be at least 1, got {batch_size}")
     size = batch_size or max(1, TOKENS_PER_BATCH // tokens.shape[1])
     total = 0.0
     with attend(model, probes) as session:

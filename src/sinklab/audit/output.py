@@ -38,6 +38,12 @@ def check_free(out: Path, overwrite: bool) -> None:
         raise InputError(
             f"output directory {out} holds no run.json, so it is no earlier result and is not replaced; remove it by hand"
         )
+    # Found before the minutes of measuring, not after them.
+    place = next(parent for parent in out.absolute().parents if parent.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise InputError(
+            f"output directory {out} cannot be made: {place} is not a directory that you may write; choose another with --out"
+        )
 
 
 @contextlib.contextmanager

@@ -28,6 +28,9 @@ __all__ = [
     "progress",
 ]
 
+LISTED = 5
+"""Sink positions that the terminal shows; summary.json has more, the table all."""
+
 PIPE_WIDTH = 200
 """Columns of output that is not going to a terminal; long lines are for the reader's tools to wrap."""
 
@@ -63,24 +66,28 @@ def print_json(record: Any) -> None:
 
 def print_summary(summary: Mapping[str, Any], report: str) -> None:
     """The few numbers of an audit that answer the question, and where the page is."""
-    out = _out()
-    lines = [
-        ("model", f"{summary['model']} ({summary['operation']} attention)"),
-        ("loss", "not defined for this model" if summary.get("loss") is None else f"{summary['loss']:.3f} nats per token"),
-        (
-            "sink rate",
-            f"{summary['sink_rate_gu2024']:.2f} % at position 0 (Gu et al. 2024, threshold {summary['threshold']:g})",
-        ),
-    ]
     sinks = summary["sink_positions"]
-    lines.append(("sinks", "none" if not sinks else ", ".join(_sink(sink) for sink in sinks[:5])))
-    for name, text in lines:
-        out.print(f"[bold]{name:<10}[/bold]", end="")
-        out.print(text, markup=False)
-    for sentence in summary.get("text") or []:
-        out.print(f"{'':<10}{sentence}", markup=False)
-    out.print("[bold]report    [/bold]", end="")
-    out.print(report, markup=False)
+    loss = summary["loss"]
+    lines = {
+        "model": f"{summary['model']} ({summary['operation']} attention, {summary['num_heads']} heads)",
+        "text": f"{summary['corpus']} {_bos(summary)}, {summary['samples']} samples of {summary['seq_len']} tokens",
+        "loss": "not defined for this model" if loss is None else f"{loss:.3f} nats per token",
+        "sink rate": f"{summary['sink_rate_gu2024']:.2f} % at position 0 (Gu et al. 2024, threshold {summary['threshold']:g})",
+        "sinks": ", ".join(_sink(sink) for sink in sinks[:LISTED]) if sinks else "none",
+        "elsewhere": "; ".join(
+            f"{condition['corpus']} {_bos(condition)} {condition['sink_rate_gu2024']:.2f} %"
+            for condition in summary["conditions"][1:]
+        ),
+        "report": report,
+    }
+    out = _out()
+    for name, text in lines.items():
+        if text:
+            out.print(f"[bold]{name:<10}[/bold]{escape(text)}")
+
+
+def _bos(condition: Mapping[str, Any]) -> str:
+    return "with BOS" if condition["bos"] else "without BOS"
 
 
 def _sink(sink: Mapping[str, Any]) -> str:

@@ -1,0 +1,281 @@
+"""What a user can get wrong, on the real command line: one line on stderr, status 2, nothing on stdout, nothing written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from sinklab.cli.app import app
+from sinklab.cli.guard import explain
+from sinklab.errors import InputError
+
+QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12"]
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def refused(result, out: Path) -> str:
+    """The error line, after checking that it is all there is."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert not out.exists()
+    assert not [path.name for path in out.parent.iterdir() if path.name.startswith(f".{out.name}")]
+    return result.stderr
+
+
+def off_the_seam(folder: Path) -> Path:
+    """A model whose attention is its own code."""
+    config = transformers.GPTNeoConfig(
+        vocab_size=64, hidden_size=32, num_layers=2, num_heads=2, attention_types=[[["global"], 2]], max_position_embeddings=64
+    )
+    transformers.GPTNeoForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def without(folder: Path, *patterns: str) -> Path:
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            path.unlink()
+    return folder
+
+
+def with_nan(folder: Path) -> Path:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["layers.0.mlp.up_proj.weight"][5, 7] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def pickled(folder: Path) -> Path:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    return without(folder, "*.safetensors")
+
+
+def with_config(folder: Path, **fields) -> Path:
+    config = json.loads((folder / "config.json").read_text()) | fields
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def with_file(folder: Path, name: str, content: bytes) -> Path:
+    (folder / name).write_bytes(content)
+    return folder
+
+
+MODELS = {
+    "missing directory": (lambda f: f / "nowhere", r"there is no directory '.*nowhere'"),
+    "no config": (lambda f: without(f, "config.json"), r"is not a model directory: it has no config\.json"),
+    "corrupt config": (lambda f: with_file(f, "config.json", b"{'"), r"config\.json is damaged: not valid JSON"),
+    "no weights": (lambda f: without(f, "*.safetensors"), r"has no weights: expected model\.safetensors"),
+    "corrupt weights": (lambda f: with_file(f, "model.safetensors", b"\0" * 99), r"model\.safetensors is damaged"),
+    "pickle only": (pickled, r"only pickled weights \(pytorch_model\.bin\).*can run any code.*python -c"),
+    "remote code": (
+        lambda f: with_config(f, model_type="own", auto_map={"AutoConfig": "own.Config"}),
+        r"brings its own model code .*add --trust-remote-code",
+    ),
+    "unknown architecture": (lambda f: with_config(f, model_type="own"), r"knows no model type 'own'"),
+    "wrong shape": (lambda f: with_config(f, hidden_size=64), r"cannot be loaded as SinkLM"),
+    "unknown operation": (lambda f: with_config(f, operation={"name": "sigmoit"}), r"Did you mean 'sigmoid'"),
+    "NaN weights": (with_nan, r"has NaN or infinite weights: 1 of 1536 numbers in layers\.0\.mlp\.up_proj\.weight"),
+    "corrupt tokenizer": (lambda f: with_file(f, "tokenizer.json", b"[]"), r"the tokenizer of .* cannot be loaded"),
+    "off the seam": (lambda f: off_the_seam(f.parent / "gpt_neo"), r"GPTNeo"),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_models(case, own_checkpoint, tmp_path):
+    build, message = MODELS[case]
+    line = refused(run("audit", build(own_checkpoint), *QUICK, "--out", tmp_path / "out"), tmp_path / "out")
+    assert re.search(message, line), line
+
+
+OPTIONS = {
+    "unknown corpus": (["--corpus", "random_token"], "Did you mean 'random_tokens'"),
+    "missing text": (["--corpus", "no/text.txt"], "there is no text file 'no/text.txt'"),
+    "empty text": (["--corpus", "EMPTY"], "is empty: it holds no text"),
+    "not UTF-8": (["--corpus", "LATIN"], "is not UTF-8 text: byte 0xe9 at offset 3"),
+    "binary": (["--corpus", "BINARY"], "is not UTF-8 text"),
+    "text too short": (["--corpus", "SHORT", "--seq-len", "400"], "is too short: it gives 0 of 3 samples of 400 tokens"),
+    "length 1": (["--seq-len", "1"], "--seq-len must be at least 2"),
+    "no samples": (["--samples", "0"], "--samples at least 1"),
+    "threshold": (["--threshold", "1.5"], "threshold 1.5 must be in [0, 1)"),
+    "device": (["--device", "gpu"], "there is no device 'gpu'"),
+    "dtype": (["--dtype", "int8"], "there is no dtype 'int8'"),
+    "fp16 on a CPU": (["--dtype", "float16", "--device", "cpu"], "use --dtype float32 or bfloat16"),
+    "revision": (["--revision", "main"], "--revision main is for hub repositories"),
+    "batch size": (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+    "bos": (["--bos", "sometimes"], "'sometimes' is not one of 'auto', 'always', 'none'"),
+    "not a number": (["--samples", "many"], "Invalid value for '--samples'"),
+    "unknown option": (["--sampels", "3"], "No such option: --sampels"),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_options(case, checkpoint, tmp_path):
+    options, message = OPTIONS[case]
+    texts = {"EMPTY": b"", "LATIN": "café".encode("latin1"), "BINARY": bytes(range(256)), "SHORT": b"a few words\n"}
+    for name, content in texts.items():
+        (tmp_path / name).write_bytes(content)
+    options = [str(tmp_path / option) if option in texts else option for option in options]
+    assert message in refused(run("audit", checkpoint, *QUICK, "--out", tmp_path / "out", *options), tmp_path / "out")
+
+
+def test_an_unknown_probe_suggests_the_nearest(checkpoint, tmp_path):
+    line = refused(run("measure", checkpoint, *QUICK, "--probe", "sink_rat", "--out", tmp_path / "out"), tmp_path / "out")
+    assert "no probe is called 'sink_rat'. Did you mean 'sink_rate'? Known: " in line
+
+
+def test_bos_of_a_model_without_one(tmp_path):
+    config = transformers.GPT2Config(vocab_size=64, n_layer=1, n_head=2, n_embd=16, bos_token_id=None, eos_token_id=None)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    line = refused(run("audit", tmp_path / "model", *QUICK, "--bos", "always", "--out", tmp_path / "out"), tmp_path / "out")
+    assert "beginning-of-sequence" in line
+
+
+def test_text_without_a_tokenizer(own_checkpoint, tmp_path):
+    without(own_checkpoint, "tokenizer*")
+    line = refused(run("audit", own_checkpoint, "--samples", "2", "--out", tmp_path / "out"), tmp_path / "out")
+    assert "has no tokenizer, so it cannot read text; use --corpus random_tokens or repeated_token" in line
+
+
+class TestOutputDirectory:
+    def test_one_that_exists_is_left_as_it_is_until_overwrite_is_said(self, checkpoint, tmp_path):
+        out = tmp_path / "out"
+        assert run("audit", checkpoint, *QUICK, "--out", out).exit_code == 0
+        before = {path.name: path.read_bytes() for path in out.iterdir()}
+        assert set(before) >= {"run.json", "table.parquet", "report.html", "summary.json"}
+        result = run("audit", checkpoint, *QUICK, "--out", out)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "exists; choose another with --out, or replace it with --overwrite" in result.stderr
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+        assert run("audit", checkpoint, *QUICK, "--seed", "1", "--out", out, "--overwrite").exit_code == 0
+        assert json.loads((out / "run.json").read_text())["config"]["seed"] == 1
+        assert os.listdir(tmp_path) == ["out"]
+
+    def test_what_is_no_earlier_result_is_never_replaced(self, checkpoint, tmp_path):
+        (tmp_path / "thesis").mkdir()
+        (tmp_path / "thesis" / "chapter1.tex").write_text("years of work")
+        result = run("audit", checkpoint, *QUICK, "--out", tmp_path / "thesis", "--overwrite")
+        assert result.exit_code == 2
+        assert "holds no run.json, so it is no earlier result and is not replaced" in result.stderr
+        assert (tmp_path / "thesis" / "chapter1.tex").read_text() == "years of work"
+
+    def test_a_file_in_its_place(self, checkpoint, tmp_path):
+        (tmp_path / "out").write_text("a file")
+        result = run("audit", checkpoint, *QUICK, "--out", tmp_path / "out", "--overwrite")
+        assert result.exit_code == 2
+        assert "exists and is a file" in result.stderr
+
+    def test_a_place_that_cannot_be_written(self, checkpoint, tmp_path):
+        (tmp_path / "file").write_text("not a directory")
+        result = run("audit", checkpoint, *QUICK, "--out", tmp_path / "file" / "out")
+        assert result.exit_code == 2
+        assert re.search(r"out cannot be made: .*file is not a directory that you may write; choose another", result.stderr)
+        assert result.stderr.count("\n") == 1
+
+    def test_a_full_disk_leaves_nothing_behind(self, checkpoint, tmp_path, monkeypatch):
+        def full(self, path, **_):
+            Path(path).write_bytes(b"half")
+            raise OSError(28, "No space left on device", str(path))
+
+        monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
+        line = refused(run("audit", checkpoint, *QUICK, "--out", tmp_path / "out"), tmp_path / "out")
+        assert "no space left on the disk" in line
+
+    def test_a_full_disk_keeps_the_earlier_result(self, checkpoint, tmp_path, monkeypatch):
+        assert run("audit", checkpoint, *QUICK, "--out", tmp_path / "out").exit_code == 0
+        before = (tmp_path / "out" / "table.parquet").read_bytes()
+        monkeypatch.setattr(pd.DataFrame, "to_parquet", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
+        assert run("audit", checkpoint, *QUICK, "--out", tmp_path / "out", "--overwrite").exit_code == 2
+        assert (tmp_path / "out" / "table.parquet").read_bytes() == before
+        assert os.listdir(tmp_path) == ["out"]
+
+
+PATCHED = """
+import importlib, pathlib, sys, time
+module = importlib.import_module("sinklab.audit.audit")
+def slow(*args, **kwargs):
+    pathlib.Path(sys.argv[1]).touch()
+    time.sleep(600)
+module.run_probes = slow
+sys.argv[1:2] = []
+from sinklab.cli import main
+main()
+"""
+
+
+def test_ctrl_c_is_one_line_and_status_130(checkpoint, tmp_path):
+    marker, out = tmp_path / "measuring", tmp_path / "out"
+    command = [sys.executable, "-c", PATCHED, str(marker), "audit", str(checkpoint), *QUICK, "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 300
+    while not marker.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout, stderr) == (130, "", "interrupted\n")
+    assert os.listdir(tmp_path) == ["measuring"]
+
+
+def test_in_a_real_process_the_libraries_keep_quiet_too(own_checkpoint, tmp_path):
+    """A checkpoint that lacks tensors makes transformers print a page-long report, of which nothing may be seen."""
+    with_config(own_checkpoint, num_hidden_layers=3)
+    command = [sys.executable, "-m", "sinklab", "audit", str(own_checkpoint), *QUICK, "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert "lacks 9 of the tensors of SinkLM" in done.stderr
+
+
+class TestGuard:
+    def test_traceback_on_request(self, tmp_path):
+        missing = tmp_path / "nowhere"
+        for arguments, environment in [
+            (("audit", missing, "--traceback"), {}),
+            (("--traceback", "audit", missing), {}),
+            (("audit", missing), {"SINKLAB_TRACEBACK": "1"}),
+        ]:
+            result = CliRunner(env=environment).invoke(app, [str(argument) for argument in arguments])
+            assert result.exit_code == 2
+            assert "Traceback (most recent call last)" in result.stderr
+            assert result.stderr.splitlines()[-1].startswith("error: there is no directory")
+
+    def test_a_bug_is_shown_as_a_bug(self, monkeypatch):
+        monkeypatch.setattr("sinklab.cli.app.catalogue", lambda kind: 1 / 0)
+        result = run("list")
+        assert isinstance(result.exception, ZeroDivisionError)
+        assert result.exit_code == 1
+
+    @pytest.mark.parametrize(
+        ("error", "line"),
+        [
+            (InputError("two\n lines"), "two lines"),
+            (OSError(28, "No space left on device", "a/b"), "no space left on the disk (a/b); free some, or write elsewhere"),
+            (PermissionError(13, "Permission denied", "a/b"), "Permission denied (a/b)"),
+            (MemoryError(), "out of memory; lower --batch-size or --seq-len"),
+            (torch.OutOfMemoryError("CUDA out of memory. Tried …"), "out of memory; lower --batch-size or --seq-len"),
+        ],
+    )
+    def test_lines(self, error, line):
+        assert (explain(error) or "").startswith(line)
+
+    @pytest.mark.parametrize("error", [RuntimeError("shape"), OSError("no number"), AssertionError(), TypeError("x")])
+    def test_bugs_have_no_line(self, error):
+        assert explain(error) is None
