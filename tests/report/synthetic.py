@@ -131,7 +131,7 @@ def write_audit(
     place = sink_position or 0
     side = min(tiles, seq_len)
     # Sinks grow with depth and not in every head; the first layer has none.
-    strength = np.clip(rng.normal(3.0, 2.0, (layers, heads)) * np.linspace(0.1, 1.5, layers)[:, None], 0, 8)
+    strength = np.clip(rng.normal(4.5, 2.5, (layers, heads)) * np.linspace(0.1, 1.6, layers)[:, None], 0, 8)
     if sink_position is None:
         strength[:] = 0
     weights = np.zeros((samples, layers, heads, side, side), np.uint8)

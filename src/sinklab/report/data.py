@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -52,8 +53,15 @@ class Rows:
 
     def where(self, keep: NDArray[np.bool_]) -> Rows:
         """The rows for which ``keep`` is true."""
-        parts = (self.layer, self.head, self.position, self.count, self.module, self.value)
-        return Rows(*(part[keep] for part in parts), unit=self.unit)  # type: ignore[arg-type]
+        return Rows(
+            self.layer[keep],
+            self.head[keep],
+            self.position[keep],
+            self.count[keep],
+            self.module[keep],
+            self.value[keep],
+            self.unit,
+        )
 
     def mean(self, index: NDArray[np.int64], size: int) -> NDArray[np.float64]:
         """Means of the rows that share an ``index`` in ``[0, size)``, weighted by count; NaN where there is none."""
@@ -90,20 +98,28 @@ class Numbers:
         integers = {name: _integers(table[name]) for name in _INTEGERS}
         value = table["value"].combine_chunks().cast(pa.float64()).fill_null(math.nan).to_numpy(zero_copy_only=False)
 
-        # One sort by (corpus, bos, probe, metric) makes every question below a slice, also with ten million rows.
-        keys = (words["metric"][0], words["probe"][0], integers["bos"], words["corpus"][0])
-        order = np.lexsort(keys)
-        order = order[natural[order]]
-        sorted_keys = np.stack([key[order].astype(np.int64) for key in keys])
-        if order.size:
-            starts = np.flatnonzero(np.r_[True, (np.diff(sorted_keys, axis=1) != 0).any(axis=0)])
-        else:
-            starts = np.zeros(0, dtype=np.int64)
+        # One sort by condition, probe and metric makes every question below a slice, also with ten million rows.
+        keys = [words["corpus"], _codes(table["bos"]), words["probe"], words["metric"]]
+        key = np.zeros(table.num_rows, dtype=np.int64)
+        for codes, names in keys:
+            key *= len(names) + 1
+            key += codes
+            key += 1
+        chosen = np.flatnonzero(natural)
+        occurring = np.flatnonzero(np.bincount(key[chosen]))
+        dense = np.zeros(int(occurring.max(initial=0)) + 1, dtype=np.int16)
+        dense[occurring] = np.arange(len(occurring))
+        # Stable and of 16 bits, numpy's sort is a radix sort: linear, and rows of one metric keep their order.
+        short = dense[key[chosen]]
+        order = chosen[np.argsort(short, kind="stable")]
+        starts = np.r_[0, np.cumsum(np.bincount(short, minlength=len(occurring)))]
         self._columns = (integers["layer"], integers["head"], integers["key_position"], integers["count"])
         self._value, self._unit = value, words["unit"]
         self._module, self._module_names = words["module"]
         self._slices: dict[tuple[Condition, str, str], NDArray[np.int64]] = {}
-        for start, stop in zip(starts, np.r_[starts[1:], order.size], strict=True):
+        for start, stop in itertools.pairwise(starts):
+            if start == stop:
+                continue
             first = order[start]
             bos = int(integers["bos"][first])
             condition = (_word(words["corpus"], first), None if bos == ABSENT else bos)
@@ -120,8 +136,8 @@ class Numbers:
         index = self._slices.get((condition, probe, metric)) if condition else None
         if index is None:
             return None
-        coordinates = (column[index] for column in self._columns)
-        return Rows(*coordinates, self._module[index], self._value[index], _word(self._unit, index[0]))
+        layer, head, position, count = (column[index] for column in self._columns)
+        return Rows(layer, head, position, count, self._module[index], self._value[index], _word(self._unit, index[0]))
 
     def whole(self, probe: str, metric: str, position: int | None = None, condition: Condition | None = None) -> float | None:
         """One number for the whole model; with several key positions, the one at ``position``."""
@@ -213,7 +229,7 @@ class Numbers:
         wanted_bos = int(bos) if isinstance(bos, (bool, int)) else None
 
         def rank(condition: Condition) -> tuple[bool, bool, int]:
-            same = condition[0] == corpus or bool(corpus) and Path(condition[0]).name == Path(corpus).name
+            same = condition[0] == corpus or (bool(corpus) and Path(condition[0]).name == Path(corpus).name)
             return same, wanted_bos is not None and condition[1] == wanted_bos, sizes[condition]
 
         return max(self.conditions, key=rank)
@@ -330,14 +346,13 @@ def _read(path: Path) -> pa.Table:
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[str]]:
-    """A column of words as numbers into a list; -1 for null."""
+    """A column as numbers into a list of its different values; -1 for null."""
+    if column.null_count == len(column):
+        return np.full(len(column), -1, dtype=np.int32), []
     if not pa.types.is_dictionary(column.type):
-        column = column.cast(pa.string()).dictionary_encode()
+        column = column.dictionary_encode()
     array = column.unify_dictionaries().combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # an empty column has no chunk to combine
-        return np.zeros(0, dtype=np.int64), []
-    codes = array.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
-    return codes, [str(word) for word in array.dictionary.to_pylist()]
+    return _filled(array.indices, -1), [str(word) for word in array.dictionary.to_pylist()]
 
 
 def _word(column: tuple[NDArray[np.int64], list[str]], row: int) -> str:
@@ -346,7 +361,14 @@ def _word(column: tuple[NDArray[np.int64], list[str]], row: int) -> str:
 
 
 def _integers(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    return column.combine_chunks().cast(pa.int64()).fill_null(int(ABSENT)).to_numpy(zero_copy_only=False)
+    if column.null_count == len(column):
+        return np.full(len(column), ABSENT)
+    return _filled(column.combine_chunks(), int(ABSENT))
+
+
+def _filled(array: pa.Array, null: int) -> NDArray[Any]:
+    # Filling copies; with ten million rows most columns have nothing to fill.
+    return (array.fill_null(null) if array.null_count else array).to_numpy(zero_copy_only=False)
 
 
 def _unique_pairs(layers: NDArray[np.int64], modules: NDArray[np.int64]) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:

@@ -82,7 +82,7 @@ def cards(audit: Audit) -> list[Card]:
         dataclasses.replace(strongest, note=" · ".join(filter(None, [strongest.note, str(role) if role and sinks else ""]))),
         Card(
             "Heads that sink",
-            f"{heads[0]} of {heads[1]}" if heads else None,
+            f"{number(heads[0])} of {number(heads[1])}" if heads else None,
             f"in at least half of the samples, at position {main_sink(audit)}",
         ),
         Card(
@@ -143,7 +143,7 @@ FIGURES: list[tuple[str, str, str, bool, list[Source]]] = [
      _positions("value_norm", "value_norm")),
     ("Entropy of attention", "nats, mean over heads", "Low entropy may be the sink alone: compare with and without it.", False,
      [_plain("all keys", "entropy", "entropy"), _plain("without the sink", "entropy", "entropy_without_sink", "rest")]),
-    ("Massive activations", "largest |value| / median", "At least 1\u202f000 × the median, and above 100, counts as massive.", True,
+    ("Massive activations", "largest |value| / median", "Massive: above 100 and at least 1\u202f000 × the median.", True,
      [_plain("max / median", "massive_activation", "max_to_median")]),
     ("Largest activation", "absolute value", "The largest absolute coordinate of the layer's output.", True,
      [_plain("layer output", "massive_activation", "max_abs"), _plain("attention output", "outliers", "max_inf_norm", "rest")]),
@@ -309,7 +309,7 @@ def _reduction(maps: Maps, samples: int, pool: int, bits: int) -> str:
     if samples < maps.weights.shape[0]:
         parts.append(f"{samples} of {maps.weights.shape[0]} samples")
     if pool > 1:
-        parts.append(f"tiles {pool} times as wide")
+        parts.append("tiles twice as wide" if pool == 2 else f"tiles {pool} times as wide")
     if bits < 8:
         parts.append(f"scores in {2**bits - 1} steps")
     return f"To keep this file below 10 MB it shows {', '.join(parts)}." if parts else ""

@@ -20,6 +20,7 @@ from sinklab.report.words import (
     DEFINITIONS,
     condition_name,
     display_token,
+    named_rate,
     number,
     percent,
     position_name,
@@ -182,27 +183,23 @@ def _conditions(audit: Audit) -> list[dict[str, Any]]:
 
 def _definitions(audit: Audit) -> list[dict[str, Any]]:
     """One checkpoint read under each published definition of a sink rate."""
-    values = audit.summary.get("definitions")
-    values = dict(values) if isinstance(values, dict) else {}
     texts = {entry["metric"]: entry for entry in _metrics(audit) if entry["probe"] == "sink_rate"}
+    named = audit.summary.get("definitions")
     result = []
-    for name in dict.fromkeys([*DEFINITIONS, *values]):
-        rows = audit.numbers.rows("sink_rate", name)
-        value = audit.numbers.whole("sink_rate", name, position=0)
-        value = value if value is not None else values.get(name)
-        if not isinstance(value, (int, float)):
+    for name in dict.fromkeys([*DEFINITIONS, *(named if isinstance(named, dict) else {})]):
+        value = named_rate(audit, name)
+        if value is None:
             continue
-        unit = rows.unit if rows is not None else str(texts.get(name, {}).get("unit") or "")
         title, text, paper = DEFINITIONS.get(name, (name, "", ""))
         known = texts.get(name, {})
+        # One unit for all: a fraction is shown as the percentage it is.
         result.append(
             {
                 "name": name,
                 "title": title,
                 "text": known.get("text") or text,
                 "paper": known.get("paper") or paper,
-                # The definitions are compared in one unit; a fraction is shown as the percentage it is.
-                "percent": float(value) if unit == "percent" or name.startswith("gu2024") else 100 * float(value),
+                "percent": value,
             }
         )
     return result

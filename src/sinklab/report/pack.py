@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import itertools
 import zlib
 
 import numpy as np
@@ -20,7 +21,7 @@ EXACT_START = 64
 
 def pack_bytes(data: bytes) -> str:
     """zlib, then base64; ``DecompressionStream("deflate")`` is the inverse in the page."""
-    return base64.b64encode(zlib.compress(data, 9)).decode("ascii")
+    return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
 
 
 def bins_of(num_positions: int, exact: set[int] | frozenset[int] = frozenset()) -> list[tuple[int, int]]:
@@ -36,7 +37,7 @@ def bins_of(num_positions: int, exact: set[int] | frozenset[int] = frozenset()) 
     singles = sorted(position for position in exact if EXACT_START <= position < num_positions)[:32]
     edges = {*range(EXACT_START), *evenly.tolist(), *singles, *(position + 1 for position in singles)}
     ordered = sorted(edges)
-    return list(zip(ordered[:-1], ordered[1:], strict=True))
+    return list(itertools.pairwise(ordered))
 
 
 def pool_positions(values: NDArray[np.float64], bins: list[tuple[int, int]]) -> NDArray[np.float64]:
@@ -107,6 +108,10 @@ def coarse_scores(scores: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     return np.where(scores == 0, 0, np.round(levels)).astype(np.uint8)
 
 
+def _pack_one(weights: NDArray[np.uint8], scores: NDArray[np.uint8]) -> str:
+    return pack_bytes(weights.tobytes() + scores.tobytes())
+
+
 def pack_maps(weights: NDArray[np.uint8], scores: NDArray[np.uint8], budget: int) -> PackedMaps | None:
     """Maps within ``budget`` characters, as fine as they fit; ``None`` when even one value a map does not fit.
 
@@ -114,21 +119,32 @@ def pack_maps(weights: NDArray[np.uint8], scores: NDArray[np.uint8], budget: int
     not fit, and as many samples stay as there is room for.
     """
     samples, modules, heads, rows, columns = weights.shape
-    pool, plans = 1, [MapPlan(1, 8), MapPlan(1, 6)]
+    if not weights.size:
+        return None
+    pool, plans = 1, [MapPlan(1, 8), MapPlan(1, 6), MapPlan(1, 5)]
     while pool < max(rows, columns):
         pool *= 2
         plans.append(MapPlan(pool, 6))
     for plan in plans:
-        small_weights = pool_tiles(weights, plan.pool)
-        small_scores = coarse_scores(pool_tiles(scores, plan.pool), plan.score_bits)
+        small_weights, small_scores = (
+            pool_tiles(weights, plan.pool),
+            coarse_scores(pool_tiles(scores, plan.pool), plan.score_bits),
+        )
         wanted = min(samples, 2) if plan.pool < max(rows, columns) else 1
+
+        some = range(0, modules, 8)
+        guess = (
+            sum(len(_pack_one(small_weights[0, module], small_scores[0, module])) for module in some)
+            / len(some)
+            * modules
+            * wanted
+        )
+        if guess > 1.2 * budget and plan is not plans[-1]:
+            continue  # eight times cheaper than to find out by packing all
         texts: list[list[str]] = []
         room = budget
         for sample in range(samples):
-            packed = [
-                pack_bytes(small_weights[sample, module].tobytes() + small_scores[sample, module].tobytes())
-                for module in range(modules)
-            ]
+            packed = [_pack_one(small_weights[sample, module], small_scores[sample, module]) for module in range(modules)]
             room -= sum(map(len, packed))
             if room < 0:
                 break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 from sinklab.report.data import Audit
@@ -11,6 +12,8 @@ __all__ = [
     "DEFINITIONS",
     "condition_name",
     "display_token",
+    "is_number",
+    "named_rate",
     "number",
     "percent",
     "position_name",
@@ -22,7 +25,7 @@ __all__ = [
 DEFINITIONS: dict[str, tuple[str, str, str]] = {
     "gu2024": (
         "Sink rate",
-        "Share of samples × layers × heads whose mean attention to the key, over the queries that see it, exceeds the threshold.",
+        "Share of samples × layers × heads whose mean weight on the key, over the queries that see it, exceeds the threshold.",
         "Gu et al. 2024, arXiv 2410.10781",
     ),
     "gu2024_null": (
@@ -49,35 +52,45 @@ DEFINITIONS: dict[str, tuple[str, str, str]] = {
 }
 """Metric of ``sink_rate`` to its title, its meaning and its paper; the run record's own texts take precedence."""
 
-_FINITE_DIGITS = 3
+_IN_PERCENT = frozenset({"gu2024", "gu2024_null", "kaul2024_first_argmax"})
+"""Definitions that are rates, for values that come without their unit; the others are fractions of the weight."""
 NO_SINK_BELOW = 1.0
 """Percent: a rate below it is called no sink in the verdict. It is wording only; every number is shown."""
 
 
-def number(value: Any, digits: int = _FINITE_DIGITS) -> str:
-    """A value with ``digits`` significant digits, thousands grouped, an en dash for nothing."""
-    if value is None or isinstance(value, float) and math.isnan(value):
+def number(value: Any, digits: int = 3) -> str:
+    """A value with ``digits`` significant digits, whole numbers as they are, thousands grouped, an en dash for nothing."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}".replace(",", "\u202f")
-    if isinstance(value, float):
-        if value == 0:
-            return "0"
-        size = abs(value)
-        if size >= 1e6 or size < 1e-3:
-            return f"{value:.{digits - 1}e}"
-        return f"{value:,.{max(0, digits - 1 - math.floor(math.log10(size)))}f}".replace(",", "\u202f").replace("-", "\u2212")
-    return str(value)
+    if not isinstance(value, (int, float)):
+        return str(value)
+    size = abs(value)
+    if isinstance(value, int) or (value.is_integer() and size < 1e6):
+        text = f"{int(value):,}"
+    elif not math.isfinite(value):
+        text = str(value)
+    elif size >= 1e6 or size < 1e-3:
+        text = f"{value:.{digits - 1}e}"
+    else:
+        text = f"{_half_up(value, max(0, digits - 1 - math.floor(math.log10(size)))):,f}"
+    return text.replace(",", "\u202f").replace("-", "\u2212")
 
 
 def percent(value: Any) -> str:
-    """A percentage: ``31.2 %``, ``0.00 %``, ``0.04 %``."""
-    if value is None or isinstance(value, float) and math.isnan(value):
+    """A percentage: ``31.3 %``, ``0.04 %``, ``100 %``; ``0 %`` is exactly nothing."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
-    value = float(value)
-    return f"{value:.2f}\u202f%" if abs(value) < 1 else f"{value:.1f}\u202f%"
+    if value in (0, 100):
+        return f"{value:.0f}\u202f%"
+    text = f"{_half_up(float(value), 2 if abs(value) < 1 else 1):f}"
+    return f"{text}\u202f%".replace("-", "\u2212")
+
+
+def _half_up(value: float, places: int) -> Decimal:
+    # Python rounds 31.25 to 31.2, the page's script to 31.3; one page must not show both.
+    return Decimal(value).quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP)
 
 
 def display_token(token: str) -> str:
@@ -87,8 +100,8 @@ def display_token(token: str) -> str:
 
 
 def position_name(position: int) -> str:
-    """``position 0 (the first)`` or ``position 7``."""
-    return "position 0, the first" if position == 0 else f"position {position}"
+    """``the first position`` or ``position 7``."""
+    return "the first position" if position == 0 else f"position {position}"
 
 
 def condition_name(corpus: str | None, bos: Any) -> str:
@@ -104,7 +117,7 @@ def sink_positions(audit: Audit) -> list[dict[str, Any]]:
     """``sink_positions`` of the summary, strongest first, incomplete entries left out."""
     entries = audit.summary.get("sink_positions")
     entries = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    whole = [entry for entry in entries if isinstance(entry.get("position"), int) and _is_number(entry.get("rate"))]
+    whole = [entry for entry in entries if isinstance(entry.get("position"), int) and is_number(entry.get("rate"))]
     return sorted(whole, key=lambda entry: (-entry["rate"], entry["position"]))
 
 
@@ -116,21 +129,25 @@ def verdict(audit: Audit) -> str:
     cells = audit.numbers.num_cells
     if sinks and sinks[0]["rate"] >= NO_SINK_BELOW:
         top = sinks[0]
-        token = f" ({quote(top['token'])})" if top.get("token") else ""
+        token = f", {quote(top['token'])}" if top.get("token") else ""
         text = (
-            f"It has an attention sink at {position_name(top['position'])}{token}: {percent(top['rate'])} of all heads and "
-            f"samples give it more than {threshold} of their attention on average."
+            f"This model has an attention sink at {position_name(top['position'])}{token}: {percent(top['rate'])} of all heads "
+            f"and samples give it more than {threshold} of their attention on average."
         )
         others = len([sink for sink in sinks[1:] if sink["rate"] >= NO_SINK_BELOW])
         if others:
-            text += f" {others} other position{'s' if others > 1 else ''} hold{'' if others > 1 else 's'} attention in this way too."
+            text += " One other position is a sink too." if others == 1 else f" {others} other positions are sinks too."
         return text
-    if sinks or _is_number(rate):
-        most = sinks[0]["rate"] if sinks else float(rate)  # type: ignore[arg-type]
-        heads = f" in any of its {cells} heads" if cells and most == 0 else ""
+    if sinks:
         return (
-            f"It has no attention sink{heads}: no position receives more than {threshold} of the attention on average in more "
-            f"than {percent(most)} of heads and samples."
+            f"This model has hardly an attention sink: the strongest, {position_name(sinks[0]['position'])}, gets more than "
+            f"{threshold} of the attention on average in {percent(sinks[0]['rate'])} of all heads and samples."
+        )
+    if is_number(rate):
+        heads = f"in none of its {cells} heads" if cells else "in no head"
+        return (
+            f"This model has no attention sink: {heads} does any position hold more than {threshold} of the attention often "
+            f"enough to count; the first position does in {percent(rate)} of heads and samples."
         )
     return "The sink rate was not measured, so nothing can be said about attention sinks."
 
@@ -139,16 +156,31 @@ def rest_sentence(audit: Audit) -> str:
     """What was measured, in one sentence."""
     config = audit.config
     parts = []
-    if _is_number(config.get("samples")) and _is_number(config.get("seq_len")):
+    if is_number(config.get("samples")) and is_number(config.get("seq_len")):
         parts.append(f"{number(config['samples'])} samples of {number(config['seq_len'])} tokens")
     if audit.numbers.main:
         parts.append(condition_name(*audit.numbers.main))
     for key in ("dtype",):
         if audit.run.get(key):
             parts.append(str(audit.run[key]))
-    if _is_number(config.get("seed")):
+    if is_number(config.get("seed")):
         parts.append(f"seed {config['seed']}")
     return " · ".join(parts)
+
+
+def named_rate(audit: Audit, name: str) -> float | None:
+    """The whole model's number under one definition of ``DEFINITIONS``, in percent, whatever unit the table has."""
+    value = audit.numbers.whole("sink_rate", name, position=0)
+    rows = audit.numbers.rows("sink_rate", name)
+    unit = rows.unit if rows is not None else ""
+    if value is None:
+        values = audit.summary.get("definitions")
+        value = values.get(name) if isinstance(values, dict) else None
+    if not is_number(value):
+        return None
+    assert value is not None
+    already = unit == "percent" or (not unit and name in _IN_PERCENT)
+    return float(value) if already else 100 * float(value)
 
 
 def quote(token: Any) -> str:
@@ -156,5 +188,6 @@ def quote(token: Any) -> str:
     return f"“{display_token(str(token))}”"
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number; true and false are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -31,13 +31,16 @@
   }
   function fmt(value, digits = 3) {
     if (value === null || value === undefined || Number.isNaN(value)) return "–";
-    if (value === 0) return "0";
     const size = Math.abs(value);
+    if (Number.isInteger(value) && size < 1e6) digits = 1;
+    if (value === 0) return "0";
     if (size >= 1e6 || size < 1e-3) return value.toExponential(digits - 1).replace("-", "\u2212");
     const places = Math.max(0, digits - 1 - Math.floor(Math.log10(size)));
     const [whole, part] = value.toFixed(places).split(".");
     return (whole.replace(/\B(?=(\d{3})+$)/g, "\u202f") + (part ? "." + part : "")).replace("-", "\u2212");
   }
+  // Axis labels: as few digits as are true.
+  const tick = (value) => (value === 0 ? "0" : fmt(Number(value.toPrecision(3)), 3).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, ""));
   const percent = (value) => (value === null ? "–" : `${value.toFixed(Math.abs(value) < 1 && value !== 0 ? 2 : value === 100 || value === 0 ? 0 : 1)}\u202f%`);
   const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
   // Byte-level and SentencePiece marks of a space become spaces; what cannot be seen gets a sign that can.
@@ -84,7 +87,7 @@
   const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
   let ramps = {};
   function makeRamps() {
-    const [from, to] = dark() ? [0.215, 0.93] : [0.965, 0.27];
+    const [from, to] = dark() ? [0.215, 0.9] : [0.965, 0.27];
     ramps = {};
     for (const [name, stops] of Object.entries(HUES)) {
       ramps[name] = Array.from({ length: 256 }, (_, i) => {
@@ -99,7 +102,7 @@
   // Whichever of near-black and near-white has the higher contrast ratio on this colour.
   const inkOn = (rgb) => (1.05 / (luminance(rgb) + 0.05) > (luminance(rgb) + 0.05) / 0.0576 ? "#fff" : "#15181c");
 
-  function legend(ramp, ticks) {
+  function legend(ramp, ticks, unit = "") {
     const canvas = el("canvas", { width: 256, height: 1, "aria-hidden": "true" });
     const row = el("div", { class: "ticks" });
     const paint = () => {
@@ -116,7 +119,7 @@
     }));
     relabel(ticks);
     paint();
-    return { node: el("div", { class: "legend" }, canvas, row), paint, relabel };
+    return { node: el("div", { class: "legend" }, unit ? el("div", { text: unit }) : null, canvas, row), paint, relabel };
   }
 
   // ---------------------------------------------------------------- packed arrays
@@ -241,15 +244,16 @@
       });
       for (const t of ticks) {
         picture.append(svg("line", { class: t === 0 ? "base" : "gridline", x1: left, x2: width - right, y1: y(t), y2: y(t) }));
-        picture.append(svg("text", { x: left - 7, y: y(t) + 4, "text-anchor": "end", text: fmt(t, 2) }));
+        picture.append(svg("text", { x: left - 7, y: y(t) + 4, "text-anchor": "end", text: tick(t) }));
       }
-      const every = Math.ceil(count / Math.max(2, Math.floor((width - left) / 44)));
+      const room = count / Math.max(2, Math.floor((width - left) / 34));
+      const every = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((step) => step >= room) ?? Math.ceil(room);
       figure.labels.forEach((label, i) => {
         if (i % every === 0) picture.append(svg("text", { x: x(i), y: height - 5, "text-anchor": "middle", text: label }));
       });
       if (figure.threshold !== undefined) {
         picture.append(svg("line", { class: "threshold", x1: left, x2: width - right, y1: y(figure.threshold), y2: y(figure.threshold) }));
-        picture.append(svg("text", { x: width - right, y: y(figure.threshold) - 5, "text-anchor": "end", text: figure.thresholdName ?? `threshold ${fmt(figure.threshold, 2)}` }));
+        picture.append(svg("text", { x: width - right, y: y(figure.threshold) - 5, "text-anchor": "end", text: figure.thresholdName ?? `threshold ${tick(figure.threshold)}` }));
       }
       for (const s of [...figure.series].reverse()) {
         let path = "", pen = false;
@@ -434,7 +438,7 @@
         const ticks = niceTicks(0, seqLen - 1, 4).filter((t) => Number.isInteger(t));
         for (const [host, count, side] of [[ticksX, columns, "left"], [ticksY, rows, "top"]]) {
           host.replaceChildren(...ticks.map((t) => {
-            const span = el("span", { text: fmt(t, 6) });
+            const span = el("span", { text: String(t) });
             span.style[side] = `${(100 * (t / tile + 0.5 / tile * (tile > 1 ? 0 : 1))) / count}%`;
             return span;
           }));
@@ -452,14 +456,25 @@
 
   // ---------------------------------------------------------------- the report
   async function report() {
-    if (!data.grid.length || !data.heads) {
-      $("grid-host").append(el("p", { class: "missing", text: "No per-head numbers were measured in this audit." }));
-      return;
-    }
+    if (data.grid.length && data.heads) await perHead();
+    else $("grid-host").append(el("p", { class: "missing", text: "No per-head numbers were measured in this audit." }));
+    if (data.positionRate) {
+      chart($("profile"), {
+        title: "Sink rate of every position", axis: "percent of samples × layers × heads", height: 170, area: true,
+        labels: data.bins.map(([begin]) => String(begin)), series: [{ name: "sink rate", kind: "sink", y: data.positionRate }],
+        tip: (i) => binName(data.bins[i]),
+        caption: "The last positions are seen by few queries, their own among them; a high rate at the very end is not a sink.",
+      });
+    } else $("profile").append(el("p", { class: "missing", text: "The sink rate was not measured per position." }));
+    for (const figure of data.figures) chart($("figures"), figure);
+  }
+
+  const binName = ([start, stop]) => (stop - start === 1 ? `position ${start}` : `positions ${start}–${stop - 1}, the largest`);
+
+  async function perHead() {
     const rate = await unsigned("blob-", "rate"), received = await unsigned("blob-", "received");
     const { grid, heads, bins } = data;
     const binOf = (position) => bins.findIndex(([start, stop]) => position >= start && position < stop);
-    const binName = ([start, stop]) => (stop - start === 1 ? `position ${start}` : `positions ${start}–${stop - 1}, the largest`);
 
     // The sink map.
     let chosen = data.sinks.length ? data.sinks[0].position : 0; // null: any position
@@ -487,7 +502,7 @@
       });
       const picker = el("select", { id: "position" }, ...options, el("option", { value: "any", text: "any position: the largest" }));
       picker.addEventListener("change", () => { chosen = picker.value === "any" ? null : Number(picker.value); view.paint(); });
-      const key = legend("warm", [[0, "0"], [0.25, "25"], [0.5, "50"], [0.75, "75"], [1, "100\u202f% of samples"]]);
+      const key = legend("warm", [[0, "0"], [0.25, "25"], [0.5, "50"], [0.75, "75"], [1, "100"]], "percent of samples");
       painters.push(key.paint);
       tools.append(el("label", {}, "Sink at", picker), key.node);
     } else {
@@ -495,7 +510,7 @@
     }
 
     // The panel.
-    const panel = makePanel({ rate, received, rateAt, binOf, binName });
+    const panel = makePanel({ rate, received, rateAt, binOf });
     let opened = false;
     view = headGrid($("grid-host"), source, {
       label: "Sink map: one cell per layer and head",
@@ -526,19 +541,9 @@
     view.select(start[0], start[1], false);
     await panel.show(...start);
     opened = true;
-
-    if (data.positionRate) {
-      chart($("profile"), {
-        title: "Sink rate of every position", axis: "percent of samples × layers × heads", height: 170, area: true,
-        labels: bins.map(([begin]) => String(begin)), series: [{ name: "sink rate", kind: "sink", y: data.positionRate }],
-        tip: (i) => binName(bins[i]),
-        caption: "The last positions are seen by few queries, their own among them; a high rate at the very end is not a sink.",
-      });
-    } else $("profile").append(el("p", { class: "missing", text: "The sink rate was not measured per position." }));
-    for (const figure of data.figures) chart($("figures"), figure);
   }
 
-  function makePanel({ rate, received, rateAt, binOf, binName }) {
+  function makePanel({ rate, received, rateAt, binOf }) {
     const { grid, heads, bins, maps } = data;
     const body = $("panel-body");
     $("panel").hidden = false;
@@ -551,7 +556,7 @@
     const curve = el("div", { id: "curve" });
     const angle = el("div", { class: "angle", id: "angle" });
     const idle = "Point at a map, or at a token, to read single values.";
-    weightsView.key.relabel([[0, "0"], [0.1, ".01"], [Math.sqrt(0.1), ".1"], [Math.sqrt(0.3), ".3"], [1, "1"]]);
+    weightsView.key.relabel([[0, "0"], [Math.sqrt(0.1), ".1"], [Math.sqrt(0.3), ".3"], [1, "1"]]);
 
     if (maps) {
       const segments = el("div", { class: "segments" });
@@ -566,7 +571,7 @@
       body.append(el("div", { class: "strip-head" }, el("h3", { text: "The sample as text" }), stripWords), strip);
       if (maps.reduced) body.append(el("p", { class: "hint", text: maps.reduced }));
     } else body.append(el("p", { class: "missing", text: "No attention maps were recorded in this audit." }));
-    body.append(el("div", { class: "below" }, curve, el("div", {}, el("h3", { text: "This head in numbers" }), numbers, angle)));
+    body.append(el("div", { class: "below" }, el("div", {}, curve, angle), el("div", {}, el("h3", { text: "This head in numbers" }), numbers)));
 
     const tokens = () => data.tokens[sample] ?? [];
     const tileRange = (t) => [t * maps.tile, Math.min(maps.seqLen, (t + 1) * maps.tile) - 1];
@@ -640,11 +645,14 @@
         for (let r = i; r < maps.rows; r++) sum += weightAt(r, i);
         return sum / (maps.rows - i);
       };
-      stripWords.textContent = row !== null
+      const values = spans.map((_, i) => Math.max(0, value(i) || 0));
+      // The threshold is the least that fills the scale: in a head without a sink no token looks like one.
+      const most = Math.max(data.threshold, ...values);
+      stripWords.textContent = (row !== null
         ? `Colour: where ${maps.tile === 1 ? `query ${row}` : `queries ${tileRange(row).join("–")}`} look${maps.tile === 1 ? "s" : ""}`
-        : `Colour: mean attention received ${exact ? "in this sample" : "over all samples"}. Point at a token to see where it looks.`;
+        : `Colour: mean attention received ${exact ? "in this sample" : "over all samples"}`) + `, darkest at ${fmt(most)}.`.replace("darkest", dark() ? "brightest" : "darkest");
       spans.forEach((span, i) => {
-        const colour = shade("warm", Math.sqrt(Math.max(0, value(i) || 0)));
+        const colour = shade("warm", values[i] / most);
         span.style.backgroundColor = css(colour);
         span.style.color = inkOn(colour);
         span.classList.toggle("on", (row !== null && Math.floor(i / maps.tile) === row) || (column !== null && Math.floor(i / maps.tile) === column));
@@ -754,7 +762,7 @@
 
   // ---------------------------------------------------------------- the comparison
   async function comparison() {
-    const key = legend("warm", [[0, "0"], [0.25, "25"], [0.5, "50"], [0.75, "75"], [1, "100\u202f% of samples"]]);
+    const key = legend("warm", [[0, "0"], [0.25, "25"], [0.5, "50"], [0.75, "75"], [1, "100"]], "percent of samples");
     painters.push(key.paint);
     $("grid-tools").append(el("span", { text: "Each square is one head of the model above it, at its own strongest position." }), key.node);
     for (const audit of data.audits) {

@@ -1,0 +1,271 @@
+"""Two or more audits side by side: as a table for the terminal and as one self-contained HTML page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sinklab.errors import ConfigurationError
+from sinklab.report.data import Audit, read_audit
+from sinklab.report.figures import (
+    largest_by_layer,
+    layer_figures,
+    main_sink,
+    mean_by_head,
+    round_matrix,
+    share_of_sinking_heads,
+)
+from sinklab.report.html import render
+from sinklab.report.words import (
+    DEFINITIONS,
+    condition_name,
+    display_token,
+    is_number,
+    named_rate,
+    number,
+    percent,
+    sink_positions,
+    verdict,
+)
+from sinklab.results.table import write_text
+
+__all__ = ["comparison_table", "format_comparison", "write_comparison"]
+
+_PERCENT = " (%)"
+"""Rows whose name ends so are percentages."""
+
+_SETTINGS = ("threshold", "seq_len", "samples", "corpus", "bos")
+"""Settings that must agree before two sink rates can be compared."""
+
+
+def comparison_table(folders: Sequence[Path]) -> pd.DataFrame:
+    """What two or more audits found: one column per audit, one row per number.
+
+    Args:
+        folders: output directories of audits.
+
+    Returns:
+        A table of objects: ``float``, ``int``, ``str``, or ``None`` for what was not measured. Columns are the models' names,
+        with the folder's where two are alike; rows whose name ends in ``(%)`` are percentages, others name their unit.
+        :func:`format_comparison` turns it into text.
+
+    Raises:
+        ConfigurationError: fewer than two folders.
+        InputError, ResultError: a folder is not the output directory of an audit.
+    """
+    return _table(_read(folders))
+
+
+def format_comparison(table: pd.DataFrame) -> pd.DataFrame:
+    """The same table as text: three significant digits, percentages with one or two decimals, an en dash for ``None``."""
+    return pd.DataFrame(
+        {name: [_write(row, value) for row, value in zip(table.index, table[name], strict=True)] for name in table.columns},
+        index=table.index,
+    )
+
+
+def write_comparison(folders: Sequence[Path], path: Path) -> Path:
+    """Write one HTML page that shows audits side by side; whole or not at all, and without a need for any network.
+
+    Args:
+        folders: output directories of audits.
+        path: the page to write.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ConfigurationError: fewer than two folders.
+        InputError, ResultError: a folder is not the output directory of an audit.
+    """
+    audits = _read(folders)
+    table = format_comparison(_table(audits))
+    context = {
+        "names": list(table.columns),
+        "verdict": _verdict(audits),
+        "verdicts": [verdict(audit) for _, audit in audits],
+        "warning": _warning(audits),
+        "rows": [(row, list(table.loc[row])) for row in table.index],
+        "conditions": _conditions(audits),
+    }
+    data: dict[str, Any] = {"page": "compare", "figures": layer_figures(audits), "audits": []}
+    for place, (name, audit) in enumerate(audits):
+        rates = audit.numbers.by_head_and_position("sink_rate", "gu2024", audit.num_positions)
+        position = main_sink(audit)
+        data["audits"].append(
+            {
+                "name": name,
+                "kind": f"audit{place % 6}",
+                "grid": [{"layer": row.layer, "module": row.module, "label": row.label} for row in audit.numbers.grid],
+                "heads": audit.numbers.num_heads,
+                "position": position,
+                "rates": None if rates is None or position >= rates.shape[-1] else round_matrix(rates[..., position]),
+            }
+        )
+    path = Path(path)
+    write_text(render("compare.html.j2", context, data, {}), path)
+    return path
+
+
+def _read(folders: Sequence[Path]) -> list[tuple[str, Audit]]:
+    """Audits with names that tell them apart."""
+    if len(folders) < 2:
+        raise ConfigurationError(f"a comparison needs two or more output directories of audits; got {len(folders)}")
+    audits = [read_audit(Path(folder)) for folder in folders]
+    models = Counter(audit.model for audit in audits)
+    names = [audit.model if models[audit.model] == 1 else f"{audit.model} · {audit.folder.name}" for audit in audits]
+    # The same folder given twice, or two of one name in different places.
+    repeated, seen = Counter(names), Counter[str]()
+    for place, name in enumerate(names):
+        if repeated[name] > 1:
+            seen[name] += 1
+            names[place] = f"{name} ({seen[name]})"
+    return list(zip(names, audits, strict=True))
+
+
+def _table(audits: Sequence[tuple[str, Audit]]) -> pd.DataFrame:
+    columns = {name: _numbers(audit) for name, audit in audits}
+    rows = list(dict.fromkeys(row for numbers in columns.values() for row in numbers))
+    return pd.DataFrame(
+        {name: pd.Series([numbers.get(row) for row in rows], dtype=object) for name, numbers in columns.items()}
+    ).set_axis(rows, axis=0)
+
+
+def _numbers(audit: Audit) -> dict[str, Any]:
+    summary = audit.summary
+    sinks = sink_positions(audit)
+    top = sinks[0] if sinks else {}
+    heads = share_of_sinking_heads(audit)
+    null = mean_by_head(audit, "null_mass", "null_mass")
+    numbers: dict[str, Any] = {
+        "model": audit.model,
+        "operation": audit.operation,
+        "loss (nats per token)": _float(summary.get("loss")),
+        "sink rate, gu2024 (%)": _float(summary.get("sink_rate_gu2024")),
+    }
+    for name, (title, _, _) in DEFINITIONS.items():
+        if not name.startswith("gu2024"):
+            numbers[f"{title[0].lower()}{title[1:]}, {name}{_PERCENT}"] = named_rate(audit, name)
+    learned = named_rate(audit, "gu2024_null")
+    if learned is not None:
+        numbers["sink rate of the learned sink logit, gu2024_null (%)"] = learned
+    none = "none" if isinstance(summary.get("sink_positions"), list) else None
+    numbers |= {
+        "strongest sink: position": top.get("position", none),
+        "strongest sink: token": display_token(str(top["token"])) if top.get("token") else none if not top else None,
+        "strongest sink: rate (%)": _float(top.get("rate")),
+        "strongest sink: heads": f"{heads[0]} of {heads[1]}" if heads else None,
+        "sink positions": len(sinks) if none else None,
+        "sink role": summary.get("sink_role"),
+        "mass on nothing (%)": None if null is None else 100 * null,
+        "entropy (nats)": mean_by_head(audit, "entropy", "entropy"),
+        "entropy without the sink (nats)": mean_by_head(audit, "entropy", "entropy_without_sink"),
+        "massive activations (most in a layer)": _largest(audit, "massive_activation", "massive_count"),
+        "largest activation": _largest(audit, "massive_activation", "max_abs"),
+        "largest activation / median": _largest(audit, "massive_activation", "max_to_median"),
+        "first hidden norm / rest": _largest(audit, "hidden_norm", "first_to_rest_ratio"),
+        "outliers: maximum infinity norm": _whole(audit, "outliers", "max_inf_norm"),
+        "outliers: kurtosis": _whole(audit, "outliers", "kurtosis"),
+    }
+    rates = {kind: _condition(audit, kind) for kind in ("with", "without", "random_tokens", "repeated_token")}
+    both = rates["with"] is not None and rates["without"] is not None
+    numbers |= {
+        "BOS sensitivity (percentage points)": rates["with"] - rates["without"] if both else None,  # type: ignore[operator]
+        "sink rate with BOS (%)": rates["with"],
+        "sink rate without BOS (%)": rates["without"],
+        "sink rate, random tokens (%)": rates["random_tokens"],
+        "sink rate, one token repeated (%)": rates["repeated_token"],
+    }
+    for name in _SETTINGS:
+        value = audit.config.get(name)
+        numbers[f"setting: {name}"] = None if value is None else str(value)
+    return numbers
+
+
+def _condition(audit: Audit, kind: str) -> float | None:
+    """Gu et al.'s rate at the first position under one of the audit's conditions."""
+    for entry in audit.summary.get("conditions") or []:
+        if not isinstance(entry, dict):
+            continue
+        corpus, bos = entry.get("corpus"), entry.get("bos")
+        artificial = corpus in ("random_tokens", "repeated_token")
+        if kind == corpus or (not artificial and bos is not None and kind == ("with" if bos else "without")):
+            return _float(entry.get("sink_rate_gu2024"))
+    return None
+
+
+def _largest(audit: Audit, probe: str, metric: str) -> float | None:
+    found = largest_by_layer(audit, probe, metric)
+    return found[0] if found else None
+
+
+def _whole(audit: Audit, probe: str, metric: str) -> float | None:
+    value = audit.numbers.whole(probe, metric)
+    return value if value is not None else _largest(audit, probe, metric)
+
+
+def _float(value: Any) -> float | None:
+    return float(value) if is_number(value) else None
+
+
+def _write(row: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if row.endswith(_PERCENT):
+        return percent(value)
+    if row.startswith("loss") and is_number(value):
+        return number(float(value), 4)
+    return number(value)
+
+
+def _verdict(audits: Sequence[tuple[str, Audit]]) -> str:
+    """The sink rates and the losses, in words."""
+    found = [(name, sink_positions(audit)) for name, audit in audits if isinstance(audit.summary.get("sink_positions"), list)]
+    parts = []
+    if found:
+        rates = [
+            f"{percent(sinks[0]['rate'])} in {name} (position {sinks[0]['position']})" if sinks else f"none in {name}"
+            for name, sinks in found
+        ]
+        parts.append(f"Strongest sink: {_join(rates)}.")
+    losses = [(name, _float(audit.summary.get("loss"))) for name, audit in audits]
+    known = [(name, loss) for name, loss in losses if loss is not None]
+    if len(known) >= 2:
+        best_name, best = min(known, key=lambda pair: pair[1])
+        others = [
+            f"{name} {percent(100 * (loss / best - 1))} above it" for name, loss in known if name != best_name and best > 0
+        ]
+        parts.append(f"Lowest loss: {best_name}, {number(best, 4)} nats per token; {_join(others)}.")
+    return " ".join(parts) or "Neither sinks nor losses were recorded in these audits."
+
+
+def _warning(audits: Sequence[tuple[str, Audit]]) -> str:
+    """A sentence when the settings differ, else nothing."""
+    different = [
+        name for name in _SETTINGS if len({str(audit.config[name]) for _, audit in audits if name in audit.config}) > 1
+    ]
+    if not different:
+        return ""
+    return (
+        f"These audits differ in {_join(different)}: their rates are not comparable as they stand. "
+        "Audit again with the same settings."
+    )
+
+
+def _conditions(audits: Sequence[tuple[str, Audit]]) -> list[tuple[str, list[float | None]]]:
+    """Sink rate at the first position under each condition, one list entry per audit."""
+    rows: dict[str, list[float | None]] = {}
+    for place, (_, audit) in enumerate(audits):
+        for entry in audit.summary.get("conditions") or []:
+            if isinstance(entry, dict):
+                name = condition_name(entry.get("corpus"), entry.get("bos"))
+                rows.setdefault(name, [None] * len(audits))[place] = _float(entry.get("sink_rate_gu2024"))
+    return list(rows.items())
+
+
+def _join(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""

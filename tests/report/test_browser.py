@@ -1,0 +1,420 @@
+"""The pages in a real browser, offline: they draw, every control works, and hostile text stays text."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic import HOSTILE, write_audit
+
+from sinklab.report.compare import write_comparison
+from sinklab.report.data import read_audit
+from sinklab.report.html import PAGE_BUDGET, write_report
+from sinklab.report.words import percent, verdict
+
+CHROMIUM = os.environ.get("SINKLAB_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        CHROMIUM is None,
+        reason="no Chromium found; install it (Debian: apt-get install chromium) or set SINKLAB_CHROMIUM to its path",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """A page that was opened, with everything it said and asked for."""
+
+    def __init__(self, browser: Any, path: Path, **context: Any) -> None:
+        self.context = browser.new_context(viewport={"width": 1200, "height": 900}, **context)
+        self.page = self.context.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+        self.page.on("dialog", lambda dialog: (self.said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("html[data-ready]", timeout=30_000)
+        self.path = path
+
+    def check_quiet(self) -> None:
+        """Nothing on the console, no dialog, no request but the file itself."""
+        assert self.said == []
+        assert [url for url in self.asked if not url.startswith("data:")] == [self.path.as_uri()]
+
+    def pixels(self, selector: str) -> list[int]:
+        """The colours of a canvas, red green blue alpha."""
+        # Read from a copy: reading a canvas itself makes the browser warn on the console.
+        return self.page.eval_on_selector(
+            selector,
+            """c => { const copy = new OffscreenCanvas(c.width, c.height).getContext("2d", { willReadFrequently: true });
+                copy.drawImage(c, 0, 0); return Array.from(copy.getImageData(0, 0, c.width, c.height).data); }""",
+        )
+
+    def shown(self, sample: int, layer: int, head: int) -> None:
+        """Wait until this map is drawn."""
+        self.page.wait_for_selector(f"#panel[data-shown='{sample}-{layer}-{head}']", timeout=10_000)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_audit(tmp_path_factory.mktemp("browser") / "a", layers=4, heads=3, seq_len=32)
+    write_report(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Any, folder: Path) -> Visit:
+    return Visit(browser, folder / "report.html", color_scheme="light")
+
+
+@pytest.fixture
+def visit(opened: Visit) -> Iterator[Visit]:
+    """One page for all tests that only use its controls: opening it anew is most of their time."""
+    opened.page.mouse.move(0, 0)
+    opened.page.keyboard.press("Escape")
+    opened.page.evaluate("document.getElementById('sample-0').click()")
+    yield opened
+    opened.check_quiet()
+
+
+WEIGHTS = ".map-figure:nth-of-type(2) .map-box canvas"
+SCORES = ".map-figure:nth-of-type(1) .map-box canvas"
+
+
+def cell(visit: Visit, layer: int, head: int) -> Any:
+    return visit.page.locator(f".cell[data-row='{layer}'][data-head='{head}']")
+
+
+def test_draws_everything(visit: Visit, folder: Path) -> None:
+    page = visit.page
+    assert page.text_content("#verdict") == verdict(read_audit(folder))
+    assert page.locator(".cell").count() == 12
+    assert page.locator("#figures .figure svg").count() == 9
+    assert page.locator(".missing").count() == 0
+    assert page.locator("#profile svg").count() == 1
+    assert len(visit.pixels(WEIGHTS)) == 32 * 32 * 4
+    # Below the diagonal there is a colour; above it the tiles are hidden and nothing is painted.
+    alpha = visit.pixels(SCORES)[3::4]
+    assert [alpha[32 * row + column] for row, column in ((0, 0), (31, 0), (31, 31), (0, 1), (30, 31))] == [255, 255, 255, 0, 0]
+
+
+def test_starts_with_the_strongest_head(browser: Any, folder: Path) -> None:
+    visit = Visit(browser, folder / "report.html")
+    received = read_audit(folder).numbers.by_head_and_position("attention_received", "mean_weight", 32)
+    assert received is not None
+    layer, head = divmod(int(received[..., 0].argmax()), 3)
+    assert visit.page.text_content("#panel-title") == f"Layer {layer}, head {head}"
+    assert cell(visit, layer, head).get_attribute("aria-selected") == "true"
+
+
+def test_cells_carry_their_value(visit: Visit, folder: Path) -> None:
+    audit = read_audit(folder)
+    rates = audit.numbers.by_head_and_position("sink_rate", "gu2024", 32)
+    assert rates is not None
+    for layer in range(4):
+        for head in range(3):
+            label = cell(visit, layer, head).get_attribute("aria-label")
+            assert label.startswith(
+                f"Layer {layer}, head {head}: sinks at position 0 in {percent(rates[layer, head, 0])} of samples"
+            )
+
+
+def test_click_opens_a_head(visit: Visit) -> None:
+    cell(visit, 0, 2).click()
+    visit.shown(0, 0, 2)
+    assert visit.page.text_content("#panel-title") == "Layer 0, head 2"
+    before = visit.pixels(WEIGHTS)
+    cell(visit, 3, 0).click()
+    visit.shown(0, 3, 0)
+    assert visit.page.text_content("#panel-title") == "Layer 3, head 0"
+    assert visit.pixels(WEIGHTS) != before
+    assert visit.page.locator(".cell[aria-selected='true']").count() == 1
+    assert visit.page.evaluate("location.hash") == "#layer-3-head-0"
+
+
+def test_keyboard_walks_the_map_and_opens_a_head(visit: Visit) -> None:
+    page = visit.page
+    cell(visit, 0, 0).click()
+    visit.shown(0, 0, 0)
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft"):
+        page.keyboard.press(key)
+    focused = "[document.activeElement.dataset.row, document.activeElement.dataset.head]"
+    assert page.evaluate(focused) == ["1", "1"]
+    assert page.text_content("#panel-title") == "Layer 0, head 0"
+    assert "Layer 1, head 1" in page.text_content("#tip")
+    page.keyboard.press("Enter")
+    visit.shown(0, 1, 1)
+    assert page.text_content("#panel-title") == "Layer 1, head 1"
+    # The edge holds, Home and End jump, and the map is one stop of the Tab key.
+    for key in ("End", "ArrowRight", "ArrowUp", "ArrowUp", "ArrowUp"):
+        page.keyboard.press(key)
+    assert page.evaluate(focused) == ["3", "0"]
+    assert page.locator(".cell[tabindex='0']").count() == 1
+    page.keyboard.press("Space")
+    visit.shown(0, 3, 0)
+
+
+def test_focus_is_visible(visit: Visit) -> None:
+    cell(visit, 0, 0).click()
+    visit.page.keyboard.press("ArrowRight")
+    assert visit.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+def test_samples_are_chosen(visit: Visit) -> None:
+    cell(visit, 3, 1).click()
+    visit.shown(0, 3, 1)
+    first, text = visit.pixels(WEIGHTS), visit.page.text_content("#strip")
+    visit.page.locator("#samples label").nth(1).click()
+    visit.shown(1, 3, 1)
+    assert visit.pixels(WEIGHTS) != first
+    assert visit.page.text_content("#strip") != text
+    visit.page.keyboard.press("ArrowRight")
+    visit.shown(2, 3, 1)
+
+
+def test_pointing_at_a_map_reads_tokens_and_values(visit: Visit, folder: Path) -> None:
+    maps = read_audit(folder).maps
+    assert maps is not None
+    cell(visit, 3, 1).click()
+    visit.shown(0, 3, 1)
+
+    def point(query: int, key: int) -> None:
+        box = visit.page.locator(".map-box").nth(1)
+        side = box.bounding_box()["width"] / 32
+        box.hover(position={"x": (key + 0.5) * side, "y": (query + 0.5) * side})
+
+    point(20, 0)
+    weight = (int(maps.weights[0, 3, 1, 20, 0]) / 255) ** 2
+    low, high = maps.ranges[0, 3, 1]
+    score = low + (int(maps.scores[0, 3, 1, 20, 0]) - 1) / 254 * (high - low)
+    words = visit.page.text_content("#readout").replace("\u2212", "-").split()
+    assert words[:2] == ["query", "20"]
+    assert visit.page.locator("#readout code").all_text_contents()[1] == "<s>"
+    values = [float(words[words.index(name) + 1]) for name in ("weight", "score")]
+    assert values == pytest.approx([weight, float(score)], rel=5e-3)  # three significant digits are shown
+    # The query's own token and its key are marked in the text.
+    assert visit.page.locator("#strip .on").count() == 2
+    # A hidden key says so.
+    point(4, 25)
+    assert "does not see this key" in visit.page.text_content("#readout")
+
+
+def test_maps_can_be_read_with_the_keyboard(visit: Visit) -> None:
+    visit.page.locator(".map-box").nth(1).focus()
+    for key in ("ArrowUp", "ArrowUp", "ArrowRight"):
+        visit.page.keyboard.press(key)
+    assert visit.page.text_content("#readout").startswith("query 30")
+    assert "key 1" in visit.page.text_content("#readout")
+
+
+def test_pointing_at_a_token_shows_where_it_looks(visit: Visit) -> None:
+    visit.page.locator("#strip span").nth(20).hover()
+    assert "where query 20 looks" in visit.page.text_content(".strip-head")
+    assert visit.page.text_content("#readout").startswith("query 20")
+
+
+def test_chips_open_their_head(visit: Visit) -> None:
+    chip = visit.page.locator(".chip").first
+    name = chip.text_content()
+    layer, head = name[:3].split(".")
+    cell(visit, 0, 0).click()
+    chip.click()
+    visit.shown(0, int(layer), int(head))
+    assert visit.page.text_content("#panel-title") == f"Layer {layer}, head {head}"
+
+
+def test_any_position(visit: Visit) -> None:
+    visit.page.select_option("#position", "any")
+    assert "sinks at some position" in cell(visit, 0, 0).get_attribute("aria-label")
+    visit.page.select_option("#position", "0")
+    assert "sinks at position 0" in cell(visit, 0, 0).get_attribute("aria-label")
+
+
+def test_figures_answer_to_the_keyboard(visit: Visit) -> None:
+    figure = visit.page.locator("#figures svg").first
+    assert figure.get_attribute("role") == "img"
+    assert "Hidden state norm" in figure.get_attribute("aria-label")
+    figure.focus()
+    visit.page.keyboard.press("ArrowRight")
+    assert "layer input (embeddings)" in visit.page.text_content("#tip")
+    visit.page.keyboard.press("ArrowRight")
+    assert visit.page.text_content("#tip").startswith("layer 0\nfirst position: ")
+    visit.page.keyboard.press("Escape")
+    assert visit.page.locator("#tip").is_hidden()
+
+
+def test_theme_changes_and_lasts(visit: Visit) -> None:
+    page = visit.page
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light, map_before = page.evaluate(paper), visit.pixels(WEIGHTS)
+    page.click("#theme")
+    assert page.get_attribute("html", "data-theme") == "dark"
+    assert page.evaluate(paper) != light
+    assert visit.pixels(WEIGHTS) != map_before
+    page.click("#theme")
+    assert page.evaluate(paper) == light
+    assert visit.pixels(WEIGHTS) == map_before
+
+
+def test_follows_the_system(browser: Any, folder: Path) -> None:
+    dark = Visit(browser, folder / "report.html", color_scheme="dark")
+    assert sum(int(n) for n in dark.page.evaluate("getComputedStyle(document.body).backgroundColor")[4:-1].split(",")) < 120
+    assert dark.page.text_content("#theme") == "Light"
+    dark.check_quiet()
+    dark.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast(browser: Any, folder: Path, scheme: str) -> None:
+    visit = Visit(browser, folder / "report.html", color_scheme=scheme)
+    # WCAG 2 ratio of every text against the nearest background below it; 4.5 is its level AA for small text.
+    worst = visit.page.evaluate(
+        """() => {
+          const light = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).map((x) => { x /= 255;
+            return x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+          const below = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
+            if (!/, 0\\)$/.test(c)) return c; } return "rgb(255,255,255)"; };
+          let worst = [99, ""];
+          for (const e of document.querySelectorAll("body *")) {
+            const words = [...e.childNodes].filter((n) => n.nodeType === 3 && n.textContent.trim());
+            if (!words.length || !e.getClientRects().length || e.closest("script, style, .skip")) continue;
+            const style = getComputedStyle(e), b = light(below(e));
+            const a = light(e.namespaceURI.includes("svg") ? style.fill : style.color);
+            const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+            if (ratio < worst[0]) worst = [ratio, `${e.tagName}.${e.getAttribute("class")}: ${e.textContent.slice(0, 40)}`];
+          }
+          return worst;
+        }"""
+    )
+    assert worst[0] >= 4.5, worst
+    visit.context.close()
+
+
+def test_colours_are_even_steps_of_lightness(visit: Visit) -> None:
+    pixels = visit.pixels("#grid-tools .legend canvas")
+    lightness = []
+    for red, green, blue in zip(pixels[0::4], pixels[1::4], pixels[2::4], strict=True):
+        linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
+        l_cone, m_cone, s_cone = (
+            sum(weight * channel for weight, channel in zip(weights, linear, strict=True)) ** (1 / 3)
+            for weights in (
+                (0.4122214708, 0.5363325363, 0.0514459929),
+                (0.2119034982, 0.6806995451, 0.1073969566),
+                (0.0883024619, 0.2817188376, 0.6299787005),
+            )
+        )
+        lightness.append(0.2104542553 * l_cone + 0.793617785 * m_cone - 0.0040720468 * s_cone)
+    assert len(lightness) == 256
+    expected = [lightness[0] + (lightness[-1] - lightness[0]) * i / 255 for i in range(256)]
+    # OKLab lightness on a straight line: 8-bit colours move it by at most about 0.004 in the dark end.
+    assert max(abs(a - b) for a, b in zip(lightness, expected, strict=True)) < 0.008
+    assert lightness[0] - lightness[-1] > 0.6
+
+
+@pytest.mark.parametrize("width", [360, 768])
+def test_narrow_screens_do_not_scroll_sideways(browser: Any, folder: Path, width: int) -> None:
+    visit = Visit(browser, folder / "report.html")
+    visit.page.set_viewport_size({"width": width, "height": 800})
+    visit.page.wait_for_timeout(150)  # observers of the width redraw in the next frames
+    assert visit.page.evaluate("document.documentElement.scrollWidth") == width
+    visit.check_quiet()
+    visit.context.close()
+
+
+def test_hostile_text_is_inert_and_visible(browser: Any, tmp_path: Path) -> None:
+    path = write_report(write_audit(tmp_path / "a", layers=2, seq_len=16, hostile=True, summary={"text": [HOSTILE]}))
+    visit = Visit(browser, path)
+    assert HOSTILE in visit.page.text_content("#strip")
+    assert HOSTILE in visit.page.text_content("#verdict")
+    assert HOSTILE in visit.page.text_content("h1")
+    visit.page.locator("#strip span").nth(3).hover()
+    assert visit.page.locator("#readout code").first.text_content() == HOSTILE
+    assert visit.page.locator("img").count() == 0
+    assert visit.page.locator("script").count() == visit.path.read_text(encoding="utf-8").count("<script")
+    visit.check_quiet()
+    visit.context.close()
+
+
+def test_the_policy_stops_what_escaping_would_miss(browser: Any, folder: Path, tmp_path: Path) -> None:
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    path = tmp_path / "injected.html"
+    path.write_text(text.replace("</main>", "<script>window.injected = 1</script></main>"), encoding="utf-8")
+    visit = Visit(browser, path)
+    assert visit.page.evaluate("window.injected") is None
+    assert any("Content Security Policy" in message for message in visit.said)
+    refused = visit.page.evaluate("fetch('https://127.0.0.1:9/').then(() => 'sent', (error) => error.name)")
+    assert refused == "TypeError"
+    assert all(not url.startswith("http") for url in visit.asked)
+    visit.context.close()
+
+
+def test_missing_parts_are_said(browser: Any, tmp_path: Path) -> None:
+    omit = {"sink_rate", "attention_received", "hidden_norm", "query_key_angle", "conditions", "definitions", "sink_positions"}
+    visit = Visit(browser, write_report(write_audit(tmp_path / "a", layers=2, seq_len=16, omit=omit, maps=False)))
+    for selector, words in (
+        ("#grid-tools", "The sink rate was not measured per head"),
+        ("#panel", "No attention maps were recorded"),
+        ("#curve", "Not measured in this audit"),
+        ("#angle", "were not compared"),
+        ("#profile", "was not measured per position"),
+        ("#conditions", "Not measured in this audit"),
+        ("#definitions", "Not measured in this audit"),
+    ):
+        assert words in visit.page.text_content(selector), selector
+    assert visit.page.locator("#figures .missing").count() == 1
+    visit.check_quiet()
+    visit.context.close()
+
+
+def test_nothing_measured_per_head(browser: Any, tmp_path: Path) -> None:
+    everything = {"sink_rate", "attention_received", "null_mass", "entropy", "query_key_angle", "score_gap", "head_output"}
+    visit = Visit(browser, write_report(write_audit(tmp_path / "a", layers=2, seq_len=16, omit=everything)))
+    assert "No per-head numbers were measured" in visit.page.text_content("#grid-host")
+    assert visit.page.locator("#figures svg").count() > 0
+    visit.check_quiet()
+    visit.context.close()
+
+
+def test_32_by_32_heads(browser: Any, tmp_path: Path) -> None:
+    path = write_report(
+        write_audit(tmp_path / "a", layers=32, heads=32, kv_heads=8, seq_len=4096, tiles=16, samples=1, position_rows=64)
+    )
+    assert path.stat().st_size < PAGE_BUDGET
+    visit = Visit(browser, path)
+    assert visit.page.locator(".cell").count() == 1024
+    cell(visit, 31, 17).click()
+    visit.shown(0, 31, 17)
+    assert "each tile is the largest of 256 × 256" in visit.page.text_content("#map-words")
+    assert visit.page.locator("#strip span").count() == 4096
+    assert max(visit.pixels(WEIGHTS)[3::4]) == 255
+    visit.check_quiet()
+    visit.context.close()
+
+
+def test_comparison(browser: Any, folder: Path, tmp_path: Path) -> None:
+    other = write_audit(tmp_path / "b", model="embedded:sigmoid", operation="sigmoid", layers=6, heads=2, sink_position=None)
+    visit = Visit(browser, write_comparison([folder, other], tmp_path / "compare.html"))
+    assert visit.page.locator(".cell").count() == 12 + 12
+    assert visit.page.locator("#figures svg").count() == 9
+    assert "none in embedded:sigmoid" in visit.page.text_content("#verdict")
+    visit.page.click("#theme")
+    visit.check_quiet()
+    visit.context.close()

@@ -1,0 +1,105 @@
+"""The comparison: numbers as they were measured, differences in settings said, one page without network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from synthetic import HOSTILE, write_audit
+
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.report.compare import comparison_table, format_comparison, write_comparison
+from sinklab.results.table import read_run
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    base = tmp_path_factory.mktemp("compare")
+    sigmoid = {"loss": 3.2456}
+    return [
+        write_audit(base / "a", layers=4, heads=2),
+        write_audit(
+            base / "b", model="embedded:sigmoid", operation="sigmoid", layers=4, heads=2, sink_position=None, summary=sigmoid
+        ),
+    ]
+
+
+def test_values_are_those_of_the_audits(folders: list[Path]) -> None:
+    table = comparison_table(folders)
+    assert list(table.columns) == ["embedded:softmax", "embedded:sigmoid"]
+    summary = read_run(folders[0], "summary.json")
+    softmax, sigmoid = table["embedded:softmax"], table["embedded:sigmoid"]
+    assert (softmax["operation"], sigmoid["operation"]) == ("softmax", "sigmoid")
+    assert (softmax["loss (nats per token)"], sigmoid["loss (nats per token)"]) == (3.2134, 3.2456)
+    assert softmax["sink rate, gu2024 (%)"] == summary["sink_rate_gu2024"]
+    # The audit gives a fraction; the comparison has one unit for all definitions.
+    share = softmax["first-token share, first_token_share (%)"]
+    assert share == pytest.approx(100 * summary["definitions"]["first_token_share"], rel=1e-12)
+    assert softmax["first token is the arg-max, kaul2024_first_argmax (%)"] == summary["definitions"]["kaul2024_first_argmax"]
+    assert (softmax["strongest sink: position"], sigmoid["strongest sink: position"]) == (0, "none")
+    assert softmax["strongest sink: token"] == "<s>"
+    assert sigmoid["strongest sink: heads"] == "0 of 8"
+    assert softmax["massive activations (most in a layer)"] == 2.0
+    assert softmax["largest activation"] == 180.0
+    assert softmax["outliers: kurtosis"] == 41.5
+    assert softmax["mass on nothing (%)"] == 0.0
+    # The synthetic audit without BOS has 0.7 of the rate with it.
+    assert softmax["BOS sensitivity (percentage points)"] == pytest.approx(0.3 * summary["sink_rate_gu2024"])
+    assert softmax["sink rate, one token repeated (%)"] == 0.0
+
+
+def test_what_was_not_measured_is_none_and_a_dash(tmp_path: Path, folders: list[Path]) -> None:
+    bare = write_audit(
+        tmp_path / "c", model="bare", layers=2, omit={"entropy", "sink_rate", "conditions", "definitions", "loss"}
+    )
+    table = comparison_table([folders[0], bare])
+    for row in ("entropy (nats)", "BOS sensitivity (percentage points)", "first-four share, first_four_share (%)"):
+        assert table["bare"][row] is None
+        assert format_comparison(table)["bare"][row] == "–"
+
+
+def test_formatting(folders: list[Path]) -> None:
+    text = format_comparison(comparison_table(folders))
+    assert text["embedded:softmax"]["loss (nats per token)"] == "3.213"
+    assert text["embedded:sigmoid"]["sink rate, gu2024 (%)"] == "0\u202f%"
+    assert text.map(lambda cell: isinstance(cell, str)).all(axis=None)
+
+
+def test_models_of_one_name_are_told_apart(folders: list[Path]) -> None:
+    names = list(comparison_table([folders[0], folders[0]]).columns)
+    assert names == ["embedded:softmax · a (1)", "embedded:softmax · a (2)"]
+
+
+def test_one_is_not_a_comparison(folders: list[Path]) -> None:
+    with pytest.raises(ConfigurationError, match="needs two or more output directories of audits; got 1"):
+        comparison_table(folders[:1])
+
+
+def test_not_an_audit(folders: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not there"):
+        write_comparison([folders[0], tmp_path], tmp_path / "compare.html")
+    assert not (tmp_path / "compare.html").exists()
+
+
+def test_page(folders: list[Path], tmp_path: Path) -> None:
+    path = write_comparison(folders, tmp_path / "compare.html")
+    text = path.read_text(encoding="utf-8")
+    assert "none in embedded:sigmoid" in text
+    # 3.2456 / 3.2134 - 1 = 1.00 %
+    assert "Lowest loss: embedded:softmax, 3.213 nats per token; embedded:sigmoid 1.0\u202f% above it." in text
+    assert "are not comparable" not in text
+    assert path.read_bytes() == write_comparison(folders, tmp_path / "again.html").read_bytes()
+
+
+def test_different_settings_are_said(folders: list[Path], tmp_path: Path) -> None:
+    config = read_run(folders[0])["config"] | {"threshold": 0.5, "seq_len": 32}
+    other = write_audit(tmp_path / "d", model="other", layers=2, run={"config": config})
+    text = write_comparison([folders[0], other], tmp_path / "compare.html").read_text(encoding="utf-8")
+    assert "These audits differ in threshold and seq_len: their rates are not comparable as they stand." in text
+
+
+def test_hostile_names_are_inert(tmp_path: Path) -> None:
+    folders = [write_audit(tmp_path / name, layers=2, seq_len=8, hostile=True) for name in ("a", "b")]
+    text = write_comparison(folders, tmp_path / "compare.html").read_text(encoding="utf-8")
+    assert HOSTILE not in text
+    assert "<img" not in text

@@ -1,0 +1,345 @@
+"""The report as text: numbers, words, missing parts, escaping, size, sameness; no browser needed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic import HOSTILE, TableMaker, write_audit
+
+from sinklab.errors import InputError, ResultError
+from sinklab.report.data import read_audit
+from sinklab.report.figures import cards, layer_figures
+from sinklab.report.html import PAGE_BUDGET, write_report
+from sinklab.report.words import DEFINITIONS, display_token, number, percent, verdict
+from sinklab.results.table import write_json
+
+
+def page_data(path: Path) -> dict:
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.DOTALL)
+    assert match
+    return json.loads(match[1])
+
+
+def unpack(path: Path, element: str) -> bytes:
+    match = re.search(rf'<script type="text/plain" id="{element}">(.*?)</script>', path.read_text(encoding="utf-8"), re.DOTALL)
+    assert match
+    return zlib.decompress(base64.b64decode(match[1]))
+
+
+@pytest.fixture(scope="module")
+def audit_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_audit(tmp_path_factory.mktemp("audit") / "softmax", layers=4, heads=3)
+
+
+class TestPage:
+    def test_says_what_was_found_in_one_sentence(self, audit_folder: Path) -> None:
+        audit = read_audit(audit_folder)
+        rate = audit.summary["sink_positions"][0]["rate"]
+        assert verdict(audit) == (
+            f"This model has an attention sink at the first position, “<s>”: {percent(rate)} of all heads and samples give it "
+            "more than 0.3 of their attention on average."
+        )
+        # The token is text, not markup, in the page.
+        assert "“&lt;s&gt;”" in write_report(audit_folder).read_text(encoding="utf-8")
+
+    def test_same_input_same_bytes(self, audit_folder: Path) -> None:
+        assert write_report(audit_folder).read_bytes() == write_report(audit_folder).read_bytes()
+
+    def test_needs_nothing_from_outside(self, audit_folder: Path) -> None:
+        text = write_report(audit_folder).read_text(encoding="utf-8")
+        policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+        assert policy
+        assert "default-src 'none'" in policy[1].replace("&#39;", "'")
+        assert "unsafe" not in policy[1]
+        # The only address is the name of an XML namespace.
+        assert set(re.findall(r"\w+://[\w./]+", text)) == {"http://www.w3.org/2000/svg"}
+        assert not re.findall(r'<(?:img|iframe|link|script)[^>]+(?:src|href)="(?!data:,)', text)
+
+    def test_the_policy_names_the_script_and_the_style_that_are_there(self, audit_folder: Path) -> None:
+        import hashlib
+
+        text = write_report(audit_folder).read_text(encoding="utf-8")
+        for pattern in (r"<style>(.*?)</style>", r"<script>(.*?)</script>"):
+            (body,) = re.findall(pattern, text, re.DOTALL)
+            digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+            assert f"sha256-{digest}" in text.replace("&#43;", "+").replace("&#x2F;", "/")
+
+    def test_leaves_no_other_file_behind(self, tmp_path: Path) -> None:
+        folder = write_audit(tmp_path / "a", layers=2)
+        before = {path.name for path in folder.iterdir()}
+        write_report(folder)
+        assert {path.name for path in folder.iterdir()} == before | {"report.html"}
+
+    def test_a_failed_report_leaves_the_old_one(self, tmp_path: Path) -> None:
+        folder = write_audit(tmp_path / "a", layers=2)
+        old = write_report(folder).read_bytes()
+        (folder / "table.parquet").write_bytes(b"not parquet")
+        with pytest.raises(ResultError, match="is not a parquet table"):
+            write_report(folder)
+        assert (folder / "report.html").read_bytes() == old
+
+
+class TestNumbers:
+    def test_heads_of_the_page_are_those_of_the_table(self, audit_folder: Path) -> None:
+        path = write_report(audit_folder)
+        data = page_data(path)
+        audit = read_audit(audit_folder)
+        rates = audit.numbers.by_head_and_position("sink_rate", "gu2024", 64)
+        assert rates is not None
+        assert rates.shape == (4, 3, 64)
+        codes = np.frombuffer(unpack(path, "blob-rate"), "<u2").reshape(4, 3, 64)
+        # uint16 over the largest value: half a step is scale / 131068, about 8e-4 percent here.
+        assert (
+            np.abs(codes / 65534 * data["arrays"]["rate"]["scale"] - rates).max()
+            <= data["arrays"]["rate"]["scale"] / 131068 + 1e-12
+        )
+        assert [row["layer"] for row in data["grid"]] == [0, 1, 2, 3]
+
+    def test_maps_of_the_page_are_those_of_the_file(self, audit_folder: Path) -> None:
+        path = write_report(audit_folder)
+        maps = read_audit(audit_folder).maps
+        assert maps is not None
+        assert page_data(path)["maps"]["reduced"] == ""
+        for sample in range(3):
+            raw = np.frombuffer(unpack(path, f"blob-map-{sample}-2"), np.uint8).reshape(2, 3, 64, 64)
+            assert (raw[0] == maps.weights[sample, 2]).all()
+            assert (raw[1] == maps.scores[sample, 2]).all()
+
+    def test_means_follow_the_counts(self, tmp_path: Path) -> None:
+        # Two rows of one coordinate: (1·10 + 3·30) / 4 = 25, not their plain mean 20.
+        folder = write_audit(tmp_path / "a", layers=2)
+        table = TableMaker(corpus="python_source", bos=1)
+        table.add("entropy", "entropy", "nats", 10.0, layer=0, head=0, module="m", count=1)
+        table.add("entropy", "entropy", "nats", 30.0, layer=0, head=0, module="m", count=3)
+        table.write(folder / "table.parquet")
+        numbers = read_audit(folder).numbers
+        assert numbers.by_head("entropy", "entropy").tolist() == [[25.0]]  # type: ignore[union-attr]
+        assert numbers.by_layer("entropy", "entropy") == {0: 25.0}
+
+    def test_first_and_rest_of_the_positions(self, tmp_path: Path) -> None:
+        folder = write_audit(tmp_path / "a", layers=2)
+        table = TableMaker(corpus="python_source", bos=1)
+        table.add("hidden_norm", "hidden_norm", "norm", [100.0, 1.0, 3.0], layer=-1, key_position=[0, 1, 2], module="m")
+        table.write(folder / "table.parquet")
+        figure = layer_figures([("", read_audit(folder))])[0]
+        assert figure["labels"] == ["in"]
+        assert {series["name"]: series["y"] for series in figure["series"]} == {
+            "first position": [100.0],
+            "mean of the rest": [2.0],
+        }
+
+    def test_other_conditions_and_interventions_stay_apart(self, tmp_path: Path) -> None:
+        folder = write_audit(tmp_path / "a", layers=2)
+        table = TableMaker(corpus="python_source", bos=1)
+        at = {"layer": 0, "head": 0, "module": "m"}
+        table.add("entropy", "entropy", "nats", 1.0, **at)
+        table.constants["corpus"] = "random_tokens"
+        table.add("entropy", "entropy", "nats", np.full(5, 2.0), **at)
+        table.constants.update(corpus="python_source", intervention="hide_key")
+        table.add("entropy", "entropy", "nats", 3.0, **at)
+        table.write(folder / "table.parquet")
+        numbers = read_audit(folder).numbers
+        assert numbers.main == ("python_source", 1)
+        assert numbers.by_head("entropy", "entropy").tolist() == [[1.0]]  # type: ignore[union-attr]
+
+    def test_modules_that_share_a_layer_number_are_told_apart(self, tmp_path: Path) -> None:
+        folder = write_audit(tmp_path / "a", layers=2)
+        table = TableMaker(corpus="python_source", bos=1)
+        for module, value in (("decoder.0.self_attn", 1.0), ("decoder.0.cross_attn", 2.0)):
+            table.add("entropy", "entropy", "nats", value, layer=0, head=0, module=module)
+        table.write(folder / "table.parquet")
+        numbers = read_audit(folder).numbers
+        assert [row.label for row in numbers.grid] == ["decoder.0.self_attn", "decoder.0.cross_attn"]
+        assert numbers.by_head("entropy", "entropy").tolist() == [[1.0], [2.0]]  # type: ignore[union-attr]
+
+    def test_key_value_heads_do_not_widen_or_narrow_the_map(self, tmp_path: Path) -> None:
+        audit = read_audit(write_audit(tmp_path / "a", layers=2, heads=6, kv_heads=2))
+        assert audit.numbers.num_heads == 6
+
+    def test_a_sink_elsewhere_is_named(self, tmp_path: Path) -> None:
+        audit = read_audit(write_audit(tmp_path / "a", sink_position=5))
+        assert "attention sink at position 5" in verdict(audit)
+        assert cards(audit)[1].value == "Position 5"
+
+    def test_no_sink_is_said(self, tmp_path: Path) -> None:
+        audit = read_audit(write_audit(tmp_path / "a", sink_position=None))
+        assert verdict(audit).startswith("This model has no attention sink: in none of its 12 heads")
+        assert cards(audit)[1].value == "None"
+
+
+class TestMissing:
+    def test_every_section_survives_without_its_metric(self, tmp_path: Path) -> None:
+        probes = {"sink_rate", "attention_received", "null_mass", "entropy", "hidden_norm", "key_norm", "value_norm"}
+        probes |= {"query_key_angle", "score_gap", "massive_activation", "outliers", "head_output"}
+        for probe in sorted(probes):
+            folder = write_audit(tmp_path / probe, layers=2, seq_len=16, omit={probe})
+            assert page_data(write_report(folder))["page"] == "report", probe
+
+    def test_an_almost_empty_audit_says_so(self, tmp_path: Path) -> None:
+        folder = tmp_path / "a"
+        folder.mkdir()
+        TableMaker().write(folder / "table.parquet")
+        write_json({}, folder / "run.json")
+        write_json({}, folder / "summary.json")
+        text = write_report(folder).read_text(encoding="utf-8")
+        assert "The sink rate was not measured" in text
+        assert text.count("not measured") >= 8
+        assert "Not measured in this audit." in text
+        assert page_data(folder / "report.html")["maps"] is None
+
+    def test_null_numbers_in_the_summary_are_dashes(self, tmp_path: Path) -> None:
+        summary = {"loss": None, "sink_rate_gu2024": None, "sink_positions": [], "text": None, "definitions": None}
+        summary["conditions"] = [{"corpus": "random_tokens", "bos": None, "loss": None, "sink_rate_gu2024": None}]
+        folder = write_audit(tmp_path / "a", layers=2, seq_len=16, summary=summary)
+        text = write_report(folder).read_text(encoding="utf-8")
+        assert re.search(r"random tokens</th>\s*<td>–</td>", text)
+
+    def test_checks_may_be_names_or_records(self, tmp_path: Path) -> None:
+        folder = write_audit(
+            tmp_path / "a", layers=2, seq_len=16, run={"checks": ["logits unchanged", {"name": "calls", "passed": False}]}
+        )
+        text = write_report(folder).read_text(encoding="utf-8")
+        assert "done</span> logits unchanged" in text
+        assert "failed</span> calls" in text
+
+    def test_not_an_audit(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"run\.json is not there; is .* the output directory of an audit"):
+            write_report(tmp_path)
+
+    def test_a_table_without_its_columns(self, tmp_path: Path) -> None:
+        import pandas as pd
+
+        folder = write_audit(tmp_path / "a", layers=2, seq_len=16)
+        pd.DataFrame({"value": [1.0]}).to_parquet(folder / "table.parquet")
+        with pytest.raises(ResultError, match="does not follow the schema: without run_id"):
+            write_report(folder)
+
+    def test_maps_that_do_not_belong_together(self, tmp_path: Path) -> None:
+        from safetensors.numpy import save_file
+
+        folder = write_audit(tmp_path / "a", layers=2, seq_len=16)
+        wrong = {"weights": np.zeros((1, 2, 2, 4, 4), np.uint8), "scores": np.zeros((1, 2, 2, 4, 3), np.uint8)}
+        save_file({**wrong, "scores_range": np.zeros((1, 2, 2, 2), np.float32)}, folder / "maps.safetensors")
+        with pytest.raises(ResultError, match="do not belong together"):
+            write_report(folder)
+
+
+class TestHostileText:
+    def test_nothing_leaves_its_element(self, tmp_path: Path) -> None:
+        text = write_report(write_audit(tmp_path / "a", layers=2, hostile=True)).read_text(encoding="utf-8")
+        assert HOSTILE not in text
+        assert "<img" not in text
+        assert text.count("</script>") == text.count("<script")
+        tokens = page_data(tmp_path / "a" / "report.html")["tokens"]
+        assert tokens[0][3] == HOSTILE
+
+    def test_every_word_of_the_files_is_escaped(self, tmp_path: Path) -> None:
+        summary = {
+            "text": [HOSTILE],
+            "sink_role": HOSTILE,
+            "definitions": {HOSTILE: 0.5},
+            "sink_positions": [{"position": 0, "token": HOSTILE, "rate": 50.0, "heads": [[0, 0, 50.0]]}],
+        }
+        run = {"versions": {HOSTILE: HOSTILE}, "checks": [HOSTILE], "definitions": [{"probe": HOSTILE, "metric": HOSTILE}]}
+        text = write_report(write_audit(tmp_path / "a", layers=2, summary=summary, run=run)).read_text(encoding="utf-8")
+        assert "<img" not in text
+        assert text.count("&lt;/script&gt;&lt;img") >= 6
+
+    def test_lone_surrogates_and_controls_are_written(self, tmp_path: Path) -> None:
+        strange = "\ud800\x00\u2028&"
+        folder = write_audit(tmp_path / "a", layers=2, seq_len=8)
+        from safetensors import safe_open
+        from safetensors.numpy import save_file
+
+        with safe_open(folder / "maps.safetensors", framework="numpy") as file:
+            metadata = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in ("weights", "scores", "scores_range")}
+        metadata["tokens"] = json.dumps([[strange] * 8] * 3)
+        save_file(tensors, folder / "maps.safetensors", metadata=metadata)
+        assert page_data(write_report(folder))["tokens"][0][0] == strange
+
+    def test_tokens_are_one_visible_line(self) -> None:
+        assert display_token("Ġreturn\n\t") == " return↵⇥"
+        assert display_token("a\x07\u202eb") == "a��b"
+
+
+class TestWords:
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            (None, "–"), (float("nan"), "–"), (0.0, "0"), (7.0, "7"), (0.12345, "0.123"), (12345.6, "12\u202f346"),
+            (-1.5, "\u22121.50"), (1234567, "1\u202f234\u202f567"), (1.5e-5, "1.50e\u221205"), (True, "yes"), ("x", "x"),
+            (999.6, "1\u202f000"),
+        ],
+    )  # fmt: skip
+    def test_number(self, value: object, text: str) -> None:
+        assert number(value) == text
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [(31.25, "31.3"), (0, "0"), (0.0, "0"), (100.0, "100"), (0.044, "0.04"), (99.94, "99.9"), (-0.5, "\u22120.50")],
+    )
+    def test_percent_rounds_half_up_as_the_script_does(self, value: float, text: str) -> None:
+        assert percent(value) == text + "\u202f%"
+
+    def test_every_definition_has_words(self) -> None:
+        assert set(DEFINITIONS) >= {"gu2024", "qiu2025_first_attention", "kaul2024_first_argmax", "first_token_share"}
+        assert all(title and text for title, text, _ in DEFINITIONS.values())
+
+
+class TestSize:
+    def test_32_by_32_heads_at_4096_tokens_stay_below_10_megabytes(self, tmp_path: Path) -> None:
+        # Maps of independent noise compress worse than those of any model.
+        folder = write_audit(tmp_path / "a", layers=32, heads=32, kv_heads=8, seq_len=256, tiles=16, samples=2)
+        from safetensors.numpy import save_file
+
+        rng = np.random.default_rng(0)
+        shape = (4, 32, 32, 64, 64)
+        noise = rng.integers(1, 256, (2, *shape), dtype=np.uint8) * np.tri(64, dtype=np.uint8)
+        metadata = {"seq_len": "4096", "tokens": json.dumps([["token"] * 4096] * 4)}
+        metadata["modules"] = json.dumps([f"model.layers.{layer}.self_attn" for layer in range(32)])
+        ranges = np.tile(np.float32([-5, 5]), (*shape[:3], 1))
+        save_file(
+            {"weights": noise[0], "scores": noise[1], "scores_range": ranges}, folder / "maps.safetensors", metadata=metadata
+        )
+        path = write_report(folder)
+        assert path.stat().st_size < PAGE_BUDGET == 10_000_000
+        maps = page_data(path)["maps"]
+        assert maps["samples"] >= 2
+        assert maps["rows"] >= 32
+        assert "below 10 MB" in maps["reduced"]
+        # 4,096 tokens in 64 tiles of 64; pooled once more, tiles are twice as wide.
+        assert maps["tile"] * maps["rows"] == 4096
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+CHECK = """
+import sys
+{first}
+import sinklab.report.html, sinklab.report.compare
+heavy = sorted({{"torch", "transformers"}} & set(sys.modules))
+assert not heavy, heavy
+"""
+
+
+def test_reports_need_neither_torch_nor_transformers() -> None:
+    done = run_python(CHECK.format(first=""))
+    assert done.returncode == 0, done.stderr
+
+
+def test_that_check_can_fail() -> None:
+    # A stand-in called torch: importing the real one takes seconds and proves no more.
+    done = run_python(CHECK.format(first="import types; sys.modules['torch'] = types.ModuleType('torch')"))
+    assert done.returncode == 1
+    assert "AssertionError: ['torch']" in done.stderr
