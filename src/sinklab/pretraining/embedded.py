@@ -52,8 +52,8 @@ class Recipe:
     vocab_size: int = 2048
     hidden_size: int = 128
     intermediate_size: int = 352
-    num_layers: int = 8
-    num_heads: int = 2
+    num_layers: int = 4
+    num_heads: int = 4
     head_dim: int = 64
     context: int = 256
     batch_size: int = 8
@@ -61,7 +61,7 @@ class Recipe:
     learning_rate: float = 5e-3
     min_learning_rate: float = 5e-4
     warmup_steps: int = 200
-    weight_decay: float = 0.3
+    weight_decay: float = 0.1
     adam_betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = 1.0
     seed: int = 0
