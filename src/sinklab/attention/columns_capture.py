@@ -20,6 +20,8 @@ _KERNELS = frozenset(
 class LogSumExpCapture(TorchDispatchMode):
     """Looks at the operators that run inside the context and passes every one of them on unchanged."""
 
+    supports_higher_order_operators = True  # FlexAttention is one; without this torch refuses to run it under a mode
+
     def __init__(self) -> None:
         super().__init__()
         self._caught: list[Tensor] = []

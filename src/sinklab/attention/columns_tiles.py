@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -12,52 +12,60 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.visibility import TileState, Visibility
 
-__all__ = ["QueryTile", "bucket_starts", "plan_tiles", "visible_counts"]
+__all__ = ["Tile", "bucket_starts", "plan_tiles", "visible_counts"]
 
 _GRAIN = 256
-"""Width of the strips whose state is asked one by one; finer strips waste less beside the diagonal and cost more calls."""
+"""Width of the strips of keys whose state is asked, and number of queries from which a partly visible tile is halved once.
+A finer grain saves arithmetic beside the diagonal and loses it again to the fixed cost of more and smaller products."""
 
 
 @dataclasses.dataclass(frozen=True)
-class QueryTile:
-    """A range of queries and the ranges of keys that at least one of them can see.
+class Tile:
+    """Half-open ranges of queries and keys of which at least one pair is visible; ``whole`` when all of them are."""
 
-    Attributes:
-        start, stop: half-open range of queries.
-        keys: ``(start, stop, whole)`` in ascending order; ``whole`` when every pair of the tile is visible.
-    """
-
-    start: int
-    stop: int
-    keys: list[tuple[int, int, bool]]
+    query_start: int
+    query_stop: int
+    key_start: int
+    key_stop: int
+    whole: bool
 
 
-def plan_tiles(visible: Visibility, q_len: int, kv_len: int, rows: int, columns: int) -> list[QueryTile]:
-    """Cut the visible part of the score matrix into tiles of at most ``rows × columns``; hidden tiles are left out."""
-    grain = min(_GRAIN, columns)
-    tiles = []
+def plan_tiles(visible: Visibility, q_len: int, kv_len: int, rows: int, columns: int) -> list[Tile]:
+    """Cut the visible part of the score matrix into disjoint tiles of at most ``rows × columns``; hidden parts are left out."""
+    tiles: list[Tile] = []
     for start in range(0, q_len, rows):
         stop = min(start + rows, q_len)
-        keys: list[tuple[int, int, bool]] = []
-        for first, last, state in _runs(_strips(visible, start, stop, kv_len, grain, columns)):
-            if state != "none":
-                # Equal pieces: a run of 1280 keys is two tiles of 640 and not one of 1024 and a thin one.
-                pieces = -(-(last - first) // columns)
-                cuts = [first + (last - first) * piece // pieces for piece in range(pieces + 1)]
-                keys += [(a, b, state == "all") for a, b in itertools.pairwise(cuts)]
-        tiles.append(QueryTile(start, stop, keys))
+        for first, last, state in _runs(_strips(visible, start, stop, 0, kv_len, columns)):
+            if state == "some" and stop - start > _GRAIN:
+                middle = (start + stop + 1) // 2
+                for half in ((start, middle), (middle, stop)):
+                    # Here a visible strip is not worth a tile of its own beside a partly visible one.
+                    for a, b, inner in _runs(_strips(visible, *half, first, last, columns), join=True):
+                        tiles += _pieces(*half, a, b, inner, columns)
+            else:
+                tiles += _pieces(start, stop, first, last, state, columns)
     return tiles
 
 
+def _pieces(query_start: int, query_stop: int, first: int, last: int, state: TileState, columns: int) -> Iterator[Tile]:
+    """A run of keys in equal pieces: 1280 keys are two tiles of 640 and not one of 1024 and a thin one."""
+    if state == "none":
+        return
+    number = -(-(last - first) // columns)
+    cuts = [first + (last - first) * piece // number for piece in range(number + 1)]
+    for start, stop in itertools.pairwise(cuts):
+        yield Tile(query_start, query_stop, start, stop, state == "all")
+
+
 def _strips(
-    visible: Visibility, query_start: int, query_stop: int, kv_len: int, grain: int, columns: int
+    visible: Visibility, query_start: int, query_stop: int, key_start: int, key_stop: int, columns: int
 ) -> Iterator[tuple[int, int, TileState]]:
     """States of successive strips of keys; a wide strip that is uniform is not asked about again."""
-    wide = grain * max(1, columns // grain)
-    for start in range(0, kv_len, wide):
-        stop = min(start + wide, kv_len)
+    grain = min(_GRAIN, columns)
+    for start in range(key_start, key_stop, columns):
+        stop = min(start + columns, key_stop)
         state = visible.state(query_start, query_stop, start, stop)
-        if state != "some" or wide == grain:
+        if state != "some" or stop - start <= grain:
             yield start, stop, state
             continue
         for first in range(start, stop, grain):
@@ -65,21 +73,15 @@ def _strips(
             yield first, last, visible.state(query_start, query_stop, first, last)
 
 
-def _runs(strips: Iterator[tuple[int, int, TileState]]) -> Iterator[tuple[int, int, TileState]]:
-    """Join neighbouring strips of the same state."""
-    run: tuple[int, int, TileState] | None = None
-    for start, stop, state in strips:
-        if run is not None and run[2] == state:
-            run = (run[0], stop, state)
-            continue
-        if run is not None:
-            yield run
-        run = (start, stop, state)
-    if run is not None:
-        yield run
+def _runs(strips: Iterable[tuple[int, int, TileState]], join: bool = False) -> Iterator[tuple[int, int, TileState]]:
+    """Join neighbouring strips of the same state; with ``join`` also wholly and partly visible ones."""
+    for _, run in itertools.groupby(strips, key=lambda strip: strip[2] != "none" if join else strip[2]):
+        members = list(run)
+        states = {state for _, _, state in members}
+        yield members[0][0], members[-1][1], members[0][2] if len(states) == 1 else "some"
 
 
-def visible_counts(call: AttentionCall, plan: list[QueryTile]) -> tuple[Tensor, Tensor]:
+def visible_counts(call: AttentionCall, plan: list[Tile]) -> tuple[Tensor, Tensor]:
     """How many counted queries see each key, and how many keys each query sees.
 
     Returns:
@@ -95,15 +97,16 @@ def visible_counts(call: AttentionCall, plan: list[QueryTile]) -> tuple[Tensor, 
     columns = torch.zeros(max(batch, counted.shape[0]), heads, call.kv_len, device=device)
     rows = torch.zeros(batch, heads, call.q_len, device=device)
     for tile in plan:
-        inside = counted[:, None, tile.start : tile.stop, None]
-        for start, stop, whole in tile.keys:
-            if whole:
-                columns[:, :, start:stop] += inside.sum(dim=2)
-                rows[:, :, tile.start : tile.stop] += stop - start
-            else:
-                block = call.visible.block(tile.start, tile.stop, start, stop)
-                columns[:, :, start:stop] += (block & inside).sum(dim=2)
-                rows[:, :, tile.start : tile.stop] += block.sum(dim=3)
+        queries, keys = slice(tile.query_start, tile.query_stop), slice(tile.key_start, tile.key_stop)
+        inside = counted[:, None, queries].float()
+        if tile.whole:
+            columns[:, :, keys] += inside.sum(dim=2, keepdim=True)
+            rows[:, :, queries] += tile.key_stop - tile.key_start
+        else:
+            # A product with the row of counted queries: exact, and faster than summing booleans.
+            block = call.visible.block(tile.query_start, tile.query_stop, tile.key_start, tile.key_stop).float()
+            columns[:, :, keys] += torch.matmul(inside[:, :, None], block)[:, :, 0]
+            rows[:, :, queries] += block.sum(dim=3)
     return columns, rows
 
 

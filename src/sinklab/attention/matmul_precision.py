@@ -2,44 +2,51 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-__all__ = ["exact_float32_matmul", "is_float32_product"]
+__all__ = ["float32_product", "is_float32_product"]
 
 _ERROR_BOUND = 4e-6
 """On |product − exact| / (|row| · |column|), for random factors. Float32 products of 65 to 257 terms stay near 3e-7; factors
 rounded to TF32 (2⁻¹²) or bfloat16 (2⁻⁹) exceed it a hundredfold in the worst of the many thousand entries that are compared."""
 
 
-@contextlib.contextmanager
-def exact_float32_matmul(inner: int, rows: int, columns: int) -> Iterator[None]:
-    """Within the context, float32 products on the CPU are float32 products, by the faster library where that is safe.
+def float32_product(inner: int, rows: int, columns: int) -> Callable[[Tensor, Tensor, Tensor], None]:
+    """A function ``product(left, right, out)`` that multiplies matrices in float32 accuracy, by the fastest safe library.
 
     The permission to compute in bfloat16 makes oneDNN take over from MKL. On a CPU without bfloat16 matrix units it does not
     use the permission and runs its AVX-512 float32 kernel, twice as fast as MKL on AMD processors; on a CPU that has them it
     would round. So the permission is given only where products of these very shapes have been compared with float64, and
-    otherwise taken away, whatever the process has set. The setting is process-wide: a matrix product of another thread
-    meanwhile is computed by the same, equally exact kernel. It is restored on exit.
+    otherwise taken away, whatever the process has set. It is set for the duration of each product and restored at once:
+    vector products elsewhere are slower under it.
 
     Args:
         inner: length of the rows that are multiplied.
-        rows, columns: size of the product.
+        rows, columns: size of the largest product.
     """
     setting = _setting()
     if setting is None:
-        yield
-        return
-    before = setting.fp32_precision
-    setting.fp32_precision = "bf16" if is_float32_product("bf16", inner, rows, columns) else "ieee"
-    try:
-        yield
-    finally:
-        setting.fp32_precision = before
+        return _plain_product
+    precision = "bf16" if is_float32_product("bf16", inner, rows, columns) else "ieee"
+
+    def product(left: Tensor, right: Tensor, out: Tensor) -> None:
+        before = setting.fp32_precision
+        setting.fp32_precision = precision
+        try:
+            torch.mm(left, right, out=out)
+        finally:
+            setting.fp32_precision = before
+
+    return product
+
+
+def _plain_product(left: Tensor, right: Tensor, out: Tensor) -> None:
+    torch.mm(left, right, out=out)
 
 
 @functools.cache
