@@ -1,0 +1,205 @@
+"""Probes on real random-weight models through a session: cached decoding, packed documents, sink logits, repeated tokens."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import transformers
+from dense_oracle import assert_same, make_call, values_of
+
+from sinklab.attention.columns import column_statistics
+from sinklab.attention.session import attend
+from sinklab.probes.attention_received import AttentionReceived
+from sinklab.probes.entropy import Entropy
+from sinklab.probes.head_output import HeadOutput
+from sinklab.probes.hidden_norm import HiddenNorm
+from sinklab.probes.key_norm import KeyNorm
+from sinklab.probes.null_mass import NullMass
+from sinklab.probes.outliers import Outliers
+from sinklab.probes.query_key_angle import QueryKeyAngle
+from sinklab.probes.score_gap import ScoreGap
+from sinklab.probes.sink_rate import SinkRate
+from sinklab.probes.value_norm import ValueNorm
+from sinklab.testing import tiny_models
+
+SEQUENTIAL = [
+    SinkRate, AttentionReceived, NullMass, Entropy, HiddenNorm, KeyNorm, ValueNorm, QueryKeyAngle, ScoreGap, Outliers,
+    HeadOutput,
+]  # fmt: skip
+
+
+def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(1, 50, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def sliding_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        sliding_window=4,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, torch.nn.Module]:
+    return {**tiny_models(), "sliding": sliding_model()}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "sliding"])
+def test_cached_decoding_equals_one_prefill(models, name):
+    model, ids = models[name], tokens(2, 12)
+    once, stepped = [cls() for cls in SEQUENTIAL], [cls() for cls in SEQUENTIAL]
+    with torch.no_grad():
+        with attend(model, probes=once):
+            model(input_ids=ids)
+        with attend(model, probes=stepped):
+            cache = None
+            for piece in ids.split([5, 1, 1, 3, 1, 1], dim=1):
+                cache = model(input_ids=piece, past_key_values=cache, use_cache=True).past_key_values
+    for expected, found in zip(once, stepped, strict=True):
+        # float64 models; probes that round to float32 sum a dozen numbers
+        assert_same(values_of(found), values_of(expected), rel=1e-4)
+
+
+def test_packed_documents_equal_single_ones(models):
+    model, first, second = models["llama"], tokens(1, 7, 1), tokens(1, 5, 2)
+    classes = [SinkRate, AttentionReceived, Entropy, KeyNorm, QueryKeyAngle, ScoreGap, HeadOutput, HiddenNorm, Outliers]
+    alone, packed = [cls() for cls in classes], [cls() for cls in classes]
+    with torch.no_grad():
+        with attend(model, probes=alone):
+            for ids in (first, second):
+                model(input_ids=ids, use_cache=False)
+        with attend(model, probes=packed):
+            places = torch.cat((torch.arange(7), torch.arange(5)))[None]
+            model(input_ids=torch.cat((first, second), 1), position_ids=places, use_cache=False)
+    for expected, found in zip(alone, packed, strict=True):
+        assert_same(values_of(found), values_of(expected), rel=1e-4)
+
+
+def test_against_the_weights_that_the_model_returns(models):
+    model, ids = models["gpt2"], tokens(3, 10)
+    received, rate, entropy = AttentionReceived(), SinkRate(threshold=0.2), Entropy()
+    model.set_attn_implementation("eager")
+    with torch.no_grad(), attend(model, probes=[received, rate, entropy]):
+        attentions = model(input_ids=ids, output_attentions=True).attentions
+    model.set_attn_implementation("sdpa")
+    seen = torch.arange(10, 0, -1)
+    found, rates, entropies = values_of(received), values_of(rate), values_of(entropy)
+    stacked = torch.stack(attentions).double()  # (layers, batch, heads, queries, keys)
+    alphas = stacked.sum(3) / seen
+    for layer, site in enumerate(sorted({key[1] for key in found})):
+        for head in range(4):
+            for position in range(10):
+                value, count = found["mean_weight", site, head, position]
+                assert value == pytest.approx(float(alphas[layer, :, head, position].mean()), abs=1e-6)
+                assert count == 3 * (10 - position)
+    expected = 100 * (alphas > 0.2).double().mean((0, 1, 2))
+    assert [rates["gu2024", None, None, key][0] for key in range(10)] == pytest.approx(expected.tolist())
+    rows = torch.special.entr(stacked).sum(-1)
+    assert entropies["entropy", None, None, None][0] == pytest.approx(float(rows.mean()), abs=1e-6)
+
+
+@pytest.mark.parametrize("logit", [-20.0, 0.0, 20.0])
+def test_null_mass_of_a_learned_sink_logit(logit):
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, num_local_experts=2, num_experts_per_tok=1, sliding_window=4,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):
+            torch.nn.init.constant_(parameter, logit)
+    mass, rate = NullMass(), SinkRate()
+    with torch.no_grad(), attend(model, probes=[mass, rate]):
+        attentions = model(input_ids=tokens(2, 9), output_attentions=True).attentions
+    expected = 1.0 - float(torch.stack(attentions).sum(-1).mean())
+    found = values_of(mass)
+    assert found["null_mass", None, None, None][0] == pytest.approx(expected, abs=1e-6)
+    assert found["null_mass", None, None, None][0] + found["row_mass", None, None, None][0] == pytest.approx(1.0, abs=1e-6)
+    null_means = 1.0 - torch.stack(attentions).sum(-1).mean(-1)  # (layers, batch, heads): mean over the queries of a document
+    assert values_of(rate)["gu2024_null", None, None, None][0] == pytest.approx(100 * float((null_means > 0.3).double().mean()))
+
+
+# --- repeated tokens (Gu et al. 2024, arXiv 2410.10781): closed forms for any weights ----------------------------------------
+
+
+def repeated(model: torch.nn.Module, length: int, **inputs) -> dict[tuple, tuple[float, int]]:
+    probe = AttentionReceived()
+    with torch.no_grad(), attend(model, probes=[probe]):
+        model(input_ids=torch.full((1, length), 7), use_cache=False, **inputs)
+    return values_of(probe)
+
+
+def even_share(length: int, position: int) -> float:
+    """Mean over the queries t = position + 1, …, length (1-based) of 1/t."""
+    return sum(1.0 / t for t in range(position + 1, length + 1)) / (length - position)
+
+
+def test_one_repeated_token_without_positions_spreads_evenly(models):
+    length = 16
+    # All tokens at rotary angle zero: the model cannot tell them apart, and query t gives 1/t to each key.
+    found = repeated(
+        models["llama"],
+        length,
+        position_ids=torch.zeros(1, length, dtype=torch.int64),
+        attention_mask=torch.ones(1, 1, length, length, dtype=torch.bool).tril(),
+    )
+    for (_, _, _, position), (value, count) in found.items():
+        assert count == length - position
+        # float64 weights, float32 at the coarsest in a probe
+        assert value == pytest.approx(even_share(length, position), rel=1e-6)
+
+
+def test_one_repeated_token_keeps_its_sink_under_learned_positions(models):
+    """The proposition needs positions that drop out of the hidden states; learned ones do not, and the heads differ."""
+    found = repeated(models["gpt2"], 16)
+    assert max(abs(value - even_share(16, key[3])) for key, (value, _) in found.items()) > 0.01
+
+
+def test_rotary_positions_bound_the_sink_of_a_repeated_token(models):
+    """``A[t, i] <= e^(2 xi) / (e^(2 xi) + t - 1)`` with ``xi`` the largest ``|q| |k|`` times the scaling."""
+    length = 48
+    model = models["llama"]
+    received, angle = AttentionReceived(), QueryKeyAngle()
+    with torch.no_grad(), attend(model, probes=[received, angle]):
+        model(input_ids=torch.full((1, length), 7), use_cache=False)
+    weights, factors = values_of(received), values_of(angle)
+    scaling = (32 // 4) ** -0.5
+    checked = 0
+    for (_, module, head, position), (value, _) in weights.items():
+        # Every token has the same hidden state, so |q| |k| is one number for a head.
+        xi = scaling * factors["norm_product", module, head, position][0]
+        bounds = [
+            1.0 / (1.0 + (t - 1) * torch.tensor(-2.0 * xi, dtype=torch.float64).exp()) for t in range(position + 1, length + 1)
+        ]
+        assert value <= float(sum(bounds)) / len(bounds) * (1 + 1e-6)
+        checked += float(sum(bounds)) / len(bounds) < 0.99
+    assert checked > 0, "the bound says nothing at these norms"
+
+
+def test_repeated_tokens_with_a_relative_bias_follow_the_closed_form():
+    """``A[t, i] = exp g(t - i) / sum_j exp g(t - j)``, here ALiBi: g(d) = -m d with slopes 1/2 and 1/16."""
+    length, slopes = 9, torch.tensor([0.5, 0.0625])
+    distance = torch.arange(length)[:, None] - torch.arange(length)[None]
+    bias = -slopes[:, None, None] * distance
+    call = make_call(torch.ones(1, 2, length, 4) * 0.7, torch.ones(1, 1, length, 4) * 1.3, bias=bias[None])
+    probe = AttentionReceived()
+    probe.update(call, column_statistics(call, probe.needs))
+    found = values_of(probe)
+    for head, slope in enumerate(slopes.tolist()):
+        for position in range(length):
+            column = []
+            for query in range(position, length):
+                whole = sum(math.exp(-slope * d) for d in range(query + 1))
+                column.append(math.exp(-slope * (query - position)) / whole)
+            assert found["mean_weight", "layers.0.self_attn", head, position][0] == pytest.approx(
+                sum(column) / len(column), rel=1e-5
+            )

@@ -1,0 +1,357 @@
+"""Every plug-in that the registry knows keeps the contract of its kind, and the contract checks notice plug-ins that do not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+from sinklab.attention.operation import Operation
+from sinklab.attention.probe import Definition, Probe
+from sinklab.errors import ContractError
+from sinklab.operations.sigmoid import Sigmoid
+from sinklab.operations.softmax import Softmax
+from sinklab.registry import operations, probes
+from sinklab.testing import check_operation, check_probe
+
+
+@pytest.mark.parametrize("name", list(probes))
+def test_probe(name):
+    check_probe(probes[name])
+
+
+@pytest.mark.parametrize("name", list(operations))
+def test_operation(name):
+    check_operation(operations[name]())
+
+
+def test_operation_with_parameters():
+    check_operation(Sigmoid(bias=-2.0))
+
+
+# --- probes that break the contract ----------------------------------------------------------------------------------------
+
+
+class Mass(Probe):
+    """A probe as an outsider would write it, and a correct one: mean mass of a row, by head."""
+
+    name = "mass"
+    needs = frozenset({"mass"})
+    definitions: ClassVar = {"mass": Definition("mean row mass", "fraction", range=(0.0, 1.0))}
+
+    def __init__(self):
+        self.sums, self.counts = {}, {}
+
+    def update(self, call, statistics):
+        mass = statistics.row_mass.masked_fill(~call.counted[:, None], 0.0).double()
+        for head, total in enumerate(mass.sum((0, 2)).tolist()):
+            key = (call.site.module, call.site.layer, head)
+            self.sums[key] = self.sums.get(key, 0.0) + total
+            self.counts[key] = self.counts.get(key, 0) + int(call.counted.sum())
+
+    def merge(self, other):
+        for key in other.sums:
+            self.sums[key] = self.sums.get(key, 0.0) + other.sums[key]
+            self.counts[key] = self.counts.get(key, 0) + other.counts[key]
+
+    def row(self, key):
+        module, layer, head = key
+        value, count = self.sums[key] / self.counts[key], self.counts[key]
+        return {"metric": "mass", "value": value, "count": count, "unit": "fraction"} | {
+            "module": module,
+            "layer": layer,
+            "head": head,
+        }
+
+    def rows(self):
+        return iter([self.row(key) for key in self.sums])
+
+
+def test_a_correct_probe_of_an_outsider():
+    check_probe(Mass)
+
+
+class NoVersion(Mass):
+    version = 0
+
+
+class UnknownNeed(Mass):
+    needs = frozenset({"mass", "everything"})
+
+
+class NoDefinitions(Mass):
+    definitions: ClassVar = {}
+
+
+class ChangesTheModel(Mass):
+    needs = frozenset({"mass", "head_outputs"})
+
+    def update(self, call, statistics):
+        super().update(call, statistics)
+        call.head_outputs.mul_(1.0001)
+
+
+class SaysNothing(Mass):
+    def rows(self):
+        return iter(())
+
+
+class ForgetsAfterTelling(Mass):
+    def rows(self):
+        rows = list(super().rows())
+        key = next(iter(self.sums))
+        self.sums[key] += 1e-9
+        return iter(rows)
+
+
+class WithRow(Mass):
+    """Each row with something wrong in it."""
+
+    change: ClassVar[dict] = {}
+
+    def row(self, key):
+        return super().row(key) | self.change
+
+
+class UndefinedMetric(WithRow):
+    change: ClassVar = {"metric": "weight"}
+
+
+class WrongUnit(WithRow):
+    change: ClassVar = {"unit": "percent"}
+
+
+class OutOfRange(WithRow):
+    change: ClassVar = {"value": 1.5}
+
+
+class NotANumber(WithRow):
+    change: ClassVar = {"value": float("nan")}
+
+
+class NoCount(WithRow):
+    change: ClassVar = {"count": 0}
+
+
+class ColumnOutsideTheSchema(WithRow):
+    change: ClassVar = {"channel": 3}
+
+
+class TwoRowsForOnePlace(WithRow):
+    change: ClassVar = {"head": 0}
+
+
+class CountsBatches(Mass):
+    """The bug of a public script: sums of means of batches, divided by the number of batches."""
+
+    def update(self, call, statistics):
+        for head in range(call.num_heads):
+            key = (call.site.module, call.site.layer, head)
+            self.sums[key] = self.sums.get(key, 0.0) + float(statistics.row_mass[:, head].mean())
+            self.counts[key] = self.counts.get(key, 0) + 1
+
+
+class KeepsItsOwn(Mass):
+    def merge(self, other):
+        pass
+
+
+class CountsPadding(Mass):
+    def update(self, call, statistics):
+        super().update(call, statistics)
+        for key in self.counts:
+            self.counts[key] += int((~call.counted).sum())
+
+
+@pytest.mark.parametrize(
+    ("probe_class", "message"),
+    [
+        (NoVersion, "check 'declaration': expected a version from 1, got 0"),
+        (UnknownNeed, "check 'declaration': expected needs among columns, .*, got ['everything']"),
+        (NoDefinitions, "check 'declaration': expected a Definition for every metric, got {}"),
+        (ChangesTheModel, "check 'logits unchanged': expected bit-identical logits of llama, got "),
+        (SaysNothing, "check 'rows': expected at least one row, got none"),
+        (ForgetsAfterTelling, "check 'rows': expected the same rows when asked twice, got others"),
+        (UndefinedMetric, "check 'rows': expected a metric among mass, got weight"),
+        (WrongUnit, "check 'rows': expected mass in fraction, got percent"),
+        (OutOfRange, "check 'rows': expected a number in [0.0, 1.0] for mass, got 1.5"),
+        (NotANumber, "check 'rows': expected a number in [0.0, 1.0] for mass, got nan"),
+        (NoCount, "check 'rows': expected a count of at least 1 for mass, got 0"),
+        (ColumnOutsideTheSchema, "check 'rows': rows have columns that the schema does not have: channel"),
+        (TwoRowsForOnePlace, "check 'rows': expected one row for each place, got two for metric mass, "),
+        (CountsBatches, "check 'batch size (llama)': expected "),
+        (KeepsItsOwn, "check 'split and merge (llama)': expected "),
+        (CountsPadding, "check 'left padding (llama)': expected "),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_a_probe_that_breaks_its_contract(probe_class, message):
+    with pytest.raises(ContractError, match=re.escape("probe 'mass' breaks its contract, " + message).replace(r"\.\*", ".*")):
+        check_probe(probe_class)
+
+
+# --- operations that break the contract ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(Operation):
+    """Softmax with something wrong in it; registered for one test at a time."""
+
+    normalized: ClassVar[bool] = True
+
+    def weights(self, scores, visible):
+        return Softmax().weights(scores, visible)
+
+
+class LeaksToHiddenKeys(Broken):
+    def weights(self, scores, visible):
+        return super().weights(scores, visible) + 1e-9
+
+
+class UndefinedOnHiddenRows(Broken):
+    def weights(self, scores, visible):
+        return torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1)
+
+
+class HalfPrecisionWeights(Broken):
+    def weights(self, scores, visible):
+        return super().weights(scores, visible).bfloat16()
+
+
+class SaysItNormalizes(Broken):
+    def weights(self, scores, visible):
+        return Sigmoid().weights(scores, visible)
+
+
+class SaysItDoesNot(Broken):
+    normalized: ClassVar[bool] = False
+
+
+class DependsOnTheBlock(Broken):
+    normalized: ClassVar[bool] = False
+
+    def weights(self, scores, visible):
+        return super().weights(scores, visible) / scores.shape[2]
+
+
+class Overflows(Broken):
+    def weights(self, scores, visible):
+        scores = scores if scores.dtype == torch.float64 else scores.float()
+        exponentials = torch.exp(scores) if visible is None else torch.exp(scores).masked_fill(~visible, 0.0)
+        return exponentials / exponentials.sum(-1, keepdim=True).clamp(min=1e-30)
+
+
+class WrongGradient(Broken):
+    def weights(self, scores, visible):
+        return super().weights(scores.detach(), visible) + 0.0 * scores
+
+
+class LooksAhead(Broken):
+    def head_outputs(self, queries, keys, values, visible, scaling):
+        outputs, weights = super().head_outputs(queries, keys, values, visible, scaling)
+        return outputs + 1e-6 * values.mean((1, 2), keepdim=True), weights
+
+
+class MixesUpGroups(Broken):
+    def head_outputs(self, queries, keys, values, visible, scaling):
+        groups = queries.shape[1] // keys.shape[1]
+        return super().head_outputs(queries, keys.repeat(1, groups, 1, 1), values.repeat(1, groups, 1, 1), visible, scaling)
+
+
+class CoarseInHalfPrecision(Broken):
+    def head_outputs(self, queries, keys, values, visible, scaling):
+        if queries.dtype == torch.bfloat16:
+            values = values.to(torch.float8_e5m2).to(torch.bfloat16)
+        return super().head_outputs(queries, keys, values, visible, scaling)
+
+
+class CannotBeCaptured(Broken):
+    def head_outputs(self, queries, keys, values, visible, scaling):
+        if float(queries.sum()) > 1e9:
+            raise ValueError
+        return super().head_outputs(queries, keys, values, visible, scaling)
+
+
+class CountsTheCache(Broken):
+    """The bias -log n with n read off the tensor: right in a forward pass, wrong while decoding."""
+
+    normalized: ClassVar[bool] = False
+
+    def weights(self, scores, visible):
+        return Sigmoid().weights(scores - torch.log(torch.tensor(float(scores.shape[-1]))), visible)
+
+
+@pytest.mark.parametrize(
+    ("operation_class", "message"),
+    [
+        (LeaksToHiddenKeys, "check 'hidden keys': expected weights of exactly 0 on hidden keys, got a weight of 1.0e-09"),
+        (UndefinedOnHiddenRows, "check 'hidden keys': expected weights of exactly 0 on hidden keys, got a weight of nan"),
+        (HalfPrecisionWeights, "check 'hidden keys': expected float32 or wider, got torch.bfloat16"),
+        (SaysItNormalizes, "check 'row sums': expected rows that sum to one, got a row that is off by "),
+        (SaysItDoesNot, "check 'row sums': expected normalized = True, since all rows sum to one"),
+        (DependsOnTheBlock, "check 'blocks': expected weights of a block of rows within 1.0e-12"),
+        (Overflows, "check 'extreme scores': expected finite weights"),
+        (WrongGradient, "check 'gradient': Jacobian mismatch"),
+        (LooksAhead, "check 'causality': expected outputs before a changed token bit-equal"),
+        (MixesUpGroups, "check 'grouped queries': expected outputs with repeated keys and values"),
+        (CoarseInHalfPrecision, "check 'bfloat16': expected outputs within "),
+        (CannotBeCaptured, "check 'compile': "),
+        (CountsTheCache, "check 'cached decoding': expected logits of decoding in pieces within 1.0e-09"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_an_operation_that_breaks_its_contract(operation_class, message, monkeypatch):
+    monkeypatch.setitem(operations._objects, "broken", operation_class)
+    monkeypatch.setattr(operation_class, "name", "broken", raising=False)
+    with pytest.raises(ContractError, match=re.escape("operation 'broken' breaks its contract, " + message)):
+        check_operation(operation_class())
+
+
+def test_an_operation_that_is_not_registered():
+    class Nameless(Broken):
+        name = "nameless"
+
+    with pytest.raises(ContractError, match="check 'parameters': no operation is called 'nameless'"):
+        check_operation(Nameless())
+
+
+def test_an_operation_that_loses_its_parameter(monkeypatch):
+    @dataclass(frozen=True, kw_only=True)
+    class Forgets(Broken):
+        name: ClassVar[str] = "forgets"
+        sharpness: float = 1.0
+
+        def to_dict(self):
+            return {"name": "forgets"}
+
+    monkeypatch.setitem(operations._objects, "forgets", Forgets)
+    with pytest.raises(ContractError, match=r"check 'parameters': expected a frozen dataclass equal to .*sharpness=2\.0"):
+        check_operation(Forgets(sharpness=2.0))
+
+
+def test_an_operation_that_a_checkpoint_does_not_keep(monkeypatch):
+    """The config keeps the operation of a SinkLM; a module that ignores it comes back with another one."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Fickle(Broken):
+        name: ClassVar[str] = "fickle"
+        sharpness: float = 1.0
+
+        def weights(self, scores, visible):
+            return Softmax().weights(scores * self.sharpness, visible)
+
+    monkeypatch.setitem(operations._objects, "fickle", Fickle)
+    operation = Fickle(sharpness=2.0)
+    calls = []
+    original = Operation.from_dict
+
+    def forgetful(fields):
+        calls.append(fields)
+        return original(fields) if len(calls) <= 4 else Fickle()
+
+    monkeypatch.setattr(Operation, "from_dict", staticmethod(forgetful))
+    with pytest.raises(ContractError, match=r"check 'save and load': expected .*sharpness=2\.0.* got .*sharpness=1\.0"):
+        check_operation(operation)
