@@ -1,0 +1,74 @@
+"""Rewrites the parts of the documents that are derived from the code; a test fails when they are stale (``make docs``).
+
+A derived part stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. Nothing is imported but names, schemas and
+docstrings, so it takes a second.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from sinklab.cli.describe import describe
+from sinklab.registry import KINDS
+from sinklab.results.table import COLUMNS
+
+ROOT = Path(__file__).parents[1]
+FILES = ("README.md", "docs/results.md", "docs/metrics.md")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def plugins(plural: str) -> str:
+    """A table of the plug-ins of one kind."""
+    registry = KINDS[plural]
+    rows = [f"| `{name}` | {_cell(registry.summary(name))} |" for name in registry]
+    return "\n".join([f"| {registry.kind} | what it is |", "|---|---|", *rows])
+
+
+def columns() -> str:
+    """The column dictionary of the results table."""
+    rows = [f"| `{name}` | {dtype} | {_cell(meaning)} |" for name, (dtype, meaning) in COLUMNS.items()]
+    return "\n".join(["| column | type | meaning |", "|---|---|---|", *rows])
+
+
+def metrics() -> str:
+    """Every metric of every probe, with its definition and its paper."""
+    sections = []
+    for name in KINDS["probes"]:
+        (probe,) = (description for description in describe(name) if description.kind == "probe")
+        rows = [
+            f"| `{metric.name}` | {_cell(metric.text)} | {metric.unit} | {metric.paper or 'ours'} |" for metric in probe.metrics
+        ]
+        table = ["| metric | definition | unit | paper |", "|---|---|---|---|", *rows]
+        sections.append("\n".join([f"## {name}", "", f"{probe.summary} Version {probe.version}.", "", *table]))
+    return "\n\n".join(sections)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "probes": lambda: plugins("probes"),
+    "operations": lambda: plugins("operations"),
+    "corpora": lambda: plugins("corpora"),
+    "columns": columns,
+    "metrics": metrics,
+}
+
+
+def refreshed(text: str) -> str:
+    """The document with every derived part made again."""
+
+    def replace(match: re.Match[str]) -> str:
+        name = match[1]
+        return f"<!-- begin {name} -->\n\n{PARTS[name]()}\n\n<!-- end {name} -->"
+
+    return re.sub(r"<!-- begin ([a-z_]+) -->.*?<!-- end \1 -->", replace, text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    for file in FILES:
+        path = ROOT / file
+        path.write_text(refreshed(path.read_text(encoding="utf-8")), encoding="utf-8")
+        print(f"refreshed {file}")

@@ -1,0 +1,220 @@
+"""Documents that cannot drift: examples run, recipes keep the contracts, derived parts are fresh, links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from sinklab.cli.app import app
+from sinklab.corpora._corpus import Encoder
+from sinklab.registry import KINDS
+from sinklab.testing import check_operation, check_probe
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+# --- derived parts ---
+
+
+@pytest.fixture(scope="module")
+def refresh():
+    spec = importlib.util.spec_from_file_location("refresh", ROOT / "docs" / "refresh.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_document_with_derived_parts_is_refreshed(refresh):
+    marked = {path.relative_to(ROOT).as_posix() for path in DOCUMENTS if "<!-- begin " in path.read_text(encoding="utf-8")}
+    assert marked == set(refresh.FILES)
+
+
+@pytest.mark.parametrize("file", ["README.md", "docs/results.md", "docs/metrics.md"])
+def test_derived_parts_are_fresh(refresh, file):
+    text = (ROOT / file).read_text(encoding="utf-8")
+    assert refresh.refreshed(text) == text, "run: make docs"
+
+
+def test_that_check_can_fail(refresh):
+    stale = "before\n<!-- begin columns -->\n\nold\n\n<!-- end columns -->\nafter"
+    fresh = refresh.refreshed(stale)
+    assert fresh != stale
+    assert fresh.startswith("before\n<!-- begin columns -->")
+    assert fresh.endswith("<!-- end columns -->\nafter")
+    assert "| `query_position` | Int64 |" in fresh
+    assert refresh.refreshed(fresh) == fresh
+
+
+def test_metrics_are_those_that_the_probes_declare(refresh):
+    """The document is made from the source text; the classes must say the same."""
+    sections = dict(section.split("\n", 1) for section in refresh.metrics().removeprefix("## ").split("\n## "))
+    assert list(sections) == KINDS["probes"].names()
+    for name, section in sections.items():
+        rows = [line for line in section.splitlines() if line.startswith("| `")]
+        assert rows == [
+            f"| `{metric}` | {definition.text.replace('|', chr(92) + '|')} | {definition.unit} | {definition.paper or 'ours'} |"
+            for metric, definition in KINDS["probes"][name].definitions.items()
+        ]
+
+
+# --- examples ---
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_run(example, checkpoint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = [str(checkpoint), "audited"] if example.stem == "audit_a_model" else []
+    monkeypatch.setattr(sys, "argv", [str(example), *arguments])
+    runpy.run_path(str(example), run_name="__main__")
+    printed = capsys.readouterr().out
+    expected = {
+        "audit_a_model": r"loss 5\.\d+ nats per token\n(.*\n)+report: audited/report\.html",
+        "measure_any_transformer": r"Session\(LlamaForCausalLM, 2 modules seen, 2 calls.*\n(.*\n)+Session\(ViTModel, 2 modules",
+        "replace_softmax": r"sdpa +mean mass of a row: 1\.000\nsinklab_sigmoid +mean mass of a row: 0\.[3-7]",
+    }
+    assert re.search(expected[example.stem], printed), printed
+
+
+def test_the_readme_example_runs(checkpoint, capsys):
+    (program,) = blocks(ROOT / "README.md", "python")
+    exec(program.replace("embedded:softmax", str(checkpoint)), {})
+    assert re.search(r"layer +head +value\n", capsys.readouterr().out)
+
+
+# --- commands ---
+
+
+def commands() -> list[str]:
+    lines = [line for path in DOCUMENTS for block in blocks(path, "console") for line in block.splitlines()]
+    return sorted({line.removeprefix(".venv/bin/") for line in lines if line.removeprefix(".venv/bin/").startswith("sinklab ")})
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_in_documents_parse(command):
+    """Everything but running: names, options and their values are those of the command line."""
+    import typer
+
+    words = shlex.split(command, comments=True)[1:]
+    group = typer.main.get_command(app)
+    with group.make_context("sinklab", list(words)) as context:
+        name, sub, rest = group.resolve_command(context, list(words))
+        assert sub is not None, name
+        sub.make_context(name, rest, parent=context)
+
+
+def test_there_are_commands_to_parse():
+    assert len(commands()) >= 6
+
+
+def test_make_targets_in_documents_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    text = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, flags=re.MULTILINE))
+    assert named
+    assert named <= targets
+
+
+# --- recipes ---
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    """Imports one recipe of CONTRIBUTING as the file that it says it is."""
+    registered = []
+
+    def load(file: str):
+        (source,) = (block for block in blocks(ROOT / "CONTRIBUTING.md", "python") if block.startswith(f"# src/sinklab/{file}"))
+        path = tmp_path / Path(file).name
+        path.write_text(source)
+        spec = importlib.util.spec_from_file_location(f"sinklab.{file.removesuffix('.py').replace('/', '.')}", path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        registered.append((Path(file).parent.name, path.stem))
+        return KINDS[Path(file).parent.name][path.stem]
+
+    yield load
+    for kind, name in registered:
+        del KINDS[kind]._objects[name]
+
+
+def test_add_a_probe(recipe):
+    probe = recipe("probes/largest_weight.py")
+    check_probe(probe)
+    from sinklab.attention.session import attend
+    from sinklab.testing import tiny_models
+
+    model = tiny_models()["gpt2"]
+    with torch.no_grad():
+        for layer in model.transformer.h:  # no scores, so every row is uniform: 1, 1/2, 1/3
+            layer.attn.c_attn.weight[:, :64] = 0
+            layer.attn.c_attn.bias[:64] = 0
+        with attend(model, probes=[probe()]) as session:
+            model(input_ids=torch.tensor([[3, 1, 4]]))
+    values = session.table()["value"].tolist()
+    assert len(values) == 2 * 4
+    assert values == pytest.approx([(1 + 1 / 2 + 1 / 3) / 3] * 8, rel=1e-12)
+
+
+def test_add_an_operation(recipe):
+    operation = recipe("operations/tempered_softmax.py")
+    check_operation(operation(temperature=0.5))
+    scores = torch.log(torch.tensor([1.0, 3.0], dtype=torch.float64))
+    assert operation(temperature=0.5).weights(scores, None).tolist() == pytest.approx([0.1, 0.9])
+
+
+def test_add_a_corpus(recipe, tokenizer):
+    corpus = recipe("corpora/counting.py")()
+    encoder = Encoder(vocab_size=len(tokenizer), bos_token_id=0, tokenizer=tokenizer)
+    rows = [corpus.sample(encoder, seq_len=16, samples=4, seed=seed, bos=False) for seed in (0, 0, 1)]
+    assert torch.equal(rows[0], rows[1])
+    assert not torch.equal(rows[0], rows[2])
+    first, second = map(int, tokenizer.decode(rows[0][0]).split()[:2])
+    assert second == first + 1
+
+
+# --- what else the documents promise ---
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(path):
+    text = path.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        if not target.startswith(("http://", "https://")):
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_summary_keys_are_documented(checkpoint, tmp_path):
+    out = tmp_path / "out"
+    arguments = ["audit", str(checkpoint), "--corpus", "random_tokens", "--samples", "2", "--seq-len", "8", "--out", str(out)]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    section = text.split("## summary.json")[1]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    documented = {key for row in rows for key in re.findall(r"`([a-z0-9_]+)`", row)}
+    assert documented == set(json.loads((out / "summary.json").read_text()))
+    files = text.split("## table.parquet")[0]
+    assert {path.name for path in out.iterdir()} == set(re.findall(r"^\| `([a-z.]+)` \|", files, flags=re.MULTILINE))
+
+
+def test_nothing_tells_of_the_place_it_was_written():
+    for path in [*DOCUMENTS, *EXAMPLES, *(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), ROOT / "Makefile"]:
+        if path != Path(__file__):
+            text = path.read_text(encoding="utf-8")
+            for word in ("/work/", "shared/", "FACTS", "DESIGN.md", "PEERS"):
+                assert word not in text, f"{path.relative_to(ROOT)} mentions {word}"
