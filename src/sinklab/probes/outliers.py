@@ -52,23 +52,25 @@ class Outliers(Probe):
 
     needs: ClassVar[frozenset[str]] = frozenset({"hidden_states", "attention_outputs"})
     definitions: ClassVar[dict[str, Definition]] = {
-        f"{name}{metric}": Definition(text.format(what=what), unit, _PAPER, (least, float("inf")))
-        for name, what in (("", "attention module"), ("layer_", "layer"))
-        for metric, text, unit, least in (
-            (
-                "max_inf_norm",
-                "Mean over documents of the largest |x| in the output of the {what}; whole model: maximum over them.",
-                "norm",
-                0.0,
-            ),
-            (
-                "kurtosis",
-                "Mean over documents of E[(x - mean)^4] / variance^2 of all values in the output of the {what}; whole model: "
-                "mean over them.",
-                "ratio",
-                1.0,
-            ),
-        )
+        "max_inf_norm": Definition(
+            "Mean over documents of the largest |x| in the output of the attention module; whole model: maximum over modules.",
+            "norm",
+            _PAPER,
+            (0.0, float("inf")),
+        ),
+        "kurtosis": Definition(
+            "Mean over documents of E[(x - mean)^4] / variance^2 over all values in the output of the attention module; whole "
+            "model: mean over modules.",
+            "ratio",
+            _PAPER,
+            (1.0, float("inf")),
+        ),
+        "layer_max_inf_norm": Definition(
+            "The same as max_inf_norm, of the output of the whole layer.", "norm", _PAPER, (0.0, float("inf"))
+        ),
+        "layer_kurtosis": Definition(
+            "The same as kurtosis, of the output of the whole layer.", "ratio", _PAPER, (1.0, float("inf"))
+        ),
     }
 
     def __init__(self) -> None:
