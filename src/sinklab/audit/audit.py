@@ -135,6 +135,7 @@ def audit(
         tokens,
         threshold=threshold,
         min_queries=min_queries,
+        normalized=seen.session.normalized,
         off_seam=seen.session.off_seam,
     )
     run = {
@@ -198,6 +199,7 @@ def _write_maps(maps: AttentionMaps, loaded: LoadedModel, tokens: Tensor, path: 
             "tile": str(-(-tokens.shape[1] // MAP_TILES)),
         }
         save_file(arrays, path, metadata=metadata)
+        path.chmod(0o644)  # safetensors makes files private
 
 
 def token_texts(loaded: LoadedModel, ids: Sequence[int]) -> list[str]:

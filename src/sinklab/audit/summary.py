@@ -37,6 +37,7 @@ def summarize(
     *,
     threshold: float,
     min_queries: int,
+    normalized: bool,
     off_seam: list[str],
 ) -> dict[str, Any]:
     """Keys of ``summary.json``.
@@ -45,6 +46,9 @@ def summarize(
         conditions: the first one is the main one.
         found: sinks of the main condition, sample by sample (:meth:`SinkLocations.found`).
         tokens: samples of the main condition, ``(samples, seq_len)``.
+        normalized: whether rows of weights sum to one (with or without a share for nothing). If not, the rate of Gu et al. is
+            taken on rows divided by their sum, where a head that is nearly silent can look like a sink; then a position counts
+            as a sink only if some head also gives it that much weight as it is.
 
     Returns:
         ``model, operation, loss, sink_rate_gu2024, sink_positions, sink_tokens, sink_role, null_mass, definitions, conditions,
@@ -55,7 +59,8 @@ def summarize(
     positions = _positions(loaded, main.table, found, tokens, heads, min_queries)
     rate = _rate(main.table, 0)
     null = _whole(main.table, "null_mass", "null_mass")
-    role = _role(rate, positions, main.table, null)
+    by_weight = _heads_by_weight(main.table, threshold, tokens.shape[1] - min_queries)
+    role = _role(rate, positions, main.table) if normalized or by_weight else "none"
     summary: dict[str, Any] = {
         "summary_version": SUMMARY_VERSION,
         "model": loaded.name,
@@ -67,6 +72,8 @@ def summarize(
         "sink_tokens": _by_token(loaded, found, tokens),
         "sink_role": role,
         "sink_heads": sum(1 for _, _, value in _heads_at(main.table, 0) if value >= 50.0),
+        "sink_heads_by_weight": by_weight,
+        "normalized": normalized,
         "num_heads": heads,
         "first_token_mean_weight": _mean_weight(main.table, 0),
         "null_mass": null,
@@ -160,7 +167,14 @@ def _by_token(loaded: LoadedModel, found: pd.DataFrame, tokens: Tensor) -> list[
     ]
 
 
-def _role(rate: float, positions: list[dict[str, Any]], table: pd.DataFrame, null: float | None) -> str:
+def _heads_by_weight(table: pd.DataFrame, threshold: float, last: int) -> int:
+    """Heads whose mean weight, as it is, passes the threshold at some position that enough queries see."""
+    rows = _rows(table, "attention_received", "mean_weight", whole=False)
+    rows = rows[(rows["value"] > threshold) & (rows["key_position"] <= last)]
+    return len(rows[["module", "head"]].drop_duplicates())
+
+
+def _role(rate: float, positions: list[dict[str, Any]], table: pd.DataFrame) -> str:
     null_rate = _rows(table, "sink_rate", "gu2024_null", whole=True)
     if len(null_rate) and float(null_rate["value"].iloc[0]) > max(rate, 1.0):
         return "learned sink logit"
@@ -205,15 +219,19 @@ def _sentences(summary: dict[str, Any]) -> list[str]:
         sentences.append(
             f"The token there is {entry['token']!r}; {strong} of {heads} heads sink in at least half of the samples."
         )
-    if summary["operation"].startswith("softmax"):
-        if rate < 1.0 and not others:
+    if summary["normalized"]:
+        if rate < 1.0 and not others and summary["sink_role"] == "none":
             sentences.append("No position acts as a sink.")
     else:
-        weight = summary["first_token_mean_weight"]
+        weight, loud = summary["first_token_mean_weight"], summary["sink_heads_by_weight"]
         sentences.append(
-            f"The operation ({summary['operation']}) does not normalise, so the rate uses each row divided by its sum. As they "
-            f"are, the weights on the first position are {weight:.3f} on average."
+            f"The operation ({summary['operation']}) does not normalise, so the rate is taken on rows divided by their sum. As "
+            f"they are, the weights on the first position are {weight:.3f} on average, and {loud} of {heads} heads give some "
+            f"position more than {summary['threshold']:g}."
         )
+        if not loud:
+            silent = " What the rate shows are heads that attend to almost nothing." if rate >= 1.0 else ""
+            sentences.append(f"No position acts as a sink.{silent}")
     for entry in others:
         sentences.append(f"Position {entry['position']} (mostly {entry['token']!r}) sinks in {entry['rate']:.1f} %.")
     if summary["null_mass"]:
