@@ -37,7 +37,7 @@ class Guarded(TyperGroup):
         given = [argument for argument in given if argument != "--traceback"]
         extra["standalone_mode"] = False
         try:
-            status = super().main(args=given, prog_name=prog_name or "sinklab", **extra)
+            status = super().main(args=given, prog_name="sinklab", **extra)
         except (typer.Abort, KeyboardInterrupt):
             status = INTERRUPTED
         except Exception as error:

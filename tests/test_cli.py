@@ -1,0 +1,265 @@
+"""The command line on good input: what is printed where, that results are those of the Python API, and what needs no model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import sinklab
+from conftest import make_sinklm
+from sinklab.cli import output
+from sinklab.cli.app import _folder_name, app
+from sinklab.registry import KINDS
+from sinklab.results.table import read_run, read_table
+
+QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12"]
+
+
+def run(*arguments: object, status: int = 0):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == status, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def audits(checkpoint, tokenizer, tmp_path_factory):
+    """Two audits by the command line: a softmax and a sigmoid model."""
+    folder = tmp_path_factory.mktemp("audits")
+    make_sinklm({"name": "sigmoid", "bias": -2.5}).save_pretrained(folder / "sigmoid_model")
+    tokenizer.save_pretrained(folder / "sigmoid_model")
+    results = {
+        "softmax": run("audit", checkpoint, *QUICK, "--out", folder / "softmax"),
+        "sigmoid": run("audit", folder / "sigmoid_model", *QUICK, "--out", folder / "sigmoid", "--json"),
+    }
+    return folder, results
+
+
+class TestAudit:
+    def test_prints_the_answer_and_where_the_page_is(self, audits, checkpoint):
+        folder, results = audits
+        summary = read_run(folder / "softmax", "summary.json")
+        lines = results["softmax"].stdout.splitlines()
+        assert lines[0] == f"model     {checkpoint} (softmax attention, 4 heads)"
+        assert lines[1] == "text      random_tokens with BOS, 3 samples of 12 tokens"
+        assert f"loss      {summary['loss']:.3f} nats per token" in lines
+        assert f"sink rate {summary['sink_rate_gu2024']:.2f} % at position 0 (Gu et al. 2024, threshold 0.3)" in lines
+        assert lines[-1] == f"report    {folder / 'softmax' / 'report.html'}"
+        assert (folder / "softmax" / "report.html").is_file()
+        assert results["softmax"].stderr == ""
+
+    def test_json_is_the_summary_and_nothing_else(self, audits):
+        folder, results = audits
+        assert json.loads(results["sigmoid"].stdout) == read_run(folder / "sigmoid", "summary.json")
+        assert results["sigmoid"].stderr == ""
+
+    def test_options_reach_the_measurement(self, checkpoint, tmp_path):
+        text = tmp_path / "text.txt"
+        text.write_text("\n".join(f"line {number} of a text" for number in range(50)))
+        options = {"--corpus": text, "--samples": 2, "--seq-len": 9, "--threshold": 0.5, "--seed": 3, "--bos": "none"}
+        options |= {"--dtype": "float64", "--batch-size": 1, "--device": "cpu"}
+        run("audit", checkpoint, *(part for pair in options.items() for part in pair), "--out", tmp_path / "out")
+        record = read_run(tmp_path / "out")
+        expected = {"seq_len": 9, "samples": 2, "threshold": 0.5, "seed": 3, "bos": "none", "bos_tokens_per_sample": 0}
+        assert record["config"].items() >= expected.items()
+        assert record["corpus"]["source"] == "text.txt"
+        assert record["dtype"] == "float64"
+        table = read_table(tmp_path / "out" / "table.parquet")
+        assert set(table["seed"]) == {3}
+        assert table.loc[table["corpus"] == "text_file", "key_position"].max() == 8
+
+    def test_the_same_seed_gives_the_same_numbers(self, checkpoint, tmp_path):
+        def numbers(name, *options):
+            run("measure", checkpoint, *QUICK, "--probe", "sink_rate", *options, "--out", tmp_path / name)
+            return read_table(tmp_path / name / "table.parquet").drop(columns="run_id")
+
+        first = numbers("first")
+        assert first.equals(numbers("second"))
+        assert not first.equals(numbers("third", "--seed", "1"))
+
+    def test_without_out_the_folder_is_named_after_the_model(self, checkpoint, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        result = run("audit", checkpoint, *QUICK)
+        assert result.stdout.splitlines()[-1] == "report    sinklab-audit/softmax/report.html"
+        assert os.listdir(tmp_path / "sinklab-audit") == ["softmax"]
+
+    @pytest.mark.parametrize(
+        ("model", "folder"),
+        [("embedded:softmax", "embedded-softmax"), ("org/model-7B", "org-model-7B"), ("../..", None), ("…", "model")],
+    )
+    def test_folder_names(self, model, folder):
+        name = _folder_name(model)
+        assert name == folder or folder is None
+        assert "/" not in name
+        assert name not in ("", ".", "..")
+
+
+class TestMeasure:
+    def test_json_lines_are_the_rows_of_the_table(self, checkpoint, tmp_path):
+        arguments = ("measure", checkpoint, *QUICK, "--probe", "entropy", "--probe", "sink_rate", "--out", tmp_path / "out")
+        rows = [json.loads(line) for line in run(*arguments, "--json").stdout.splitlines()]
+        table = read_table(tmp_path / "out" / "table.parquet")
+        assert len(rows) == len(table)
+        assert {row["probe"] for row in rows} == {"entropy", "sink_rate"}
+        assert [row["value"] for row in rows] == pytest.approx(table["value"].tolist())
+        assert [row["metric"] for row in rows] == table["metric"].tolist()
+
+    def test_prints_each_metric_over_the_heads(self, checkpoint):
+        result = run("measure", checkpoint, *QUICK, "--probe", "entropy", "--probe", "sink_rate")
+        lines = {tuple(line.split()[:2]): line.split() for line in result.stdout.splitlines()}
+        assert lines["probe", "metric"][2:] == ["of", "values", "mean", "min", "max", "unit"]
+        assert lines["sink_rate", "gu2024"][2:5] == ["position", "0", "4"]
+        assert lines["sink_rate", "gu2024"][-1] == "percent"
+        entropy = lines["entropy", "entropy"]
+        assert entropy[2:5] == ["all", "positions", "4"]
+        mean, smallest, largest = map(float, entropy[5:8])
+        # Random weights of two layers attend almost evenly: the mean of ln(1) … ln(12) is ln(12!) / 12 = 1.666.
+        assert smallest <= mean <= largest <= 1.6656 + 1e-3
+        assert mean > 1.6
+
+    def test_without_out_nothing_is_written(self, checkpoint, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        run("measure", checkpoint, *QUICK, "--probe", "null_mass")
+        assert os.listdir(tmp_path) == []
+
+
+class TestCompare:
+    def test_side_by_side(self, audits):
+        folder, _ = audits
+        result = run("compare", folder / "softmax", folder / "sigmoid", "--out", folder / "both.html")
+        operation = next(line for line in result.stdout.splitlines() if line.startswith("operation"))
+        assert operation.split()[1:] == ["softmax", "sigmoid"]
+        assert result.stdout.splitlines()[-1] == f"page  {folder / 'both.html'}"
+        assert "<html" in (folder / "both.html").read_text()[:200].lower()
+
+    def test_json(self, audits):
+        folder, _ = audits
+        record = json.loads(run("compare", folder / "softmax", folder / "sigmoid", "--json").stdout)
+        assert [column["operation"] for column in record.values()] == ["softmax", "sigmoid"]
+
+    def test_needs_two_and_they_must_be_audits(self, audits, tmp_path):
+        folder, _ = audits
+        assert "needs two or more" in run("compare", folder / "softmax", status=2).stderr
+        assert "is not there; is" in run("compare", folder / "softmax", tmp_path, status=2).stderr
+
+
+def test_report_is_made_again_from_the_table(audits):
+    folder, _ = audits
+    page = folder / "softmax" / "report.html"
+    before = page.read_bytes()
+    page.unlink()
+    assert run("report", folder / "softmax").stdout == f"{page}\n"
+    assert page.read_bytes() == before
+
+
+def test_report_of_nothing(tmp_path):
+    assert run("report", tmp_path, status=2).stderr.startswith(f"error: {tmp_path}")
+
+
+class TestList:
+    def test_everything_that_can_be_named(self):
+        printed = run("list").stdout
+        for plural, registry in KINDS.items():
+            assert f"\n{plural}\n" in f"\n{printed}"
+            for name in registry:
+                assert f"  {name} " in printed
+
+    def test_one_kind_in_singular_or_plural_and_as_json(self):
+        assert run("list", "probe").stdout == run("list", "probes").stdout
+        record = json.loads(run("list", "probes", "--json").stdout)
+        assert list(record) == ["probes"]
+        assert list(record["probes"]) == KINDS["probes"].names()
+
+    def test_models(self, tmp_path, monkeypatch):
+        for operation in ("softmax", "sigmoid"):
+            make_sinklm({"name": operation}).save_pretrained(tmp_path / operation)
+        monkeypatch.setattr("sinklab.models.embedded.FOLDER", tmp_path)
+        record = json.loads(run("list", "models", "--json").stdout)["models"]
+        assert list(record) == ["embedded:sigmoid", "embedded:softmax"]
+        assert record["embedded:sigmoid"].startswith("sigmoid attention, 2 layers of 2 heads, context 128")
+
+    def test_an_unknown_kind(self):
+        assert "Did you mean 'probes'" in run("list", "prob", status=2).stderr
+
+
+class TestShow:
+    def test_a_probe(self):
+        printed = run("show", "sink_rate").stdout
+        probe = KINDS["probes"]["sink_rate"]
+        assert printed.startswith(f"sink_rate (probe, version {probe.version})\n")
+        assert "threshold: float = 0.3" in printed
+        assert "https://arxiv.org/abs/2410.10781" in printed
+        for metric, definition in probe.definitions.items():
+            assert f"  {metric} [{definition.unit}]" in printed
+            assert definition.text in printed
+
+    def test_a_metric(self):
+        (record,) = json.loads(run("show", "gu2024", "--json").stdout)
+        assert [metric["name"] for metric in record["metrics"]] == ["gu2024"]
+        assert record["papers"] == ["2410.10781"]
+
+    def test_an_operation_with_parameters(self):
+        (record,) = json.loads(run("show", "sigmoid", "--json").stdout)
+        assert record["parameters"] == [{"name": "bias", "type": "float", "default": "0.0"}]
+        assert record["kind"] == "operation"
+
+    @pytest.mark.parametrize(("plural", "name"), [(plural, name) for plural in KINDS for name in KINDS[plural]])
+    def test_every_plugin(self, plural, name):
+        records = json.loads(run("show", name, "--json").stdout)
+        record = next(record for record in records if record["kind"] == KINDS[plural].kind)
+        assert record["summary"] == KINDS[plural].summary(name)
+        assert [metric["name"] for metric in record["metrics"]] == list(getattr(KINDS[plural][name], "definitions", {}))
+        assert record["version"] == getattr(KINDS[plural][name], "version", 1)
+
+    def test_an_unknown_name(self):
+        assert "Did you mean 'entropy'" in run("show", "entropi", status=2).stderr
+
+
+class TestTop:
+    def test_version(self):
+        assert run("--version").stdout == f"sinklab {sinklab.__version__}\n"
+
+    def test_alone_it_shows_help(self):
+        result = run()
+        assert "Usage: sinklab" in result.stdout
+        assert "sinklab audit embedded:softmax" in result.stdout
+
+    @pytest.mark.parametrize("command", ["audit", "measure", "list", "show", "compare", "report"])
+    def test_help_teaches_by_example(self, command):
+        assert f"sinklab {command} " in run(command, "--help").stdout.split("Example")[1]
+
+    def test_python_m(self):
+        done = subprocess.run([sys.executable, "-m", "sinklab", "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout == f"sinklab {sinklab.__version__}\n"
+
+
+def test_progress_is_silent_where_nobody_watches(capsys):
+    with output.progress() as progress:
+        progress("measuring", 1, 2)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_markup_in_what_users_name_is_shown_as_it_is(capsys):
+    summary = {
+        "model": "[red]model[/red]",
+        "operation": "softmax",
+        "num_heads": 1,
+        "corpus": "c",
+        "bos": 1,
+        "samples": 1,
+        "seq_len": 2,
+        "loss": None,
+        "sink_rate_gu2024": 50.0,
+        "threshold": 0.3,
+        "sink_positions": [{"position": 0, "token": "[bold]\n", "rate": 50.0}],
+        "conditions": [{}],
+    }
+    output.print_summary(summary, "r")
+    printed = capsys.readouterr().out
+    assert "[red]model[/red]" in printed
+    assert '"[bold]\\n"' in printed
+    assert "not defined for this model" in printed
