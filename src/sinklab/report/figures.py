@@ -148,7 +148,7 @@ FIGURES: list[tuple[str, str, str, bool, list[Source]]] = [
     ("Largest activation", "absolute value", "The largest absolute coordinate of the layer's output.", True,
      [_plain("layer output", "massive_activation", "max_abs"), _plain("attention output", "outliers", "max_inf_norm", "rest")]),
     ("Kurtosis", "fourth moment / variance²", "3 for a normal distribution; larger means outliers.", True,
-     [_plain("attention output", "outliers", "kurtosis")]),
+     [_plain("attention output", "outliers", "kurtosis"), _plain("layer output", "outliers", "layer_kurtosis", "rest")]),
     ("Mass on nothing", "fraction, mean over heads", "Attention that goes to no key.", False,
      [_plain("null mass", "null_mass", "null_mass")]),
     ("Head output", "norm / residual norm", "Near 0: the head does almost nothing to the residual stream.", False,

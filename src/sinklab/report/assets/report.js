@@ -577,8 +577,7 @@
     const tileRange = (t) => [t * maps.tile, Math.min(maps.seqLen, (t + 1) * maps.tile) - 1];
     const size = () => maps.rows * maps.columns;
     const weightAt = (r, c) => (bytes[place[1] * size() + r * maps.columns + c] / 255) ** 2;
-    const codeAt = (r, c) => bytes[heads_() * size() + place[1] * size() + r * maps.columns + c];
-    const heads_ = () => maps.heads;
+    const codeAt = (r, c) => bytes[maps.heads * size() + place[1] * size() + r * maps.columns + c];
     function scoreAt(r, c) {
       const code = codeAt(r, c), [low, high] = maps.ranges[sample][maps.place[place[0]]][place[1]];
       return code === 0 ? null : low + ((code - 1) / 254) * (high - low);
@@ -613,8 +612,8 @@
         return [clamp((event.clientY - frame.top) / frame.height, maps.rows), clamp((event.clientX - frame.left) / frame.width, maps.columns)];
       };
       one.box.addEventListener("pointermove", (event) => { if (hasMap()) { at = cell(event); read(...at); } });
-      one.box.addEventListener("pointerleave", () => { if (hasMap()) read(locked, null); });
-      one.box.addEventListener("blur", () => { if (hasMap()) read(locked, null); });
+      one.box.addEventListener("pointerleave", () => { at = null; if (hasMap()) read(locked, null); });
+      one.box.addEventListener("blur", () => { at = null; if (hasMap()) read(locked, null); });
       one.box.addEventListener("keydown", (event) => {
         const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
         if (!step || !hasMap()) return;
@@ -665,7 +664,7 @@
 
     function paintMaps() {
       if (!hasMap()) return;
-      const { rows, columns, seqLen, tile } = maps, offset = place[1] * size(), scores = heads_() * size();
+      const { rows, columns, seqLen, tile } = maps, offset = place[1] * size(), scores = maps.heads * size();
       weightsView.draw(rows, columns, (i) => (bytes[scores + offset + i] === 0 ? null : ramps.warm[bytes[offset + i]]), seqLen, tile);
       scoresView.draw(rows, columns, (i) => { const code = bytes[scores + offset + i]; return code === 0 ? null : ramps.cool[Math.round(((code - 1) / 254) * 255)]; }, seqLen, tile);
       const [low, high] = maps.ranges[sample][maps.place[place[0]]][place[1]];
