@@ -52,12 +52,12 @@ class Recipe:
     vocab_size: int = 2048
     hidden_size: int = 128
     intermediate_size: int = 352
-    num_layers: int = 4
-    num_heads: int = 4
+    num_layers: int = 6
+    num_heads: int = 2
     head_dim: int = 64
     context: int = 256
     batch_size: int = 8
-    steps: int = 16_000
+    steps: int = 5_000
     learning_rate: float = 5e-3
     min_learning_rate: float = 5e-4
     warmup_steps: int = 200
