@@ -203,3 +203,18 @@ def test_repeated_tokens_with_a_relative_bias_follow_the_closed_form():
             assert found["mean_weight", "layers.0.self_attn", head, position][0] == pytest.approx(
                 sum(column) / len(column), rel=1e-5
             )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["llama", "gpt2", "sliding"])
+def test_the_device_does_not_matter(models, name):
+    model, ids = models[name], tokens(2, 12)
+    rows = {}
+    for device in ("cpu", "cuda"):
+        probes = [cls() for cls in SEQUENTIAL]
+        with torch.no_grad(), attend(model.to(device), probes=probes):
+            model(input_ids=ids.to(device))
+        rows[device] = [values_of(probe) for probe in probes]
+    model.cpu()
+    for expected, found in zip(rows["cpu"], rows["cuda"], strict=True):
+        assert_same(found, expected, rel=1e-4)

@@ -63,15 +63,16 @@ class Entropy(Probe):
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         entropy, mass = filled(statistics, "row_entropy", "row_mass")
         weight = weights_of_keys(call, keys_of_document(call, self.sink_position), statistics.log_sum_exp)[..., 0]
-        # float64 from here: 1 - p is formed below, and float32 would spend its digits on it.
-        whole = mass.double()
-        share = (weight.double() / whole).clamp(0.0, 1.0)
+        # 1 - p is formed, and float32 would spend its digits on it; on the CPU, because some devices have no float64.
+        whole = mass.cpu().double()
+        share = (weight.cpu().double() / whole).clamp(0.0, 1.0)
         rest = 1.0 - share
-        without = (entropy.double() + torch.xlogy(share, share)) / rest + torch.log(rest)
-        counted = call.counted[:, None] & (whole > 0)
+        without = (entropy.cpu().double() + torch.xlogy(share, share)) / rest + torch.log(rest)
+        queries = call.counted[:, None].cpu()
+        counted = queries & (whole > 0)
         self._means.add("entropy", call.site, *by_head(entropy, counted))
         self._means.add("entropy_without_sink", call.site, *by_head(without.clamp(min=0.0), counted & (rest >= _LEAST_REST)))
-        self._means.add("sink_weight", call.site, *by_head(weight, call.counted[:, None]))
+        self._means.add("sink_weight", call.site, *by_head(weight, queries))
 
     def merge(self, other: Self) -> None:
         require_same(self, other, "sink_position")

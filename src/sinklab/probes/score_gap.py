@@ -68,18 +68,19 @@ class ScoreGap(Probe):
             self._means.add(metric, call.site, *by_head(values, counted))
 
     def _gap_to_rest(self, call: AttentionCall, scores: Tensor, total: Tensor, index: Tensor, counted: Tensor) -> Tensor:
-        log_share = (scores - total).double()
-        rest = total.double() + torch.log(-torch.expm1(log_share.clamp(max=_WELL_BELOW)))
-        lost = counted & (log_share > _WELL_BELOW)
+        # float64 on the CPU, because some devices have none.
+        log_share = (scores - total).cpu().double()
+        rest = total.cpu().double() + torch.log(-torch.expm1(log_share.clamp(max=_WELL_BELOW)))
+        lost = counted.cpu() & (log_share > _WELL_BELOW)
         step = max(1, (1 << 22) // (call.queries.shape[0] * call.num_heads * call.kv_len))
         for start in range(0, call.q_len, step):
-            stop = min(start + step, call.q_len)
-            if bool(lost[:, :, start:stop].any()):
-                hidden = ~call.visible.block(start, stop, 0, call.kv_len)
-                sink = torch.arange(call.kv_len, device=index.device) == index[:, None, start:stop, None]
-                exact = torch.logsumexp(call.scores(start, stop).masked_fill(hidden | sink, float("-inf")), dim=-1)
-                rest[:, :, start:stop] = torch.where(lost[:, :, start:stop], exact.double(), rest[:, :, start:stop])
-        return scores.double() - rest
+            block = slice(start, min(start + step, call.q_len))
+            if bool(lost[:, :, block].any()):
+                hidden = ~call.visible.block(start, block.stop, 0, call.kv_len)
+                sink = torch.arange(call.kv_len, device=index.device) == index[:, None, block, None]
+                exact = torch.logsumexp(call.scores(start, block.stop).masked_fill(hidden | sink, float("-inf")), dim=-1)
+                rest[:, :, block] = torch.where(lost[:, :, block], exact.cpu().double(), rest[:, :, block])
+        return scores.cpu().double() - rest
 
     def merge(self, other: Self) -> None:
         require_same(self, other, "sink_position")
