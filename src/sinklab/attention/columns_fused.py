@@ -237,7 +237,7 @@ class _SecondPass:
             mass = self.mass.masked_fill(self.blank, 1.0)
             statistics.row_entropy = (torch.log(mass) - self.plogp / (mass * _LOG2E)).clamp_(min=0.0)
         if self.score_sum is not None:
-            mean = self.score_sum / (self.row_count.clamp(min=1) * _LOG2E) + self.log_sum_exp
+            mean = self.score_sum / (self.row_count.clamp(min=1).to(self.dtype) * _LOG2E) + self.log_sum_exp
             statistics.score_mean = mean.masked_fill(self.blank, 0.0)
         return statistics
 

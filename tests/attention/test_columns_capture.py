@@ -1,0 +1,78 @@
+"""The captured log-sum-exp: right, and the computation untouched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sinklab.attention.columns import capture_log_sum_exp
+
+
+def _tensors(dtype: torch.dtype, kv_heads: int = 4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(2, heads, 70, 16, generator=generator).to(dtype) for heads in (4, kv_heads, kv_heads))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("masked", [False, True])
+def test_output_is_bit_identical_and_the_value_is_right(dtype: torch.dtype, masked: bool) -> None:
+    queries, keys, values = _tensors(dtype)
+    visible = torch.ones(70, 70, dtype=torch.bool).tril()
+    options = {"attn_mask": visible} if masked else {"is_causal": True}
+    plain = F.scaled_dot_product_attention(queries, keys, values, **options)
+    with capture_log_sum_exp() as captured:
+        watched = F.scaled_dot_product_attention(queries, keys, values, **options)
+    assert torch.equal(plain, watched)
+    scores = (queries.double() @ keys.double().mT * 16**-0.5).masked_fill(~visible, -torch.inf)
+    # Scores below 6: float32 rounds them to 6 · 2**-23; bfloat16 inputs meet a kernel that rounds to 2**-8 inside.
+    bound = 1e-2 if dtype == torch.bfloat16 else 1e-5
+    assert captured.log_sum_exp.shape == (2, 4, 70)
+    assert captured.log_sum_exp.dtype == torch.float32
+    assert (captured.log_sum_exp - torch.logsumexp(scores, -1)).abs().max() < bound
+
+
+def test_grouped_queries() -> None:
+    queries, keys, values = _tensors(torch.float32, kv_heads=2)
+    with capture_log_sum_exp() as captured:
+        F.scaled_dot_product_attention(queries, keys, values, enable_gqa=True)
+    scores = queries @ keys.repeat_interleave(2, 1).mT * 16**-0.5
+    assert (captured.log_sum_exp - torch.logsumexp(scores, -1)).abs().max() < 1e-5
+
+
+def test_gradients_are_those_of_the_model() -> None:
+    gradients = []
+    for watch in (False, True):
+        queries, keys, values = (tensor.requires_grad_() for tensor in _tensors(torch.float32))
+        if watch:
+            with capture_log_sum_exp() as captured:
+                output = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+            assert not captured.log_sum_exp.requires_grad
+        else:
+            output = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        output.square().sum().backward()
+        gradients.append((queries.grad, keys.grad, values.grad))
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_none_without_exactly_one_kernel() -> None:
+    queries, keys, values = _tensors(torch.float32)
+    with capture_log_sum_exp() as captured:
+        torch.softmax(queries @ keys.mT, -1) @ values
+    assert captured.log_sum_exp is None
+    with capture_log_sum_exp() as captured:
+        F.scaled_dot_product_attention(queries, keys, values)
+        assert captured.log_sum_exp is not None
+        F.scaled_dot_product_attention(queries, keys, values)
+    assert captured.log_sum_exp is None
+
+
+def test_the_math_fallback_gives_none_and_is_not_disturbed() -> None:
+    queries, keys, values = _tensors(torch.float32)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        plain = F.scaled_dot_product_attention(queries, keys, values)
+        with capture_log_sum_exp() as captured:
+            watched = F.scaled_dot_product_attention(queries, keys, values)
+    assert torch.equal(plain, watched)
+    assert captured.log_sum_exp is None
