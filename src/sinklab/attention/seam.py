@@ -33,9 +33,11 @@ __all__ = [
     "implementation_name",
     "off_seam_modules",
     "on_seam_modules",
+    "operation_of",
     "read_mask",
     "read_sink_scores",
     "register_operation",
+    "require_readable",
     "shadow",
     "unknown_keywords",
 ]
@@ -98,7 +100,7 @@ class Observer(Protocol):
         """Call ``native`` and look at the result; must return what ``native`` returned."""
 
     def on_mask(self, record: MaskRecord) -> None:
-        """A mask was built while the model of this observer was running."""
+        """A mask was built while the model of this observer was running, or before a forward that may be of this observer."""
 
     @property
     def running(self) -> bool:
@@ -135,6 +137,9 @@ def register_operation(operation: Operation) -> str:
     The mask function is registered together with the attention function because transformers hands a function without one no
     mask at all, and causality is silently gone.
 
+    Soft cap, position bias and attention dropout of the host model keep their meaning. A model with learned sink logits, or
+    with a keyword that is not in :data:`KEYWORDS`, raises :class:`UnsupportedModelError` when it runs.
+
     Args:
         operation: instance whose parameters serve modules that do not carry their own in ``module.operation``.
 
@@ -142,6 +147,7 @@ def register_operation(operation: Operation) -> str:
         The name, ``sinklab_<operation>``.
     """
     default = operation
+    name = implementation_name(operation.name)
 
     def attention_forward(
         module: nn.Module,
@@ -151,21 +157,66 @@ def register_operation(operation: Operation) -> str:
         attention_mask: Tensor | None,
         scaling: float | None = None,
         dropout: float = 0.0,
-        **_: Any,
+        **keywords: Any,
     ) -> tuple[Tensor, Tensor]:
-        chosen = getattr(module, "operation", default)
+        chosen = operation_of(module, attention_forward)
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        outputs, weights = chosen.head_outputs(query, key, value, attention_mask, scale)
-        return outputs.transpose(1, 2).contiguous(), weights
+        # What eager and sdpa find in the mask, a sparse model hands to functions of any other name as a keyword alone.
+        unmasked = [key for key, given in keywords.items() if KEYWORDS.get(key) == "in the mask" and given is not None]
+        unknown = unknown_keywords(keywords) + unmasked
+        if unknown or read_sink_scores(keywords) is not None:
+            what = (
+                f"is given the keyword {', '.join(unknown)}"
+                if unknown
+                else "has learned sink logits, which are part of a softmax"
+            )
+            raise UnsupportedModelError(
+                f"{type(module).__name__} {what}; {name} cannot take the place of its attention. Use the model's own "
+                "implementation"
+            )
+        ready = isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.bool
+        if ready and not dropout and keywords.get("softcap") is None and keywords.get("position_bias") is None:
+            outputs, weights = chosen.head_outputs(query, key, value, attention_mask, scale)
+            return outputs.transpose(1, 2).contiguous(), weights
+        rule, bias = read_mask(attention_mask, keywords, module, name, query.shape[2], key.shape[2], query.device)
+        visible = None if isinstance(rule, Everything) else rule.block(0, query.shape[2], 0, key.shape[2])
+        groups = query.shape[1] // key.shape[1]
+        if groups > 1:
+            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        scores = torch.matmul(query, key.transpose(2, 3)) * scale
+        if keywords.get("softcap") is not None:
+            scores = torch.tanh(scores / keywords["softcap"]) * keywords["softcap"]
+        if bias is not None:
+            scores = scores + bias
+        weights = chosen.weights(scores, visible).to(query.dtype)
+        weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+        return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+    attention_forward.__name__ = name
+    attention_forward._sinklab_operation = default  # type: ignore[attr-defined]
 
     def mask(*args: Any, **kwargs: Any) -> Tensor | None:
         # Boolean and always present: operations are told what is visible, never an additive mask, and never guess causality.
         return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
 
-    name = implementation_name(operation.name)
     ALL_ATTENTION_FUNCTIONS.register(name, attention_forward)
     ALL_MASK_ATTENTION_FUNCTIONS.register(name, mask)
     return name
+
+
+def operation_of(module: nn.Module, function: Callable[..., Any]) -> Operation:
+    """What ``function`` computes for ``module``: an operation registered here, or the softmax of transformers' own functions.
+
+    The function decides, not the module: a module that carries a sigmoid computes a softmax when somebody switches its model to
+    ``sdpa``.
+    """
+    from sinklab.registry import operations
+
+    default = getattr(function, "_sinklab_operation", None)
+    if default is None:
+        return operations["softmax"]()  # type: ignore[no-any-return]
+    own = getattr(module, "operation", None)
+    return own if isinstance(own, Operation) else default  # type: ignore[no-any-return]
 
 
 # --- shadowing -------------------------------------------------------------------------------------------------------------
@@ -252,7 +303,9 @@ def _wrap_mask(native: Callable[..., Any]) -> Callable[..., Any]:
 
     def mask(*args: Any, **kwargs: Any) -> Any:
         result = native(*args, **kwargs)
-        observers = [observer for observer in _observers.get() if observer.running]
+        # A running model builds its own masks. Before a forward, generate() builds those of a static cache; whose they are
+        # shows only when the very object reaches an attention call, so every observer is told.
+        observers = [observer for observer in _observers.get() if observer.running][-1:] or _observers.get()
         if observers:
             arguments = signature.bind_partial(*args, **kwargs).arguments
             arguments = {**arguments.get("kwargs", {}), **arguments}
@@ -265,7 +318,8 @@ def _wrap_mask(native: Callable[..., Any]) -> Callable[..., Any]:
                 kv_offset=int(arguments.get("kv_offset") or 0),
                 padding=padding.bool() if isinstance(padding, Tensor) and padding.ndim == 2 else None,
             )
-            observers[-1].on_mask(record)
+            for observer in observers:
+                observer.on_mask(record)
         return result
 
     mask._sinklab_native = native  # type: ignore[attr-defined]
@@ -278,6 +332,20 @@ def _wrap_mask(native: Callable[..., Any]) -> Callable[..., Any]:
 def unknown_keywords(keywords: dict[str, Any]) -> list[str]:
     """Keywords with a value that the table does not know; each may carry mathematics that a measurement would miss."""
     return [name for name, value in keywords.items() if name not in KEYWORDS and value is not None and value is not False]
+
+
+def require_readable(mask: Any, name: str, module: nn.Module) -> None:
+    """Refuse a mask that :func:`read_mask` cannot read.
+
+    Raises:
+        UnsupportedModelError: neither ``None`` nor a tensor of two or four dimensions: FlexAttention's block mask, for one.
+    """
+    if mask is None or (isinstance(mask, Tensor) and mask.ndim in (2, 4)):
+        return
+    raise UnsupportedModelError(
+        f"{name} ({type(module).__name__}) received a mask of type {type(mask).__name__}, which cannot be read; load the model "
+        'with attn_implementation="sdpa" or "eager"'
+    )
 
 
 def read_mask(
@@ -297,7 +365,8 @@ def read_mask(
     """
     bias: Tensor | None = None
     rule: Visibility = Everything(device)
-    fused = "sdpa" in implementation or "flash" in implementation
+    # Operations registered here follow sdpa, for which "no mask" means "the module says whether it is causal".
+    fused = "sdpa" in implementation or "flash" in implementation or implementation.startswith("sinklab_")
     if isinstance(mask, Tensor) and mask.ndim == 4:
         mask = mask[..., :kv_len]
         if mask.dtype == torch.bool:
@@ -320,10 +389,7 @@ def read_mask(
         if "flash" in implementation and window is not None and causal:
             rule = rule & Window(int(window), kv_len - q_len, device)
     else:
-        raise UnsupportedModelError(
-            f"{type(module).__name__} received a mask of type {type(mask).__name__}, which cannot be read; load the model with "
-            'attn_implementation="sdpa" or "eager"'
-        )
+        require_readable(mask, "attention", module)
     position_bias = keywords.get("position_bias")
     if position_bias is not None:
         position_bias = position_bias[..., :kv_len]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +15,6 @@ from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics
 from sinklab.attention.columns import capture_log_sum_exp, column_statistics
-from sinklab.attention.operation import Operation
 from sinklab.attention.positions import Positions, read_positions
 from sinklab.attention.probe import NEEDS, Probe
 from sinklab.attention.verify import verify_call, verify_statistics
@@ -59,7 +58,8 @@ class Forward:
     """What is known during one forward of the model and forgotten after it.
 
     Attributes:
-        masks: what the host said when it built masks.
+        masks: what the host said when it built masks during this forward.
+        early_masks: the same for masks built before it, which count only for calls that receive that very mask.
         turns: how often the forward of each attention module has started.
         called: attention modules whose attention call has been seen.
         cross: attention modules that were given keys from elsewhere.
@@ -71,6 +71,7 @@ class Forward:
     """
 
     masks: list[seam.MaskRecord] = dataclasses.field(default_factory=list)
+    early_masks: list[seam.MaskRecord] = dataclasses.field(default_factory=list)
     turns: Counter[str] = dataclasses.field(default_factory=Counter)
     called: set[str] = dataclasses.field(default_factory=set)
     cross: set[str] = dataclasses.field(default_factory=set)
@@ -117,6 +118,8 @@ class Session:
         self._depth = 0
         self._forwards = 0
         self._now = Forward()
+        self._early_masks: deque[seam.MaskRecord] = deque(maxlen=8)
+        self._operations: set[str] = set()
 
     # --- results ---
 
@@ -138,9 +141,15 @@ class Session:
         seen = f"{len(self.sites)} modules seen, {self.calls.total()} calls"
         return f"Session({type(self.model).__name__}, {seen}, probes: {probes})"
 
+    @property
+    def normalized(self) -> bool:
+        """Whether every operation seen gives rows that sum to one (what a learned sink logit takes included)."""
+        from sinklab.registry import operations
+
+        return all(operations[name].normalized for name in self._operations)
+
     def _operation_names(self) -> str:
-        names = {operation_of(module, "").name for module in self._anatomy.attention.values()}
-        return " + ".join(sorted(names))
+        return " + ".join(sorted(self._operations))
 
     # --- life ---
 
@@ -196,7 +205,7 @@ class Session:
 
     def on_mask(self, record: seam.MaskRecord) -> None:
         """Keep what the host said about a mask until the forward ends."""
-        self._now.masks.append(record)
+        (self._now.masks if self.running else self._early_masks).append(record)
 
     def on_attention(
         self,
@@ -220,11 +229,13 @@ class Session:
                 f"{name} ({type(module).__name__}) was given the keyword {', '.join(unknown)}, which sinklab does not know "
                 "and which may change the attention; measuring would be guessing. Please report the model"
             )
+        seam.require_readable(attention_mask, name, module)
         with capture_log_sum_exp() as captured:
             result = native(module, query, key, value, attention_mask, **kwargs)
         self.calls[name] += 1
         self._now.called.add(name)
-        with torch.no_grad():
+        # Measuring is not part of the model: under autocast its own products would be rounded to half precision.
+        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
             call = self._describe(native, module, query, key, value, attention_mask, kwargs, result[0], captured.log_sum_exp)
             self._now.positions[call.q_len] = Positions(call.query_positions, call.query_documents)
             if self.verify and not (module.training and kwargs.get("dropout")):
@@ -277,6 +288,8 @@ class Session:
         if sinks is not None:
             sinks = sinks.to(query.device)
         scaling = kwargs.get("scaling")
+        operation = seam.operation_of(module, native)
+        self._operations.add(operation.name)
         needs_outputs = "head_outputs" in self._needs
         if log_sum_exp is not None and tuple(log_sum_exp.shape) != (batch, num_heads, q_len):
             # The host folds the groups of a single query into the query axis; the numbers are the same.
@@ -290,7 +303,7 @@ class Session:
             values=value,
             scaling=head_dim**-0.5 if scaling is None else float(scaling),
             visible=visible,
-            operation=operation_of(module, implementation),
+            operation=operation,
             query_positions=queries.positions,
             key_positions=keys.positions,
             query_documents=queries.documents,
@@ -321,7 +334,7 @@ class Session:
 
     def _mask_record(self, mask: Any, q_len: int, kv_len: int) -> seam.MaskRecord | None:
         fitting = [record for record in self._now.masks if (record.q_length, record.kv_length) == (q_len, kv_len)]
-        same = [record for record in fitting if record.mask is mask]
+        same = [record for record in (*self._now.early_masks, *fitting) if record.mask is mask]
         chosen = same or fitting
         return chosen[-1] if chosen else None
 
@@ -339,7 +352,8 @@ class Session:
         if not self._active():
             return
         if self._depth == 0:
-            self._now = Forward()
+            self._now = Forward(early_masks=[record for record in self._early_masks if record.mask is not None])
+            self._early_masks.clear()
             self._forwards += 1
             if _recomputes(self.model) and self.model.training and torch.is_grad_enabled():
                 raise SessionError(
@@ -361,6 +375,7 @@ class Session:
         if self._depth == 0:
             silent = [name for name in self._now.turns if name not in self._now.called]
             self._now.masks.clear()
+            self._now.early_masks.clear()
             self._now.residuals.clear()
             if silent and output is not None:
                 raise UnsupportedModelError(
@@ -423,18 +438,6 @@ class Session:
             for probe in self.probes:
                 if need in probe.needs:
                     probe.update_layer(shown)
-
-
-def operation_of(module: nn.Module, implementation: str) -> Operation:
-    """The operation that a module computes: its own if it carries one, softmax otherwise."""
-    operation = getattr(module, "operation", None)
-    return operation if isinstance(operation, Operation) else _softmax()
-
-
-def _softmax() -> Operation:
-    from sinklab.registry import operations
-
-    return operations["softmax"]()
 
 
 def _recomputes(model: nn.Module) -> bool:

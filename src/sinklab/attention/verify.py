@@ -33,7 +33,10 @@ def verify_call(call: AttentionCall) -> tuple[int, float]:
     values = call.values.to(dtype)
     if call.groups > 1:
         values = values.repeat_interleave(call.groups, dim=1)
-    eps = torch.finfo(call.queries.dtype).eps
+    # The coarsest precision on the way decides: autocast mixes them, and many models take the softmax in float32 whatever
+    # comes in.
+    eps = max(torch.finfo(tensor.dtype).eps for tensor in (call.queries, call.keys, call.values, call.head_outputs))
+    eps = max(eps, torch.finfo(torch.float32).eps)
     largest, rows = 0.0, 0
     for query in sorted({round(step * (call.q_len - 1) / (ROWS - 1)) for step in range(ROWS)}):
         weights = call.weights(query, query + 1)
