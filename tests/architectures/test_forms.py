@@ -1,0 +1,220 @@
+"""The forms in which attention arrives: precisions, autocast, masks made by the user, static caches, beams, chunked prefill."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
+
+from sinklab.attention.session import attend
+from sinklab.errors import UnsupportedModelError
+
+from .harness import Recorded, Recorder, assert_identical, forward, tensors
+from .zoo import LENGTH, MEASURED, PADDING, ZOO, Entry, batch_of, build, model_of
+
+BACKENDS = ("eager", "sdpa")
+
+
+@pytest.mark.parametrize(
+    ("entry", "backend", "dtype"),
+    [
+        pytest.param(entry, backend, dtype, id=f"{entry.id}-{backend}-{dtype}")
+        for entry in MEASURED
+        if entry.id in ("llama", "gemma2", "gpt_oss", "granite_swa", "bert", "t5", "vit", "swin")
+        for backend in entry.backends
+        for dtype in (torch.bfloat16, torch.float16, torch.float64)
+        if (entry.id, dtype) != ("gpt_oss", torch.float64)  # the expert layer of transformers does not multiply float64
+    ],
+)
+def test_precisions_are_verified_within_their_own_rounding(entry: Entry, backend: str, dtype: torch.dtype) -> None:
+    model = build(entry, backend).to(dtype)
+    # Unpadded: in float64 transformers' eager softmax gives NaN for the fully hidden rows of padding.
+    batch = {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch_of(entry).items()}
+    before = forward(model, batch)
+    with attend(model, probes=[Recorder()], verify=True) as session:
+        assert_identical(forward(model, batch), before)
+    assert 0 <= session.checks["largest_error"] < 1
+    assert session.checks["calls_verified"] == entry.calls
+
+
+@pytest.mark.parametrize(
+    ("family", "backend"),
+    [(family, backend) for family in ("llama", "gpt2", "t5", "gpt_oss") for backend in ZOO[family].backends],
+)
+def test_autocast(family: str, backend: str) -> None:
+    model = model_of(family, backend)
+    recorder = Recorder()
+
+    def run() -> list[Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return forward(model, batch_of(ZOO[family], padded=True))
+
+    before = run()
+    with attend(model, probes=[recorder], verify=True):
+        assert_identical(run(), before)
+    for record in recorder.records:
+        # Measuring is not rounded to half precision: rows add up as float32 rows do (ten terms of at most one).
+        assert record.weights.dtype == torch.float32
+        assert record.statistics.row_mass is not None
+        assert record.statistics.null_mass is not None
+        total = (record.statistics.row_mass + record.statistics.null_mass)[record.call.counted[:, None].expand(-1, 4, -1)]
+        torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_mask_of_the_user_with_a_head_axis(backend: str) -> None:
+    visible = torch.ones(LENGTH, LENGTH).tril().bool().repeat(2, 4, 1, 1)
+    visible[:, 1, 3:, 2] = False
+    lowest = torch.finfo(torch.float32).min
+    mask = visible if backend == "sdpa" else torch.zeros(visible.shape).masked_fill(~visible, lowest)
+    model = model_of("llama", backend)
+    batch = {"input_ids": batch_of(ZOO["llama"])["input_ids"], "attention_mask": mask}
+    before, recorder = forward(model, batch), Recorder()
+    with attend(model, probes=[recorder], verify=True):
+        assert_identical(forward(model, batch), before)
+    for record in recorder.records:
+        assert torch.equal(record.weights > 0, visible)
+        assert record.call.query_positions.tolist() == [list(range(LENGTH))] * 2
+
+
+def generated(family: str, backend: str, **options: object) -> list[Recorded]:
+    model, recorder = model_of(family, backend), Recorder()
+    batch = {name: value for name, value in batch_of(ZOO[family], padded=True).items() if not name.startswith("decoder")}
+
+    def run() -> Tensor:
+        return model.generate(**batch, max_new_tokens=4, min_new_tokens=4, do_sample=False, **options)
+
+    before = run()
+    with attend(model, probes=[recorder], verify=True):
+        assert torch.equal(run(), before)
+    return recorder.records
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
+def test_static_cache(family: str, backend: str) -> None:
+    """generate() builds the masks of a static cache before the forward; positions must be those of the growing cache."""
+    static = generated(family, backend, cache_implementation="static")
+    growing = generated(family, backend)
+    assert len(static) == len(growing) == 2 * 4
+    for one, other in zip(static, growing, strict=True):
+        assert one.site == other.site
+        assert torch.equal(one.call.query_positions, other.call.query_positions)
+        for row in range(2):
+            found, expected = (
+                {
+                    position: weight
+                    for position, weight in zip(
+                        record.call.key_positions[row].tolist(), record.weights[row, :, -1].T, strict=True
+                    )
+                    if position >= 0 and weight.sum() > 0
+                }
+                for record in (one, other)
+            )
+            assert found.keys() == expected.keys()
+            for position, weight in expected.items():
+                # float32 with keys in another order and shape.
+                torch.testing.assert_close(found[position], weight, rtol=1e-4, atol=1e-5)
+
+
+def test_beams_keep_padding_apart() -> None:
+    last = generated("llama", "sdpa", num_beams=3)[-1]
+    assert last.call.key_positions[:3, 0].tolist() == [0, 0, 0]
+    assert last.call.key_positions[3:, :PADDING].tolist() == [[-1] * PADDING] * 3
+    assert (last.weights[3:, :, :, :PADDING] == 0).all()
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["unpadded", "padded"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
+def test_prefill_in_chunks(family: str, backend: str, padded: bool) -> None:
+    """The second chunk sees what the same queries see in one go, under the same positions."""
+    model, batch = model_of(family, backend), batch_of(ZOO[family], padded)
+    recorder, whole = Recorder(), Recorder()
+    start = 6
+    with attend(model, probes=[recorder], verify=True), torch.no_grad():
+        first = model(
+            input_ids=batch["input_ids"][:, :start], attention_mask=batch["attention_mask"][:, :start], use_cache=True
+        )
+        model(
+            input_ids=batch["input_ids"][:, start:],
+            attention_mask=batch["attention_mask"],
+            past_key_values=first.past_key_values,
+            use_cache=True,
+        )
+    with attend(model, probes=[whole], verify=True):
+        forward(model, batch)
+    for chunk, full in zip(recorder.records[2:], whole.records, strict=True):
+        assert chunk.site == full.site
+        assert torch.equal(chunk.call.query_positions, full.call.query_positions[:, start:])
+        kept = chunk.call.kv_len
+        assert torch.equal(chunk.call.key_positions, full.call.key_positions[:, LENGTH - kept :])
+        torch.testing.assert_close(chunk.weights, full.weights[:, :, start:, LENGTH - kept :], rtol=1e-4, atol=1e-5)
+        assert (full.weights[:, :, start:, : LENGTH - kept] == 0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_padding_of_the_decoder_is_not_padding_of_the_encoder(family: str, backend: str) -> None:
+    batch = batch_of(ZOO[family])
+    batch["decoder_input_ids"] = batch["input_ids"].flip(1)
+    batch["decoder_attention_mask"] = torch.ones_like(batch["input_ids"])
+    batch["decoder_attention_mask"][1, LENGTH - PADDING :] = 0
+    recorder = Recorder()
+    with attend(model_of(family, backend), probes=[recorder], verify=True):
+        forward(model_of(family, backend), batch)
+    whole, short = list(range(LENGTH)), [*range(LENGTH - PADDING), *[-1] * PADDING]
+    for record in recorder.records:
+        decoder, cross = "decoder" in record.site.module, record.site.kind == "cross"
+        assert record.call.query_positions[1].tolist() == (short if decoder else whole)
+        assert record.call.key_positions[1].tolist() == (short if decoder and not cross else whole)
+
+
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_padding_given_by_position(family: str) -> None:
+    batch, recorder = batch_of(ZOO[family], padded=True), Recorder()
+    model = model_of(family, "sdpa")
+    with attend(model, probes=[recorder], verify=True), torch.no_grad():
+        tensors(model(batch["input_ids"], batch["attention_mask"]))
+    for record in recorder.records:
+        assert (record.call.key_positions[1] == -1).tolist() == (batch["attention_mask"][1] == 0).tolist()
+
+
+def test_each_tower_keeps_its_own_backend() -> None:
+    model = build(ZOO["clip"], {"text_config": "eager", "vision_config": "sdpa"})
+    batch = batch_of(ZOO["clip"], padded=True)
+    before = forward(model, batch)
+    with attend(model, probes=[Recorder()], verify=True) as session:
+        assert_identical(forward(model, batch), before)
+    assert session.calls.total() == 4
+
+
+def test_block_masks_are_refused() -> None:
+    blocks = create_block_mask(lambda batch, head, query, key: query >= key, 2, None, LENGTH, LENGTH, device="cpu")
+    tokens = batch_of(ZOO["llama"])["input_ids"]
+    with (
+        pytest.raises(UnsupportedModelError, match=r"model\.layers\.0\.self_attn .* BlockMask.*sdpa"),
+        attend(model_of("llama", "sdpa"), probes=[Recorder()]),
+    ):
+        forward(model_of("llama", "sdpa"), {"input_ids": tokens, "attention_mask": blocks})
+
+
+def test_inner_model_and_embeddings_as_input() -> None:
+    model = model_of("llama", "sdpa")
+    batch = batch_of(ZOO["llama"], padded=True)
+    embeddings = model.get_input_embeddings()(batch.pop("input_ids")).detach()
+    with attend(model.model, probes=[Recorder()], verify=True) as session:
+        forward(model, {"inputs_embeds": embeddings, **batch})
+    assert session.calls == {"layers.0.self_attn": 1, "layers.1.self_attn": 1}
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "gemma2", "deepseek_v3"])
+def test_longer_sequences_stay_within_the_tolerance(family: str) -> None:
+    longest = {"n_positions": 512} if family == "gpt2" else {"max_position_embeddings": 512}
+    tokens = torch.randint(4, 40, (1, 300), generator=torch.Generator().manual_seed(3))
+    for backend in ZOO[family].backends:
+        model = build(ZOO[family], backend, **longest)
+        with attend(model, probes=[], verify=True) as session:
+            forward(model, {"input_ids": tokens})
+        assert 0 < session.checks["largest_error"] < 0.5
