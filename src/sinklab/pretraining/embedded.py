@@ -256,6 +256,8 @@ def ship() -> None:
         run["log"] = [json.loads(line) for line in (source / "log.jsonl").read_text().splitlines()]
         run["safetensors_sha256"] = hashlib.sha256((target / "model.safetensors").read_bytes()).hexdigest()
         (target / "training.json").write_text(json.dumps(run, indent=1) + "\n")
+        for path in target.iterdir():
+            path.chmod(0o644)  # safetensors makes files private
         print(f"{operation}: {os.path.getsize(target / 'model.safetensors') / 1e6:.1f} MB, {run['log'][-1]}")
 
 
