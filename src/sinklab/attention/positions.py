@@ -35,6 +35,7 @@ def read_positions(
     q_len: int,
     kv_len: int,
     cross: bool,
+    decoded: int,
     token_masks: list[Tensor],
     position_ids: Tensor | None,
     device: torch.device,
@@ -44,6 +45,7 @@ def read_positions(
     Args:
         record: what the host said about the mask; offsets of cached and sliding keys are known only from there.
         cross: cross-attention; the host's padding then speaks of the keys alone.
+        decoded: for cross-attention, how many tokens the decoder had in its cache before this call.
         token_masks: 2-D padding masks that the model was called with, for calls whose mask the host did not build.
         position_ids: of the model's call; a restart of the count begins a new document if the mask agrees.
     """
@@ -55,7 +57,7 @@ def read_positions(
     if cross:
         keys = padding if padding is not None else _fitting(token_masks, batch, kv_len)
         return (
-            _count(_fitting(token_masks, batch, q_len), batch, 0, q_len, device),
+            _count(_fitting(token_masks, batch, decoded + q_len), batch, decoded, q_len, device),
             _count(keys, batch, 0, kv_len, device),
         )
     if padding is None and record is None:

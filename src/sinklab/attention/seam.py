@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import inspect
 import re
 import threading
@@ -434,6 +435,7 @@ def _has_own_attention(cls: type) -> bool:
     return bool(re.search(r"[sS]oftmax|scaled_dot_product_attention|baddbmm|torch\.bmm|einsum", _source(cls)))
 
 
+@functools.cache
 def _source(obj: Any) -> str:
     try:
         return inspect.getsource(inspect.unwrap(obj) if not isinstance(obj, type) else obj)

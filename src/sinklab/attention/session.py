@@ -273,6 +273,9 @@ class Session:
         visible, bias = seam.read_mask(mask, kwargs, module, implementation, q_len, kv_len, query.device)
         site = self._site(name, module)
         record = self._mask_record(mask, q_len, kv_len)
+        # The mask of cross-attention knows nothing of the decoder's cache; that of its self-attention does, in the same forward.
+        decoded = max((other.q_offset for other in self._now.masks if other.q_length == q_len), default=0)
+        known_before = record.q_offset if record is not None else 0
         queries, keys = read_positions(
             record,
             visible,
@@ -280,6 +283,7 @@ class Session:
             q_len=q_len,
             kv_len=kv_len,
             cross=site.kind == "cross",
+            decoded=decoded,
             token_masks=self._now.token_masks,
             position_ids=kwargs.get("position_ids") if kwargs.get("position_ids") is not None else self._now.position_ids,
             device=query.device,
@@ -313,7 +317,7 @@ class Session:
             sink_scores=sinks,
             head_outputs=outputs.reshape(batch, q_len, num_heads, -1),
             log_sum_exp=log_sum_exp,
-            cached_keys=record.q_offset if record is not None and site.kind == "self" else 0,
+            cached_keys=known_before if site.kind == "self" else kv_len if decoded else 0,
             residual=self._now.residuals.get(self._anatomy.layer_of.get(name, "")) if needs_outputs else None,
             projection=self._anatomy.projection_weight(name, num_heads * outputs.shape[-1]) if needs_outputs else None,
         )

@@ -1,0 +1,50 @@
+"""Cross-attention under cached decoding: one sequence that grows, not a new one at every step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+from sinklab.attention.session import attend
+from sinklab.probes.attention_received import AttentionReceived
+from sinklab.probes.key_norm import KeyNorm
+from sinklab.probes.sink_rate import SinkRate
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=50, d_model=32, d_kv=16, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0)
+    return T5ForConditionalGeneration(config).eval()
+
+
+def cross_rows(session):
+    table = session.table()
+    rows = table[table["module"].str.contains("EncDecAttention").fillna(False)]
+    return rows.set_index(["metric", "module", "head", "key_position"])[["value", "count"]].sort_index()
+
+
+@pytest.mark.parametrize("probe", [SinkRate, AttentionReceived, KeyNorm])
+def test_decoding_step_by_step_equals_one_pass(model, probe):
+    generator = torch.Generator().manual_seed(0)
+    source, target = torch.randint(2, 50, (2, 9), generator=generator), torch.randint(2, 50, (2, 6), generator=generator)
+    with torch.no_grad(), attend(model, [probe()]) as whole:
+        model(input_ids=source, decoder_input_ids=target, use_cache=False)
+    with torch.no_grad(), attend(model, [probe()]) as stepwise:
+        output = model(input_ids=source, decoder_input_ids=target[:, :2], use_cache=True)
+        encoded = (output.encoder_last_hidden_state,)
+        for step in range(2, 6):
+            output = model(
+                encoder_outputs=encoded,
+                decoder_input_ids=target[:, step : step + 1],
+                past_key_values=output.past_key_values,
+                use_cache=True,
+            )
+    expected, found = cross_rows(whole), cross_rows(stepwise)
+    assert len(expected)
+    assert (expected["count"] == found["count"]).all()
+    # The same sums in another order: float32, a dozen terms.
+    torch.testing.assert_close(
+        torch.tensor(found["value"].tolist()), torch.tensor(expected["value"].tolist()), rtol=1e-5, atol=1e-6
+    )
