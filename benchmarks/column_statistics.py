@@ -45,7 +45,7 @@ def measure() -> list[Bar]:
     for dtype in (torch.float32, torch.bfloat16):
         name = f"{str(dtype).removeprefix('torch.')}, T = {LENGTH}, 8 heads of 64"
         call = make_call(LENGTH, dtype)
-        times = best_times({"forward": lambda c=call: forward(c), "ours": lambda c=call: forward_with_statistics(c)}, 9)
+        times = best_times({"forward": lambda c=call: forward(c), "ours": lambda c=call: forward_with_statistics(c)}, 15)
         eager = best_times(
             {"eager": lambda c=call: eager_with_statistics(c), "ours": lambda c=call: forward_with_statistics(c)}, 3
         )
