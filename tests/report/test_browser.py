@@ -43,6 +43,8 @@ class Visit:
 
     def __init__(self, browser: Any, path: Path, **context: Any) -> None:
         self.context = browser.new_context(viewport={"width": 1200, "height": 900}, **context)
+        # A minute, because a machine may be busy; nothing waits so long unless it fails.
+        self.context.set_default_timeout(60_000)
         self.page = self.context.new_page()
         self.said: list[str] = []
         self.asked: list[str] = []
@@ -51,7 +53,7 @@ class Visit:
         self.page.on("dialog", lambda dialog: (self.said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.goto(path.as_uri())
-        self.page.wait_for_selector("html[data-ready]", timeout=30_000)
+        self.page.wait_for_selector("html[data-ready]", timeout=60_000)
         self.path = path
 
     def check_quiet(self) -> None:
@@ -70,7 +72,7 @@ class Visit:
 
     def shown(self, sample: int, layer: int, head: int) -> None:
         """Wait until this map is drawn."""
-        self.page.wait_for_selector(f"#panel[data-shown='{sample}-{layer}-{head}']", timeout=10_000)
+        self.page.wait_for_selector(f"#panel[data-shown='{sample}-{layer}-{head}']", timeout=60_000)
 
 
 @pytest.fixture(scope="module")

@@ -171,14 +171,15 @@ def layer_figures(audits: Sequence[tuple[str, Audit]]) -> list[dict[str, Any]]:
                 if values:
                     found.append((label if len(audits) == 1 else name, kind if len(audits) == 1 else f"audit{place}", values))
         layers = sorted({layer for _, _, values in found for layer in values})
-        positive = all(value > 0 for _, _, values in found for value in values.values())
+        every = [value for _, _, values in found for value in values.values()]
+        # A logarithmic axis has no place for 0, and within one decade a plain one is easier to read.
+        wide = bool(every) and min(every) > 0 and max(every) > 10 * min(every)
         figures.append(
             {
                 "title": title if len(audits) == 1 or len(sources) == 1 else f"{title}, {sources[0][0]}",
                 "axis": axis,
                 "caption": caption,
-                # A logarithmic axis has no place for 0; better a flat line on a linear one than a hole.
-                "log": logarithmic and positive,
+                "log": logarithmic and wide,
                 "labels": ["in" if layer < 0 else str(layer) for layer in layers],
                 "series": [
                     {"name": name, "kind": kind, "y": [_short(values.get(layer)) for layer in layers]}
