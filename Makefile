@@ -44,6 +44,7 @@ embedded: install  ## train the two embedded models again (hours on a CPU; resum
 
 docs: install  ## rewrite the parts of the documents that are derived from the code
 	$(BIN)/python docs/refresh.py
+	$(BIN)/python -m tests.architectures.page
 
 lint: install  ## formatting and lint, changing nothing
 	$(BIN)/ruff format --check .

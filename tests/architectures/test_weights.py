@@ -15,8 +15,8 @@ from sinklab.attention.session import attend
 from sinklab.attention.visibility import Everything
 from sinklab.errors import MeasurementError
 
-from .harness import Recorded, Recorder, every_decoding_backend, forward
-from .zoo import MEASURED, PADDING, ZOO, Entry, batch_of, model_of
+from .harness import Recorded, Recorder, forward
+from .zoo import DECODERS, MEASURED, PADDING, ZOO, Entry, batch_of, model_of
 
 # float32: scores are sums of 8 products of size one, scaled, so they carry some 8 · 2⁻²⁴ · |score| ≈ 1e-5 at |score| = 20;
 # a weight in [0, 1] inherits that error.
@@ -76,7 +76,10 @@ def test_backends_agree(entry: Entry) -> None:
         assert ((eager.weights - sdpa.weights).masked_fill(~counted, 0.0).abs().max()) < 2 * TOLERANCE
 
 
-@every_decoding_backend
+@pytest.mark.parametrize(
+    ("entry", "backend"),
+    [pytest.param(entry, backend, id=f"{entry.id}-{backend}") for entry in DECODERS for backend in entry.backends],
+)
 def test_no_mass_on_the_future_or_on_padding(entry: Entry, backend: str) -> None:
     for one in record(entry, backend):
         future = torch.ones(one.call.q_len, one.call.kv_len).triu(1).bool()

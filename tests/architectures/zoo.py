@@ -1,7 +1,8 @@
 """The zoo: tiny models built from real transformers configs, one line of facts per family, and what the seam must do with each.
 
 Every model is two to four layers of width 32, seeded, with weights large enough that attention is far from uniform and biases,
-tables and sink logits far from zero: a term that a measurement forgot would show. Run the file to write docs/architectures.md.
+tables and sink logits far from zero: a term that a measurement forgot would show. docs/architectures.md
+is made of it (page.py).
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class Entry:
         calls: attention calls of one forward; 0 for a model off the seam.
         inputs: what it is fed: ``tokens``, ``seq2seq``, ``pixels``, ``image_text``, ``video``, ``features`` or ``waveform``.
         backends: implementations in transformers' dispatch that the model supports.
-        cached: whether it decodes with a key-value cache.
         notes: the words in the table of docs/architectures.md that say what is special about it.
         refused: first module that computes attention in its own code, so that the model raises ``UnsupportedModelError``;
             ``None`` when it is measured.
+        replaceable: whether an operation registered by name can take the place of its attention.
     """
 
     id: str
@@ -51,13 +52,13 @@ class Entry:
     inputs: str = "tokens"
     backends: tuple[str, ...] = ("eager", "sdpa")
     notes: tuple[str, ...] = ()
-    cached: bool | None = None
     refused: str | None = None
+    replaceable: bool = True
 
     @property
     def decodes(self) -> bool:
-        """Whether the cached-decoding tests apply."""
-        return self.kind == "decoder" if self.cached is None else self.cached
+        """Whether it decodes token by token with a key-value cache."""
+        return self.kind in ("decoder", "encoder-decoder")
 
 
 def shape(**extra: Any) -> dict[str, Any]:
@@ -254,7 +255,14 @@ DECODERS = (
         notes=("scale from the config",),
     ),
     Entry(id="nemotron", kind="decoder", model="NemotronForCausalLM", config=grouped(), calls=2),
-    Entry(id="starcoder2", kind="decoder", model="Starcoder2ForCausalLM", config=grouped(sliding_window=4), calls=2),
+    Entry(
+        id="starcoder2",
+        kind="decoder",
+        model="Starcoder2ForCausalLM",
+        config=grouped(sliding_window=4),
+        calls=2,
+        notes=("sliding window",),
+    ),
     Entry(
         id="smollm3",
         kind="decoder",
@@ -315,6 +323,7 @@ DECODERS = (
             index_n_heads=2,
         ),
         calls=2,
+        replaceable=False,
         notes=("sparse: an indexer chooses the keys",),
     ),
     Entry(
@@ -324,6 +333,7 @@ DECODERS = (
         config=grouped(head_dim=8, sliding_window=4, num_local_experts=4, num_experts_per_tok=2, layer_types=SLIDING),
         calls=2,
         backends=("eager",),
+        replaceable=False,
         notes=("learned sink logit", "sliding window", "experts"),
     ),
     Entry(
@@ -333,6 +343,7 @@ DECODERS = (
         config=grouped(sliding_window=4, layer_types=SLIDING),
         calls=2,
         backends=("eager",),
+        replaceable=False,
         notes=("learned sink logit as a gain on the output", "sliding window"),
     ),
     Entry(
@@ -342,6 +353,7 @@ DECODERS = (
         config=experts(head_dim=8, v_head_dim=6, sliding_window=4, layer_types=SLIDING, n_routed_experts=4),
         calls=2,
         backends=("eager",),
+        replaceable=False,
         notes=("learned sink logit in sliding layers", "sliding window"),
     ),
     Entry(
@@ -523,7 +535,7 @@ VISION_AND_AUDIO = (
         config={"text_config": shape(bos_token_id=1, eos_token_id=2, projection_size=32), "vision_config": image()},
         calls=4,
         inputs="image_text",
-        notes=("two towers", "pooling head beside the seam"),
+        notes=("two towers", "pooling head off the interface"),
     ),
     Entry(
         id="videomae",

@@ -1,0 +1,85 @@
+"""Writes docs/architectures.md from the zoo: ``python -m tests.architectures.page``; a test fails when the page is stale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from .zoo import MEASURED, OFF_SEAM, Entry
+
+PATH = Path(__file__).parents[2] / "docs" / "architectures.md"
+
+KINDS = {
+    "decoder": "Decoders",
+    "encoder": "Encoders",
+    "encoder-decoder": "Encoder–decoders",
+    "vision": "Vision",
+    "audio": "Audio",
+}
+
+OPENING = """# Which models work
+
+sinklab looks at attention where transformers dispatches it: in the attention interface, through which most
+architectures call their attention function. There are two tiers.
+
+- **On the interface**: measured. Outputs are bit-identical with and without a session, every call is counted, and on
+  a few rows of every call the measured scores, masks, biases and sink logits must reproduce the model's own head
+  outputs.
+- **Off the interface**: refused with `UnsupportedModelError`, which names the class and the module. There is no
+  half-measured model.
+
+The {measured} families of the first table are built at toy size from their real configs in the test suite and pass
+all of it: unpadded, padded, with a cache where they decode, on every backend in the table. A family that is not here
+most likely works too: `attend` finds out by itself and says so if it does not.
+
+**Calls** is the number of attention calls in one forward of the toy model, which has two layers (ALBERT and
+Qwen3-Next four; two on each side of an encoder–decoder). **Replace** says whether an operation such as
+`sinklab_sigmoid` can take the place of the attention; where it cannot, running it raises.
+"""
+
+CLOSING = """## Refused at run time
+
+| what | why | instead |
+|---|---|---|
+| Doge | looks its function up in a table of its own | none |
+| GPT-2 with `reorder_and_upcast_attn` on `eager` | takes a path of its own on this backend | `attn_implementation="sdpa"` |
+| FlexAttention | its block mask cannot be read | `sdpa` or `eager` |
+| continuous batching | the keys are filled in inside the kernel | a plain batch |
+| gradient checkpointing with gradients | every call would be counted twice | `torch.no_grad()`, or switch it off |
+| an unknown keyword of the attention function | it may carry mathematics | report the model |
+
+Sparse models that choose their keys (DeepSeek-V3.2) branch on the literal names `eager` and `sdpa`. A session leaves
+these names in place, so the model attends to its chosen keys and nothing else, and the weights that are measured are
+zero everywhere else.
+"""
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines).replace("| --- ", "|---").replace("|--- |", "|---|")
+
+
+def row(entry: Entry) -> tuple[str, ...]:
+    backends = ", ".join(f"`{backend}`" for backend in entry.backends)
+    replace = "yes" if entry.replaceable else "no"
+    return f"`{entry.id}`", f"`{entry.model}`", backends, str(entry.calls), replace, "; ".join(entry.notes)
+
+
+def page() -> str:
+    """The whole document."""
+    parts = [OPENING.format(measured=len(MEASURED))]
+    for kind, title in KINDS.items():
+        rows = [row(entry) for entry in MEASURED if entry.kind == kind]
+        parts.append(
+            f"## {title}\n\n" + table(("family", "class", "backends", "calls", "replace", "what is special"), rows) + "\n"
+        )
+    refused = [
+        (f"`{entry.id}`", f"`{entry.model}`", f"attention in its own code: `{entry.refused}`", "; ".join(entry.notes))
+        for entry in OFF_SEAM
+    ]
+    parts.append("## Off the interface\n\n" + table(("family", "class", "why", "what is special"), refused) + "\n")
+    return "\n".join([*parts, CLOSING])
+
+
+if __name__ == "__main__":
+    PATH.write_text(page(), encoding="utf-8")
