@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,14 +19,17 @@ def _tensors(dtype: torch.dtype, kv_heads: int = 4) -> tuple[torch.Tensor, torch
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("masked", [False, True])
-def test_output_is_bit_identical_and_the_value_is_right(dtype: torch.dtype, masked: bool) -> None:
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+def test_output_is_bit_identical_and_the_value_is_right(mode: Callable, dtype: torch.dtype, masked: bool) -> None:
     queries, keys, values = _tensors(dtype)
     visible = torch.ones(70, 70, dtype=torch.bool).tril()
     options = {"attn_mask": visible} if masked else {"is_causal": True}
-    plain = F.scaled_dot_product_attention(queries, keys, values, **options)
-    with capture_log_sum_exp() as captured:
-        watched = F.scaled_dot_product_attention(queries, keys, values, **options)
+    with mode():
+        plain = F.scaled_dot_product_attention(queries, keys, values, **options)
+        with capture_log_sum_exp() as captured:
+            watched = F.scaled_dot_product_attention(queries, keys, values, **options)
     assert torch.equal(plain, watched)
+    assert captured.log_sum_exp is not None
     scores = (queries.double() @ keys.double().mT * 16**-0.5).masked_fill(~visible, -torch.inf)
     # Scores below 6: float32 rounds them to 6 · 2**-23; bfloat16 inputs meet a kernel that rounds to 2**-8 inside.
     bound = 1e-2 if dtype == torch.bfloat16 else 1e-5
@@ -68,9 +74,10 @@ def test_none_without_exactly_one_kernel() -> None:
     assert captured.log_sum_exp is None
 
 
-def test_the_math_fallback_gives_none_and_is_not_disturbed() -> None:
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_math_fallback_gives_none_and_is_not_disturbed(mode: Callable) -> None:
     queries, keys, values = _tensors(torch.float32)
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+    with mode(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         plain = F.scaled_dot_product_attention(queries, keys, values)
         with capture_log_sum_exp() as captured:
             watched = F.scaled_dot_product_attention(queries, keys, values)
