@@ -33,8 +33,9 @@ test: install  ## the test suite without the slow and the GPU tests
 test-slow: install  ## the slow tests too (minutes each)
 	$(PYTEST) -n 2 --dist loadfile -m 'not gpu'
 
-bench: install  ## every benchmark; prints ratios measured in the same run
-	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; OMP_NUM_THREADS=1 $(BIN)/python $$file; done
+bench: install  ## every benchmark, as ratios measured in the same run; fails when a bar is missed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/import_time.py
 
 embedded: install  ## train the two embedded models again (hours on a CPU; resumes)
 	$(BIN)/python -m sinklab.pretraining.embedded prepare

@@ -211,11 +211,11 @@ class TestOutputDirectory:
 PATCHED = """
 import importlib, pathlib, sys, time
 module = importlib.import_module("sinklab.audit.audit")
+marker = pathlib.Path(sys.argv.pop(1))
 def slow(*args, **kwargs):
-    pathlib.Path(sys.argv[1]).touch()
+    marker.touch()
     time.sleep(600)
 module.run_probes = slow
-sys.argv[1:2] = []
 from sinklab.cli import main
 main()
 """
