@@ -80,9 +80,12 @@ def test_padding_rows_do_not_count_whatever_visibility_says(method: str) -> None
     assert not got.column_sum[1, :, -9:].any()
 
 
+@pytest.mark.parametrize("sink", [False, True])
 @pytest.mark.parametrize("method", ["blocked", "fused"])
-def test_padding_may_hold_anything(method: str) -> None:
+def test_padding_may_hold_anything(method: str, sink: bool) -> None:
     call, visible = CASES["left padding"]
+    if sink:
+        call = dataclasses.replace(call, sink_scores=torch.ones(1, 4, 1, dtype=torch.float64))
     queries, keys = call.queries.clone(), call.keys.clone()
     queries[1, :, :9] = torch.nan
     keys[1, :, :9] = torch.nan
@@ -132,6 +135,16 @@ def test_an_overwhelming_sink_logit_leaves_the_entropy(method: str) -> None:
     assert not got.column_sum.any()
     assert got.null_mass.min() == 1
     assert_fields(got, dense_oracle(call, visible, 1), EXACT, ["row_entropy"])
+
+
+def test_the_entropy_does_not_inherit_the_error_of_a_given_log_sum_exp() -> None:
+    """With LSE off by 0.01 all weights shrink alike: the mass says so, and their distribution is what it was."""
+    call, visible = CASES["causal"]
+    call = with_log_sum_exp(call, visible)
+    shifted = dataclasses.replace(call, log_sum_exp=call.log_sum_exp + 0.01)
+    got = fused_statistics(shifted, ALL, 0)
+    assert_fields(got, dense_oracle(call, visible, 1), EXACT, ["row_entropy"])
+    torch.testing.assert_close(got.row_mass, torch.full_like(got.row_mass, -0.01).exp(), atol=EXACT, rtol=0)
 
 
 @pytest.mark.parametrize("method", ["blocked", "fused", "swapped"])
