@@ -124,3 +124,18 @@ def test_operation_of_the_module_wins_over_the_registered_default() -> None:
     with attend(model, probes=[recorder], verify=True):
         forward(model, batch_of(ZOO["llama"]))
     assert [record.call.operation for record in recorder.records] == [Sigmoid(bias=0.25)] * 2
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_operations_compile_in_one_graph(family: str) -> None:
+    # The graph alone is under test, so no code generator: Dynamo's "eager" backend runs what it traced.
+    model = with_operation(ZOO[family], Sigmoid(bias=BIAS))
+    tokens = {"input_ids": batch_of(ZOO[family])["input_ids"]}
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    loss = compiled(**tokens, labels=tokens["input_ids"]).loss
+    assert loss.item() == model(**tokens, labels=tokens["input_ids"]).loss.item()
+    loss.backward()
+    gradient = model.model.layers[0].self_attn.q_proj.weight.grad
+    assert gradient.abs().max() > 0
+    torch._dynamo.reset()
