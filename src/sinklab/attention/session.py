@@ -273,7 +273,7 @@ class Session:
         visible, bias = seam.read_mask(mask, kwargs, module, implementation, q_len, kv_len, query.device)
         site = self._site(name, module)
         record = self._mask_record(mask, q_len, kv_len)
-        # The mask of cross-attention knows nothing of the decoder's cache; that of its self-attention does, in the same forward.
+        # The mask of cross-attention knows nothing of the decoder's cache; that of the self-attention before it does.
         decoded = max((other.q_offset for other in self._now.masks if other.q_length == q_len), default=0)
         known_before = record.q_offset if record is not None else 0
         queries, keys = read_positions(
