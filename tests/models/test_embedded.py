@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from sinklab.errors import UnknownNameError
+from sinklab.models.embedded import embedded_names, embedded_path
+from sinklab.models.loading import load_model
+
+NAMES = ["embedded:sigmoid", "embedded:softmax"]
+
+
+def training(name: str) -> dict:
+    return json.loads((embedded_path(name) / "training.json").read_text(encoding="utf-8"))
+
+
+def test_both_are_shipped():
+    assert embedded_names() == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_weights_are_those_of_the_training_log(name):
+    content = (embedded_path(name) / "model.safetensors").read_bytes()
+    assert hashlib.sha256(content).hexdigest() == training(name)["safetensors_sha256"]
+    assert len(content) <= 12e6
+    assert load_model(name).revision == f"sha256-{training(name)['safetensors_sha256'][:16]}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_they_load_generate_and_say_what_they_are(name):
+    loaded = load_model(name)
+    recipe = training(name)["recipe"]
+    assert loaded.operation == name.removeprefix("embedded:")
+    assert loaded.model.config.operation == training(name)["operation"]
+    assert (loaded.model.config.num_hidden_layers, loaded.model.config.num_attention_heads) == (
+        recipe["num_layers"],
+        recipe["num_heads"],
+    )
+    assert loaded.encoder.adds_bos
+    prompt = loaded.tokenizer("import ", return_tensors="pt")["input_ids"]
+    text = loaded.tokenizer.decode(loaded.model.generate(prompt, max_new_tokens=8, do_sample=False)[0])
+    assert text.startswith("<|bos|>import ")
+    assert len(text) > len("<|bos|>import ")
+
+
+def test_they_were_trained_alike_but_for_the_operation():
+    softmax, sigmoid = training("embedded:softmax"), training("embedded:sigmoid")
+    for key in ("recipe", "tokens_seen", "corpus", "held_out_sha256", "sink_rows_sha256", "versions"):
+        assert softmax[key] == sigmoid[key]
+    assert softmax["operation"] == {"name": "softmax"}
+    assert softmax["log"][-1]["step"] == sigmoid["log"][-1]["step"] == softmax["recipe"]["steps"]
+
+
+def test_an_unknown_one_suggests_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"'embedded:softmx'\. Did you mean 'embedded:softmax'\? Known: embedded:sig"):
+        embedded_path("embedded:softmx")
