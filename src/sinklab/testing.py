@@ -26,7 +26,7 @@ from sinklab.attention.probe import NEEDS, Definition, Probe
 from sinklab.attention.session import attend
 from sinklab.errors import ContractError, ResultError, SinklabError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.results.table import make_table
+from sinklab.results.table import make_table, unpacked
 
 __all__ = ["check_operation", "check_probe", "tiny_models"]
 
@@ -148,9 +148,9 @@ def _check_declaration(checks: _Checks, probe_class: type[Probe]) -> None:
 def _check_rows(checks: _Checks, probe_class: type[Probe], probe: Probe) -> dict[tuple[Any, ...], tuple[float, int]]:
     """Rows as coordinates to value and count, after each has been looked at."""
     probe.finish()
-    rows = list(probe.rows())
+    rows = list(unpacked(probe.rows()))
     checks.require(len(rows) > 0, "rows", "at least one row", "none")
-    checks.require(list(probe.rows()) == rows, "rows", "the same rows when asked twice", "others")
+    checks.require(list(unpacked(probe.rows())) == rows, "rows", "the same rows when asked twice", "others")
     try:
         make_table(rows, probe=probe.name, version=probe.version)
     except (ResultError, TypeError, ValueError) as error:

@@ -9,6 +9,7 @@ from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics
 from sinklab.attention.operation import Operation
 from sinklab.attention.visibility import Dense
 from sinklab.registry import operations
+from sinklab.results.table import unpacked
 
 
 def places(lengths: list[list[int]], total: int, *, left: bool) -> tuple[Tensor, Tensor]:
@@ -131,7 +132,7 @@ def show(probe, *calls: AttentionCall):
 def values_of(probe) -> dict[tuple, tuple[float, int]]:
     """Rows as ``(metric, module, head, key_position)`` to value and count."""
     table = {}
-    for row in probe.rows():
+    for row in unpacked(probe.rows()):
         key = (row["metric"], row.get("module"), row.get("head"), row.get("key_position"))
         assert key not in table, f"two rows at {key}"
         table[key] = (row["value"], row["count"])

@@ -71,4 +71,7 @@ class Probe(abc.ABC):
     @abc.abstractmethod
     def rows(self) -> Iterator[dict[str, Any]]:
         """Rows of the long table: ``metric, value, count, unit`` and those of ``module, layer, head, query_position,
-        key_position`` that apply. ``count`` is the number of observations behind a mean, so that means can be merged."""
+        key_position`` that apply. ``count`` is the number of observations behind a mean, so that means can be merged.
+
+        Many rows may come as one, with one-dimensional numpy arrays of one length in place of some values.
+        """

@@ -121,11 +121,12 @@ def sink_rate(model: SinkLM, rows: torch.Tensor, threshold: float) -> float:
     """Gu et al.'s sink rate of position 0 in percent (arXiv 2410.10781), by the probe that the audit uses."""
     training, _ = model.training, model.eval()
     probe = SinkRate(threshold=threshold)
-    with attend(model, [probe]):
+    with attend(model, [probe]) as session:
         model(input_ids=rows)
     model.train(training)
-    whole = (row for row in probe.rows() if row["metric"] == "gu2024" and "layer" not in row)
-    return float(next(row["value"] for row in whole if row["key_position"] == 0))
+    table = session.table()
+    whole = table[(table["metric"] == "gu2024") & table["layer"].isna()]
+    return float(whole.loc[whole["key_position"] == 0, "value"].iloc[0])
 
 
 def prepare(recipe: Recipe) -> None:

@@ -165,6 +165,11 @@ def _padded(values: Tensor, shape: list[int]) -> Tensor:
 
 def _rows(metric: str, unit: str, cell: _Cell, axes: tuple[str, ...], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     seen = (cell.counts > 0) & (cell.divisors > 0)
-    values, numbers = (cell.sums[seen] / cell.divisors[seen]).tolist(), cell.counts[seen].long().tolist()
-    for value, count, where in zip(values, numbers, torch.nonzero(seen).tolist(), strict=True):
-        yield {"metric": metric, "value": value, "count": count, "unit": unit, **place, **dict(zip(axes, where, strict=True))}
+    values, numbers = cell.sums[seen] / cell.divisors[seen], cell.counts[seen].long()
+    if not axes:
+        for value, count in zip(values.tolist(), numbers.tolist(), strict=True):
+            yield {"metric": metric, "value": value, "count": count, "unit": unit, **place}
+    elif len(values):
+        # All rows of a cell at once: a long text gives hundreds of thousands.
+        where = {axis: index.numpy() for axis, index in zip(axes, torch.nonzero(seen, as_tuple=True), strict=True)}
+        yield {"metric": metric, "value": values.numpy(), "count": numbers.numpy(), "unit": unit, **place, **where}

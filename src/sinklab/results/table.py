@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from sinklab.errors import InputError, ResultError
 
-__all__ = ["COLUMNS", "append", "make_table", "read_run", "read_table", "write_json", "write_table", "write_text"]
+__all__ = ["COLUMNS", "append", "make_table", "read_run", "read_table", "unpacked", "write_json", "write_table", "write_text"]
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "run_id": ("string", "identity of the run that produced the number"),
@@ -44,10 +45,15 @@ COLUMNS: dict[str, tuple[str, str]] = {
 def make_table(rows: Iterable[Mapping[str, Any]], **constants: Any) -> pd.DataFrame:
     """A table from rows of a probe; ``constants`` fill the columns that are the same for all.
 
+    Args:
+        rows: one row each, or many at once: a value may be a one-dimensional array, and all arrays of a mapping are then of
+            one length.
+
     Raises:
         ResultError: a row with a column that the schema does not have, or without value, metric or unit.
     """
-    frame = pd.DataFrame(list(rows))
+    frames = [pd.DataFrame(block) for block in _blocks(rows)]
+    frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
     for name, value in constants.items():
         frame[name] = value
     unknown = sorted(set(frame.columns) - set(COLUMNS))
@@ -57,6 +63,32 @@ def make_table(rows: Iterable[Mapping[str, Any]], **constants: Any) -> pd.DataFr
         raise ResultError("every row needs metric, value and unit")
     frame = frame.reindex(columns=list(COLUMNS))
     return frame.astype({name: dtype for name, (dtype, _) in COLUMNS.items()})
+
+
+def unpacked(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Rows one by one, with Python numbers, of what a probe may have given many at once."""
+    for row in rows:
+        arrays = {name: value.tolist() for name, value in row.items() if isinstance(value, np.ndarray)}
+        if not arrays:
+            yield dict(row)
+            continue
+        for values in zip(*arrays.values(), strict=True):
+            yield {**row, **dict(zip(arrays, values, strict=True))}
+
+
+def _blocks(rows: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+    """Rows that came together as they are, and runs of single rows gathered, in the same order."""
+    singles: list[Mapping[str, Any]] = []
+    for row in rows:
+        if any(isinstance(value, np.ndarray) for value in row.values()):
+            if singles:
+                yield singles
+                singles = []
+            yield dict(row)
+        else:
+            singles.append(row)
+    if singles:
+        yield singles
 
 
 def append(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
