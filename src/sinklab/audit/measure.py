@@ -228,7 +228,7 @@ def labelled(session: Session, loaded: LoadedModel, **constants: Any) -> pd.Data
         "operation": loaded.operation,
         **constants,
     }.items():
-        table[column] = pd.array([value] * len(table), dtype=table[column].dtype)
+        table[column] = pd.Series(value, index=table.index, dtype=table[column].dtype)
     return table
 
 

@@ -61,8 +61,10 @@ def make_table(rows: Iterable[Mapping[str, Any]], **constants: Any) -> pd.DataFr
         raise ResultError(f"rows have columns that the schema does not have: {', '.join(unknown)}; known: {', '.join(COLUMNS)}")
     if len(frame) and frame[[c for c in ("metric", "value", "unit") if c in frame]].shape[1] < 3:
         raise ResultError("every row needs metric, value and unit")
-    frame = frame.reindex(columns=list(COLUMNS))
-    return frame.astype({name: dtype for name, (dtype, _) in COLUMNS.items()})
+    for name, (dtype, _) in COLUMNS.items():
+        if name not in frame:
+            frame[name] = pd.Series(pd.NA, index=frame.index, dtype=dtype)  # made null at once, not converted row by row
+    return frame[list(COLUMNS)].astype({name: dtype for name, (dtype, _) in COLUMNS.items()})
 
 
 def unpacked(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
