@@ -94,7 +94,7 @@ def audit(
     Writes run.json, table.parquet, summary.json, maps.safetensors and report.html into the output directory.
     """
     _prepare_libraries()
-    from sinklab.audit import audit as run_audit
+    from sinklab.auditing import audit as run_audit
 
     folder = Path("sinklab-audit") / _folder_name(model) if out is None else out
     with output.progress() as progress:
@@ -147,7 +147,7 @@ def measure(
 ) -> None:
     """Run chosen probes over a model. With --json: one row of the table a line."""
     _prepare_libraries()
-    from sinklab.audit import measure as run_measure
+    from sinklab.auditing import measure as run_measure
 
     with output.progress() as progress:
         result = run_measure(

@@ -218,6 +218,8 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         self.layers = nn.ModuleList(SinkLMLayer(config, index) for index in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        # Said here because transformers would guess it from the name of the class, fail, and warn at every start.
+        self.loss_type = "ForCausalLM"
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:

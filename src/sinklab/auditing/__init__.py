@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sinklab.audit.audit import AuditResult, audit
-from sinklab.audit.measure import MeasureResult, measure
+from sinklab.auditing.audit import AuditResult, audit
+from sinklab.auditing.measure import MeasureResult, measure
 
 __all__ = ["AuditResult", "MeasureResult", "audit", "measure"]

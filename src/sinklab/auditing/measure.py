@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import Session, attend
-from sinklab.audit.output import check_free, environment, new_run_id, whole_folder
+from sinklab.auditing.output import check_free, environment, new_run_id, whole_folder
 from sinklab.corpora._corpus import Corpus, Encoder, hash_tokens
 from sinklab.corpora._resolve import resolve_corpus
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
@@ -104,6 +104,7 @@ def measure(
         "kind": "measure",
         "model": model_facts(loaded, seen.session),
         "config": {
+            "corpus": text.name,
             "seq_len": seq_len,
             "samples": samples,
             "threshold": threshold,

@@ -13,9 +13,9 @@ from tests.conftest import make_sinklm
 
 from sinklab import audit, measure
 from sinklab.attention.session import attend
-from sinklab.audit.locations import SinkLocations
-from sinklab.audit.maps import AttentionMaps
-from sinklab.audit.measure import check_identity, run_probes
+from sinklab.auditing.locations import SinkLocations
+from sinklab.auditing.maps import AttentionMaps
+from sinklab.auditing.measure import check_identity, run_probes
 from sinklab.errors import ConfigurationError, InputError, MeasurementError
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.registry import probes

@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.attention.probe import Probe
-from sinklab.audit.locations import SinkLocations
-from sinklab.audit.maps import AttentionMaps
-from sinklab.audit.measure import (
+from sinklab.auditing.locations import SinkLocations
+from sinklab.auditing.maps import AttentionMaps
+from sinklab.auditing.measure import (
     Progress,
     Seen,
     check_identity,
@@ -30,8 +30,8 @@ from sinklab.audit.measure import (
     run_probes,
     uses_bos,
 )
-from sinklab.audit.output import check_free, environment, new_run_id, whole_folder
-from sinklab.audit.summary import Condition, summarize
+from sinklab.auditing.output import check_free, environment, new_run_id, whole_folder
+from sinklab.auditing.summary import Condition, summarize
 from sinklab.corpora._corpus import Corpus, hash_tokens
 from sinklab.corpora._resolve import resolve_corpus
 from sinklab.models.loading import LoadedModel
@@ -143,6 +143,7 @@ def audit(
         "kind": "audit",
         "model": model_facts(loaded, seen.session),
         "config": {
+            "corpus": text.name,
             "seq_len": seq_len,
             "samples": samples,
             "threshold": threshold,
