@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors import safe_open
+from tests.architectures.zoo import MEASURED, build
 from tests.conftest import make_sinklm
 
 from sinklab import audit, measure
@@ -206,3 +207,23 @@ def test_locations_find_a_sink_that_moves():
     first_layer = found[found["layer"] == 0]
     assert set(zip(first_layer["sample"], first_layer["position"], strict=True)) == {(0, 2), (1, 5)}
     assert (first_layer["alpha"] > 0.3).all()
+
+
+def test_a_learned_sink_logit_is_named_as_the_sink():
+    model = build(next(entry for entry in MEASURED if entry.id == "gpt_oss"), "eager")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.sinks.fill_(20.0)
+    result = audit(wrap_model(model), corpus="random_tokens", seq_len=16, samples=2, bos="none")
+    # Scores are far below 20, so the logit takes nearly everything: exp(20) against at most 16 keys.
+    assert result.summary["sink_role"] == "learned sink logit"
+    assert result.summary["null_mass"] > 0.9
+    assert result.summary["definitions"]["gu2024_null"] == 100.0
+    assert "learned sink logit" in " ".join(result.summary["text"])
+
+
+def test_a_bos_outside_the_vocabulary_is_none():
+    # GPT2Config says 50256 whatever the vocabulary.
+    model = build(next(entry for entry in MEASURED if entry.id == "gpt2"), "eager")
+    model.config.bos_token_id = 50256
+    assert wrap_model(model).encoder.bos_token_id is None

@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import functools
 import inspect
-import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -32,8 +30,6 @@ __all__ = [
     "MaskRecord",
     "Observer",
     "implementation_name",
-    "off_seam_modules",
-    "on_seam_modules",
     "operation_of",
     "read_mask",
     "read_sink_scores",
@@ -405,39 +401,3 @@ def read_sink_scores(keywords: dict[str, Any]) -> Tensor | None:
         return vector.detach().reshape(1, -1, 1)
     full = keywords.get("sinks")
     return None if full is None else full.detach().squeeze(-1)  # (batch, num_heads, q_len, 1): it depends on the query
-
-
-# --- which modules are on the seam -----------------------------------------------------------------------------------------
-
-
-def on_seam_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Qualified name to module, for every module whose forward looks its attention function up in the table."""
-    return {name: module for name, module in model.named_modules() if _uses_table(type(module))}
-
-
-def off_seam_modules(model: nn.Module) -> list[str]:
-    """Qualified names of attention modules that compute attention in their own code, out of reach of the table."""
-    on_seam = set(on_seam_modules(model))
-    found = []
-    for name, module in model.named_modules():
-        related = any(name == other or other.startswith(f"{name}.") or name.startswith(f"{other}.") for other in on_seam)
-        if not related and "attention" in type(module).__name__.lower() and _has_own_attention(type(module)):
-            found.append(name)
-    # An outer module that only delegates to an inner one of the same kind is not a second attention.
-    return [name for name in found if not any(other.startswith(f"{name}.") for other in found)]
-
-
-def _uses_table(cls: type) -> bool:
-    return bool(re.search(r"ALL_ATTENTION_FUNCTIONS", _source(cls.forward))) if hasattr(cls, "forward") else False
-
-
-def _has_own_attention(cls: type) -> bool:
-    return bool(re.search(r"[sS]oftmax|scaled_dot_product_attention|baddbmm|torch\.bmm|einsum", _source(cls)))
-
-
-@functools.cache
-def _source(obj: Any) -> str:
-    try:
-        return inspect.getsource(inspect.unwrap(obj) if not isinstance(obj, type) else obj)
-    except (OSError, TypeError):
-        return ""

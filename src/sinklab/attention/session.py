@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention import seam
-from sinklab.attention.anatomy import Anatomy
+from sinklab.attention.anatomy import Anatomy, off_seam_modules
 from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics
 from sinklab.attention.columns import capture_log_sum_exp, column_statistics
 from sinklab.attention.positions import Positions, read_positions
@@ -21,6 +21,10 @@ from sinklab.attention.verify import verify_call, verify_statistics
 from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelError
 
 __all__ = ["Session", "attend"]
+
+NO_KWARGS: dict[str, Any] = {}
+"""Default of the pre-hooks: while another thread registers a hook, torch may call it in this one without keyword arguments. The
+hook then belongs to the other thread's session and returns at once."""
 
 STATISTICS_NEEDS = frozenset(NEEDS) - {"head_outputs", "hidden_states", "attention_outputs"}
 
@@ -102,7 +106,7 @@ class Session:
         self.verify = verify
         self.calls: Counter[str] = Counter()
         self.sites: list[Site] = []
-        self.off_seam = seam.off_seam_modules(model)
+        self.off_seam = off_seam_modules(model)
         self.checks = {"calls_verified": 0, "rows_verified": 0, "largest_error": 0.0}
         self._anatomy = Anatomy(model)
         if not self._anatomy.attention:
@@ -352,7 +356,7 @@ class Session:
     def _active(self) -> bool:
         return self in seam.active_observers()
 
-    def _begin_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = NO_KWARGS) -> None:
         if not self._active():
             return
         if self._depth == 0:
@@ -389,7 +393,7 @@ class Session:
                 )
 
     def _begin_module(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = NO_KWARGS) -> None:
             if self._active():
                 self._now.turns[name] += 1
                 if any(isinstance(kwargs.get(key), Tensor) for key in ("key_value_states", "encoder_hidden_states")):
@@ -405,7 +409,7 @@ class Session:
         return hook
 
     def _begin_layer(self, name: str, index: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = NO_KWARGS) -> None:
             hidden = args[0] if args else kwargs.get("hidden_states")
             if self._active() and isinstance(hidden, Tensor):
                 self._now.residuals[name] = hidden.detach()

@@ -66,14 +66,13 @@ def print_json(record: Any) -> None:
 
 def print_summary(summary: Mapping[str, Any], report: str) -> None:
     """The few numbers of an audit that answer the question, and where the page is."""
-    sinks = summary["sink_positions"]
     loss = summary["loss"]
     lines = {
         "model": f"{summary['model']} ({summary['operation']} attention, {summary['num_heads']} heads)",
         "text": f"{summary['corpus']} {_bos(summary)}, {summary['samples']} samples of {summary['seq_len']} tokens",
         "loss": "not defined for this model" if loss is None else f"{loss:.3f} nats per token",
         "sink rate": f"{summary['sink_rate_gu2024']:.2f} % at position 0 (Gu et al. 2024, threshold {summary['threshold']:g})",
-        "sinks": ", ".join(_sink(sink) for sink in sinks[:LISTED]) if sinks else "none",
+        "sinks": _sinks(summary),
         "elsewhere": "; ".join(
             f"{condition['corpus']} {_bos(condition)} {condition['sink_rate_gu2024']:.2f} %"
             for condition in summary["conditions"][1:]
@@ -88,6 +87,16 @@ def print_summary(summary: Mapping[str, Any], report: str) -> None:
 
 def _bos(condition: Mapping[str, Any]) -> str:
     return "with BOS" if condition["bos"] else "without BOS"
+
+
+def _sinks(summary: Mapping[str, Any]) -> str:
+    """Where the sinks are: positions, or the learned logit that takes their place."""
+    listed = ", ".join(_sink(sink) for sink in summary["sink_positions"][:LISTED])
+    if summary.get("sink_role") == "learned sink logit":
+        return f"learned sink logit, {100 * summary['null_mass']:.1f} % of the mass" + (f"; {listed}" if listed else "")
+    if summary.get("sink_role") == "none" and listed:
+        return f"none by weight (after dividing each row by its sum: {listed})"
+    return listed or "none"
 
 
 def _sink(sink: Mapping[str, Any]) -> str:

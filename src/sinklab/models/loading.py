@@ -273,6 +273,8 @@ def _encoder(model: PreTrainedModel, tokenizer: Any) -> Encoder:
     rows = embeddings.num_embeddings if isinstance(embeddings, nn.Embedding) else 0
     config_bos = getattr(config, "bos_token_id", None)
     bos = config_bos[0] if isinstance(config_bos, list) else config_bos
+    if bos is not None and bos >= rows:
+        bos = None  # the default of a config class, meant for another vocabulary
     if tokenizer is None:
         special = [getattr(config, f"{role}_token_id", None) for role in ("bos", "eos", "pad")]
         flat = [token for entry in special for token in (entry if isinstance(entry, list) else [entry]) if token is not None]

@@ -127,6 +127,18 @@ def verdict(audit: Audit) -> str:
     sinks = sink_positions(audit)
     rate = audit.summary.get("sink_rate_gu2024")
     cells = audit.numbers.num_cells
+    null = audit.summary.get("null_mass")
+    if audit.summary.get("sink_role") == "learned sink logit" and null is not None:
+        return (
+            f"This model rests on a learned sink logit, which takes {percent(100 * null)} of the mass of its heads; the first "
+            f"position gets more than {threshold} of the attention in {percent(rate)} of heads and samples."
+        )
+    if sinks and audit.summary.get("normalized") is False and audit.summary.get("sink_heads_by_weight") == 0:
+        return (
+            f"This model has no attention sink: no head gives any position more than {threshold} of weight on average. Only "
+            f"after dividing each row by its sum, however small, do {percent(sinks[0]['rate'])} of heads and samples pass at "
+            f"{position_name(sinks[0]['position'])}."
+        )
     if sinks and sinks[0]["rate"] >= NO_SINK_BELOW:
         top = sinks[0]
         token = f", {quote(top['token'])}" if top.get("token") else ""

@@ -1,0 +1,46 @@
+"""The verdict, on the terminal and on the page, for the kinds of model that are easily called by the wrong name."""
+
+from __future__ import annotations
+
+import types
+
+from sinklab.cli.output import _sinks
+from sinklab.report.words import verdict
+
+AT_BOS = {"position": 0, "token": "<s>", "token_share": 1.0, "rate": 16.0, "mean_weight": 0.01, "heads": []}
+
+
+def page(summary: dict) -> str:
+    audit = types.SimpleNamespace(threshold=0.3, summary=summary, numbers=types.SimpleNamespace(num_cells=12))
+    return verdict(audit)  # type: ignore[arg-type]
+
+
+def test_a_learned_logit_is_no_position():
+    summary = {"sink_role": "learned sink logit", "null_mass": 0.52, "sink_positions": [], "sink_rate_gu2024": 0.0}
+    assert _sinks(summary) == "learned sink logit, 52.0 % of the mass"
+    assert "rests on a learned sink logit, which takes 52" in page(summary)
+
+
+def test_silent_heads_are_no_sink():
+    summary = {
+        "sink_role": "none",
+        "null_mass": None,
+        "normalized": False,
+        "sink_heads_by_weight": 0,
+        "sink_positions": [AT_BOS],
+        "sink_rate_gu2024": 16.0,
+    }
+    assert _sinks(summary) == 'none by weight (after dividing each row by its sum: position 0 "<s>" 16.00 %)'
+    assert page(summary).startswith("This model has no attention sink: no head gives any position more than 0.3")
+
+
+def test_a_softmax_sink_is_a_sink():
+    summary = {
+        "sink_role": "first position, token '<s>'",
+        "null_mass": 0.0,
+        "normalized": True,
+        "sink_positions": [AT_BOS],
+        "sink_rate_gu2024": 16.0,
+    }
+    assert _sinks(summary) == 'position 0 "<s>" 16.00 %'
+    assert page(summary).startswith("This model has an attention sink at the first position")
