@@ -37,7 +37,7 @@ bench: install  ## every benchmark, as ratios measured in the same run; fails wh
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/import_time.py
 
-embedded: install  ## train the two embedded models again (hours on a CPU; resumes)
+embedded: install  ## train the two embedded models again (about half an hour on one core; resumes)
 	$(BIN)/python -m sinklab.pretraining.embedded prepare
 	$(BIN)/python -m sinklab.pretraining.embedded train softmax
 	$(BIN)/python -m sinklab.pretraining.embedded train sigmoid

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy, off_seam_modules
 from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics
 from sinklab.attention.columns import capture_log_sum_exp, column_statistics
+from sinklab.attention.forward import Forward
 from sinklab.attention.positions import Positions, read_positions
 from sinklab.attention.probe import NEEDS, Probe
 from sinklab.attention.verify import verify_call, verify_statistics
@@ -55,35 +55,6 @@ def attend(model: nn.Module, probes: Sequence[Probe] = (), *, verify: bool = Tru
     session = Session(model, probes, verify=verify)
     with session._recording():
         yield session
-
-
-@dataclasses.dataclass(eq=False)
-class Forward:
-    """What is known during one forward of the model and forgotten after it.
-
-    Attributes:
-        masks: what the host said when it built masks during this forward.
-        early_masks: the same for masks built before it, which count only for calls that receive that very mask.
-        turns: how often the forward of each attention module has started.
-        called: attention modules whose attention call has been seen.
-        cross: attention modules that were given keys from elsewhere.
-        residuals: what entered each layer, by layer name; kept only when a probe needs it.
-        embeddings: what entered the first layer, until the positions of its tokens are known.
-        positions: positions of the tokens of self-attention calls, by length.
-        token_masks: 2-D padding masks that the model was called with.
-        position_ids: position ids that the model was called with.
-    """
-
-    masks: list[seam.MaskRecord] = dataclasses.field(default_factory=list)
-    early_masks: list[seam.MaskRecord] = dataclasses.field(default_factory=list)
-    turns: Counter[str] = dataclasses.field(default_factory=Counter)
-    called: set[str] = dataclasses.field(default_factory=set)
-    cross: set[str] = dataclasses.field(default_factory=set)
-    residuals: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    embeddings: Tensor | None = None
-    positions: dict[int, Positions] = dataclasses.field(default_factory=dict)
-    token_masks: list[Tensor] = dataclasses.field(default_factory=list)
-    position_ids: Tensor | None = None
 
 
 class Session:
@@ -276,9 +247,8 @@ class Session:
         implementation = getattr(native, "__name__", "")
         visible, bias = seam.read_mask(mask, kwargs, module, implementation, q_len, kv_len, query.device)
         site = self._site(name, module)
-        record = self._mask_record(mask, q_len, kv_len)
-        # The mask of cross-attention knows nothing of the decoder's cache; that of the self-attention before it does.
-        decoded = max((other.q_offset for other in self._now.masks if other.q_length == q_len), default=0)
+        record = self._now.record_of(mask, q_len, kv_len)
+        decoded = self._now.decoded(q_len)
         known_before = record.q_offset if record is not None else 0
         queries, keys = read_positions(
             record,
@@ -339,12 +309,6 @@ class Session:
             self._sites[label] = site
             self.sites.append(site)
         return site
-
-    def _mask_record(self, mask: Any, q_len: int, kv_len: int) -> seam.MaskRecord | None:
-        fitting = [record for record in self._now.masks if (record.q_length, record.kv_length) == (q_len, kv_len)]
-        same = [record for record in (*self._now.early_masks, *fitting) if record.mask is mask]
-        chosen = same or fitting
-        return chosen[-1] if chosen else None
 
     def _record_check(self, rows: int, error: float) -> None:
         self.checks["calls_verified"] += 1

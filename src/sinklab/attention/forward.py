@@ -1,0 +1,57 @@
+"""What is known during one forward of the model and forgotten after it: its masks, its padding, who has been called."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+from torch import Tensor
+
+from sinklab.attention import seam
+from sinklab.attention.positions import Positions
+
+__all__ = ["Forward"]
+
+
+@dataclasses.dataclass(eq=False)
+class Forward:
+    """The memory of a session for the length of one forward.
+
+    Attributes:
+        masks: what the host said when it built masks during this forward.
+        early_masks: the same for masks built before it, which count only for calls that receive that very mask.
+        turns: how often the forward of each attention module has started.
+        called: attention modules whose attention call has been seen.
+        cross: attention modules that were given keys from elsewhere.
+        residuals: what entered each layer, by layer name; kept only when a probe needs it.
+        embeddings: what entered the first layer, until the positions of its tokens are known.
+        positions: positions of the tokens of self-attention calls, by length.
+        token_masks: 2-D padding masks that the model was called with.
+        position_ids: position ids that the model was called with.
+    """
+
+    masks: list[seam.MaskRecord] = dataclasses.field(default_factory=list)
+    early_masks: list[seam.MaskRecord] = dataclasses.field(default_factory=list)
+    turns: Counter[str] = dataclasses.field(default_factory=Counter)
+    called: set[str] = dataclasses.field(default_factory=set)
+    cross: set[str] = dataclasses.field(default_factory=set)
+    residuals: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    embeddings: Tensor | None = None
+    positions: dict[int, Positions] = dataclasses.field(default_factory=dict)
+    token_masks: list[Tensor] = dataclasses.field(default_factory=list)
+    position_ids: Tensor | None = None
+
+    def record_of(self, mask: Any, q_len: int, kv_len: int) -> seam.MaskRecord | None:
+        """What the host said about the mask of a call: about that very mask, or else about the last one of its size."""
+        fitting = [record for record in self.masks if (record.q_length, record.kv_length) == (q_len, kv_len)]
+        same = [record for record in (*self.early_masks, *fitting) if record.mask is mask]
+        chosen = same or fitting
+        return chosen[-1] if chosen else None
+
+    def decoded(self, q_len: int) -> int:
+        """How many tokens were cached before the present queries.
+
+        The mask of cross-attention knows nothing of the decoder's cache; that of the self-attention before it does.
+        """
+        return max((record.q_offset for record in self.masks if record.q_length == q_len), default=0)
