@@ -94,9 +94,11 @@ def test_a_model_in_memory_needs_no_files():
     assert result.summary["sink_positions"] == [] or result.summary["sink_positions"][0]["token"].isdigit()
 
 
-def test_sigmoid_is_measured_with_the_proxy():
+def test_sigmoid_is_measured_with_the_proxy(tmp_path):
     model = make_sinklm({"name": "sigmoid", "bias": -2.0})
-    result = audit(wrap_model(model), corpus="random_tokens", seq_len=8, samples=2, bos="none")
+    result = audit(wrap_model(model), corpus="random_tokens", seq_len=8, samples=2, bos="none", out=tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "Mass of a row" in page  # mass on nothing is not defined where rows need not sum to one
     assert result.summary["operation"] == "sigmoid"
     assert "does not normalise" in " ".join(result.summary["text"])
     # sigmoid(-2) for scores near 0: the raw weight on the first position is far below its share of a row.

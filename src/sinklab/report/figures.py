@@ -59,6 +59,16 @@ def largest_by_layer(audit: Audit, probe: str, metric: str) -> tuple[float, int]
     return values[layer], layer
 
 
+def mass_card(audit: Audit, null: float | None) -> Card:
+    """Mass on nothing; where that is not defined (rows need not sum to one), the mass of a row."""
+    mass = mean_by_head(audit, "null_mass", "row_mass") if null is None else None
+    if mass is None:
+        return Card(
+            "Mass on nothing", None if null is None else percent(100 * null), "attention that goes to no key, mean over heads"
+        )
+    return Card("Mass of a row", number(mass), "sum of a query's weights, mean over heads; it need not be 1 here")
+
+
 def cards(audit: Audit) -> list[Card]:
     """The summary cards, most important first; a card without a number says that it was not measured."""
     summary, threshold = audit.summary, f"{audit.threshold:g}"
@@ -72,7 +82,9 @@ def cards(audit: Audit) -> list[Card]:
     ratio = largest_by_layer(audit, "hidden_norm", "first_to_rest_ratio")
     role = summary.get("sink_role")
     strongest = Card("Strongest sink", None, "")
-    if sinks:
+    if sinks and summary.get("normalized") is False and summary.get("sink_heads_by_weight") == 0:
+        strongest = Card("Strongest sink", "None", "by weight; rows divided by their sums pass the threshold")
+    elif sinks:
         token = f"{quote(sinks[0]['token'])} · " if sinks[0].get("token") else ""
         strongest = Card("Strongest sink", f"Position {sinks[0]['position']}", f"{token}{percent(sinks[0]['rate'])}")
     elif isinstance(summary.get("sink_positions"), list):
@@ -92,9 +104,7 @@ def cards(audit: Audit) -> list[Card]:
             if isinstance(loss, (int, float)) and loss < 100
             else "nats per token",
         ),
-        Card(
-            "Mass on nothing", None if null is None else percent(100 * null), "attention that goes to no key, mean over heads"
-        ),
+        mass_card(audit, null),
         Card(
             "Entropy",
             None if entropy is None else f"{number(entropy)} nats",
