@@ -229,3 +229,18 @@ def test_a_bos_outside_the_vocabulary_is_none():
     model = build(next(entry for entry in MEASURED if entry.id == "gpt2"), "eager")
     model.config.bos_token_id = 50256
     assert wrap_model(model).encoder.bos_token_id is None
+
+
+def test_the_record_counts_what_was_proved(result):
+    checks = result.run["checks"]
+    # Logits are the only output; 16 tokens are the whole sample; two layers, each seen and verified on four rows a sample.
+    assert (checks["outputs_found_bit_identical"], checks["tokens_of_identity_check"]) == (1, 16)
+    assert (checks["attention_modules_seen"], checks["calls_verified"], checks["rows_verified"]) == (2, 2, 2 * 4 * 6)
+    assert 0.0 <= checks["largest_error"] <= 1.0
+
+
+def test_a_model_without_outputs_proves_nothing():
+    model = make_sinklm()
+    model.register_forward_hook(lambda module, args, output: ())
+    with pytest.raises(MeasurementError, match="SinkLM returns no tensors"):
+        check_identity(model, torch.arange(8)[None])

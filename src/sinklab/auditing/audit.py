@@ -105,11 +105,12 @@ def audit(
 
     tables: list[pd.DataFrame] = []
     conditions: list[Condition] = []
+    identity: dict[str, int] = {}
     main: tuple[Tensor, Seen, SinkLocations, list[Probe]] | None = None
     for source, with_bos in _plan(text, main_bos, loaded.encoder.bos_token_id is not None):
         tokens = source.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         if main is None:
-            check_identity(loaded.model, tokens)
+            identity = check_identity(loaded.model, tokens)
         names = list(probe_registry) if main is None else ["sink_rate"]
         probes = [make_probe(name, threshold) for name in names]
         locations = SinkLocations(threshold, min_queries)
@@ -156,7 +157,7 @@ def audit(
         "token_sha256": hash_tokens(tokens),
         "conditions": [{"corpus": c.corpus, "bos": int(c.bos), "token_sha256": c.token_sha256} for c in conditions],
         "definitions": definitions(probes),
-        "checks": checks(seen.session, tokens),
+        "checks": checks(seen.session, identity),
         "calls": dict(seen.session.calls),
         **environment(loaded),
         "wall_seconds": round(time.time() - started, 3),

@@ -95,7 +95,7 @@ def measure(
     text = resolve_corpus(corpus) if isinstance(corpus, str) else corpus
     with_bos = uses_bos(loaded.encoder, bos)
     tokens = text.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
-    check_identity(loaded.model, tokens)
+    identity = check_identity(loaded.model, tokens)
     seen = run_probes(loaded.model, tokens, chosen, batch_size=batch_size, progress=progress, stage=text.name)
     run_id = new_run_id()
     table = labelled(seen.session, loaded, run_id=run_id, corpus=text.name, bos=int(with_bos), seed=seed)
@@ -115,7 +115,7 @@ def measure(
         "corpus": {"name": text.name, **dataclasses.asdict(text.identity)},
         "token_sha256": hash_tokens(tokens),
         "definitions": definitions(chosen),
-        "checks": checks(seen.session, tokens),
+        "checks": checks(seen.session, identity),
         "calls": dict(seen.session.calls),
         **environment(loaded),
         "wall_seconds": round(time.time() - started, 3),
@@ -202,22 +202,30 @@ def run_probes(
 
 
 @torch.inference_mode()
-def check_identity(model: PreTrainedModel, tokens: Tensor) -> None:
+def check_identity(model: PreTrainedModel, tokens: Tensor) -> dict[str, int]:
     """Prove on the start of the first sample that a session does not change one bit of the model's output.
 
+    Returns:
+        What was compared, for the run record.
+
     Raises:
-        MeasurementError: an output differs.
+        MeasurementError: an output differs, or there is none to compare.
     """
     batch = tokens[:1, :IDENTITY_TOKENS].to(model.device)
     arguments = _arguments(model, batch, full_logits=True)
     plain = [tensor for tensor in _tensors(model(**arguments))]
     with attend(model):
         seen = [tensor for tensor in _tensors(model(**arguments))]
+    if not plain:
+        raise MeasurementError(
+            f"{type(model).__name__} returns no tensors, so nothing proves that measuring leaves it unchanged"
+        )
     if not all(torch.equal(left, right) for left, right in zip(plain, seen, strict=True)):
         raise MeasurementError(
             f"{type(model).__name__} gives other outputs while it is being looked at, so nothing is measured; is its "
             "computation deterministic? (dropout, a mixture of experts with random routing)"
         )
+    return {"outputs_found_bit_identical": len(plain), "tokens_of_identity_check": batch.shape[1]}
 
 
 def labelled(session: Session, loaded: LoadedModel, **constants: Any) -> pd.DataFrame:
@@ -259,14 +267,9 @@ def definitions(probes: Sequence[Probe]) -> list[dict[str, Any]]:
     ]
 
 
-def checks(session: Session, tokens: Tensor) -> dict[str, Any]:
-    """What the measurement proved of itself."""
-    return {
-        "outputs_bit_identical_with_and_without_session": True,  # check_identity raises otherwise
-        "identity_checked_on_tokens": min(IDENTITY_TOKENS, tokens.shape[1]),
-        "every_attention_module_seen": True,  # the session raises otherwise
-        **session.checks,
-    }
+def checks(session: Session, identity: dict[str, int]) -> dict[str, Any]:
+    """What the measurement proved of itself, counted; whatever failed has raised."""
+    return {**identity, "attention_modules_seen": len(session.calls), **session.checks}
 
 
 def _arguments(model: PreTrainedModel, batch: Tensor, *, full_logits: bool) -> dict[str, Any]:
