@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from sinklab.errors import ConfigurationError, ContractError, UnknownNameError
 
-__all__ = ["KINDS", "Registry", "corpora", "operations", "probes", "registry_of"]
+__all__ = ["KINDS", "Registry", "corpora", "operations", "positions", "probes", "recipes", "registry_of"]
 
 T = TypeVar("T")
 
@@ -152,3 +152,5 @@ def _origin(obj: object) -> str:
 operations: Registry[Any] = Registry("operation", "operations")
 probes: Registry[Any] = Registry("probe", "probes")
 corpora: Registry[Any] = Registry("corpus", "corpora")
+positions: Registry[Any] = Registry("position", "positions")
+recipes: Registry[Any] = Registry("recipe", "recipes")

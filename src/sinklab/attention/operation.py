@@ -1,83 +1,220 @@
-"""What an attention operation is: a frozen dataclass that turns scores into weights."""
+"""What an attention operation is: a frozen dataclass that turns scores into weights, and weights into head outputs."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+import difflib
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sinklab.errors import ConfigurationError
 
-__all__ = ["Operation"]
+__all__ = ["EMPTY", "HeadShape", "Operation", "State", "repeat_groups"]
+
+State = Mapping[str, Tensor]
+"""What an operation is given besides queries, keys and values: its learned parameters by name and, when it
+``needs_layer_input``, ``"layer_input"``, what entered the attention layer, ``(batch, q_len, hidden_size)``."""
+
+EMPTY: dict[str, Tensor] = {}
+"""State of an operation without parameters."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadShape:
+    """Shape of the attention module that an operation's parameters are made for."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    hidden_size: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operation(abc.ABC):
-    """How scores become weights; its fields are its parameters, all of them numbers.
+    """From queries, keys and values to head outputs; its fields are its settings, all of them numbers or flags.
 
-    An operation is stateless. It is registered with transformers as ``sinklab_<name>`` and may then replace the attention
-    of any model on the seam. ``normalized`` says whether every row of weights sums to one.
+    Every operation is one composition, of which it overrides the parts in which it differs from softmax attention::
+
+        queries, keys = features(queries, keys)
+        scores        = queries · keysᵀ · scaling  (+ the host's soft cap and position bias)
+        null_scores   = null_scores(queries, scaling)          the score of attending to nothing, if there is such a thing
+        weights       = weights(scores, visible, null_scores)  on real keys
+        null_mass     = null_mass(scores, visible, null_scores)
+        outputs       = finish(weights · values, null_mass)    null value, output bias, gate
+
+    An instance is stateless and hashable: learned parameters live on the attention module and are handed in as ``state``. It is
+    registered with transformers as ``sinklab_<name>`` and may then replace the attention of any model on the seam.
+
+    Attributes:
+        normalized: every row's weights and null mass sum to one together. Where they do not, the metric of Gu et al. divides
+            rows by their sum (their proxy).
+        signed: weights may be negative (identity and MLP kernels); the proxy then takes absolute values.
+        needs_layer_input: ``state["layer_input"]`` is read (gates).
     """
 
     name: ClassVar[str]
     normalized: ClassVar[bool]
+    signed: ClassVar[bool] = False
+    needs_layer_input: ClassVar[bool] = False
+
+    # --- what the attention module is given -------------------------------------------------------------------------------
+
+    def parameters(self, shape: HeadShape) -> dict[str, Tensor]:
+        """Learned parameters by name with their initial values, float32; drawn from torch's global generator."""
+        return {}
+
+    def prepare(self, module: nn.Module) -> None:  # noqa: B027  optional on purpose
+        """Change the attention module once, when it is built: reparametrise its projections."""
+
+    @property
+    def tokens_in_front(self) -> int:
+        """Learned tokens that the model must put in front of every sequence."""
+        return 0
+
+    # --- the parts of the composition -------------------------------------------------------------------------------------
+
+    def features(self, queries: Tensor, keys: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """Map queries ``(batch, num_heads, q_len, head_dim)`` and keys ``(batch, num_kv_heads, kv_len, head_dim)``."""
+        return queries, keys
+
+    def null_scores(self, queries: Tensor, scaling: float, state: State) -> Tensor | None:
+        """Score of nothing for every query, ``(batch or 1, num_heads, q_len or 1)``, or ``None``.
+
+        Args:
+            queries: mapped by :meth:`features`, ``(batch, num_heads, q_len, head_dim)``.
+        """
+        return None
 
     @abc.abstractmethod
-    def weights(self, scores: Tensor, visible: Tensor | None) -> Tensor:
-        """Weights from scaled scores.
+    def weights(self, scores: Tensor, visible: Tensor | None, null_scores: Tensor | None = None) -> Tensor:
+        """Weights on real keys.
 
         Args:
             scores: ``(batch, num_heads, q_len, kv_len)``, scaled, before mask and normalisation.
             visible: boolean, broadcastable to ``scores``; ``None`` when every key is visible.
+            null_scores: what the method of that name gave, broadcastable to ``(batch, num_heads, q_len)``.
 
         Returns:
             Weights of the same shape, in float32 or wider; exactly 0 where not visible; a row without a visible key is 0.
         """
 
+    def null_mass(self, scores: Tensor, visible: Tensor | None, null_scores: Tensor | None = None) -> Tensor | None:
+        """Mass on nothing ``(batch, num_heads, q_len)``, or ``None`` where the operation does not define one.
+
+        Same arguments as :meth:`weights`. The default serves normalised operations with a null score: one minus the row sum
+        would lose the digits of a small mass, so it is computed as the probability that it is.
+        """
+        if null_scores is None:
+            return None
+        scores = scores if scores.dtype == torch.float64 else scores.float()
+        total = torch.logsumexp(scores if visible is None else scores.masked_fill(~visible, float("-inf")), dim=-1)
+        return torch.sigmoid(null_scores.to(total.dtype) - total)
+
+    def null_value(self, state: State) -> Tensor | None:
+        """Value ``(num_heads or 1, value_dim)`` that the null mass carries to the output; ``None`` means 0."""
+        return None
+
+    def output_bias(self, state: State) -> Tensor | None:
+        """Vector ``(num_heads or 1, value_dim)`` added to every head output, or ``None``."""
+        return None
+
+    def gain(self, state: State) -> Tensor | None:
+        """Factor on the head outputs ``(batch, num_heads, q_len, 1 or value_dim)``, or ``None``."""
+        return None
+
+    def finish(self, outputs: Tensor, null_mass: Tensor | None, state: State) -> Tensor:
+        """Head outputs from weights times values: plus ``null_mass`` times the null value, plus the bias, times the gain.
+
+        Args:
+            outputs: ``(batch, num_heads, q_len, value_dim)``; its dtype is kept.
+            null_mass: ``(batch, num_heads, q_len)`` or ``None``.
+        """
+        value, bias, gain = self.null_value(state), self.output_bias(state), self.gain(state)
+        if value is not None:
+            if null_mass is None:
+                raise ConfigurationError(f"operation {self.name!r} has a null value and no null mass to carry it")
+            outputs = outputs + (null_mass[..., None].to(value.dtype) * value[:, None]).to(outputs.dtype)
+        if bias is not None:
+            outputs = outputs + bias[:, None].to(outputs.dtype)
+        return outputs if gain is None else outputs * gain.to(outputs.dtype)
+
+    # --- the whole --------------------------------------------------------------------------------------------------------
+
     def head_outputs(
-        self, queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, scaling: float
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        visible: Tensor | None,
+        scaling: float,
+        state: State = EMPTY,
+        *,
+        softcap: float | None = None,
+        bias: Tensor | None = None,
+        dropout: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
-        """Plain reference of the whole operation: weights times values.
+        """The plain reference of the whole operation; differentiable, O(q_len · kv_len) memory. Every fast path equals it.
 
         Args:
             queries: ``(batch, num_heads, q_len, head_dim)``.
             keys, values: ``(batch, num_kv_heads, kv_len, head_dim)``; repeated here for grouped queries.
             visible: as in :meth:`weights`.
             scaling: factor on the scores.
+            softcap, bias: the host model's own changes of the scores: ``cap · tanh(score / cap)``, then an additive bias.
+            dropout: probability with which a weight is dropped.
 
         Returns:
-            Head outputs ``(batch, num_heads, q_len, value_dim)`` and weights, both in the dtype of ``queries``.
+            Head outputs ``(batch, num_heads, q_len, value_dim)`` and weights on real keys, both in the dtype of ``queries``.
         """
+        queries, keys = self.features(queries, keys, state)
         groups = queries.shape[1] // keys.shape[1]
-        if groups > 1:
-            keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
+        keys, values = repeat_groups(keys, groups), repeat_groups(values, groups)
         scores = torch.matmul(queries, keys.transpose(2, 3)) * scaling
-        weights = self.weights(scores, visible).to(queries.dtype)
-        return torch.matmul(weights, values), weights
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        if bias is not None:
+            scores = scores + bias
+        null_scores = self.null_scores(queries, scaling, state)
+        weights = self.weights(scores, visible, null_scores).to(values.dtype)
+        weights = nn.functional.dropout(weights, p=dropout)
+        null = self.null_mass(scores, visible, null_scores) if self.null_value(state) is not None else None
+        return self.finish(torch.matmul(weights, values), null, state), weights
+
+    # --- names and settings -----------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Name and parameters, as they are written into a model's config."""
+        """Name and settings, as they are written into a model's config."""
         return {"name": self.name, **dataclasses.asdict(self)}
 
     @staticmethod
-    def from_dict(fields: dict[str, Any]) -> Operation:
+    def from_dict(fields: Mapping[str, Any]) -> Operation:
         """The operation that :meth:`to_dict` described.
 
         Raises:
             UnknownNameError: no such operation.
-            ConfigurationError: a parameter that the operation does not have.
+            ConfigurationError: a setting that the operation does not have, or a value that it does not take.
         """
         from sinklab.registry import operations
 
-        parameters = dict(fields)
-        cls = operations[parameters.pop("name", "softmax")]
+        settings = dict(fields)
+        cls = operations[settings.pop("name", "softmax")]
         allowed = [field.name for field in dataclasses.fields(cls)]
-        unknown = [name for name in parameters if name not in allowed]
+        unknown = [name for name in settings if name not in allowed]
         if unknown:
+            near = difflib.get_close_matches(unknown[0], allowed, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigurationError(
-                f"operation {cls.name!r} has no parameter {', '.join(unknown)}; its parameters: {', '.join(allowed) or 'none'}"
+                f"operation {cls.name!r} has no parameter "
+                f"{', '.join(unknown)}; its parameters: {', '.join(allowed) or 'none'}.{hint}"
             )
-        return cls(**parameters)
+        return cls(**settings)
+
+
+def repeat_groups(states: Tensor, groups: int) -> Tensor:
+    """Keys or values of grouped-query attention, repeated so that every query head has its own."""
+    return states if groups == 1 else states.repeat_interleave(groups, dim=1)

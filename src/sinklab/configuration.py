@@ -1,0 +1,107 @@
+"""What a section of a configuration is: a pydantic model whose errors are one sentence, and dotted paths into it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, Self, TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sinklab.errors import ConfigurationError, SinklabError
+
+__all__ = ["Section", "with_overrides"]
+
+
+class Section(BaseModel):
+    """A named group of validated fields; an unknown field is refused with the nearest known one.
+
+    Raises:
+        ConfigurationError: on construction and on assignment.
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, validate_default=True)
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise ConfigurationError(_sentence(type(self), error)) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, value)
+        except ValidationError as error:
+            raise ConfigurationError(_sentence(type(self), error)) from None
+
+    @classmethod
+    def parse(cls, fields: dict[str, Any]) -> Self:
+        """The section that ``model_dump()`` described, from plain nested dictionaries."""
+        return cls(**fields)
+
+
+S = TypeVar("S", bound="Section")
+
+
+def with_overrides(config: S, overrides: Iterable[str]) -> S:
+    """A copy with ``path.to.field=value`` applied, values in YAML: ``model.window=64``, ``optimizer.betas=[0.9,0.99]``.
+
+    ``model.operation.name=sigmoid`` names another operation, so the settings of the former one are dropped.
+
+    Raises:
+        ConfigurationError: no equals sign, no such field (did you mean …?), or a value that the field does not take.
+    """
+    fields = config.model_dump()
+    given = list(overrides)
+    for item in given:
+        if "=" not in item:
+            raise ConfigurationError(f"--set {item!r}: expected path=value, such as optimizer.learning_rate=1e-3")
+        path = item.partition("=")[0].split(".")
+        if path[-1] == "name" and len(path) > 1:
+            inner = fields
+            for part in path[:-2]:
+                inner = inner.get(part, {}) if isinstance(inner, dict) else {}
+            if isinstance(inner, dict) and isinstance(_annotation(type(config), path[:-1]), dict):
+                inner[path[-2]] = {}
+    try:
+        merged = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(fields), OmegaConf.from_dotlist(given)), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigurationError(f"--set {' '.join(given)}: {str(error).splitlines()[0]}") from None
+    assert isinstance(merged, dict)
+    return type(config).parse({str(name): value for name, value in merged.items()})
+
+
+def _annotation(section: type[BaseModel], path: list[str]) -> Any:
+    """A dictionary if the path leads to a free-form field, otherwise the section that it leads to, or ``None``."""
+    for part in path:
+        field = section.model_fields.get(part) if isinstance(section, type) and issubclass(section, BaseModel) else None
+        if field is None:
+            return None
+        annotation = field.annotation
+        if getattr(annotation, "__origin__", None) is dict:
+            return {}
+        section = annotation  # type: ignore[assignment]
+    return section
+
+
+def _sentence(section: type[BaseModel], error: ValidationError) -> str:
+    """The first problem in one line: where, what was given, what is expected."""
+    problem = error.errors()[0]
+    cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, SinklabError):
+        inside = ".".join(str(part) for part in problem["loc"])
+        return f"{inside}: {cause}" if inside else str(cause)
+    where = ".".join(str(part) for part in problem["loc"]) or section.__name__
+    if problem["type"] == "extra_forbidden":
+        owner: Any = section
+        for part in problem["loc"][:-1]:
+            field = owner.model_fields.get(part) if isinstance(owner, type) and issubclass(owner, BaseModel) else None
+            owner = field.annotation if field is not None else None
+        known = list(owner.model_fields) if isinstance(owner, type) and issubclass(owner, BaseModel) else []
+        near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return f"there is no field {where!r}.{hint} Known: {', '.join(known)}"
+    more = f" (and {error.error_count() - 1} more problems)" if error.error_count() > 1 else ""
+    return f"{where} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}{more}"
