@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from sinklab.attention.operation import Operation
+from sinklab.attention.operation import Operation, repeat_groups
 from sinklab.attention.visibility import Visibility
 
 __all__ = ["AttentionCall", "LayerOutput", "Site", "Statistics"]
@@ -34,20 +34,23 @@ class Site:
 class AttentionCall:
     """One call of the attention function.
 
-    ``scores = softcap(queries · keysᵀ · scaling + 0) + bias``; the operation turns scores and ``visible`` into weights; with
-    ``sink_scores`` the softmax has one more term in its denominator, whose mass goes to nothing.
+    ``scores = softcap(queries · keysᵀ · scaling) + bias``; the operation turns scores, ``visible`` and ``sink_scores`` into
+    weights; ``outputs = (weights · values + null mass · null_value + output_bias) · gain``.
 
     Attributes:
         site: the module that called.
-        queries: ``(batch, num_heads, q_len, head_dim)``, after rotary embedding.
-        keys: ``(batch, num_kv_heads, kv_len, head_dim)``; never repeated for grouped queries.
+        queries: ``(batch, num_heads, q_len, head_dim)``, after rotary embedding and the operation's feature map.
+        keys: ``(batch, num_kv_heads, kv_len, head_dim)``, likewise; never repeated for grouped queries.
         values: ``(batch, num_kv_heads, kv_len, value_dim)``; ``value_dim`` differs from ``head_dim`` under MLA.
         scaling: factor on ``queries · keysᵀ``.
         visible: the rule of visibility over tensor indices.
         operation: how scores become weights.
         softcap: ``cap · tanh(score / cap)`` is applied to the scaled scores before bias and mask, or ``None``.
         bias: additive scores ``(batch or 1, num_heads or 1, q_len, kv_len)``, or ``None``.
-        sink_scores: learned sink logits ``(batch or 1, num_heads, q_len or 1)``, or ``None``.
+        sink_scores: scores of nothing ``(batch or 1, num_heads, q_len or 1)``: a learned sink logit, a key bias; or ``None``.
+        null_value: ``(num_heads or 1, value_dim)`` that the mass on nothing carries to the output, or ``None`` for 0.
+        output_bias: ``(num_heads or 1, value_dim)`` added to every head output, or ``None``.
+        gain: factor on the head outputs ``(batch, num_heads, q_len, 1 or value_dim)`` (output gates), or ``None``.
         head_outputs: what the model's own function returned, ``(batch, q_len, num_heads, value_dim)``.
         log_sum_exp: float32 ``(batch, num_heads, q_len)``, natural logarithm, over visible keys and without the sink logit,
             when the model's own kernel computed it; ``None`` otherwise.
@@ -74,6 +77,9 @@ class AttentionCall:
     softcap: float | None = None
     bias: Tensor | None = None
     sink_scores: Tensor | None = None
+    null_value: Tensor | None = None
+    output_bias: Tensor | None = None
+    gain: Tensor | None = None
     head_outputs: Tensor | None = None
     log_sum_exp: Tensor | None = None
     cached_keys: int = 0
@@ -133,13 +139,31 @@ class AttentionCall:
         """
         scores = self.scores(query_start, query_stop) if scores is None else scores
         visible = self.visible.block(query_start, query_stop, 0, self.kv_len)
-        if self.sink_scores is None:
-            return self.operation.weights(scores, visible)
-        scores = scores.masked_fill(~visible, float("-inf"))
-        width = self.sink_scores.shape[2]
-        sink = self.sink_scores[:, :, query_start:query_stop] if width > 1 else self.sink_scores
-        denominator = torch.logaddexp(torch.logsumexp(scores, dim=-1), sink.to(scores.dtype))
-        return torch.exp(scores - denominator[..., None])
+        return self.operation.weights(scores, visible, self.sink_rows(query_start, query_stop))
+
+    def null_mass(self, query_start: int, query_stop: int, scores: Tensor | None = None) -> Tensor:
+        """Mass on nothing of a block of queries, ``(batch, num_heads, block)``; 0 where the operation knows of none."""
+        scores = self.scores(query_start, query_stop) if scores is None else scores
+        visible = self.visible.block(query_start, query_stop, 0, self.kv_len)
+        mass = self.operation.null_mass(scores, visible, self.sink_rows(query_start, query_stop))
+        return scores.new_zeros(scores.shape[:3]) if mass is None else mass
+
+    def outputs(self, query_start: int, query_stop: int) -> Tensor:
+        """Head outputs of a block of queries, float32 (or float64) ``(batch, num_heads, block, value_dim)``, recomputed."""
+        scores = self.scores(query_start, query_stop)
+        weights = self.weights(query_start, query_stop, scores)
+        outputs = torch.matmul(weights, repeat_groups(self.values.to(weights.dtype), self.groups))
+        if self.null_value is not None:
+            mass = self.null_mass(query_start, query_stop, scores)
+            outputs = outputs + mass[..., None] * self.null_value[:, None].to(outputs.dtype)
+        if self.output_bias is not None:
+            outputs = outputs + self.output_bias[:, None].to(outputs.dtype)
+        return outputs if self.gain is None else outputs * self.gain[:, :, query_start:query_stop].to(outputs.dtype)
+
+    def sink_rows(self, query_start: int, query_stop: int) -> Tensor | None:
+        """Scores of nothing of a block of queries, ``(batch or 1, num_heads, block or 1)``, or ``None``."""
+        scores = self.sink_scores
+        return scores[:, :, query_start:query_stop] if scores is not None and scores.shape[2] > 1 else scores
 
 
 @dataclasses.dataclass
@@ -152,12 +176,11 @@ class Statistics:
     Attributes:
         column_sum: float32 ``(batch, num_heads, kv_len)``: sum over counted queries of the weight on the key.
         column_share: the same with every row of weights divided by its sum (the proxy of Gu et al. 2024, arXiv 2410.10781:
-            of absolute values, denominators + 1e-8);
-            the same tensor as ``column_sum`` for softmax, with or without a sink logit.
+            of absolute values, denominators + 1e-8); the same tensor as ``column_sum`` for normalised operations.
         column_count: float32 ``(batch or 1, num_heads or 1, kv_len)``: counted queries that see the key.
         row_mass: float32 ``(batch, num_heads, q_len)``: weight on all keys together.
-        null_mass: same shape: mass on nothing, ``1 - row_mass`` where the operation is a softmax with a sink logit, 0 for plain
-            softmax, ``None`` where it is not defined.
+        null_mass: same shape: mass on nothing; with ``row_mass`` it makes one. 0 for plain softmax, ``None`` for operations that
+            are not normalised.
         log_sum_exp: same shape: natural logarithm of the sum of exp(score) over visible keys, without the sink logit; ``None``
             for operations that are not a softmax.
         row_entropy: same shape: ``-sum w ln w`` of the weights divided by their sum, in nats.

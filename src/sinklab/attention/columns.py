@@ -102,7 +102,7 @@ def _obstacle(call: AttentionCall, needs: frozenset[str], method: str) -> str | 
         return None
     if method not in ("fused", "swapped"):
         return "there is no such method (auto, blocked, fused, swapped)"
-    if call.operation.name != "softmax":
+    if not call.operation.is_softmax:
         return f"it needs the log-sum-exp of a softmax, and the operation is {call.operation.name!r}"
     if call.softcap is not None:
         return "the scores are soft-capped"

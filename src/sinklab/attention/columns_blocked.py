@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.columns_tiles import bucket_starts, plan_tiles, visible_counts
+from sinklab.attention.operation import Operation
 
 __all__ = ["blocked_statistics", "rows_per_block"]
 
@@ -26,31 +27,32 @@ def blocked_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: 
     See :func:`sinklab.attention.columns.column_statistics`; memory is O(rows · kv_len) per head.
     """
     rows = rows_per_block(call) if rows is None else rows
-    softmax = call.operation.name == "softmax"
+    operation = call.operation
     shape = (*call.queries.shape[:2],)
     dtype = torch.promote_types(call.queries.dtype, torch.float32)
     device = call.queries.device
     counted = None if bool(call.counted.all()) else call.counted
     columns = torch.zeros(*shape, call.kv_len, dtype=dtype, device=device)
-    share = columns if softmax else torch.zeros_like(columns)
+    share = columns if operation.normalized else torch.zeros_like(columns)
     starts = bucket_starts(call.q_len, num_buckets) if num_buckets else None
     buckets = torch.zeros(*shape, num_buckets, call.kv_len, dtype=dtype, device=device) if num_buckets else None
-    fields: dict[str, list[Tensor]] = {name: [] for name in _row_fields(needs, softmax)}
+    fields: dict[str, list[Tensor]] = {name: [] for name in _row_fields(needs, operation)}
 
     for start in range(0, call.q_len, rows):
         stop = min(start + rows, call.q_len)
         scores = call.scores(start, stop)
         visible = call.visible.block(start, stop, 0, call.kv_len)
         weights = call.weights(start, stop, scores)
-        # Entropy is of the weights divided by their sum. Under a sink logit that is the softmax without it, which keeps its
-        # digits when the logit leaves nothing of the weights themselves.
-        sole = weights if call.sink_scores is None else call.operation.weights(scores, visible)
+        if operation.is_softmax:
+            # Entropy is of the weights divided by their sum. Under a null term that is the softmax without it, which keeps its
+            # digits when the term leaves nothing of the weights themselves.
+            sole = weights if call.sink_scores is None else operation.weights(scores, visible)
+        else:
+            size = weights.abs()
+            sole = size / (size.sum(dim=-1, keepdim=True) + 1e-8)
         if counted is not None:
             padding = ~counted[:, None, start:stop, None]
             weights, sole = weights.masked_fill(padding, 0.0), sole.masked_fill(padding, 0.0)
-        if not softmax:
-            size = weights.abs()
-            sole = size / (size.sum(dim=-1, keepdim=True) + 1e-8)
         if "columns" in needs:
             columns += weights.sum(dim=2)
             if share is not columns:
@@ -74,11 +76,12 @@ def blocked_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: 
     return statistics
 
 
-def _row_fields(needs: frozenset[str], softmax: bool) -> list[str]:
+def _row_fields(needs: frozenset[str], operation: Operation) -> list[str]:
     """Names of the row fields that the needs ask for and the operation has."""
     names = {"mass": ["row_mass"], "entropy": ["row_entropy"], "maximum": ["row_max"], "scores": ["score_mean"]}
-    if softmax:
+    if operation.normalized:
         names["mass"].append("null_mass")
+    if operation.is_softmax:
         names["log_sum_exp"] = ["log_sum_exp"]
     return [name for need, fields in names.items() if need in needs for name in fields]
 
@@ -89,10 +92,10 @@ def _row_values(
     """The row fields of one block, each ``(batch, num_heads, block)``."""
     values: dict[str, Tensor] = {}
     wanted = set(names)  # type: ignore[call-overload]
-    if wanted & {"log_sum_exp", "null_mass"}:
-        log_sum_exp = torch.logsumexp(scores.masked_fill(~visible, float("-inf")), dim=-1)
-        values["log_sum_exp"] = log_sum_exp
-        values["null_mass"] = null_mass(call, log_sum_exp, start, stop)
+    if "log_sum_exp" in wanted:
+        values["log_sum_exp"] = torch.logsumexp(scores.masked_fill(~visible, float("-inf")), dim=-1)
+    if "null_mass" in wanted:
+        values["null_mass"] = call.null_mass(start, stop, scores)
     if "row_mass" in wanted:
         values["row_mass"] = weights.sum(dim=-1)
     if "row_entropy" in wanted:
@@ -103,15 +106,3 @@ def _row_values(
         seen = visible.sum(dim=-1).clamp(min=1)
         values["score_mean"] = scores.masked_fill(~visible, 0.0).sum(dim=-1) / seen
     return {name: value for name, value in values.items() if name in wanted}
-
-
-def null_mass(call: AttentionCall, log_sum_exp: Tensor, start: int, stop: int) -> Tensor:
-    """Mass of a softmax on nothing, ``exp(sink) / (exp(sink) + exp(log_sum_exp))``; from the scores, not from the row sums."""
-    if call.sink_scores is None:
-        return torch.zeros_like(log_sum_exp)
-    return torch.sigmoid(sink_rows(call.sink_scores, start, stop).to(log_sum_exp.dtype) - log_sum_exp)
-
-
-def sink_rows(sink_scores: Tensor, start: int, stop: int) -> Tensor:
-    """Sink logits of a block of queries, ``(batch or 1, num_heads, block or 1)``."""
-    return sink_scores[:, :, start:stop] if sink_scores.shape[2] > 1 else sink_scores

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.columns_blocked import null_mass
 from sinklab.attention.columns_tiles import bucket_starts, plan_tiles, visible_counts
 from sinklab.attention.matmul_precision import float32_product
 
@@ -229,7 +228,7 @@ class _SecondPass:
             statistics.log_sum_exp = log_sum_exp.masked_fill(padding, 0.0)
         if "mass" in needs and self.mass is not None:
             statistics.row_mass = self.mass * self.row_share
-            statistics.null_mass = null_mass(call, log_sum_exp, 0, call.q_len).masked_fill(padding, 0.0)
+            statistics.null_mass = _null_mass(call, log_sum_exp).masked_fill(padding, 0.0)
         if self.maximum is not None:
             statistics.row_max = self.maximum * self.row_share
         if self.plogp is not None and self.mass is not None:
@@ -264,3 +263,9 @@ class _Masks:
                 whole = seen == visible.numel()
                 self.made[place] = None if whole else visible.to(self.dtype).sub_(1.0).mul_(-_HIDDEN)
         return self.made[place]
+
+
+def _null_mass(call: AttentionCall, log_sum_exp: Tensor) -> Tensor:
+    """Mass of a softmax on nothing, ``exp(sink) / (exp(sink) + exp(log_sum_exp))``; from the scores, not from the row sums."""
+    sink = call.sink_scores
+    return torch.zeros_like(log_sum_exp) if sink is None else torch.sigmoid(sink.to(log_sum_exp.dtype) - log_sum_exp)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall
-from sinklab.attention.columns_blocked import rows_per_block, sink_rows
+from sinklab.attention.columns_blocked import rows_per_block
 from sinklab.attention.visibility import Visibility
 from sinklab.errors import ConfigurationError
 
@@ -56,7 +56,7 @@ def known_key_weights(call: AttentionCall, log_sum_exp: Tensor, key_index: Tenso
         scores = dataclasses.replace(call, keys=keys, bias=bias).scores(0, call.q_len)
     denominator = log_sum_exp.to(scores.dtype)
     if call.sink_scores is not None:
-        denominator = torch.logaddexp(denominator, sink_rows(call.sink_scores, 0, call.q_len).to(scores.dtype))
+        denominator = torch.logaddexp(denominator, call.sink_scores.to(scores.dtype))
     visible = _visible_columns(call, index) & call.counted[:, None, :, None]
     return torch.exp(scores.sub_(denominator[..., None])).masked_fill_(~visible, 0.0)
 

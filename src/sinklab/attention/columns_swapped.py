@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Site, Statistics
-from sinklab.attention.columns_blocked import blocked_statistics, sink_rows
+from sinklab.attention.columns_blocked import blocked_statistics
 from sinklab.attention.columns_tiles import bucket_starts, plan_tiles, visible_counts
 from sinklab.attention.operation import Operation
 from sinklab.attention.visibility import Causal, Everything
@@ -66,7 +66,7 @@ def swapped_statistics(
     assert call.log_sum_exp is not None  # swapped_obstacle has seen to it
     normaliser = call.log_sum_exp.to(torch.promote_types(call.queries.dtype, torch.float32))
     if call.sink_scores is not None:
-        normaliser = torch.logaddexp(normaliser, sink_rows(call.sink_scores, 0, call.q_len).to(normaliser.dtype))
+        normaliser = torch.logaddexp(normaliser, call.sink_scores.to(normaliser.dtype))
     padding = ~call.counted[:, None, :]
     # The kernel multiplies scores by the scale, so the offset is divided by it beforehand; scaling the queries instead would
     # round them when they are bfloat16.

@@ -51,6 +51,8 @@ class Operation(abc.ABC):
     registered with transformers as ``sinklab_<name>`` and may then replace the attention of any model on the seam.
 
     Attributes:
+        is_softmax: weights are the softmax of the scores, with the null score as one more term of the denominator if there is
+            one; everything that works from a log-sum-exp (flash kernels, fused statistics) then serves the operation.
         normalized: every row's weights and null mass sum to one together. Where they do not, the metric of Gu et al. divides
             rows by their sum (their proxy).
         signed: weights may be negative (identity and MLP kernels); the proxy then takes absolute values.
@@ -59,6 +61,7 @@ class Operation(abc.ABC):
 
     name: ClassVar[str]
     normalized: ClassVar[bool]
+    is_softmax: ClassVar[bool] = False
     signed: ClassVar[bool] = False
     needs_layer_input: ClassVar[bool] = False
 

@@ -20,8 +20,11 @@ import torch
 from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.output_capturing import _active_collector
 
 from sinklab.attention.operation import Operation
+from sinklab.attention.paths import Inputs, compute
+from sinklab.attention.state import state_of
 from sinklab.attention.visibility import Causal, Dense, Everything, Keys, Visibility, Window
 from sinklab.errors import UnsupportedModelError
 
@@ -49,6 +52,7 @@ KEYWORDS: dict[str, str] = {
     "is_causal": "honoured",
     "sliding_window": "honoured",
     "dropout": "honoured",
+    "layer_input": "honoured",
     # in the mask: their effect has already reached the mask that the function receives
     "indices": "in the mask",
     "block_indices": "in the mask",
@@ -154,10 +158,10 @@ def register_operation(operation: Operation) -> str:
         attention_mask: Tensor | None,
         scaling: float | None = None,
         dropout: float = 0.0,
+        layer_input: Tensor | None = None,
         **keywords: Any,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         chosen = operation_of(module, attention_forward)
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         # What eager and sdpa find in the mask, a sparse model hands to functions of any other name as a keyword alone.
         unmasked = [key for key, given in keywords.items() if KEYWORDS.get(key) == "in the mask" and given is not None]
         unknown = unknown_keywords(keywords) + unmasked
@@ -171,34 +175,45 @@ def register_operation(operation: Operation) -> str:
                 f"{type(module).__name__} {what}; {name} cannot take the place of its attention. Use the model's own "
                 "implementation"
             )
-        ready = isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.bool
-        if ready and not dropout and keywords.get("softcap") is None and keywords.get("position_bias") is None:
-            outputs, weights = chosen.head_outputs(query, key, value, attention_mask, scale)
-            return outputs.transpose(1, 2).contiguous(), weights
-        rule, bias = read_mask(attention_mask, keywords, module, name, query.shape[2], key.shape[2], query.device)
-        visible = None if isinstance(rule, Everything) else rule.block(0, query.shape[2], 0, key.shape[2])
-        groups = query.shape[1] // key.shape[1]
-        if groups > 1:
-            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-        scores = torch.matmul(query, key.transpose(2, 3)) * scale
-        if keywords.get("softcap") is not None:
-            scores = torch.tanh(scores / keywords["softcap"]) * keywords["softcap"]
-        if bias is not None:
-            scores = scores + bias
-        weights = chosen.weights(scores, visible).to(query.dtype)
-        weights = nn.functional.dropout(weights, p=dropout, training=module.training)
-        return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+        causal, visible, bias = False, attention_mask, keywords.get("position_bias")
+        if attention_mask is None:
+            flag = keywords.get("is_causal")
+            causal = query.shape[2] > 1 and bool(getattr(module, "is_causal", True) if flag is None else flag)
+        elif attention_mask.dtype != torch.bool or attention_mask.ndim != 4:
+            rule, bias = read_mask(attention_mask, keywords, module, name, query.shape[2], key.shape[2], query.device)
+            visible = None if isinstance(rule, Everything) else rule.block(0, query.shape[2], 0, key.shape[2])
+        elif attention_mask.shape[-1] > key.shape[2]:
+            visible = attention_mask[..., : key.shape[2]]
+        inputs = Inputs(
+            queries=query,
+            keys=key,
+            values=value,
+            visible=visible,
+            causal=causal,
+            scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+            state=state_of(module, chosen, layer_input),
+            softcap=keywords.get("softcap"),
+            bias=None if bias is None else bias[..., : key.shape[2]],
+            dropout=dropout if module.training else 0.0,
+        )
+        path = getattr(module, "attention_path", "auto")
+        wanted = bool(keywords.get("output_attentions")) or _weights_are_collected()
+        outputs, weights = compute(chosen, inputs, path, need_weights=wanted)
+        return outputs.transpose(1, 2).contiguous(), weights
 
     attention_forward.__name__ = name
     attention_forward._sinklab_operation = default  # type: ignore[attr-defined]
 
-    def mask(*args: Any, **kwargs: Any) -> Tensor | None:
-        # Boolean and always present: operations are told what is visible, never an additive mask, and never guess causality.
-        return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
-
     ALL_ATTENTION_FUNCTIONS.register(name, attention_forward)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(name, mask)
+    # Boolean, or None where causality says it all: operations are told what is visible, never an additive mask.
+    ALL_MASK_ATTENTION_FUNCTIONS.register(name, sdpa_mask)
     return name
+
+
+def _weights_are_collected() -> bool:
+    """Whether transformers is gathering attention weights for the caller (``output_attentions=True``)."""
+    collected = _active_collector.get()
+    return bool(collected) and any("attentions" in name for name in collected)
 
 
 def operation_of(module: nn.Module, function: Callable[..., Any]) -> Operation:

@@ -17,6 +17,7 @@ from sinklab.attention.columns import capture_log_sum_exp, column_statistics
 from sinklab.attention.forward import Forward
 from sinklab.attention.positions import Positions, read_positions
 from sinklab.attention.probe import NEEDS, Probe
+from sinklab.attention.state import state_of
 from sinklab.attention.verify import verify_call, verify_statistics
 from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelError
 
@@ -118,7 +119,7 @@ class Session:
 
     @property
     def normalized(self) -> bool:
-        """Whether every operation seen gives rows that sum to one (what a learned sink logit takes included)."""
+        """Whether every operation seen gives rows that, with their mass on nothing, sum to one."""
         from sinklab.registry import operations
 
         return all(operations[name].normalized for name in self._operations)
@@ -262,11 +263,13 @@ class Session:
             position_ids=kwargs.get("position_ids") if kwargs.get("position_ids") is not None else self._now.position_ids,
             device=query.device,
         )
-        sinks = seam.read_sink_scores(kwargs)
-        if sinks is not None:
-            sinks = sinks.to(query.device)
         scaling = kwargs.get("scaling")
+        scaling = head_dim**-0.5 if scaling is None else float(scaling)
         operation = seam.operation_of(module, native)
+        state = state_of(module, operation, kwargs.get("layer_input"))
+        query, key = operation.features(query, key, state)
+        sinks = seam.read_sink_scores(kwargs)
+        sinks = operation.null_scores(query, scaling, state) if sinks is None else sinks.to(query.device)
         self._operations.add(operation.name)
         needs_outputs = "head_outputs" in self._needs
         if log_sum_exp is not None and tuple(log_sum_exp.shape) != (batch, num_heads, q_len):
@@ -279,7 +282,7 @@ class Session:
             queries=query,
             keys=key,
             values=value,
-            scaling=head_dim**-0.5 if scaling is None else float(scaling),
+            scaling=scaling,
             visible=visible,
             operation=operation,
             query_positions=queries.positions,
@@ -289,6 +292,9 @@ class Session:
             softcap=kwargs.get("softcap"),
             bias=None if bias is None else bias.detach(),
             sink_scores=sinks,
+            null_value=operation.null_value(state),
+            output_bias=operation.output_bias(state),
+            gain=operation.gain(state),
             head_outputs=outputs.reshape(batch, q_len, num_heads, -1),
             log_sum_exp=log_sum_exp,
             cached_keys=known_before if site.kind == "self" else kv_len if decoded else 0,

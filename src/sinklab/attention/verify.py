@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.operation import repeat_groups
 from sinklab.errors import MeasurementError
 
 __all__ = ["verify_call", "verify_statistics"]
@@ -15,8 +16,8 @@ ROWS = 4
 def verify_call(call: AttentionCall) -> tuple[int, float]:
     """Recompute some rows of ``call.head_outputs`` by the plain definition and compare.
 
-    Scores, cap, bias, mask, sink logits, scaling and operation all enter the recomputation, so a keyword that was misread, a
-    mask that was lost or a gain applied behind the function's back shows here.
+    Scores, cap, bias, mask, sink logits, scaling, operation and gate all enter the recomputation, so a keyword that was misread,
+    a mask that was lost or a gain applied behind the function's back shows here.
 
     The allowed error grows with what rounding allows: weights are exponentials of scores, so an error of ``eps · |score|`` in
     the score is the same relative error of the weight, and a head output is a weighted mean of values.
@@ -30,9 +31,11 @@ def verify_call(call: AttentionCall) -> tuple[int, float]:
     if call.head_outputs is None:
         raise MeasurementError(f"{call.site.module}: the attention function returned no outputs to verify against")
     dtype = torch.promote_types(call.queries.dtype, torch.float32)
-    values = call.values.to(dtype)
-    if call.groups > 1:
-        values = values.repeat_interleave(call.groups, dim=1)
+    largest_value = repeat_groups(call.values.abs().amax(dim=(2, 3)).to(dtype), call.groups)[..., None]
+    for vector in (call.null_value, call.output_bias):
+        if vector is not None:
+            largest_value = torch.maximum(largest_value, vector.abs().amax(-1, keepdim=True).to(dtype)[None])
+    loudest = 1.0 if call.gain is None else max(1.0, float(call.gain.abs().max()))
     # The coarsest precision on the way decides: autocast mixes them, and many models take the softmax in float32 whatever
     # comes in.
     eps = max(torch.finfo(tensor.dtype).eps for tensor in (call.queries, call.keys, call.values, call.head_outputs))
@@ -42,9 +45,9 @@ def verify_call(call: AttentionCall) -> tuple[int, float]:
         weights = call.weights(query, query + 1)
         visible = call.visible.block(query, query + 1, 0, call.kv_len)
         scores = call.scores(query, query + 1).masked_fill(~visible, 0.0)
-        expected = torch.matmul(weights, values).squeeze(2)
+        expected = call.outputs(query, query + 1).squeeze(2)
         got = call.head_outputs[:, query].to(dtype)
-        size = weights.sum(-1).clamp_min(1.0) * values.abs().amax(dim=(2, 3))[..., None]
+        size = weights.abs().sum(-1).clamp_min(1.0) * largest_value * loudest
         allowed = eps * (32 + 4 * scores.abs().amax(-1)) * size
         # A padding query sees nothing or everything, as the backend pleases; it is not measured.
         counted = call.counted[:, query] & visible.any(-1).any(1).any(-1)

@@ -29,7 +29,7 @@ class Sigmoid(Operation):
     bias: float = 0.0
     normalized: ClassVar[bool] = False
 
-    def weights(self, scores: Tensor, visible: Tensor | None) -> Tensor:
+    def weights(self, scores: Tensor, visible: Tensor | None, null_scores: Tensor | None = None) -> Tensor:
         scores = scores.float() if scores.dtype != torch.float64 else scores
         weights = torch.sigmoid(scores + self.bias)
         return weights if visible is None else weights.masked_fill(~visible, 0.0)

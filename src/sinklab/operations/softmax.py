@@ -19,13 +19,22 @@ __all__ = ["Softmax"]
 class Softmax(Operation):
     """``weights = exp(scores) / sum over visible keys of exp(scores)``; in [0, 1], rows sum to one.
 
-    Vaswani et al. 2017 (arXiv 1706.03762).
+    Vaswani et al. 2017 (arXiv 1706.03762). Operations that give nothing a score of its own build on this class: the null score
+    is one more term of the denominator, and its share is the null mass.
     """
 
     normalized: ClassVar[bool] = True
+    is_softmax: ClassVar[bool] = True
 
-    def weights(self, scores: Tensor, visible: Tensor | None) -> Tensor:
+    def weights(self, scores: Tensor, visible: Tensor | None, null_scores: Tensor | None = None) -> Tensor:
         scores = scores.float() if scores.dtype != torch.float64 else scores
+        if null_scores is not None:
+            hidden = scores if visible is None else scores.masked_fill(~visible, float("-inf"))
+            null = null_scores.to(scores.dtype)
+            # The largest score of the row, the null term included: finite whatever is hidden, and a constant to the gradient.
+            top = torch.maximum(hidden.amax(dim=-1), null).detach()[..., None]
+            exponentials = torch.exp(hidden - top)
+            return exponentials / (exponentials.sum(dim=-1, keepdim=True) + torch.exp(null[..., None] - top))
         if visible is None:
             return torch.softmax(scores, dim=-1)
         weights = torch.softmax(scores.masked_fill(~visible, torch.finfo(scores.dtype).min), dim=-1)
