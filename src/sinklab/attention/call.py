@@ -179,8 +179,8 @@ class Statistics:
             of absolute values, denominators + 1e-8); the same tensor as ``column_sum`` for normalised operations.
         column_count: float32 ``(batch or 1, num_heads or 1, kv_len)``: counted queries that see the key.
         row_mass: float32 ``(batch, num_heads, q_len)``: weight on all keys together.
-        null_mass: same shape: mass on nothing; with ``row_mass`` it makes one. 0 for plain softmax, ``None`` for operations that
-            are not normalised.
+        null_mass: same shape: mass on nothing; with ``row_mass`` it makes one. 0 for plain softmax, ``None`` for operations
+            that are not normalised.
         log_sum_exp: same shape: natural logarithm of the sum of exp(score) over visible keys, without the sink logit; ``None``
             for operations that are not a softmax.
         row_entropy: same shape: ``-sum w ln w`` of the weights divided by their sum, in nats.

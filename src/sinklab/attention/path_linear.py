@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from sinklab.attention.inputs import Inputs
 from sinklab.attention.operation import Operation
-from sinklab.attention.paths import Inputs
 
 __all__ = ["head_outputs", "obstacle", "worthwhile"]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.operation import EMPTY, Operation, State
+from sinklab.attention import path_blocks, path_flash, path_flex, path_linear
+from sinklab.attention.inputs import Inputs
+from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
 
 __all__ = ["PATHS", "Inputs", "Path", "choose", "compute", "obstacle", "set_attention_path"]
@@ -22,55 +23,6 @@ PATHS: dict[str, str] = {
     "flex": "FlexAttention with the similarity as a score modification; CUDA",
 }
 """Name to what it is. ``auto`` takes the fastest that serves the call; a name is used or refused, never replaced."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Inputs:
-    """One call as a path receives it.
-
-    Attributes:
-        queries: ``(batch, num_heads, q_len, head_dim)``; keys and values ``(batch, num_kv_heads, kv_len, …)``, not repeated.
-        visible: boolean, broadcastable to ``(batch, num_heads, q_len, kv_len)``; ``None`` when ``causal`` says it all.
-        causal: query ``i`` sees keys ``0 … i``; together with ``visible`` always False.
-        scaling: factor on the scores.
-        state: parameters of the operation.
-        softcap, bias, dropout: the host model's own; see :meth:`Operation.head_outputs`.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
-    visible: Tensor | None
-    causal: bool
-    scaling: float
-    state: State = dataclasses.field(default_factory=lambda: EMPTY)
-    softcap: float | None = None
-    bias: Tensor | None = None
-    dropout: float = 0.0
-
-    @property
-    def q_len(self) -> int:
-        """Number of queries."""
-        return self.queries.shape[2]
-
-    @property
-    def kv_len(self) -> int:
-        """Number of keys."""
-        return self.keys.shape[2]
-
-    def mask(self) -> Tensor | None:
-        """``visible``, or the causal rule as a boolean ``(q_len, kv_len)``; ``None`` when every key is visible."""
-        if not self.causal:
-            return self.visible
-        return torch.ones(self.q_len, self.kv_len, dtype=torch.bool, device=self.queries.device).tril()
-
-    def plain_scores(self) -> str | None:
-        """Why a path that forms scores by itself cannot serve the call, or ``None``."""
-        if self.softcap is not None:
-            return "the model caps its scores"
-        if self.bias is not None:
-            return "the model adds a bias to its scores"
-        return "attention dropout is on" if self.dropout else None
 
 
 class Path(Protocol):
@@ -86,28 +38,18 @@ class Path(Protocol):
         """Head outputs ``(batch, num_heads, q_len, value_dim)``, differentiable, equal to the plain reference."""
 
 
-_ORDER = ("flash", "linear", "blocks", "flex")
-_MODULES = {
-    "flash": "sinklab.attention.path_flash",
-    "blocks": "sinklab.attention.path_blocks",
-    "linear": "sinklab.attention.path_linear",
-    "flex": "sinklab.attention.path_flex",
-}
-
-
-def _module(path: str) -> Path:
-    return importlib.import_module(_MODULES[path])  # type: ignore[return-value]
+_MODULES: dict[str, Path] = {"flash": path_flash, "linear": path_linear, "blocks": path_blocks, "flex": path_flex}
+"""In the order in which ``auto`` asks them."""
 
 
 def obstacle(path: str, operation: Operation, inputs: Inputs) -> str | None:
     """Why ``path`` cannot serve the call, or ``None``."""
-    return None if path == "plain" else _module(path).obstacle(operation, inputs)
+    return None if path == "plain" else _MODULES[path].obstacle(operation, inputs)
 
 
 def choose(operation: Operation, inputs: Inputs) -> str:
     """The path that ``auto`` takes: the first fast one that can serve the call and is worth it, else ``plain``."""
-    for path in _ORDER:
-        module = _module(path)
+    for path, module in _MODULES.items():
         if module.obstacle(operation, inputs) is None and module.worthwhile(operation, inputs):
             return path
     return "plain"
@@ -137,7 +79,7 @@ def compute(
     elif path not in PATHS:
         raise ConfigurationError(f"there is no attention path {path!r}; known: auto, {', '.join(PATHS)}")
     elif path != "plain":
-        reason = _module(path).obstacle(operation, inputs)
+        reason = _MODULES[path].obstacle(operation, inputs)
         if reason is None and need_weights:
             reason = "attention weights were asked for, which it never forms"
         if reason:
@@ -145,7 +87,7 @@ def compute(
                 f"attention path {path!r} cannot serve operation {operation.name!r}: {reason}; use 'auto' or 'plain'"
             )
     if path != "plain":
-        return _module(path).head_outputs(operation, inputs), None
+        return _MODULES[path].head_outputs(operation, inputs), None
     return operation.head_outputs(
         inputs.queries,
         inputs.keys,

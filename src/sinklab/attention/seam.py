@@ -22,8 +22,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.output_capturing import _active_collector
 
+from sinklab.attention.inputs import Inputs
 from sinklab.attention.operation import Operation
-from sinklab.attention.paths import Inputs, compute
+from sinklab.attention.paths import compute
 from sinklab.attention.state import state_of
 from sinklab.attention.visibility import Causal, Dense, Everything, Keys, Visibility, Window
 from sinklab.errors import UnsupportedModelError
@@ -212,7 +213,8 @@ def register_operation(operation: Operation) -> str:
 
 def _weights_are_collected() -> bool:
     """Whether transformers is gathering attention weights for the caller (``output_attentions=True``)."""
-    collected = _active_collector.get()
+    # While a graph is captured a context variable cannot be read; transformers keeps the collector in a global then.
+    collected = _active_collector.global_var if torch.compiler.is_compiling() else _active_collector.get()
     return bool(collected) and any("attentions" in name for name in collected)
 
 
