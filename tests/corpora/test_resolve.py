@@ -24,6 +24,6 @@ def test_an_unknown_name_suggests_the_nearest():
         resolve_corpus("python_sorce")
 
 
-def test_a_directory_is_not_a_text(tmp_path):
-    with pytest.raises(InputError, match="is a directory; give one text file"):
+def test_an_empty_directory_is_no_corpus(tmp_path):
+    with pytest.raises(InputError, match="holds no text: no file with the ending .txt or .md"):
         resolve_corpus(str(tmp_path))

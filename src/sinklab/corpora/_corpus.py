@@ -5,15 +5,34 @@ from __future__ import annotations
 import abc
 import dataclasses
 import hashlib
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from sinklab.errors import ConfigurationError, InputError
 
-__all__ = ["Corpus", "Encoder", "Identity", "TextCorpus", "drawable_ids", "hash_tokens"]
+__all__ = [
+    "HELD_OUT_PERCENT",
+    "Corpus",
+    "Encoder",
+    "Identity",
+    "Split",
+    "TextCorpus",
+    "drawable_ids",
+    "hash_files",
+    "hash_order",
+    "hash_tokens",
+    "held_out_keys",
+    "is_held_out",
+]
+
+Split = Literal["train", "held_out"]
+
+HELD_OUT_PERCENT = 5
+"""Share of a corpus's documents that training never sees, where the corpus itself makes no such division."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +93,19 @@ class Corpus(abc.ABC):
     @abc.abstractmethod
     def rows(self, encoder: Encoder, length: int, seed: int) -> Iterator[list[int]]:
         """Endless or finite rows of exactly ``length`` ids, none of them a special token."""
+
+    def documents(self, split: Split) -> Iterator[str]:
+        """Optional: every text of a split, whole and one at a time, in a fixed order; what pre-training reads.
+
+        The splits have no text in common. A corpus whose texts are in some order of their own should mix them (by a hash, not
+        by a draw), because a run may ask for the first few only.
+
+        Raises:
+            ConfigurationError: this corpus has none.
+        """
+        raise ConfigurationError(
+            f"corpus {self.name!r} has no documents to train on; python_source, text files, folders and datasets have"
+        )
 
     def sample(self, encoder: Encoder, *, seq_len: int, samples: int, seed: int, bos: bool) -> Tensor:
         """The first ``samples`` rows, int64 ``(samples, seq_len)``.
@@ -148,6 +180,35 @@ def drawable_ids(encoder: Encoder) -> list[int]:
     if not ids:
         raise InputError("this model has no vocabulary to draw tokens from; sinklab's corpora are token sequences")
     return ids
+
+
+def is_held_out(key: str) -> bool:
+    """Whether a document is held out, by the SHA-256 of its key (its name or its text): the same on every machine."""
+    return int(_digest(key), 16) % 100 < HELD_OUT_PERCENT
+
+
+def held_out_keys(keys: Iterable[str]) -> frozenset[str]:
+    """The keys held out of a small collection: those with the smallest SHA-256, 5 % of the distinct ones and at least one."""
+    ordered = hash_order(set(keys))
+    return frozenset(ordered[: max(1, round(len(ordered) * HELD_OUT_PERCENT / 100))])
+
+
+def hash_order(keys: Iterable[str]) -> list[str]:
+    """Keys in the order of their SHA-256: mixed, and the same on every machine and whatever other keys there are."""
+    return sorted(keys, key=_digest)
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
+
+
+def hash_files(root: Path, files: Iterable[Path]) -> str:
+    """SHA-256 over the names (below ``root``, sorted) and contents of files, in hexadecimal."""
+    total = hashlib.sha256()
+    for relative, path in sorted((path.relative_to(root).as_posix(), path) for path in files):
+        with path.open("rb") as file:
+            total.update(f"{hashlib.file_digest(file, 'sha256').hexdigest()} {relative}\n".encode(errors="surrogateescape"))
+    return total.hexdigest()
 
 
 def hash_tokens(tokens: Tensor) -> str:

@@ -1,11 +1,12 @@
-"""From what a user writes after ``--corpus`` to a corpus: a registered name or the path of a text file."""
+"""From what a user writes after ``--corpus`` to a corpus: a registered name, a text file or folder, or a dataset."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sinklab.errors import InputError
+from sinklab.errors import ConfigurationError, InputError, UnknownNameError
 from sinklab.registry import corpora
 
 if TYPE_CHECKING:
@@ -13,22 +14,46 @@ if TYPE_CHECKING:
 
 __all__ = ["resolve_corpus"]
 
+DATA_FILE = re.compile(r"\.(parquet|arrow|jsonl|ndjson|json|csv|tsv)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
-def resolve_corpus(name: str) -> Corpus:
-    """The corpus called ``name``, or the text file at that path; a registered name wins over a file of the same name.
+
+def resolve_corpus(name: str, **dataset: str | None) -> Corpus:
+    """The corpus called ``name``, or the texts or dataset at that path, or the dataset of that name on the hub, in this order.
+
+    Args:
+        name: a registered name, a path, or ``owner/name``.
+        dataset: settings of :class:`~sinklab.corpora.hub_dataset.HubDataset`; ``None`` is not given.
 
     Raises:
         UnknownNameError: neither a name (did you mean …?) nor a path.
-        InputError: a path at which there is no readable UTF-8 text.
+        InputError: a path at which there is nothing readable.
+        ConfigurationError: settings of a dataset for something else.
     """
+    settings = {key: value for key, value in dataset.items() if value is not None}
+    kind = _kind(name)
+    if kind == "hub_dataset":
+        return corpora[kind](name, **settings)
+    if settings:
+        raise ConfigurationError(f"{', '.join(settings)}: only datasets have these settings, and corpus {name!r} is none")
+    return corpora[name]() if kind is None else corpora[kind](name)
+
+
+def _kind(name: str) -> str | None:
+    """The registered corpus that reads the path or dataset ``name``; ``None`` if ``name`` is itself a registered name."""
     if name in corpora:
-        return corpora[name]()
+        return None
     path = Path(name).expanduser()
     if path.is_dir():
-        raise InputError(f"corpus {name!r} is a directory; give one text file")
+        return "hub_dataset" if any(DATA_FILE.search(file.name) for file in path.rglob("*")) else "text_folder"
     if path.exists():
-        return corpora["text_file"](path)
+        return "hub_dataset" if DATA_FILE.search(path.name) else "text_file"
+    if HUB_NAME.fullmatch(name) and path.suffix not in (".txt", ".md") and not DATA_FILE.search(name):
+        return "hub_dataset"
     if path.suffix or len(path.parts) > 1:
         raise InputError(f"there is no text file {name!r}; corpora by name: {', '.join(corpora)}")
-    corpora[name]  # raises, with the nearest name
+    try:
+        corpora[name]
+    except UnknownNameError as error:
+        raise UnknownNameError(f"{error}; a dataset of the hub is given as owner/name") from None
     raise AssertionError("unreachable: the registry does not know the name")

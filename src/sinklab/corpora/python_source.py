@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import platform
@@ -10,14 +9,12 @@ import random
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from sinklab.corpora._corpus import Identity, TextCorpus
+from sinklab.corpora._corpus import Identity, Split, TextCorpus, hash_order, is_held_out
 from sinklab.registry import corpora
 
 __all__ = ["PythonSource"]
-
-Split = Literal["train", "held_out"]
 
 
 @corpora.register("python_source")
@@ -41,7 +38,6 @@ class PythonSource(TextCorpus):
         "jinja2",
         "rich",
     )
-    held_out_percent: ClassVar[int] = 5
 
     @property
     def identity(self) -> Identity:
@@ -61,18 +57,17 @@ class PythonSource(TextCorpus):
                 yield "".join(lines[generator.randrange(len(lines)) :])
 
     def documents(self, split: Split) -> Iterator[str]:
-        """Every file of a split, whole, in a fixed order."""
-        for path in self.files(split):
-            yield _read(path)
+        """Every file of a split, whole, in the order of a hash of its path: the first few are a sample of all packages."""
+        paths = dict(self._split(split))
+        for relative in hash_order(paths):
+            yield _read(paths[relative])
 
     def files(self, split: Split) -> list[Path]:
         """Paths of a split, in an order that does not depend on the file system."""
-        chosen = [
-            (relative, path)
-            for relative, path in self._all_files()
-            if (int(hashlib.sha256(relative.encode()).hexdigest(), 16) % 100 < self.held_out_percent) == (split == "held_out")
-        ]
-        return [path for _, path in sorted(chosen)]
+        return [path for _, path in sorted(self._split(split))]
+
+    def _split(self, split: Split) -> list[tuple[str, Path]]:
+        return [file for file in self._all_files() if is_held_out(file[0]) == (split == "held_out")]
 
     def _all_files(self) -> Iterator[tuple[str, Path]]:
         standard = Path(sysconfig.get_paths()["stdlib"])

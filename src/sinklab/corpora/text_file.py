@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator
+from itertools import groupby, pairwise
 from pathlib import Path
 
-from sinklab.corpora._corpus import Identity, TextCorpus
+from sinklab.corpora._corpus import Identity, Split, TextCorpus, held_out_keys
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import corpora
 
@@ -21,8 +22,14 @@ class TextFile(TextCorpus):
     A passage starts at the beginning of a paragraph, in an order drawn from the seed; when the paragraphs are used up, at the
     beginnings of the other lines. No two samples start at the same place, but in a short text they may overlap.
 
+    For pre-training, one paragraph in twenty is held out, by the hash of its text, so that a repeated paragraph is on one side
+    only. A document is a run of paragraphs between two of the other side: what belongs together stays together.
+
     Args:
         path: the file.
+
+    Attributes:
+        text: all of it, without a byte-order mark.
 
     Raises:
         ConfigurationError: no path was given.
@@ -40,13 +47,13 @@ class TextFile(TextCorpus):
         except OSError as error:
             raise InputError(f"{self.path} cannot be read as a text file: {error.strerror or error}") from None
         try:
-            self._text = content.decode("utf-8-sig")
+            self.text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise InputError(
                 f"{self.path} is not UTF-8 text: byte {content[error.start]:#04x} at offset {error.start}; if it is text in "
                 f"another encoding, convert it: iconv -f LATIN1 -t UTF-8 {self.path.name} > utf8.txt"
             ) from None
-        if not self._text.strip():
+        if not self.text.strip():
             raise InputError(f"{self.path} is empty: it holds no text in its {len(content)} bytes")
         self._sha256 = hashlib.sha256(content).hexdigest()
 
@@ -58,14 +65,28 @@ class TextFile(TextCorpus):
         generator = random.Random(seed)
         for starts in self._starts():
             generator.shuffle(starts)
-            yield from (self._text[start:] for start in starts)
+            yield from (self.text[start:] for start in starts)
+
+    def documents(self, split: Split) -> Iterator[str]:
+        starts, _ = self._starts()
+        paragraphs = [self.text[start:stop] for start, stop in pairwise([*starts, len(self.text)])]
+        held_out = held_out_keys(paragraph.strip() for paragraph in paragraphs)
+        sides = [paragraph.strip() in held_out for paragraph in paragraphs]
+        if all(sides):
+            raise InputError(
+                f"{self.path} holds one paragraph, and training needs two or more, with blank lines between them: "
+                "one part of the text is held out"
+            )
+        for side, run in groupby(zip(paragraphs, sides, strict=True), key=lambda item: item[1]):
+            if side == (split == "held_out"):
+                yield "".join(paragraph for paragraph, _ in run).rstrip()
 
     def _starts(self) -> tuple[list[int], list[int]]:
         """Offsets of the first lines of paragraphs, and of all other lines that are not blank."""
         paragraphs: list[int] = []
         others: list[int] = []
         offset, after_blank = 0, True
-        for line in self._text.splitlines(keepends=True):
+        for line in self.text.splitlines(keepends=True):
             if line.strip():
                 (paragraphs if after_blank else others).append(offset)
             after_blank = not line.strip()

@@ -25,7 +25,7 @@ class DataConfig(Section):
     revision: str | None = Field(None, description="branch, tag or commit of a dataset")
     train_split: str = Field("train", description="split of a dataset to train on")
     held_out_split: str | None = Field(
-        None, description="split of a dataset to evaluate on; by default every hundredth document of the training split"
+        None, description="split of a dataset to evaluate on; by default 5 % of the documents, by the hash of their text"
     )
     text_column: str | None = Field(None, description="column of a dataset with the text; 'text' or the only string column")
     max_tokens: int | None = Field(None, ge=1, description="read no more than so many training tokens")
@@ -51,7 +51,19 @@ class DataConfig(Section):
     fixed_position: int | None = Field(None, ge=0, description="position at which every row holds fixed_token")
     fixed_token: int = Field(2, ge=0, description="id of the token at fixed_position")
     held_out_rows: int = Field(200, ge=1, description="rows of the held-out loss")
-    seed: int = Field(0, description="seed of the order of the rows and of all draws")
+    seed: int = Field(0, ge=0, description="seed of the order of the rows and of all draws")
+
+    @model_validator(mode="after")
+    def _check(self) -> DataConfig:
+        random, fixed = self.random_positions, self.fixed_position
+        if random is not None and not 0 <= random[0] < random[1]:
+            raise ConfigurationError(f"random_positions is start and stop, and {random[0]}, {random[1]} hold no position")
+        if random is not None and fixed is not None and random[0] <= fixed < random[1]:
+            raise ConfigurationError(f"fixed_position {fixed} is one of random_positions {random[0]} to {random[1] - 1}")
+        if self.bos == "rows" and (fixed == 0 or (random is not None and random[0] == 0)):
+            what = "fixed_position" if fixed == 0 else "random_positions"
+            raise ConfigurationError(f"{what} takes position 0, where bos = rows puts the BOS token; set data.bos=none")
+        return self
 
 
 class OptimizerConfig(Section):
@@ -161,6 +173,4 @@ class PretrainingConfig(Section):
         ):
             if last > context:
                 raise ConfigurationError(f"{what} reaches to {last} tokens, beyond model.max_position_embeddings {context}")
-        if self.data.random_positions and self.data.random_positions[0] >= self.data.random_positions[1]:
-            raise ConfigurationError("data.random_positions is start and stop, and the start must be smaller")
         return self

@@ -1,0 +1,180 @@
+"""Any dataset of Hugging Face's datasets library: a name on the hub, a folder of save_to_disk, parquet, JSON or CSV files."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sinklab.corpora._corpus import Identity, Split, TextCorpus, hash_files, is_held_out
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.registry import corpora
+
+__all__ = ["HubDataset"]
+
+SHUFFLED = 1000
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@corpora.register("hub_dataset")
+class HubDataset(TextCorpus):
+    """One column of text, one document a row, read as a stream: nothing is downloaded ahead and memory does not grow.
+
+    Passages are held-out rows, mixed by a buffer of a thousand. ``--corpus owner/name`` or ``--corpus path``.
+
+    Args:
+        path: a name on the hub (``owner/name``), a data file, or a folder with data files or made by ``save_to_disk``.
+        subset: configuration of the dataset.
+        revision: branch, tag or commit on the hub. With a commit, an encoded copy is found again without the network.
+        train_split: split that training reads.
+        held_out_split: split that evaluation reads; by default 5 % of the rows of ``train_split``, by the hash of their text.
+        text_column: column with the text; by default ``text``, or else the only column of strings.
+
+    Raises:
+        ConfigurationError: no path, or options that do not go together.
+        InputError: the hub out of reach, no such dataset, subset, split or column, or a file that cannot be read; on opening,
+            which is when rows or (of a branch or tag) the identity are asked for.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        subset: str | None = None,
+        revision: str | None = None,
+        train_split: str = "train",
+        held_out_split: str | None = None,
+        text_column: str | None = None,
+    ) -> None:
+        if path is None:
+            raise ConfigurationError("corpus 'hub_dataset' needs a dataset; give its name or path instead: --corpus owner/name")
+        if held_out_split == train_split:
+            raise ConfigurationError(
+                f"held_out_split and train_split are both {train_split!r}; held-out text must be other text"
+            )
+        local = Path(path).expanduser()
+        self.path = local if local.exists() else None
+        self.dataset = local.name if self.path else str(path)
+        self.subset, self.revision, self.text_column = subset, revision, text_column
+        self.train_split, self.held_out_split = train_split, held_out_split
+        self._saved = local.is_dir() and any((local / name).is_file() for name in ("state.json", "dataset_dict.json"))
+        if self.path and revision is not None:
+            raise ConfigurationError(f"revision {revision!r} is of a dataset on the hub, and {self.path} is a local path")
+        if self._saved and subset is not None:
+            raise ConfigurationError(f"subset {subset!r} cannot be chosen: {self.path} was made by save_to_disk and holds one")
+
+    @property
+    def identity(self) -> Identity:
+        source = f"dataset {self.dataset}" + (f", {self.subset}" if self.subset else "")
+        if self.path:
+            files = [self.path] if self.path.is_file() else [file for file in self.path.rglob("*") if file.is_file()]
+            with self._explained():
+                return Identity(
+                    source,
+                    f"sha256-{hash_files(self.path.parent if self.path.is_file() else self.path, files)}",
+                    "the user's own",
+                )
+        revision = self.revision or ""
+        if not COMMIT.fullmatch(revision):
+            revision = str(self._builder().hash)
+        return Identity(source, revision, f"see https://huggingface.co/datasets/{self.dataset}")
+
+    def passages(self, seed: int) -> Iterator[str]:
+        generator = random.Random(seed)
+        rest = self.documents("held_out")
+        buffer = list(islice(rest, SHUFFLED))
+        while buffer:
+            position = generator.randrange(len(buffer))
+            buffer[position], chosen = buffer[-1], buffer[position]
+            buffer[-1:] = islice(rest, 1)
+            yield chosen
+
+    def documents(self, split: Split) -> Iterator[str]:
+        if self.held_out_split is not None:
+            yield from self._texts(self.train_split if split == "train" else self.held_out_split)
+        else:
+            yield from (text for text in self._texts(self.train_split) if is_held_out(text) == (split == "held_out"))
+
+    def _texts(self, split: str) -> Iterator[str]:
+        rows = self._rows(split)
+        with self._explained():
+            column = self._column(rows)
+            iterator = iter(rows.select_columns([column]))
+        while True:
+            with self._explained():
+                row = next(iterator, None)
+            if row is None:
+                return
+            if row[column] is not None and row[column].strip():
+                yield row[column]
+
+    def _rows(self, split: str) -> Any:
+        """The split as a ``datasets`` object that streams or is mapped from disk."""
+        import datasets
+
+        with self._explained():
+            if self._saved:
+                found = datasets.load_from_disk(str(self.path))
+                splits = dict(found) if isinstance(found, dict) else {"train": found}
+            else:
+                splits = self._builder().as_streaming_dataset()
+        if split not in splits:
+            raise InputError(f"dataset {self.dataset} has no split {split!r}; it has {', '.join(map(str, splits))}")
+        return splits[split]
+
+    def _builder(self) -> Any:
+        import datasets
+
+        with self._explained():
+            if self.path is None:
+                return datasets.load_dataset_builder(self.dataset, self.subset, revision=self.revision)
+            if self.path.is_dir():
+                return datasets.load_dataset_builder(str(self.path), self.subset)
+            return datasets.load_dataset_builder(str(self.path.parent), self.subset, data_files=self.path.name)
+
+    def _column(self, rows: Any) -> str:
+        if rows.features is None:  # not declared anywhere: the first row shows
+            first: dict[str, Any] = next(iter(rows), {})
+            kinds = {name: type(value).__name__ for name, value in first.items()}
+            strings = [name for name, kind in kinds.items() if kind == "str"]
+        else:
+            kinds = {name: str(getattr(kind, "dtype", kind)) for name, kind in rows.features.items()}
+            strings = [name for name, kind in kinds.items() if kind in ("string", "large_string")]
+        wanted = self.text_column or ("text" if "text" in strings or len(strings) != 1 else strings[0])
+        if wanted in strings:
+            return wanted
+        columns = ", ".join(f"{name} ({kind})" for name, kind in kinds.items()) or "none"
+        what = f"no text column {wanted!r}" if self.text_column or len(strings) > 1 else "no column of text"
+        raise InputError(
+            f"dataset {self.dataset} has {what}; its columns: {columns}"
+            + (f"; choose one with text_column: {', '.join(strings)}" if strings else "")
+        )
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors of the library, which have many types, as one sentence; and its log lines about them kept back."""
+        import datasets
+
+        verbosity = datasets.logging.get_verbosity()
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+        try:
+            yield
+        except InputError:
+            raise
+        except ConnectionError as error:
+            raise InputError(
+                f"dataset {self.dataset!r} is no path here, and the hub is out of reach ({_first_line(error)}); check the name "
+                "and the network (HF_HUB_OFFLINE), or download it where there is one and give its folder"
+            ) from error
+        except Exception as error:
+            raise InputError(f"dataset {self.dataset} cannot be read: {_first_line(error)}") from error
+        finally:
+            datasets.logging.set_verbosity(verbosity)
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

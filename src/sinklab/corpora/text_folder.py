@@ -1,0 +1,72 @@
+"""Your own texts: a folder of UTF-8 files, .txt and .md, one document each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+from sinklab.corpora._corpus import Identity, Split, TextCorpus, hash_files, hash_order, held_out_keys
+from sinklab.corpora.text_file import TextFile
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.registry import corpora
+
+__all__ = ["TextFolder"]
+
+
+@corpora.register("text_folder")
+class TextFolder(TextCorpus):
+    """Every ``.txt`` and ``.md`` file below a folder; hidden files and empty ones are left out. ``--corpus path/to/folder``.
+
+    Passages start at paragraphs of files drawn with replacement. For pre-training, one file in twenty is held out (at least
+    one), by the hash of its path below the folder.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        ConfigurationError: no path was given.
+        InputError: no such folder, or no text in it; while reading, a file that is not UTF-8.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]] = (".txt", ".md")
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        if path is None:
+            raise ConfigurationError("corpus 'text_folder' needs a folder; give its path instead: --corpus path/to/folder")
+        self.path = Path(path).expanduser()
+        if not self.path.is_dir():
+            raise InputError(f"there is no folder {self.path}")
+        found = (entry for entry in self.path.rglob("*") if entry.suffix.lower() in self.suffixes and entry.is_file())
+        self._files = {
+            name.as_posix(): self.path / name
+            for name in sorted(entry.relative_to(self.path) for entry in found)
+            if not any(part.startswith(".") for part in name.parts) and (self.path / name).stat().st_size
+        }
+        if not self._files:
+            raise InputError(
+                f"{self.path} holds no text: no file with the ending {' or '.join(self.suffixes)}, or only empty ones"
+            )
+
+    @property
+    def identity(self) -> Identity:
+        revision = f"sha256-{hash_files(self.path, self._files.values())}"
+        return Identity(source=f"{self.path.name}/ ({len(self._files)} files)", revision=revision, licence="the user's own")
+
+    def passages(self, seed: int) -> Iterator[str]:
+        generator = random.Random(seed)
+        files = list(self._files.values())
+        while True:
+            yield next(TextFile(generator.choice(files)).passages(generator.getrandbits(32)))
+
+    def documents(self, split: Split) -> Iterator[str]:
+        held_out = held_out_keys(self._files)
+        if len(held_out) == len(self._files):
+            raise InputError(
+                f"{self.path} holds one text, and training needs two or more: one is held out; give the file itself, "
+                f"{self.path / next(iter(self._files))}, whose paragraphs are then divided"
+            )
+        for name in hash_order(self._files):
+            if (name in held_out) == (split == "held_out"):
+                yield TextFile(self._files[name]).text
