@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
 
@@ -30,11 +29,11 @@ from sinklab.attention.session import attend
 from sinklab.corpora._corpus import Encoder, hash_tokens
 from sinklab.corpora.python_source import PythonSource
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.pretraining.tokenizer import encode, train_bpe
 from sinklab.probes.sink_rate import SinkRate
 
 __all__ = ["OPERATIONS", "Recipe", "main"]
 
-BOS, EOS = "<|bos|>", "<|eos|>"
 BUILD = Path("build/embedded")
 SHIPPED = Path(__file__).parents[1] / "models" / "embedded_checkpoints"
 
@@ -133,31 +132,12 @@ def prepare(recipe: Recipe) -> None:
     """Train the tokenizer on every eighth training file and encode the training split, documents ended by EOS."""
     BUILD.mkdir(parents=True, exist_ok=True)
     corpus = PythonSource()
-    documents = list(corpus.documents("train"))
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    bpe.train_from_iterator(
-        documents[::8],
-        trainers.BpeTrainer(
-            vocab_size=recipe.vocab_size,
-            special_tokens=[BOS, EOS],
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
-    bpe.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, bpe.token_to_id(BOS))]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, bos_token=BOS, eos_token=EOS, pad_token=EOS, clean_up_tokenization_spaces=False
-    )
+    documents = [path.read_text(encoding="utf-8", errors="replace") for path in corpus.files("train")]
+    tokenizer = train_bpe(documents[::8], recipe.vocab_size)
     tokenizer.save_pretrained(BUILD / "tokenizer")
-    eos = bpe.token_to_id(EOS)
-    pieces = []
-    for start in range(0, len(documents), 256):
-        for encoding in bpe.encode_batch(documents[start : start + 256], add_special_tokens=False):
-            pieces.append(np.array([*encoding.ids, eos], dtype=np.uint16))
+    pieces = [
+        np.append(piece.ids, [tokenizer.eos_token_id] * piece.last).astype(np.uint16) for piece in encode(tokenizer, documents)
+    ]
     tokens = np.concatenate(pieces)
     np.save(BUILD / "tokens.npy", tokens)
     identity = {
