@@ -48,7 +48,7 @@ def make_sinklm(operation: dict | None = None, vocab_size: int = 300) -> SinkLM:
         num_attention_heads=2,
         head_dim=16,
         max_position_embeddings=128,
-        operation=operation,
+        operation=operation or {"name": "softmax"},
         bos_token_id=0,
         eos_token_id=1,
     )

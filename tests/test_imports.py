@@ -16,13 +16,14 @@ SOURCE = Path(sinklab.__file__).parent
 
 LEVELS: list[set[str]] = [
     {"errors"},
-    {"registry"},
+    {"registry", "configuration"},
     {"results"},
     {"attention"},
-    {"operations", "probes", "report"},
+    {"operations", "positions", "probes", "report"},
     {"corpora"},
     {"models"},
     {"auditing", "pretraining"},
+    {"recipes"},
     {"testing"},
     {"cli"},
 ]

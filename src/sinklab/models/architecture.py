@@ -87,6 +87,21 @@ class Architecture(Section):
         return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
 
     @property
+    def tokens_in_front(self) -> int:
+        """Learned tokens that the operation puts in front of every sequence."""
+        return Operation.from_dict(self.operation).tokens_in_front
+
+    @property
+    def num_positions(self) -> int:
+        """Positions that training uses: the context and the tokens in front of it."""
+        return self.max_position_embeddings + self.tokens_in_front
+
+    @property
+    def embedding_std(self) -> float:
+        """Standard deviation of the embeddings at the start."""
+        return self.initializer_range if self.initialization == "depth_scaled" else (0.4 / self.hidden_size) ** 0.5
+
+    @property
     def kv_heads(self) -> int:
         """Key-value heads, resolved."""
         return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads

@@ -1,0 +1,246 @@
+"""Where the tokens of one forward stand, and what each of them sees."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedConfig
+from transformers.masking_utils import create_causal_mask
+
+from sinklab.attention.seam import implementation_name
+from sinklab.errors import ConfigurationError
+
+__all__ = ["Layout", "fold_bias", "lay_out", "make_mask"]
+
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Visibility as transformers composes it: a boolean of the indices of batch, head, query and key."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layout:
+    """The tokens of one forward, in indices that count cached tokens and the learned tokens in front.
+
+    Attributes:
+        front: learned tokens in front of every sequence.
+        seen: tokens in the cache, those in front included; a static cache counts in a tensor.
+        length: tokens of this forward, those in front included when ``seen`` is 0.
+        attention_mask: 2-D padding mask or 4-D mask as the caller gave it, extended to the tokens in front, or ``None``.
+        position_ids: int64 ``(batch or 1, length)``.
+        starts: index at which the document of a token starts: ``(batch, 1)`` behind padding, ``(batch or 1, tokens given)`` in
+            packed rows, ``None`` where every document starts right behind the tokens in front.
+    """
+
+    front: int
+    seen: int | Tensor
+    length: int
+    attention_mask: Tensor | None
+    position_ids: Tensor
+    starts: Tensor | None
+
+    @property
+    def packed(self) -> bool:
+        """Whether rows hold several documents."""
+        return self.starts is not None and self.starts.shape[1] > 1
+
+    def inside_prefix(self, prefix: int) -> Tensor:
+        """Boolean ``(batch or 1, tokens given)``: the tokens given that are among the first ``prefix`` of their document."""
+        given = self.length - (self.front if isinstance(self.seen, int) and self.seen == 0 else 0)
+        index = torch.arange(self.length - given, self.length, device=self.position_ids.device)[None] + self.seen
+        starts = self.front if self.starts is None else self.starts[:, -given:] if self.packed else self.starts
+        return index - starts < prefix
+
+    def key_positions(self, kv_len: int) -> Tensor:
+        """Positions of all keys, cached ones included, int64 ``(batch or 1, kv_len)``.
+
+        The cache does not keep positions. They are counted back from the last query over the tokens that the attention mask
+        shows, which is how positions of cached decoding are made everywhere.
+        """
+        if isinstance(self.seen, int) and self.seen == 0 and kv_len == self.length:
+            return self.position_ids
+        index = torch.arange(kv_len, device=self.position_ids.device)
+        if self.attention_mask is not None and self.attention_mask.ndim == 2:
+            counts = self.attention_mask.long().cumsum(dim=1)
+            last = counts[:, -1:]
+            counts = torch.cat((counts, last + 1 + index[: max(kv_len - counts.shape[1], 0)]), dim=1)
+        else:
+            counts, last = index[None], self.seen + self.length - 1
+        return self.position_ids[:, -1:] + counts - last
+
+
+def lay_out(
+    *,
+    tokens: int,
+    front: int,
+    seen: int | Tensor,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    device: torch.device,
+) -> Layout:
+    """Layout of a forward from what the caller gave, in the caller's counts, which know nothing of the tokens in front.
+
+    Args:
+        tokens: how many tokens were given.
+        front: learned tokens in front of every sequence; they are added to a forward that begins a sequence.
+        seen: length of the cache, ``None`` counted as 0.
+        attention_mask: 2-D over cached and given tokens, or 4-D.
+        position_ids: ``(batch or 1, tokens)``; by default real tokens are counted.
+
+    Raises:
+        ConfigurationError: a 2-D attention mask of another length.
+    """
+    begins = isinstance(seen, int) and seen == 0
+    added = front if begins else 0
+    length = tokens + added
+    if attention_mask is not None and attention_mask.ndim == 2:
+        if isinstance(seen, int) and attention_mask.shape[1] != seen + length - front:
+            raise ConfigurationError(
+                f"the attention mask has {attention_mask.shape[1]} columns; {seen + added - front} tokens are cached and "
+                f"{tokens} are given, so it needs {seen + length - front}"
+            )
+        attention_mask = nn.functional.pad(attention_mask, (front, 0), value=1)
+    elif attention_mask is not None and front:
+        attention_mask = _with_front(attention_mask, front, added)
+    packed = position_ids is not None and attention_mask is None and begins
+    starts = None
+    if position_ids is not None:
+        starts = _document_starts(position_ids, front) if packed else None
+        position_ids = position_ids + front
+        if added:
+            ahead = torch.arange(front, device=device).expand(position_ids.shape[0], -1)
+            position_ids = torch.cat((ahead, position_ids), dim=1)
+    elif attention_mask is not None and attention_mask.ndim == 2:
+        position_ids = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -length:]
+    else:
+        position_ids = torch.arange(length, device=device)[None] + seen
+    if attention_mask is not None and attention_mask.ndim == 2:
+        behind = attention_mask[:, front:].long().cumsum(dim=1)
+        starts = front + (behind == 0).sum(dim=1, keepdim=True)
+    return Layout(front, seen, length, attention_mask, position_ids, starts)
+
+
+def make_mask(
+    config: PreTrainedConfig,
+    hidden_states: Tensor,
+    layout: Layout,
+    cache: Cache | None,
+    *,
+    window: int | None,
+    prefix: int,
+    explicit: bool,
+) -> Any:
+    """The mask for ``config._attn_implementation``, or ``None`` where it is causal and the attention function knows.
+
+    Tokens in front are visible to every token and see only each other, causally.
+
+    Args:
+        hidden_states: ``(batch, layout.length, hidden_size)``; dtype and device are those of the mask.
+        window: token ``t`` sees ``t - window + 1 … t``.
+        prefix: the first so many tokens of every document see each other both ways.
+        explicit: never ``None``.
+
+    Raises:
+        ConfigurationError: a cache that cuts the prefix in two.
+    """
+    front, starts, seen = layout.front, layout.starts, layout.seen
+    hide: list[Rule] = []
+    if window is not None and not (isinstance(seen, int) and seen + layout.length - front <= window):
+        hide.append(lambda batch, head, query, key: key > query - window)
+    documents = None if starts is None else starts.expand(len(hidden_states), -1)
+    if documents is not None and layout.packed:
+        documents = nn.functional.pad(documents, (layout.length - documents.shape[1], 0))
+        hide.append(_same(documents))
+    elif documents is not None:
+        documents = documents.expand(-1, layout.length)
+
+    def seen_both_ways(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        start = front if documents is None else documents[batch, key]
+        return (query >= front) & (key >= start) & (key - start < prefix)
+
+    if prefix and cache is not None:
+        _require_whole_prefix(layout, prefix)
+    # Once the prefix is in the cache it is the past of every query.
+    opens = bool(prefix) and isinstance(seen, int) and seen == 0
+    implementation = config._attn_implementation
+    fused = implementation == "sdpa" or implementation.startswith(implementation_name(""))
+    if fused and not (explicit or opens or hide or cache is not None or layout.attention_mask is not None):
+        return None
+    return create_causal_mask(
+        config=config,
+        inputs_embeds=hidden_states,
+        attention_mask=layout.attention_mask,
+        past_key_values=cache,
+        or_mask_function=seen_both_ways if opens else None,
+        and_mask_function=_any_or_all(hide, front) if hide else None,
+        allow_is_causal_skip=not explicit,
+    )
+
+
+def fold_bias(mask: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """An additive mask that carries a bias of the scores, for attention functions that take nothing else.
+
+    Args:
+        mask: boolean or additive, ``(batch, 1, q_len, kv_len)``.
+        bias: float32 ``(batch or 1, num_heads, q_len, kv_len)``.
+        dtype: of the result, which broadcasts both.
+    """
+    if mask.dtype == torch.bool:
+        # Half of the least number stays finite when autocast rounds it to fewer digits.
+        return torch.where(mask, bias.to(dtype), torch.finfo(dtype).min / 2)
+    return (mask + bias).to(dtype)
+
+
+def _same(documents: Tensor) -> Rule:
+    """Queries see keys of their own document."""
+    return lambda batch, head, query, key: documents[batch, query] == documents[batch, key]
+
+
+def _any_or_all(hide: list[Rule], front: int) -> Rule:
+    """All rules, and the tokens in front always."""
+
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        shown = hide[0](batch, head, query, key)
+        for rule in hide[1:]:
+            shown = shown & rule(batch, head, query, key)
+        return shown | (key < front)
+
+    return visible
+
+
+def _document_starts(position_ids: Tensor, front: int) -> Tensor | None:
+    """Index at which the document of every token starts, ``(batch or 1, tokens)``; a position out of step begins a document."""
+    restarts = torch.diff(position_ids, dim=1) != 1
+    if not torch.compiler.is_compiling() and not bool(restarts.any()):
+        return None
+    index = torch.arange(position_ids.shape[1], device=position_ids.device)
+    begins = nn.functional.pad(restarts, (1, 0), value=True)
+    return front + torch.where(begins, index, 0).cummax(dim=1).values
+
+
+def _with_front(mask: Tensor, front: int, added: int) -> Tensor:
+    """A 4-D mask over given tokens, extended by the columns and, where they are computed, the rows of the tokens in front."""
+    shown, hidden = (True, False) if mask.dtype == torch.bool else (0.0, torch.finfo(mask.dtype).min)
+    mask = nn.functional.pad(mask, (front, 0), value=shown)
+    if not added:
+        return mask
+    rows = torch.full((front, mask.shape[-1]), hidden, dtype=mask.dtype, device=mask.device)
+    rows = torch.where(torch.ones_like(rows, dtype=torch.bool).tril(), shown, rows)
+    return torch.cat((rows.to(mask.dtype).expand(*mask.shape[:2], -1, -1), mask), dim=2)
+
+
+def _require_whole_prefix(layout: Layout, prefix: int) -> None:
+    """Refuse to cache part of a prefix: its tokens see each other both ways, and those cached cannot look again."""
+    if not isinstance(layout.seen, int) or torch.compiler.is_compiling():
+        return
+    given = layout.length - (layout.front if layout.seen == 0 else 0)
+    before = max(layout.seen - layout.front, 0)
+    padding = 0 if layout.starts is None else int(layout.starts.max()) - layout.front
+    whole = before - padding >= prefix if before else given - padding >= prefix
+    if not whole:
+        raise ConfigurationError(
+            f"prefix {prefix}: {before} tokens are cached and {given} are given, which cuts the prefix in two, and its tokens "
+            f"see each other both ways; give at least {prefix} tokens at once, or use_cache=False"
+        )

@@ -1,0 +1,16 @@
+"""No positions (NoPE): the model is told nothing, and learns order from the causal mask alone."""
+
+from __future__ import annotations
+
+from sinklab.positions._scheme import PositionScheme
+from sinklab.registry import positions
+
+__all__ = ["NoPosition"]
+
+
+@positions.register("no_position")
+class NoPosition(PositionScheme):
+    """Adds nothing and turns nothing. Kazemnejad et al. 2023 (arXiv 2305.19466).
+
+    On one token repeated, all hidden states are equal and every query weighs its ``t`` keys by ``1/t``.
+    """

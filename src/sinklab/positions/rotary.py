@@ -1,0 +1,61 @@
+"""Rotary positions (RoPE): queries and keys are turned by angles that grow with the position, so scores see differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from sinklab.configuration import Section
+from sinklab.errors import ConfigurationError
+from sinklab.positions._scheme import DecoderShape, PositionScheme, Rotation
+from sinklab.registry import positions
+
+__all__ = ["Rotary"]
+
+
+@positions.register("rotary")
+class Rotary(PositionScheme):
+    """Coordinates ``(i, i + d/2)`` of every head are turned by ``position · theta^(-2i/d)``; Su et al. 2021 (arXiv 2104.09864).
+
+    The half-split layout of LLaMA. Angles are float32, float64 in a float64 model.
+    """
+
+    class Settings(Section):
+        """Settings of the scheme."""
+
+        theta: float = Field(10_000.0, gt=1, description="base of the frequencies")
+
+    @classmethod
+    def check(cls, architecture: DecoderShape, settings: Mapping[str, Any]) -> None:
+        super().check(architecture, settings)
+        if architecture.head_size % 2:
+            raise ConfigurationError(
+                f"head_dim {architecture.head_size} must be even: position scheme 'rotary' turns pairs of coordinates"
+            )
+
+    def __init__(self, architecture: DecoderShape, settings: Mapping[str, Any]) -> None:
+        super().__init__(architecture, settings)
+        self.theta, self.head_size = self.settings.theta, architecture.head_size
+
+    def rotation(self, position_ids: Tensor, dtype: torch.dtype) -> Rotation:
+        """Cosines and signed sines, ``(batch or 1, 1, q_len, head_dim)``."""
+        wide = torch.promote_types(dtype, torch.float32)
+        frequencies = self.theta ** (-torch.arange(0, self.head_size, 2, device=position_ids.device).to(wide) / self.head_size)
+        angles = position_ids[:, None, :, None].to(wide) * frequencies
+        cosines, sines = angles.cos(), angles.sin()
+        # With the sign in the table, turning needs a roll and no negation.
+        return torch.cat((cosines, cosines), dim=-1).to(dtype), torch.cat((-sines, sines), dim=-1).to(dtype)
+
+    def rotate(self, queries: Tensor, keys: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        cosines, sines = rotation
+        half = self.head_size // 2
+
+        def turned(states: Tensor) -> Tensor:
+            # Under autocast the tables are float32 and the states are not; what comes out is what went in.
+            return (states * cosines + states.roll(half, dims=-1) * sines).to(states.dtype)
+
+        return turned(queries), turned(keys)
