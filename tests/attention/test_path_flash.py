@@ -1,0 +1,322 @@
+"""The flash path against the plain reference: outputs and every gradient, with and without a null term."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+from sinklab.attention import path_flash
+from sinklab.attention.columns import capture_log_sum_exp
+from sinklab.attention.inputs import Inputs
+from sinklab.attention.paths import choose, compute
+from sinklab.errors import ConfigurationError
+from sinklab.operations.sigmoid import Sigmoid
+from sinklab.operations.softmax import Softmax
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing(Softmax):
+    """Softmax with everything the path may meet: a null score by head or by query, a null value, a bias, a gate."""
+
+    name: ClassVar[str] = "nothing"
+
+    def features(self, queries, keys, state):
+        return (queries * state["tempered"], keys) if "tempered" in state else (queries, keys)
+
+    def null_scores(self, queries, scaling, state):
+        if "key" in state:
+            return torch.einsum("bhqd,hd->bhq", queries, state["key"].to(queries.dtype)) * scaling
+        return state["logit"][None, :, None] if "logit" in state else None
+
+    def null_value(self, state):
+        return state.get("value")
+
+    def output_bias(self, state):
+        return state.get("bias")
+
+    def gain(self, state):
+        return state.get("gain")
+
+
+NOTHING = Nothing()
+
+
+def call(
+    *,
+    dtype=torch.float64,
+    batch=2,
+    heads=4,
+    kv_heads=2,
+    q_len=9,
+    kv_len=9,
+    dim=8,
+    visible=None,
+    causal=None,
+    device="cpu",
+    **state,
+):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
+
+    made = {
+        name: draw(*value) if isinstance(value, tuple) else torch.full((heads,), value, dtype=dtype, device=device)
+        for name, value in state.items()
+    }
+    return Inputs(
+        queries=draw(batch, heads, q_len, dim),
+        keys=draw(batch, kv_heads, kv_len, dim),
+        values=draw(batch, kv_heads, kv_len, dim),
+        visible=visible,
+        causal=visible is None if causal is None else causal,
+        scaling=0.5,
+        state={name: tensor.detach().requires_grad_() for name, tensor in made.items()},
+    )
+
+
+def plain(inputs):
+    return NOTHING.head_outputs(inputs.queries, inputs.keys, inputs.values, inputs.mask(), inputs.scaling, inputs.state)[0]
+
+
+def results(inputs, head_outputs):
+    """Outputs, and the gradient of a random sum of them with respect to every tensor."""
+    outputs = head_outputs(inputs)
+    weight = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1)).to(outputs.device, outputs.dtype)
+    leaves = [inputs.queries, inputs.keys, inputs.values, *inputs.state.values()]
+    return [outputs.detach(), *torch.autograd.grad(outputs, leaves, weight)]
+
+
+def flash(inputs):
+    return path_flash.head_outputs(NOTHING, inputs)
+
+
+def in_float64(inputs):
+    tensors = {name: getattr(inputs, name) for name in ("queries", "keys", "values")}
+    state = {name: tensor.detach().double().requires_grad_() for name, tensor in inputs.state.items()}
+    tensors = {name: tensor.detach().double().requires_grad_() for name, tensor in tensors.items()}
+    return dataclasses.replace(inputs, **tensors, state=state)
+
+
+def relative_errors(inputs):
+    """Norm of the error over norm, of the outputs and of each gradient, against the plain path in float64."""
+    pairs = zip(results(inputs, flash), results(in_float64(inputs), plain), strict=True)
+    return [float((one.double() - two).norm() / two.norm()) for one, two in pairs]
+
+
+def holes():
+    visible = torch.rand(2, 1, 9, 9, generator=torch.Generator().manual_seed(2)) > 0.5
+    visible[0, 0, 3] = False  # a query that sees nothing
+    visible[1, :, :, 5:] = False
+    return visible
+
+
+KEY, VALUE = (4, 8), (4, 8)
+
+CALLS = {
+    "softmax": {},
+    "logit": {"logit": 0.3},
+    "logit 20": {"logit": 20.0},
+    "logit -20": {"logit": -20.0},
+    "key": {"key": KEY},
+    "key, value": {"key": KEY, "value": VALUE},
+    "shared value": {"key": KEY, "value": (1, 8)},
+    "all": {"tempered": (4, 1, 1), "key": KEY, "value": VALUE, "bias": (1, 8), "gain": (2, 4, 9, 1)},
+    "one head a group": {"kv_heads": 4, "logit": 0.3},
+    "no rule": {"causal": False, "key": KEY, "value": VALUE},
+    "fewer queries": {"q_len": 4, "key": KEY},
+    "fewer keys": {"kv_len": 4, "key": KEY},
+    "decoding": {"q_len": 1, "kv_len": 13, "causal": False, "key": KEY, "value": VALUE},
+    "holes": {"visible": holes(), "key": KEY, "value": VALUE},
+    "holes, no null term": {"visible": holes()},
+    "padding": {"visible": holes()[:, :, 4:5], "logit": 0.3},
+    "mask of two dimensions": {"visible": holes()[1, 0], "logit": 0.3},
+}
+
+
+@pytest.mark.parametrize("settings", CALLS.values(), ids=list(CALLS))
+def test_equals_plain_in_float64(settings):
+    inputs = call(**settings)
+    for found, expected in zip(results(inputs, flash), results(inputs, plain), strict=True):
+        # Sums of 13 products of numbers below 10, some through an exponential: 1e-12 is thousands of roundings.
+        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("state", [{"logit": 0.3}, {"logit": 20.0}, {"key": (4, 8), "value": (4, 8)}], ids=str)
+def test_gradcheck(state):
+    inputs = call(q_len=3, kv_len=3, batch=1, **state)
+
+    def outputs(queries, keys, values, *parameters):
+        changed = {"queries": queries, "keys": keys, "values": values}
+        return path_flash.head_outputs(
+            NOTHING, dataclasses.replace(inputs, **changed, state=dict(zip(state, parameters, strict=True)))
+        )
+
+    assert torch.autograd.gradcheck(outputs, (inputs.queries, inputs.keys, inputs.values, *inputs.state.values()))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_rows_longer_than_a_tile_of_the_kernel_in_float32(masked):
+    # The kernel works on 512 keys at a time; here whole tiles of it are hidden.
+    visible = torch.ones(1, 1, 1100, 1100, dtype=torch.bool).tril() if masked else None
+    if masked:
+        visible[..., 500:1050] = False
+        visible[:, :, 700:] = False
+    shape = {"batch": 1, "heads": 2, "kv_heads": 1, "q_len": 1100, "kv_len": 1100, "visible": visible}
+    assert max(relative_errors(call(dtype=torch.float32, key=(2, 8), value=(2, 8), **shape))) <= 1e-5
+
+
+def test_bfloat16():
+    # The kernel rounds weights, outputs and gradients, scaling and null value are one rounding each, and the null score is
+    # rounded as a product of queries and key, which moves a weight by |score| · 2**-9 or so: a dozen roundings at the most.
+    settings = {"dtype": torch.bfloat16, "q_len": 300, "kv_len": 300, "dim": 16}
+    assert max(relative_errors(call(**settings, key=(4, 16), value=(4, 16)))) <= 12 * 2.0**-9
+
+
+def test_large_null_scores_leave_nothing_or_everything():
+    sole = plain(call())
+    for logit, share in ((80.0, 0.0), (-80.0, 1.0)):
+        outputs = flash(call(logit=logit))
+        torch.testing.assert_close(outputs, sole * share, atol=1e-12, rtol=0)
+
+
+def test_gradient_through_the_log_sum_exp_of_the_kernel_would_be_wrong():
+    """What the custom backward is for: the obvious expression gives the same outputs and other gradients."""
+    inputs = call(logit=1.0)
+    outputs, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        inputs.queries, inputs.keys, inputs.values, 0.0, True, scale=inputs.scaling
+    )
+    obvious = outputs * torch.sigmoid(log_sum - inputs.state["logit"][:, None])[..., None]
+    ours = flash(inputs)
+    torch.testing.assert_close(obvious, ours, atol=1e-12, rtol=0)
+    wrong, right = (torch.autograd.grad(result.square().sum(), inputs.keys)[0] for result in (obvious, ours))
+    assert float((wrong - right).norm() / right.norm()) > 0.05
+
+
+def test_expanded_gradients_and_strided_inputs():
+    inputs = call(logit=0.3)
+    strided = {
+        name: getattr(inputs, name).detach().transpose(2, 3).contiguous().transpose(2, 3).requires_grad_()
+        for name in ("queries", "keys", "values")
+    }
+    assert strided["queries"].stride(-1) != 1
+    other = dataclasses.replace(inputs, **strided)
+    for first, second in zip(
+        torch.autograd.grad(flash(inputs).sum(), [inputs.queries, inputs.values]),
+        torch.autograd.grad(flash(other).sum(), [other.queries, other.values]),
+        strict=True,
+    ):
+        assert torch.equal(first, second)
+
+
+def test_one_graph_under_compile():
+    inputs = call(key=KEY, value=VALUE)
+
+    def outputs(queries, key):
+        return path_flash.head_outputs(
+            NOTHING, dataclasses.replace(inputs, queries=queries, state={**inputs.state, "key": key})
+        )
+
+    torch._dynamo.reset()
+    compiled = torch.compile(outputs, fullgraph=True, backend="aot_eager")
+    arguments = (inputs.queries, inputs.state["key"])
+    expected, found = outputs(*arguments), compiled(*arguments)
+    assert torch.equal(found, expected)
+    for one, two in zip(
+        torch.autograd.grad(found.square().sum(), arguments),
+        torch.autograd.grad(expected.square().sum(), arguments),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, two, atol=1e-12, rtol=0)
+
+
+def test_second_derivatives_are_refused():
+    inputs = call(logit=0.3)
+    (gradient,) = torch.autograd.grad(flash(inputs).square().sum(), inputs.queries, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("grad", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_session_can_catch_the_log_sum_exp_of_real_keys(grad):
+    inputs = call(logit=2.0)
+    with grad(), capture_log_sum_exp() as captured:
+        flash(inputs)
+    keys = inputs.keys.repeat_interleave(2, 1)
+    scores = (inputs.queries @ keys.mT * inputs.scaling).masked_fill(~inputs.mask(), float("-inf"))
+    assert captured.log_sum_exp is not None
+    torch.testing.assert_close(captured.log_sum_exp, scores.logsumexp(-1).detach().float(), atol=1e-6, rtol=0)
+
+
+def test_obstacles():
+    inputs = call(logit=0.3)
+
+    def reason(operation=NOTHING, **changes):
+        return path_flash.obstacle(operation, dataclasses.replace(inputs, **changes))
+
+    assert reason() is None
+    assert reason(visible=torch.ones(9, 9, dtype=torch.bool), causal=False) is None
+    assert reason(Sigmoid()) == "its weights are not a softmax"
+    assert reason(softcap=30.0) == "the model caps its scores"
+    assert reason(dropout=0.1) == "attention dropout is on"
+    assert reason(values=inputs.values[..., :4]) == (
+        "the kernel needs values as wide as keys, and they have 4 and 8 coordinates"
+    )
+    assert "differ in dtype" in reason(values=inputs.values.float())
+    elsewhere = {name: getattr(inputs, name).to("meta") for name in ("queries", "keys", "values")}
+    assert "device 'meta'" in reason(**elsewhere)
+    with pytest.raises(
+        ConfigurationError, match=re.escape("path 'flash' cannot serve operation 'nothing': the model caps its scores")
+    ):
+        compute(NOTHING, dataclasses.replace(inputs, softcap=30.0), "flash")
+
+
+def test_what_is_worth_it(monkeypatch):
+    monkeypatch.setattr(path_flash, "_HAS_AMX", False)
+    shapes = {"short": (1, 8, 64, 64), "long": (1, 8, 600, 64), "token": (1, 8, 1, 64)}
+
+    def worth(shape, dtype, trains, amx=False):
+        monkeypatch.setattr(path_flash, "_HAS_AMX", amx)
+        queries = torch.empty(shapes[shape], dtype=dtype).requires_grad_(trains)
+        keys = torch.empty(shapes["long" if shape == "token" else shape], dtype=dtype)
+        return path_flash.worthwhile(
+            NOTHING, Inputs(queries=queries, keys=keys, values=keys, visible=None, causal=True, scaling=1.0)
+        )
+
+    assert all(worth(shape, torch.float32, trains) for shape in shapes for trains in (False, True))
+    assert all(worth(shape, torch.bfloat16, True, amx=True) for shape in shapes)
+    assert not any(worth(shape, torch.bfloat16, True) for shape in shapes)
+    assert [shape for shape in shapes if worth(shape, torch.bfloat16, False)] == ["long"]
+
+
+def test_auto_takes_it():
+    inputs = call(dtype=torch.float32, logit=0.3)
+    assert choose(NOTHING, inputs) == "flash"
+    torch.testing.assert_close(compute(NOTHING, inputs)[0], plain(inputs), atol=1e-5, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [{}, {"logit": 0.3}, {"key": (4, 64), "value": (4, 64)}], ids=str)
+def test_cuda(settings):
+    inputs = call(dtype=torch.bfloat16, q_len=300, kv_len=300, dim=64, device="cuda", **settings)
+    assert path_flash.obstacle(NOTHING, inputs) is None
+    assert max(relative_errors(inputs)) <= 12 * 2.0**-9  # as on the CPU
+
+
+@pytest.mark.gpu
+def test_obstacles_on_cuda():
+    half = call(dtype=torch.bfloat16, device="cuda")
+    assert path_flash.obstacle(NOTHING, half) is None
+    reasons = {
+        "multiple of 8": call(dtype=torch.bfloat16, dim=12, device="cuda"),
+        "bfloat16 and float16": call(dtype=torch.float32, device="cuda"),
+        "no mask": call(dtype=torch.bfloat16, visible=holes().cuda(), device="cuda"),
+        "last key": call(dtype=torch.bfloat16, q_len=4, device="cuda"),
+    }
+    for words, inputs in reasons.items():
+        assert words in (path_flash.obstacle(NOTHING, inputs) or "")
