@@ -202,27 +202,27 @@ class Broken(Operation):
 
     normalized: ClassVar[bool] = True
 
-    def weights(self, scores, visible):
+    def weights(self, scores, visible, null_scores=None):
         return Softmax().weights(scores, visible)
 
 
 class LeaksToHiddenKeys(Broken):
-    def weights(self, scores, visible):
+    def weights(self, scores, visible, null_scores=None):
         return super().weights(scores, visible) + 1e-9
 
 
 class UndefinedOnHiddenRows(Broken):
-    def weights(self, scores, visible):
+    def weights(self, scores, visible, null_scores=None):
         return torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1)
 
 
 class HalfPrecisionWeights(Broken):
-    def weights(self, scores, visible):
+    def weights(self, scores, visible, null_scores=None):
         return super().weights(scores, visible).bfloat16()
 
 
 class SaysItNormalizes(Broken):
-    def weights(self, scores, visible):
+    def weights(self, scores, visible, null_scores=None):
         return Sigmoid().weights(scores, visible)
 
 
@@ -233,43 +233,80 @@ class SaysItDoesNot(Broken):
 class DependsOnTheBlock(Broken):
     normalized: ClassVar[bool] = False
 
-    def weights(self, scores, visible):
+    def weights(self, scores, visible, null_scores=None):
         return super().weights(scores, visible) / scores.shape[2]
 
 
 class Overflows(Broken):
-    def weights(self, scores, visible):
+    def weights(self, scores, visible, null_scores=None):
         scores = scores if scores.dtype == torch.float64 else scores.float()
         exponentials = torch.exp(scores) if visible is None else torch.exp(scores).masked_fill(~visible, 0.0)
         return exponentials / exponentials.sum(-1, keepdim=True).clamp(min=1e-30)
 
 
 class WrongGradient(Broken):
-    def weights(self, scores, visible):
+    def weights(self, scores, visible, null_scores=None):
         return super().weights(scores.detach(), visible) + 0.0 * scores
 
 
+class Sinking(Broken):
+    """A learned sink logit, and something wrong with it."""
+
+    is_softmax: ClassVar[bool] = True
+
+    def parameters(self, shape):
+        return {"logit": torch.zeros(shape.num_heads)}
+
+    def null_scores(self, queries, scaling, state):
+        return state["logit"][None, :, None]
+
+    def weights(self, scores, visible, null_scores=None):
+        return Softmax().weights(scores, visible, null_scores)
+
+
+class ForgetsTheGradientOfItsLogit(Sinking):
+    def null_scores(self, queries, scaling, state):
+        return state["logit"].detach()[None, :, None] + 0.0 * state["logit"][None, :, None]
+
+
+class CountsNothingTwice(Sinking):
+    def null_mass(self, scores, visible, null_scores=None):
+        mass = super().null_mass(scores, visible, null_scores)
+        return None if mass is None else 2.0 * mass
+
+
+class OverflowsWithALargeLogit(Sinking):
+    def weights(self, scores, visible, null_scores=None):
+        weights = Softmax().weights(scores, visible, null_scores)
+        return weights if null_scores is None else weights / (null_scores.amax() < 10.0)
+
+
+class HalfPrecisionParameter(Sinking):
+    def parameters(self, shape):
+        return {"logit": torch.zeros(shape.num_heads, dtype=torch.bfloat16)}
+
+
 class LooksAhead(Broken):
-    def head_outputs(self, queries, keys, values, visible, scaling):
+    def head_outputs(self, queries, keys, values, visible, scaling, state=None, **host):
         outputs, weights = super().head_outputs(queries, keys, values, visible, scaling)
         return outputs + 1e-6 * values.mean((1, 2), keepdim=True), weights
 
 
 class MixesUpGroups(Broken):
-    def head_outputs(self, queries, keys, values, visible, scaling):
+    def head_outputs(self, queries, keys, values, visible, scaling, state=None, **host):
         groups = queries.shape[1] // keys.shape[1]
         return super().head_outputs(queries, keys.repeat(1, groups, 1, 1), values.repeat(1, groups, 1, 1), visible, scaling)
 
 
 class CoarseInHalfPrecision(Broken):
-    def head_outputs(self, queries, keys, values, visible, scaling):
+    def head_outputs(self, queries, keys, values, visible, scaling, state=None, **host):
         if queries.dtype == torch.bfloat16:
             values = values.to(torch.float8_e5m2).to(torch.bfloat16)
         return super().head_outputs(queries, keys, values, visible, scaling)
 
 
 class CannotBeCaptured(Broken):
-    def head_outputs(self, queries, keys, values, visible, scaling):
+    def head_outputs(self, queries, keys, values, visible, scaling, state=None, **host):
         if float(queries.sum()) > 1e9:
             raise ValueError
         return super().head_outputs(queries, keys, values, visible, scaling)
@@ -280,7 +317,7 @@ class CountsTheCache(Broken):
 
     normalized: ClassVar[bool] = False
 
-    def weights(self, scores, visible):
+    def weights(self, scores, visible, null_scores=None):
         return Sigmoid().weights(scores - torch.log(torch.tensor(float(scores.shape[-1]))), visible)
 
 
@@ -290,11 +327,18 @@ class CountsTheCache(Broken):
         (LeaksToHiddenKeys, "check 'hidden keys': expected weights of exactly 0 on hidden keys, got a weight of 1.0e-09"),
         (UndefinedOnHiddenRows, "check 'hidden keys': expected weights of exactly 0 on hidden keys, got a weight of nan"),
         (HalfPrecisionWeights, "check 'hidden keys': expected float32 or wider, got torch.bfloat16"),
-        (SaysItNormalizes, "check 'row sums': expected rows that sum to one, got a row that is off by "),
+        (SaysItNormalizes, "check 'row sums': expected weights and null mass that sum to one, got a row that is off by "),
         (SaysItDoesNot, "check 'row sums': expected normalized = True, since all rows sum to one"),
         (DependsOnTheBlock, "check 'blocks': expected weights of a block of rows within 1.0e-12"),
         (Overflows, "check 'extreme scores': expected finite weights"),
         (WrongGradient, "check 'gradient': Jacobian mismatch"),
+        (ForgetsTheGradientOfItsLogit, "check 'gradient': Jacobian mismatch"),
+        (CountsNothingTwice, "check 'row sums': expected weights and null mass that sum to one, got a row that is off by "),
+        (
+            OverflowsWithALargeLogit,
+            "check 'row sums': expected weights and null mass that sum to one, got a row that is off by ",
+        ),
+        (HalfPrecisionParameter, "check 'parameters': expected finite float32 numbers for 'logit', got torch.bfloat16"),
         (LooksAhead, "check 'causality': expected outputs before a changed token bit-equal"),
         (MixesUpGroups, "check 'grouped queries': expected outputs with repeated keys and values"),
         (CoarseInHalfPrecision, "check 'bfloat16': expected outputs within "),
@@ -314,7 +358,7 @@ def test_an_operation_that_is_not_registered():
     class Nameless(Broken):
         name = "nameless"
 
-    with pytest.raises(ContractError, match="check 'parameters': no operation is called 'nameless'"):
+    with pytest.raises(ContractError, match="check 'settings': no operation is called 'nameless'"):
         check_operation(Nameless())
 
 
@@ -328,7 +372,7 @@ def test_an_operation_that_loses_its_parameter(monkeypatch):
             return {"name": "forgets"}
 
     monkeypatch.setitem(operations._objects, "forgets", Forgets)
-    with pytest.raises(ContractError, match=r"check 'parameters': expected a frozen dataclass equal to .*sharpness=2\.0"):
+    with pytest.raises(ContractError, match=r"check 'settings': expected a frozen dataclass equal to .*sharpness=2\.0"):
         check_operation(Forgets(sharpness=2.0))
 
 
@@ -340,7 +384,7 @@ def test_an_operation_that_a_checkpoint_does_not_keep(monkeypatch):
         name: ClassVar[str] = "fickle"
         sharpness: float = 1.0
 
-        def weights(self, scores, visible):
+        def weights(self, scores, visible, null_scores=None):
             return Softmax().weights(scores * self.sharpness, visible)
 
     monkeypatch.setitem(operations._objects, "fickle", Fickle)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sinklab.attention.session import attend
     from sinklab.auditing import audit, measure
+    from sinklab.models.attach import attach, save_model
     from sinklab.models.loading import load_model
     from sinklab.probes.sink_rate import SinkRate
     from sinklab.report.html import write_report
@@ -19,14 +20,16 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "SinkRate": "sinklab.probes.sink_rate",
+    "attach": "sinklab.models.attach",
     "attend": "sinklab.attention.session",
     "audit": "sinklab.auditing",
     "load_model": "sinklab.models.loading",
     "measure": "sinklab.auditing",
+    "save_model": "sinklab.models.attach",
     "write_report": "sinklab.report.html",
 }
 
-__all__ = ["SinkRate", "__version__", "attend", "audit", "load_model", "measure", "write_report"]
+__all__ = ["SinkRate", "__version__", "attach", "attend", "audit", "load_model", "measure", "save_model", "write_report"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from sinklab.attention.operation import EMPTY, HeadShape, Operation, State
 from sinklab.errors import ConfigurationError
 
-__all__ = ["OperationState", "bind", "state_of"]
+__all__ = ["ATTRIBUTE", "OperationState", "bind", "state_of"]
 
 ATTRIBUTE = "operation_state"
 """Name of the submodule; parameters are saved as ``<attention module>.operation_state.<name>``."""

@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 from sinklab.attention.seam import implementation_name, register_operation
 from sinklab.corpora._corpus import Encoder
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.models.attach import CONFIG_FIELD, restore
 from sinklab.models.checkpoint import first_line, hash_files, locate, read_config, weight_files
 from sinklab.models.language_model import SinkLMConfig
 from sinklab.registry import operations
@@ -119,6 +120,7 @@ def load_model(
     files = weight_files(folder, name)
     chosen_dtype = _dtype(dtype, chosen_device, config, files)
     model = _build(folder, name, config, chosen_dtype, trust_remote_code, attn_implementation)
+    model = restore(model, folder, name)
     _check_finite(model, name)
     tokenizer = _tokenizer(folder, name, trust_remote_code)
     return LoadedModel(
@@ -295,6 +297,8 @@ def _encoder(model: PreTrainedModel, tokenizer: Any) -> Encoder:
 def _operation(model: PreTrainedModel) -> str:
     if isinstance(model.config, SinkLMConfig):
         return str(model.config.operation["name"])
+    if (attached := getattr(model.config, CONFIG_FIELD, None)) is not None:
+        return str(attached["operation"]["name"])
     implementation = model.config._attn_implementation
     if isinstance(implementation, str) and implementation.startswith(implementation_name("")):
         return implementation.removeprefix(implementation_name(""))

@@ -1,0 +1,258 @@
+"""attach(): give any transformers model on the seam another attention operation, with parameters that train, save and load."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sinklab.attention import seam
+from sinklab.attention.anatomy import on_seam_modules
+from sinklab.attention.operation import HeadShape, Operation
+from sinklab.attention.paths import set_attention_path
+from sinklab.attention.state import ATTRIBUTE, OperationState, bind
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.models.checkpoint import weight_files
+from sinklab.models.language_model import SinkLMConfig
+
+__all__ = ["CONFIG_FIELD", "attach", "restore", "save_model"]
+
+CONFIG_FIELD = "sinklab"
+"""Field of a foreign model's config that carries the operation: transformers does not save the name of an implementation."""
+
+
+def attach(
+    model: PreTrainedModel,
+    operation: Operation | Mapping[str, Any] | str,
+    *,
+    path: str = "auto",
+    example: Mapping[str, Tensor] | None = None,
+) -> PreTrainedModel:
+    """Replace the attention of every layer of ``model`` by ``operation``; in place, and returned for convenience.
+
+    Learned parameters appear as ``<attention module>.operation_state.<name>`` and belong to ``model.parameters()``, so make the
+    optimiser afterwards. Save with :func:`save_model`; :func:`sinklab.load_model` brings the operation back.
+
+    Args:
+        operation: an instance, ``{"name": …, settings}``, or the name of a registered operation.
+        path: see :data:`sinklab.attention.paths.PATHS`.
+        example: keyword arguments of one forward call, from which the shapes of the heads are read; the model's own
+            ``dummy_inputs`` by default.
+
+    Raises:
+        UnsupportedModelError: no attention module on the seam, learned sink logits of its own, or an operation that needs the
+            model's help (a sink token).
+        ConfigurationError: a :class:`~sinklab.models.language_model.SinkLM`, whose operation is a field of its config; or a
+            second operation on top of one that is attached.
+    """
+    if isinstance(model.config, SinkLMConfig):
+        raise ConfigurationError(
+            "the operation of a SinkLM is a field of its config: SinkLMConfig(operation={'name': …}); attach() is for models "
+            "of other classes"
+        )
+    if getattr(model.config, CONFIG_FIELD, None) is not None:
+        raise ConfigurationError(
+            f"this {type(model).__name__} already has operation {getattr(model.config, CONFIG_FIELD)['operation']['name']!r}; "
+            "load the model again to give it another"
+        )
+    chosen = _resolve(operation)
+    if chosen.tokens_in_front:
+        raise UnsupportedModelError(
+            f"operation {chosen.name!r} puts learned tokens in front, which only SinkLM does by itself; for a "
+            f"{type(model).__name__} add a token to the vocabulary and put it in front of every sample"
+        )
+    modules = on_seam_modules(model)
+    shapes = _head_shapes(model, modules, example)
+    _own_config(model)
+    name = seam.register_operation(chosen)
+    try:
+        model.set_attn_implementation(name)
+    except ValueError as error:
+        raise UnsupportedModelError(f"{type(model).__name__} takes no other attention: {error}") from error
+    for path_of_module, module in modules.items():
+        bind(module, chosen, shapes[path_of_module])
+        state = getattr(module, ATTRIBUTE, None)
+        if isinstance(state, OperationState):
+            reference = next(module.parameters())
+            state.to(reference.device)
+            if chosen.needs_layer_input:
+                module.register_forward_pre_hook(_keep_layer_input(state), with_kwargs=True)
+                module.register_forward_hook(_drop_layer_input(state), always_call=True)
+    setattr(model.config, CONFIG_FIELD, {"operation": chosen.to_dict()})
+    set_attention_path(model, path)
+    return model
+
+
+def save_model(model: PreTrainedModel, folder: str | Path, tokenizer: Any = None) -> None:
+    """Save a model, with the operation that was attached to it, as an ordinary transformers checkpoint.
+
+    ``model.save_pretrained`` writes the same files; loaded by transformers alone, such a checkpoint is a softmax model again,
+    and its operation's parameters are dropped. :func:`sinklab.load_model` reads it back whole.
+
+    Raises:
+        ConfigurationError: the model runs an operation by name that its config does not carry; it would come back as softmax.
+    """
+    implementation = model.config._attn_implementation
+    named = isinstance(implementation, str) and implementation.startswith(seam.implementation_name(""))
+    if named and not isinstance(model.config, SinkLMConfig) and getattr(model.config, CONFIG_FIELD, None) is None:
+        raise ConfigurationError(
+            f"this {type(model).__name__} runs {implementation!r} by name alone, which a checkpoint does not keep: it would be "
+            "loaded as softmax. Use sinklab.attach(model, operation) instead of attn_implementation"
+        )
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+def restore(model: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
+    """Attach the operation that a checkpoint's config names, and read its parameters.
+
+    Raises:
+        InputError: parameters of the operation are missing in the checkpoint.
+    """
+    recorded = getattr(model.config, CONFIG_FIELD, None)
+    if recorded is None:
+        return model
+    delattr(model.config, CONFIG_FIELD)
+    before = set(model.state_dict())
+    attach(model, recorded["operation"])
+    wanted = {key: tensor for key, tensor in model.state_dict().items() if key not in before}
+    for file in weight_files(folder, name):
+        with safe_open(os.fspath(file), "pt") as tensors:
+            for key in wanted.keys() & set(tensors.keys()):
+                with torch.no_grad():
+                    wanted.pop(key).copy_(tensors.get_tensor(key))
+    if wanted:
+        raise InputError(
+            f"{name} says that its attention is {recorded['operation']['name']!r} and lacks {len(wanted)} of its parameters, "
+            f"first {min(wanted)}; was it saved by another program?"
+        )
+    return model
+
+
+def _resolve(operation: Operation | Mapping[str, Any] | str) -> Operation:
+    if isinstance(operation, Operation):
+        return operation
+    return Operation.from_dict({"name": operation} if isinstance(operation, str) else operation)
+
+
+def _keep_layer_input(state: OperationState) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        state.layer_input = args[0] if args else kwargs["hidden_states"]
+
+    return hook
+
+
+def _drop_layer_input(state: OperationState) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        state.layer_input = None  # it would keep the graph of the whole forward alive until the next one
+
+    return hook
+
+
+def _own_config(model: PreTrainedModel) -> None:
+    """Give the model a config of its own: two models made from one config object would otherwise switch together."""
+    copies: dict[int, Any] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None:
+            copies.setdefault(id(config), copy.deepcopy(config) if config is not model.config else None)
+    copies[id(model.config)] = copy.deepcopy(model.config)
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None:
+            module.config = copies[id(config)]
+
+
+class _Shapes:
+    """An observer that notes the head shapes of every attention module."""
+
+    running = True
+
+    def __init__(self, modules: dict[str, nn.Module]) -> None:
+        self.names = {id(module): name for name, module in modules.items()}
+        self.found: dict[str, HeadShape] = {}
+        self.widths: dict[str, int] = {}
+
+    def owns(self, module: nn.Module) -> bool:
+        return id(module) in self.names
+
+    def on_mask(self, record: seam.MaskRecord) -> None:
+        pass
+
+    def on_attention(
+        self,
+        native: Callable[..., Any],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        name = self.names[id(module)]
+        if seam.read_sink_scores(kwargs) is not None:
+            raise UnsupportedModelError(
+                f"{name} ({type(module).__name__}) has learned sink logits of its own, which are part of a softmax; no other "
+                "operation can take its place"
+            )
+        self.found[name] = HeadShape(
+            num_heads=query.shape[1],
+            num_kv_heads=key.shape[1],
+            head_dim=query.shape[3],
+            value_dim=value.shape[3],
+            hidden_size=self.widths.get(name, query.shape[1] * query.shape[3]),
+        )
+        return native(module, query, key, value, *args, **kwargs)
+
+    def note_width(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden = args[0] if args else kwargs.get("hidden_states")
+            if isinstance(hidden, Tensor):
+                self.widths[name] = hidden.shape[-1]
+
+        return hook
+
+
+def _head_shapes(
+    model: PreTrainedModel, modules: dict[str, nn.Module], example: Mapping[str, Tensor] | None
+) -> dict[str, HeadShape]:
+    """Shapes of the heads of every attention module, from one forward pass over an example."""
+    if not modules:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} computes attention in its own code, not through the attention interface of transformers; "
+            "no operation can be attached"
+        )
+    shapes = _Shapes(modules)
+    device = next(model.parameters()).device
+    inputs = {name: value.to(device) for name, value in (model.dummy_inputs if example is None else example).items()}
+    handles = [module.register_forward_pre_hook(shapes.note_width(name), with_kwargs=True) for name, module in modules.items()]
+    training = model.training
+    try:
+        with torch.no_grad(), seam.shadow(shapes):
+            model.eval()(**inputs)
+    except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
+        if example is not None:
+            raise
+        raise ConfigurationError(
+            f"{type(model).__name__} does not run on transformers' dummy inputs ({type(error).__name__}: {error}); pass "
+            "example={…} with the arguments of one forward call"
+        ) from error
+    finally:
+        model.train(training)
+        for handle in handles:
+            handle.remove()
+    silent = [name for name in modules if name not in shapes.found]
+    if silent:
+        raise UnsupportedModelError(
+            f"{silent[0]} ran without the attention interface or did not run at all ({len(silent)} modules); pass "
+            "example={…} with inputs that reach every layer, or use another model"
+        )
+    return shapes.found

@@ -1,0 +1,31 @@
+"""What every contract check does when it fails: raise, with the name of the check, what was expected and what was found."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sinklab.errors import ContractError
+
+__all__ = ["Checks", "first_line"]
+
+
+class Checks:
+    """Raises in the name of one plug-in."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+
+    def require(self, condition: bool, check: str, expected: str, got: object) -> None:
+        """Raise :class:`ContractError` unless ``condition`` holds."""
+        if not condition:
+            raise ContractError(f"{self.subject} breaks its contract, check {check!r}: expected {expected}, got {got}")
+
+    def close(self, found: Tensor, expected: Tensor, tolerance: float, check: str, what: str) -> None:
+        """Require that no number differs by more than ``tolerance``."""
+        error = float((found.double() - expected.double()).abs().max())
+        self.require(error <= tolerance, check, f"{what} within {tolerance:.1e}", f"a difference of {error:.1e}")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message that says something, or the name of its class."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

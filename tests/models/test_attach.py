@@ -1,0 +1,190 @@
+"""attach(): any operation on a foreign model; its parameters train, save and load; refusals say why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+import transformers
+from tests.conftest import make_sinklm
+
+from sinklab.attention.seam import register_operation
+from sinklab.attention.session import attend
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.models.attach import attach, save_model
+from sinklab.models.loading import load_model
+from sinklab.operations.sigmoid import Sigmoid
+from sinklab.operations.softmax import Softmax
+from sinklab.registry import operations
+
+
+@pytest.fixture(autouse=True)
+def gated_sink(monkeypatch):
+    """An operation with everything: a learned null score, a null value, an output bias and a gate on the layer's input."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class GatedSink(Softmax):
+        name: ClassVar[str] = "gated_sink"
+        needs_layer_input: ClassVar[bool] = True
+        initial: float = 0.5
+
+        def parameters(self, shape):
+            return {
+                "logit": torch.full((shape.num_heads,), self.initial),
+                "value": torch.zeros(shape.num_heads, shape.value_dim),
+                "bias": torch.zeros(shape.num_heads, shape.value_dim),
+                "gate": torch.zeros(shape.num_heads, shape.hidden_size),
+            }
+
+        def null_scores(self, queries, scaling, state):
+            return state["logit"][None, :, None]
+
+        def null_value(self, state):
+            return state["value"]
+
+        def output_bias(self, state):
+            return state["bias"]
+
+        def gain(self, state):
+            opened = torch.nn.functional.linear(state["layer_input"], state["gate"].to(state["layer_input"].dtype))
+            return torch.sigmoid(opened).transpose(1, 2)[..., None]
+
+    monkeypatch.setitem(operations._objects, "gated_sink", GatedSink)
+    monkeypatch.setattr(type(operations), "_require", lambda self, name: None)
+    return GatedSink
+
+
+def llama() -> transformers.LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+TOKENS = torch.arange(24).view(2, 12) % 50
+
+
+def randomize(model):
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".operation_state." in name:
+                parameter.normal_()
+    return model
+
+
+def test_softmax_attached_changes_nothing():
+    model = llama()
+    before = model(TOKENS).logits
+    attach(model, "softmax")
+    # The same arithmetic in another kernel: two layers of float32 sums.
+    torch.testing.assert_close(model(TOKENS).logits, before, rtol=0, atol=1e-5)
+
+
+def test_parameters_train():
+    model = attach(llama(), "gated_sink")
+    names = [name for name, _ in model.named_parameters() if "operation_state" in name]
+    assert len(names) == 2 * 4
+    assert "model.layers.1.self_attn.operation_state.gate" in names
+    randomize(model)
+    model(TOKENS, labels=TOKENS).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert float(parameter.grad.abs().sum()) > 0, name
+
+
+def test_measured_as_what_it_computes():
+    model = randomize(attach(llama(), "gated_sink"))
+    with attend(model, verify=True) as session, torch.no_grad():
+        model(TOKENS)
+    assert session.checks["calls_verified"] == 2
+    assert session.normalized
+
+
+def test_round_trip(tmp_path):
+    model = randomize(attach(llama(), {"name": "gated_sink", "initial": -1.0}))
+    save_model(model, tmp_path / "model")
+    loaded = load_model(str(tmp_path / "model"))
+    assert loaded.operation == "gated_sink"
+    with torch.no_grad():
+        assert torch.equal(loaded.model(TOKENS).logits, model(TOKENS).logits)
+    assert loaded.model.model.layers[0].self_attn.operation.initial == -1.0
+
+
+def test_a_checkpoint_without_the_parameters(tmp_path):
+    model = attach(llama(), "gated_sink")
+    config = model.config
+    plain = llama()
+    plain.config.sinklab = config.sinklab
+    plain.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"says that its attention is 'gated_sink' and lacks 8 of its parameters, first model"):
+        load_model(str(tmp_path))
+
+
+def test_a_name_alone_is_not_saved(tmp_path):
+    model = llama()
+    model.set_attn_implementation(register_operation(Sigmoid()))
+    with pytest.raises(ConfigurationError, match="by name alone, which a checkpoint does not keep"):
+        save_model(model, tmp_path)
+
+
+def test_a_sibling_of_the_same_config_is_untouched():
+    model = llama()
+    sibling = transformers.LlamaForCausalLM(model.config).eval()
+    before = sibling(TOKENS).logits
+    attach(model, "sigmoid")
+    assert torch.equal(sibling(TOKENS).logits, before)
+    assert not torch.equal(model(TOKENS).logits, before)
+
+
+def test_encoder_decoder_gets_every_attention():
+    torch.manual_seed(0)
+    config = transformers.BartConfig(
+        vocab_size=50,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        max_position_embeddings=32,
+    )
+    model = randomize(attach(transformers.BartForConditionalGeneration(config), "gated_sink").eval())
+    owners = {name.rpartition(".operation_state")[0] for name, _ in model.named_parameters() if "operation_state" in name}
+    assert len(owners) == 3
+    with attend(model, verify=True) as session, torch.no_grad():
+        model(input_ids=TOKENS, decoder_input_ids=TOKENS)
+    assert session.checks["calls_verified"] == 3
+
+
+def test_no_graph_is_kept_alive():
+    model = attach(llama(), "gated_sink")
+    model(TOKENS)
+    assert model.model.layers[0].self_attn.operation_state.layer_input is None
+
+
+def test_refusals():
+    with pytest.raises(ConfigurationError, match="the operation of a SinkLM is a field of its config"):
+        attach(make_sinklm(), "sigmoid")
+    with pytest.raises(ConfigurationError, match="already has operation 'sigmoid'"):
+        attach(attach(llama(), "sigmoid"), "softmax")
+    bloom = transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=50, hidden_size=16, n_layer=1, n_head=2))
+    with pytest.raises(UnsupportedModelError, match="computes attention in its own code"):
+        attach(bloom, "sigmoid")
+
+
+def test_a_parameterised_operation_by_name_alone(gated_sink):
+    model = llama()
+    model.set_attn_implementation(register_operation(gated_sink()))
+    with pytest.raises(
+        ConfigurationError, match=r"has learned parameters, which LlamaAttention does not carry; attach it first"
+    ):
+        model(TOKENS)
