@@ -5,8 +5,19 @@ import hashlib
 import pytest
 import torch
 
-from sinklab.corpora._corpus import PASSAGES_IN_VAIN, Encoder, Identity, TextCorpus, drawable_ids, hash_tokens
-from sinklab.errors import InputError
+from sinklab.corpora._corpus import (
+    PASSAGES_IN_VAIN,
+    Encoder,
+    Identity,
+    TextCorpus,
+    drawable_ids,
+    hash_files,
+    hash_order,
+    hash_tokens,
+    held_out_keys,
+    is_held_out,
+)
+from sinklab.errors import ConfigurationError, InputError
 
 
 class Passages(TextCorpus):
@@ -81,3 +92,36 @@ def test_hash_is_that_of_little_endian_int64():
     tokens = torch.tensor([[1, 2], [3, 256]], dtype=torch.int32)
     spelled_out = bytes([1] + [0] * 7 + [2] + [0] * 7 + [3] + [0] * 7 + [0, 1] + [0] * 6)
     assert hash_tokens(tokens) == hashlib.sha256(spelled_out).hexdigest()
+
+
+def test_a_corpus_without_documents_says_which_have_them():
+    with pytest.raises(ConfigurationError, match="corpus 'passages' has no documents to train on; python_source, text files"):
+        Passages([]).documents("train")
+
+
+def test_one_document_in_twenty_is_held_out_whatever_the_others_are():
+    keys = [f"document {number}" for number in range(2000)]
+    share = sum(map(is_held_out, keys)) / 2000
+    assert abs(share - 0.05) < 4 * (0.05 * 0.95 / 2000) ** 0.5  # four standard deviations
+    digest = hashlib.sha256(b"document 7").hexdigest()
+    assert is_held_out("document 7") == (int(digest, 16) % 100 < 5)
+
+
+def test_a_small_collection_always_holds_something_out():
+    assert len(held_out_keys(["a"])) == len(held_out_keys("ab")) == len(held_out_keys("aabbcc")) == 1
+    assert len(held_out_keys(map(str, range(100)))) == 5
+    order = hash_order(map(str, range(100)))
+    assert held_out_keys(map(str, range(100))) == set(order[:5])
+    assert [key for key in order if int(key) < 50] == hash_order(map(str, range(50)))
+
+
+def test_the_hash_of_files_is_of_names_and_contents(tmp_path):
+    def files(contents):
+        root = tmp_path / str(len(list(tmp_path.iterdir())))
+        root.mkdir()
+        for name, text in contents.items():
+            (root / name).write_text(text)
+        return hash_files(root, sorted(root.iterdir(), reverse=True))
+
+    assert files({"a": "1", "b": "2"}) == files({"b": "2", "a": "1"})
+    assert len({files({"a": "1", "b": "2"}), files({"a": "2", "b": "1"}), files({"a": "12", "b": ""}), files({"a": "1"})}) == 4

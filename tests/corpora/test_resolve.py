@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sinklab.corpora import resolve_corpus
-from sinklab.errors import InputError, UnknownNameError
+from sinklab.errors import ConfigurationError, InputError, UnknownNameError
 
 
 def test_names_win_over_files_of_the_same_name(tmp_path, monkeypatch):
@@ -25,5 +25,41 @@ def test_an_unknown_name_suggests_the_nearest():
 
 
 def test_an_empty_directory_is_no_corpus(tmp_path):
-    with pytest.raises(InputError, match="holds no text: no file with the ending .txt or .md"):
+    with pytest.raises(InputError, match=r"holds no text: no file with the ending \.txt or \.md"):
         resolve_corpus(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["a.txt", "b.md"], "text_folder"),
+        (["README.md", "train.parquet"], "hub_dataset"),
+        (["a.md", "b.md", "package.json"], "text_folder"),
+        (["a.md", "b.md", ".obsidian/app.json", ".obsidian/theme.json"], "text_folder"),
+        (["train.jsonl.gz", "test.jsonl.gz"], "hub_dataset"),
+    ],
+)
+def test_a_folder_is_what_it_holds_more_of(tmp_path, names, kind):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("words")
+    assert resolve_corpus(str(tmp_path)).name == kind
+
+
+def test_a_missing_file_is_not_looked_for_on_the_hub():
+    with pytest.raises(InputError, match=r"there is no data file 'rows/train\.jsonl'"):
+        resolve_corpus("rows/train.jsonl")
+    with pytest.raises(InputError, match=r"there is no text file 'notes/book\.txt'"):
+        resolve_corpus("notes/book.txt")
+
+
+def test_a_bare_name_of_the_hub_is_told_how_to_be_written():
+    with pytest.raises(UnknownNameError, match=r"no corpus is called 'wikitext'.*a dataset of the hub is given as owner/name"):
+        resolve_corpus("wikitext")
+
+
+def test_settings_of_datasets_are_refused_elsewhere(tmp_path):
+    (tmp_path / "book.txt").write_text("words")
+    for name in ("python_source", str(tmp_path / "book.txt")):
+        with pytest.raises(ConfigurationError, match="subset, revision: only datasets have these settings"):
+            resolve_corpus(name, subset="small", revision="main", text_column=None)

@@ -92,3 +92,23 @@ def test_missing_file(tmp_path):
 def test_the_name_alone_asks_for_the_path():
     with pytest.raises(ConfigurationError, match=r"--corpus path/to/file\.txt"):
         resolve_corpus("text_file")
+
+
+def test_documents_are_runs_of_paragraphs_of_one_side(tmp_path):
+    paragraphs = [f"  paragraph {number}\nof two lines" for number in range(60)]
+    paragraphs += paragraphs[:5]  # repeated ones go to the side of the first
+    path = tmp_path / "book.txt"
+    path.write_text("\n\n\n".join(paragraphs) + "\n")
+    train, held_out = (list(TextFile(path).documents(split)) for split in ("train", "held_out"))
+    pieces = {side: [part for run in runs for part in run.split("\n\n\n")] for side, runs in (("t", train), ("h", held_out))}
+    assert sorted(pieces["t"] + pieces["h"]) == sorted(paragraphs)
+    assert not set(pieces["t"]) & set(pieces["h"])
+    assert len(set(pieces["h"])) == 3  # 5 % of 60
+    assert [path.read_text().index(run) for run in train] == sorted(path.read_text().index(run) for run in train)
+    assert len(train) < 10  # neighbours stay together
+
+
+def test_one_paragraph_cannot_be_divided(tmp_path):
+    (tmp_path / "line.txt").write_text("only one\nparagraph")
+    with pytest.raises(InputError, match="holds one paragraph, and training needs two or more, with blank lines between"):
+        list(TextFile(tmp_path / "line.txt").documents("train"))

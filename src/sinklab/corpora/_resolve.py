@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["resolve_corpus"]
 
 DATA_FILE = re.compile(r"\.(parquet|arrow|jsonl|ndjson|json|csv|tsv)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
+TEXTS = (".txt", ".md")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def resolve_corpus(name: str, **dataset: str | None) -> Corpus:
     """The corpus called ``name``, or the texts or dataset at that path, or the dataset of that name on the hub, in this order.
+
+    A folder is a dataset when it holds at least as many data files as texts (``.txt``, ``.md``), and otherwise texts.
 
     Args:
         name: a registered name, a path, or ``owner/name``.
@@ -45,13 +48,19 @@ def _kind(name: str) -> str | None:
         return None
     path = Path(name).expanduser()
     if path.is_dir():
-        return "hub_dataset" if any(DATA_FILE.search(file.name) for file in path.rglob("*")) else "text_folder"
+        names = [
+            file.name for file in path.rglob("*") if not any(part.startswith(".") for part in file.relative_to(path).parts)
+        ]
+        data = sum(bool(DATA_FILE.search(name)) for name in names)
+        texts = sum(name.lower().endswith(TEXTS) for name in names)
+        return "hub_dataset" if data and data >= texts else "text_folder"
     if path.exists():
         return "hub_dataset" if DATA_FILE.search(path.name) else "text_file"
-    if HUB_NAME.fullmatch(name) and path.suffix not in (".txt", ".md") and not DATA_FILE.search(name):
+    if HUB_NAME.fullmatch(name) and not name.lower().endswith(TEXTS) and not DATA_FILE.search(name):
         return "hub_dataset"
     if path.suffix or len(path.parts) > 1:
-        raise InputError(f"there is no text file {name!r}; corpora by name: {', '.join(corpora)}")
+        what = "data" if DATA_FILE.search(name) else "text"
+        raise InputError(f"there is no {what} file {name!r}; corpora by name: {', '.join(corpora)}")
     try:
         corpora[name]
     except UnknownNameError as error:

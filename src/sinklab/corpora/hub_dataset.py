@@ -17,6 +17,7 @@ from sinklab.registry import corpora
 __all__ = ["HubDataset"]
 
 SHUFFLED = 1000
+LOOKED_AT = 20
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -57,7 +58,7 @@ class HubDataset(TextCorpus):
                 f"held_out_split and train_split are both {train_split!r}; held-out text must be other text"
             )
         local = Path(path).expanduser()
-        self.path = local if local.exists() else None
+        self.path = local.absolute() if local.exists() else None
         self.dataset = local.name if self.path else str(path)
         self.subset, self.revision, self.text_column = subset, revision, text_column
         self.train_split, self.held_out_split = train_split, held_out_split
@@ -71,7 +72,7 @@ class HubDataset(TextCorpus):
     def identity(self) -> Identity:
         source = f"dataset {self.dataset}" + (f", {self.subset}" if self.subset else "")
         if self.path:
-            files = [self.path] if self.path.is_file() else [file for file in self.path.rglob("*") if file.is_file()]
+            files = [self.path] if self.path.is_file() else _visible_files(self.path)
             with self._explained():
                 return Identity(
                     source,
@@ -137,9 +138,10 @@ class HubDataset(TextCorpus):
             return datasets.load_dataset_builder(str(self.path.parent), self.subset, data_files=self.path.name)
 
     def _column(self, rows: Any) -> str:
-        if rows.features is None:  # not declared anywhere: the first row shows
-            first: dict[str, Any] = next(iter(rows), {})
-            kinds = {name: type(value).__name__ for name, value in first.items()}
+        if rows.features is None:  # not declared anywhere: the first rows show
+            kinds: dict[str, str] = {}
+            for row in islice(rows, LOOKED_AT):
+                kinds |= {name: type(value).__name__ for name, value in row.items() if value is not None or name not in kinds}
             strings = [name for name, kind in kinds.items() if kind == "str"]
         else:
             kinds = {name: str(getattr(kind, "dtype", kind)) for name, kind in rows.features.items()}
@@ -174,6 +176,11 @@ class HubDataset(TextCorpus):
             raise InputError(f"dataset {self.dataset} cannot be read: {_first_line(error)}") from error
         finally:
             datasets.logging.set_verbosity(verbosity)
+
+
+def _visible_files(folder: Path) -> list[Path]:
+    entries = (entry for entry in folder.rglob("*") if entry.is_file())
+    return [entry for entry in entries if not any(part.startswith(".") for part in entry.relative_to(folder).parts)]
 
 
 def _first_line(error: BaseException) -> str:

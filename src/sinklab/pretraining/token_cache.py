@@ -8,6 +8,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from array import array
@@ -113,15 +114,24 @@ def storing(cache: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # EFBIG: a limit on the size of a file, which is what a quota looks like to some processes.
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise InputError(
-                f"no space left for the encoded text in {cache}, and nothing of it was kept; free some, lower data.max_tokens, "
-                "or choose another folder with --cache"
-            ) from error
-        raise InputError(
-            f"the cache {cache} cannot be written to: {error.strerror or error}; choose another with --cache"
-        ) from error
+        raise _unwritable(cache, error.errno, error) from error
+    except Exception as error:
+        # The tokenizers library raises bare Exception, with the system's number in the text.
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise _unwritable(cache, int(number[1]), error) from error
+
+
+def _unwritable(cache: Path, number: int | None, error: Exception) -> InputError:
+    # EFBIG: a limit on the size of a file, which is what a quota looks like to some processes.
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return InputError(
+            f"no space left for the encoded text in {cache}, and nothing of it was kept; free some, lower data.max_tokens, or "
+            "choose another folder for the cache"
+        )
+    reason = os.strerror(number) if number else str(error)
+    return InputError(f"the cache {cache} cannot be written to: {reason}; choose another folder for it")
 
 
 def write_stream(

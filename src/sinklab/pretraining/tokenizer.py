@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,9 @@ from sinklab.errors import InputError
 __all__ = ["BOS", "EOS", "Piece", "encode", "hash_tokenizer", "load_tokenizer", "special_ids", "train_bpe", "vocabulary_size"]
 
 BOS, EOS = "<|bos|>", "<|eos|>"
+
+TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model")
+"""Without any of these transformers makes an empty tokenizer for some architectures, which reads every text as nothing."""
 
 CHUNK = 1 << 21
 """Characters encoded together: about 700,000 tokens and 100 MB. A longer document is cut here, after a line end."""
@@ -54,16 +58,15 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     Raises:
         InputError: there is none, or it cannot be loaded.
     """
+    path = Path(name).expanduser()
+    if path.is_dir() and not any(next(path.glob(pattern), None) for pattern in TOKENIZER_FILES):
+        raise InputError(f"data.tokenizer {name!r} is a directory without the files of a tokenizer, such as tokenizer.json")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(path if path.is_dir() else name, trust_remote_code=False)
     except Exception as error:
         # tokenizers raises bare Exception for a damaged tokenizer.json.
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise InputError(f"data.tokenizer {name!r} cannot be loaded; it must be a directory or a hub id: {reason}") from error
-    if len(tokenizer) - len(tokenizer.all_special_ids) < 1:
-        # Without its files transformers makes an empty tokenizer for some architectures, which reads every text as nothing.
-        raise InputError(f"data.tokenizer {name!r} has no vocabulary; a tokenizer is needed, not a model without one")
-    return tokenizer
+        raise InputError(f"data.tokenizer {name!r} cannot be loaded; it is a directory or a hub id: {reason}") from error
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
