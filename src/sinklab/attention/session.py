@@ -15,6 +15,7 @@ from sinklab.attention.anatomy import Anatomy, off_seam_modules
 from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics
 from sinklab.attention.columns import capture_log_sum_exp, column_statistics
 from sinklab.attention.forward import Forward
+from sinklab.attention.operation import Operation
 from sinklab.attention.positions import Positions, read_positions
 from sinklab.attention.probe import NEEDS, Probe
 from sinklab.attention.state import state_of
@@ -95,7 +96,7 @@ class Session:
         self._forwards = 0
         self._now = Forward()
         self._early_masks: deque[seam.MaskRecord] = deque(maxlen=8)
-        self._operations: set[str] = set()
+        self._operations: set[Operation] = set()
 
     # --- results ---
 
@@ -120,12 +121,10 @@ class Session:
     @property
     def normalized(self) -> bool:
         """Whether every operation seen gives rows that, with their mass on nothing, sum to one."""
-        from sinklab.registry import operations
-
-        return all(operations[name].normalized for name in self._operations)
+        return all(operation.normalized for operation in self._operations)
 
     def _operation_names(self) -> str:
-        return " + ".join(sorted(self._operations))
+        return " + ".join(sorted({operation.name for operation in self._operations}))
 
     # --- life ---
 
@@ -270,7 +269,7 @@ class Session:
         query, key = operation.features(query, key, state)
         sinks = seam.read_sink_scores(kwargs)
         sinks = operation.null_scores(query, scaling, state) if sinks is None else sinks.to(query.device)
-        self._operations.add(operation.name)
+        self._operations.add(operation)
         needs_outputs = "head_outputs" in self._needs
         if log_sum_exp is not None and tuple(log_sum_exp.shape) != (batch, num_heads, q_len):
             # The host folds the groups of a single query into the query axis; the numbers are the same.

@@ -16,8 +16,8 @@ ROWS = 4
 def verify_call(call: AttentionCall) -> tuple[int, float]:
     """Recompute some rows of ``call.head_outputs`` by the plain definition and compare.
 
-    Scores, cap, bias, mask, sink logits, scaling, operation and gate all enter the recomputation, so a keyword that was misread,
-    a mask that was lost or a gain applied behind the function's back shows here.
+    Scores, cap, bias, mask, sink logits, scaling, operation and gate all enter the recomputation, so a keyword that was
+    misread, a mask that was lost or a gain applied behind the function's back shows here.
 
     The allowed error grows with what rounding allows: weights are exponentials of scores, so an error of ``eps · |score|`` in
     the score is the same relative error of the weight, and a head output is a weighted mean of values.

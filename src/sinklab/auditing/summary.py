@@ -177,7 +177,7 @@ def _heads_by_weight(table: pd.DataFrame, threshold: float, last: int) -> int:
 def _role(rate: float, positions: list[dict[str, Any]], table: pd.DataFrame) -> str:
     null_rate = _rows(table, "sink_rate", "gu2024_null", whole=True)
     if len(null_rate) and float(null_rate["value"].iloc[0]) > max(rate, 1.0):
-        return "learned sink logit"
+        return "null score"
     if not positions or positions[0]["rate"] < 1.0:
         return "none"
     top = positions[0]
@@ -235,7 +235,8 @@ def _sentences(summary: dict[str, Any]) -> list[str]:
     for entry in others:
         sentences.append(f"Position {entry['position']} (mostly {entry['token']!r}) sinks in {entry['rate']:.1f} %.")
     if summary["null_mass"]:
-        sentences.append(f"Heads give {100 * summary['null_mass']:.1f} % of their mass to a learned sink logit.")
+        share = f"{100 * summary['null_mass']:.1f} %"
+        sentences.append(f"Heads give {share} of their mass to nothing, as through a learned sink logit or a key bias.")
     for condition in summary["conditions"][1:]:
         where = f"{condition['corpus']} {'with' if condition['bos'] else 'without'} BOS"
         sentences.append(f"On {where} the rate at the first position is {condition['sink_rate_gu2024']:.1f} %.")

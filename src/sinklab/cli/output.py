@@ -92,8 +92,8 @@ def _bos(condition: Mapping[str, Any]) -> str:
 def _sinks(summary: Mapping[str, Any]) -> str:
     """Where the sinks are: positions, or the learned logit that takes their place."""
     listed = ", ".join(_sink(sink) for sink in summary["sink_positions"][:LISTED])
-    if summary.get("sink_role") == "learned sink logit":
-        return f"learned sink logit, {100 * summary['null_mass']:.1f} % of the mass" + (f"; {listed}" if listed else "")
+    if summary.get("sink_role") == "null score":
+        return f"null score, {100 * summary['null_mass']:.1f} % of the mass" + (f"; {listed}" if listed else "")
     if summary.get("sink_role") == "none" and listed:
         return f"none by weight (after dividing each row by its sum: {listed})"
     return listed or "none"

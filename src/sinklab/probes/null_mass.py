@@ -24,15 +24,16 @@ class NullMass(Probe):
     needs: ClassVar[frozenset[str]] = frozenset({"mass"})
     definitions: ClassVar[dict[str, Definition]] = {
         "null_mass": Definition(
-            "Mean over counted queries of the mass on nothing: what a softmax gives to its sink logit or key bias, what clipping "
-            "or rectifying leaves; 0 for plain softmax, absent for operations whose rows have no fixed sum.",
+            "Mean over counted queries of the mass on nothing: what a softmax gives to its sink logit or key bias, what "
+            "clipping or rectifying leaves; 0 for plain softmax, absent for operations whose rows have no fixed sum.",
             "fraction",
             "OpenAI 2025, gpt-oss (arXiv 2508.10925)",
             (0.0, 1.0),
         ),
         "row_mass": Definition("Mean over counted queries of the weight on all visible keys together.", "weight"),
         "output_gain": Definition(
-            "Mean over counted queries (and coordinates) of the factor that a gate puts on the head's output; absent without one.",
+            "Mean over counted queries (and coordinates) of the factor that a gate puts on the head's output; absent without "
+            "one.",
             "fraction",
             "Bondarenko et al. 2023 (arXiv 2306.12929), Qiu et al. 2025 (arXiv 2505.06708)",
         ),

@@ -31,8 +31,8 @@ class SinkRate(Probe):
     ``gu2024`` is the metric of Gu et al. to the letter: in each document, layer and head the mean weight ``alpha_k`` of key
     ``k`` over the queries that see it is compared with the threshold; the share of the comparisons that hold is the rate. It
     is given for every position, so a sink at position 2 is not missed; with operations that do not normalise, rows are
-    divided by their sum first (their proxy). A learned sink logit is a position of its own, ``gu2024_null``. Every rate has
-    rows for each layer and head and, without layer and head, for the whole model.
+    divided by their sum first (their proxy). A null score (sink logit, key bias) is a position of its own, ``gu2024_null``.
+    Every rate has rows for each layer and head and, without layer and head, for the whole model.
 
     Args:
         threshold: the epsilon of Gu et al., in [0, 1); their default 0.3.
@@ -51,7 +51,8 @@ class SinkRate(Probe):
             (0.0, 100.0),
         ),
         "gu2024_null": Definition(
-            "The same rule for the mean mass that a head gives to its learned sink logit, over all queries of the document.",
+            "The same rule for the mean mass that a head gives to its null score (a learned sink logit, a key bias), over all "
+            "queries of the document.",
             "percent",
             _GU,
             (0.0, 100.0),

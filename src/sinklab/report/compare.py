@@ -152,7 +152,7 @@ def _numbers(audit: Audit) -> dict[str, Any]:
             numbers[f"{title[0].lower()}{title[1:]}, {name}{_PERCENT}"] = named_rate(audit, name)
     learned = named_rate(audit, "gu2024_null")
     if learned is not None:
-        numbers["sink rate of the learned sink logit, gu2024_null (%)"] = learned
+        numbers["sink rate of the null score, gu2024_null (%)"] = learned
     none = "none" if isinstance(summary.get("sink_positions"), list) else None
     numbers |= {
         "strongest sink: position": top.get("position", none),

@@ -29,8 +29,8 @@ DEFINITIONS: dict[str, tuple[str, str, str]] = {
         "Gu et al. 2024, arXiv 2410.10781",
     ),
     "gu2024_null": (
-        "Sink rate of the learned sink logit",
-        "The same rule for the mass that a head gives to nothing through its learned sink logit.",
+        "Sink rate of the null score",
+        "The same rule for the mass that a head gives to nothing through its null score: a learned sink logit, a key bias.",
         "Gu et al. 2024, arXiv 2410.10781",
     ),
     "qiu2025_first_attention": (
@@ -128,10 +128,10 @@ def verdict(audit: Audit) -> str:
     rate = audit.summary.get("sink_rate_gu2024")
     cells = audit.numbers.num_cells
     null = audit.summary.get("null_mass")
-    if audit.summary.get("sink_role") == "learned sink logit" and null is not None:
+    if audit.summary.get("sink_role") == "null score" and null is not None:
         return (
-            f"This model rests on a learned sink logit, which takes {percent(100 * null)} of the mass of its heads; the first "
-            f"position gets more than {threshold} of the attention in {percent(rate)} of heads and samples."
+            f"This model rests on a null score (a learned sink logit, a key bias), which takes {percent(100 * null)} of the "
+            f"mass of its heads; the first position gets more than {threshold} of the attention in {percent(rate)} of heads and samples."
         )
     if sinks and audit.summary.get("normalized") is False and audit.summary.get("sink_heads_by_weight") == 0:
         return (
