@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sinklab.attention import path_flash
 from sinklab.attention.columns import capture_log_sum_exp
@@ -235,10 +236,13 @@ def test_one_graph_under_compile():
         torch.testing.assert_close(one, two, atol=1e-12, rtol=0)
 
 
-def test_second_derivatives_are_refused():
+@pytest.mark.parametrize("what", ["linear", "square"])
+def test_second_derivatives_are_refused(what):
     inputs = call(logit=0.3)
-    (gradient,) = torch.autograd.grad(flash(inputs).square().sum(), inputs.queries, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    outputs = flash(inputs)
+    loss = outputs.sum() if what == "linear" else outputs.square().sum()
+    (gradient,) = torch.autograd.grad(loss, inputs.queries, create_graph=True)
+    with pytest.raises(ConfigurationError, match=r"first derivatives only, .*set_attention_path\(model, 'plain'\)"):
         gradient.sum().backward()
 
 
@@ -298,6 +302,17 @@ def test_auto_takes_it():
     inputs = call(dtype=torch.float32, logit=0.3)
     assert choose(NOTHING, inputs) == "flash"
     torch.testing.assert_close(compute(NOTHING, inputs)[0], plain(inputs), atol=1e-5, rtol=0)
+
+
+def test_arguments_of_the_cuda_kernels():
+    """Shapes only, by the kernels' own shape functions: this much of the CUDA path can be told without a GPU."""
+    with FakeTensorMode(), torch.no_grad():
+        queries = torch.empty(2, 4, 300, 64, dtype=torch.bfloat16, device="cuda")
+        keys = torch.empty(2, 2, 300, 64, dtype=torch.bfloat16, device="cuda")
+        outputs, log_sum, *rest = path_flash._kernel(queries, keys, keys, None, True, 0.1)
+        gradients = path_flash._kernel_gradients(queries, queries, keys, keys, outputs, log_sum, None, True, 0.1, *rest)
+    assert (outputs.shape, log_sum.shape) == (queries.shape, queries.shape[:3])
+    assert [gradient.shape for gradient in gradients] == [queries.shape, keys.shape, keys.shape]
 
 
 @pytest.mark.gpu

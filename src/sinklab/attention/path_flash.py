@@ -19,10 +19,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sinklab.attention.inputs import Inputs
 from sinklab.attention.operation import Operation
+from sinklab.errors import ConfigurationError
 
 __all__ = ["head_outputs", "obstacle", "worthwhile"]
 
@@ -88,9 +88,9 @@ def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:
     exact = torch.promote_types(queries.dtype, torch.float32)
     null_value = operation.null_value(inputs.state)
     outputs = _NullSoftmax.apply(
-        queries,
-        keys,
-        inputs.values,
+        _dense(queries),
+        _dense(keys),
+        _dense(inputs.values),
         null_scores.to(exact).expand(queries.shape[:3]),
         null_value if null_value is None else null_value.to(exact).expand(queries.shape[1], -1),
         inputs.visible,
@@ -116,9 +116,8 @@ class _NullSoftmax(torch.autograd.Function):
         causal: bool,
         scaling: float,
     ) -> Tensor:
-        queries, keys, values = _dense(queries), _dense(keys), _dense(values)
         mask = None if visible is None else _additive(visible, queries.dtype)
-        outputs, log_sum, rest = _kernel(queries, keys, values, mask, causal, scaling)
+        outputs, log_sum, *rest = _kernel(queries, keys, values, mask, causal, scaling)
         if visible is not None:
             # The kernel calls the log-sum-exp of a row without a visible key 0; it is minus infinity.
             log_sum = log_sum.masked_fill(~visible.any(dim=-1), float("-inf"))
@@ -126,43 +125,67 @@ class _NullSoftmax(torch.autograd.Function):
         if null_value is not None:
             outputs.add_(torch.sigmoid(null_scores - log_sum)[..., None] * null_value[:, None])
         total = torch.logaddexp(log_sum, null_scores)
-        ctx.save_for_backward(queries, keys, values, null_scores, null_value, mask, outputs, total)
-        ctx.settings = causal, scaling, rest
+        ctx.save_for_backward(queries, keys, values, null_scores, null_value, mask, outputs, total, *rest)
+        ctx.settings = causal, scaling
         return outputs
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        queries, keys, values, null_scores, null_value, mask, outputs, total = ctx.saved_tensors
-        causal, scaling, rest = ctx.settings
-        grad = _dense(grad)
-        inner = _kernel_backward(grad, queries, keys, values, outputs, total, mask, causal, scaling, rest)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return *_NullSoftmaxGradients.apply(gradient, *ctx.settings, *ctx.saved_tensors), None, None, None
+
+
+class _NullSoftmaxGradients(torch.autograd.Function):
+    """Gradients of :class:`_NullSoftmax` with respect to its first five inputs, which have none themselves."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gradient: Tensor,
+        causal: bool,
+        scaling: float,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        null_scores: Tensor,
+        null_value: Tensor | None,
+        mask: Tensor | None,
+        outputs: Tensor,
+        total: Tensor,
+        *rest: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        gradient = _dense(gradient)
+        inner = _kernel_gradients(gradient, queries, keys, values, outputs, total, mask, causal, scaling, *rest)
         nothing = torch.exp(null_scores - total)
-        exact = grad.to(total.dtype)
+        gradient = gradient.to(total.dtype)
         left = -outputs if null_value is None else null_value[:, None] - outputs
-        grad_scores = nothing * (exact * left).sum(dim=-1)
-        grad_value = None if null_value is None else (nothing[..., None] * exact).sum(dim=(0, 2))
-        return *inner, grad_scores, grad_value, None, None, None
+        score_gradient = nothing * (gradient * left).sum(dim=-1)
+        value_gradient = None if null_value is None else (nothing[..., None] * gradient).sum(dim=(0, 2))
+        return *inner, score_gradient, value_gradient
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        raise ConfigurationError(
+            "attention path 'flash' has first derivatives only, and a second one was asked for (create_graph=True); use "
+            "sinklab.attention.paths.set_attention_path(model, 'plain')"
+        )
 
 
 def _kernel(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scaling: float
-) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
-    """Outputs, log-sum-exp ``(batch, num_heads, q_len)`` in natural units, and what the backward kernel wants besides."""
-    aten = torch.ops.aten
+) -> tuple[Tensor, ...]:
+    """Outputs, log-sum-exp ``(batch, num_heads, q_len)`` in natural units, and what the kernel of the gradients wants back."""
     if queries.device.type == "cpu":
-        outputs, log_sum = aten._scaled_dot_product_flash_attention_for_cpu(
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             queries, keys, values, 0.0, causal, attn_mask=mask, scale=scaling
         )
-        return outputs, log_sum, ()
-    outputs, log_sum, *rest, _ = aten._scaled_dot_product_flash_attention(
+    outputs, log_sum, _, _, _, _, seed, offset, _ = torch.ops.aten._scaled_dot_product_flash_attention(
         queries, keys, values, 0.0, causal, False, scale=scaling
     )
-    return outputs, log_sum, tuple(rest)
+    return outputs, log_sum, seed, offset
 
 
-def _kernel_backward(
-    grad: Tensor,
+def _kernel_gradients(
+    gradient: Tensor,
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -171,32 +194,17 @@ def _kernel_backward(
     mask: Tensor | None,
     causal: bool,
     scaling: float,
-    rest: tuple[Any, ...],
+    *rest: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values from weights ``exp(score − log_sum)`` and the row term ``<grad, outputs>``."""
-    aten = torch.ops.aten
+    """Gradients of queries, keys and values from weights ``exp(score − log_sum)`` and the row term ``<gradient, outputs>``."""
+    tensors = (gradient, queries, keys, values, outputs, log_sum)
     if queries.device.type == "cpu":
-        return aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, queries, keys, values, outputs, log_sum, 0.0, causal, attn_mask=mask, scale=scaling
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *tensors, 0.0, causal, attn_mask=mask, scale=scaling
         )
-    first_query, first_key, longest_query, longest_key, seed, offset = rest
-    return aten._scaled_dot_product_flash_attention_backward(
-        grad,
-        queries,
-        keys,
-        values,
-        outputs,
-        log_sum.contiguous(),
-        first_query,
-        first_key,
-        longest_query,
-        longest_key,
-        0.0,
-        causal,
-        seed,
-        offset,
-        scale=scaling,
-    )
+    # No packed sequences: no tables of where they start, and the longest one is all there is.
+    packing = (None, None, queries.shape[2], keys.shape[2])
+    return torch.ops.aten._scaled_dot_product_flash_attention_backward(*tensors, *packing, 0.0, causal, *rest, scale=scaling)
 
 
 def _dense(tensor: Tensor) -> Tensor:
