@@ -82,7 +82,7 @@ def test_passages_are_mixed_held_out_rows(saved, tokenizer):
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == sorted(orders[2]) == sorted(TEXTS)
     (row,) = corpus.sample(encoder, seq_len=8, samples=1, seed=0, bos=True)
-    assert tokenizer.decode(row).startswith("<bos>this is text")
+    assert tokenizer.decode(row).startswith("<bos>this is")
 
 
 @pytest.mark.parametrize(

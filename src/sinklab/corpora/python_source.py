@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import platform
@@ -67,18 +68,22 @@ class PythonSource(TextCorpus):
         return [path for _, path in sorted(self._split(split))]
 
     def _split(self, split: Split) -> list[tuple[str, Path]]:
-        return [file for file in self._all_files() if is_held_out(file[0]) == (split == "held_out")]
+        return [file for file in self._all_files if is_held_out(file[0]) == (split == "held_out")]
 
-    def _all_files(self) -> Iterator[tuple[str, Path]]:
+    @functools.cached_property
+    def _all_files(self) -> list[tuple[str, Path]]:
+        """Every file with its path below its package; found once, since looking takes a second."""
         standard = Path(sysconfig.get_paths()["stdlib"])
         roots = [(standard, standard)]
         for name in self._installed():
             folder = Path(str(importlib.util.find_spec(name).origin)).parent  # type: ignore[union-attr]
             roots.append((folder.parent, folder))
-        for base, folder in roots:
-            for path in folder.rglob("*.py"):
-                if "site-packages" not in path.relative_to(base).parts and path.stat().st_size > 200:
-                    yield path.relative_to(base).as_posix(), path
+        return [
+            (path.relative_to(base).as_posix(), path)
+            for base, folder in roots
+            for path in folder.rglob("*.py")
+            if "site-packages" not in path.relative_to(base).parts and path.stat().st_size > 200
+        ]
 
     def _installed(self) -> list[str]:
         return [name for name in self.packages if importlib.util.find_spec(name) is not None]

@@ -165,6 +165,8 @@ def write_stream(
         file = (folder / "tokens.bin").open("wb")
     try:
         for piece in pieces:
+            if len(piece.ids) and piece.ids.max() >= vocab_size:
+                raise InputError(f"the tokenizer gave the id {piece.ids.max()}, beyond its vocabulary of {vocab_size} ids")
             if piece.first:
                 starts.append(tokens)
             parts = (
