@@ -23,6 +23,7 @@ from sinklab.errors import ConfigurationError, ContractError, UnknownNameError
 __all__ = ["KINDS", "Registry", "corpora", "operations", "positions", "probes", "recipes", "registry_of"]
 
 T = TypeVar("T")
+P = TypeVar("P")
 
 KINDS: dict[str, Registry[Any]] = {}
 """Plural kind (``"probes"``) to its registry, in the order in which ``sinklab list`` shows them."""
@@ -42,8 +43,8 @@ class Registry(Generic[T]):
         self._objects: dict[str, type[T]] = {}
         KINDS[plural] = self
 
-    def register(self, name: str) -> Callable[[type], type]:
-        """Class decorator that enters the class under ``name`` and writes ``name`` on it.
+    def register(self, name: str) -> Callable[[P], P]:
+        """Decorator of a class (of a function, for recipes) that enters it under ``name`` and writes ``name`` on it.
 
         Raises:
             ConfigurationError: the name is not lower-case words joined by underscores.
@@ -52,12 +53,12 @@ class Registry(Generic[T]):
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             raise ConfigurationError(f"{self.kind} name {name!r} must be lower-case words joined by underscores")
 
-        def enter(cls: type) -> type:
+        def enter(cls: P) -> P:
             known = self._objects.get(name)
             if known is not None and _origin(known) != _origin(cls):
                 raise ContractError(f"two {self.kind} plug-ins are called {name!r}: {_origin(known)} and {_origin(cls)}")
             cls.name = name  # type: ignore[attr-defined]
-            self._objects[name] = cls
+            self._objects[name] = cls  # type: ignore[assignment]
             return cls
 
         return enter

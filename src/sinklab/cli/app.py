@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import sys
 from pathlib import Path
@@ -15,6 +14,8 @@ from sinklab import __version__
 from sinklab.cli import output
 from sinklab.cli.describe import catalogue, describe
 from sinklab.cli.guard import Guarded
+from sinklab.cli.libraries import prepare_libraries
+from sinklab.cli.pretrain import EPILOG, pretrain
 
 __all__ = ["app"]
 
@@ -93,7 +94,7 @@ def audit(
 
     Writes run.json, table.parquet, summary.json, maps.safetensors and report.html into the output directory.
     """
-    _prepare_libraries()
+    prepare_libraries()
     from sinklab.auditing import audit as run_audit
 
     folder = Path("sinklab-audit") / _folder_name(model) if out is None else out
@@ -146,7 +147,7 @@ def measure(
     as_json: Json = False,
 ) -> None:
     """Run chosen probes over a model. With --json: one row of the table a line."""
-    _prepare_libraries()
+    prepare_libraries()
     from sinklab.auditing import measure as run_measure
 
     with output.progress() as progress:
@@ -175,9 +176,14 @@ def measure(
             typer.echo(f"\ntable  {out / 'table.parquet'}")
 
 
+app.command(epilog=EPILOG)(pretrain)
+
+
 @app.command("list", epilog="Examples:\n\nsinklab list\n\nsinklab list probes --json")
 def list_(
-    kind: Annotated[str | None, typer.Argument(help="probes, operations, corpora or models; all of them by default.")] = None,
+    kind: Annotated[
+        str | None, typer.Argument(help="probes, operations, positions, corpora, recipes or models; all of them by default.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List what there is to name on the command line, with one sentence each."""
@@ -190,7 +196,7 @@ def list_(
 
 @app.command(epilog="Examples:\n\nsinklab show sink_rate\n\nsinklab show gu2024")
 def show(
-    name: Annotated[str, typer.Argument(help="A probe, an operation, a corpus, or a metric of a probe.")],
+    name: Annotated[str, typer.Argument(help="A probe, an operation, a recipe, a corpus, …, or a metric of a probe.")],
     as_json: Json = False,
 ) -> None:
     """Say what a plug-in or a metric is: definition, parameters, papers."""
@@ -236,14 +242,3 @@ def _folder_name(model: str) -> str:
     """A model's name as one folder name: ``embedded-softmax``, ``org-model``, or the last part of a path."""
     name = Path(model).expanduser().resolve().name if Path(model).expanduser().exists() else model
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"
-
-
-def _prepare_libraries() -> None:
-    """Keep the libraries' own chatter off the screen; what matters reaches the user as an error or in the report."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

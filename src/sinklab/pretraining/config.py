@@ -115,6 +115,9 @@ class TrainingConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     parallel: Literal["ddp", "fsdp"] = Field("ddp", description="with several processes: replicas, or fully sharded (FSDP2)")
     gradient_checkpointing: bool = False
+    vocab_multiple: int = Field(
+        1, ge=1, description="the model's vocabulary is the tokenizer's, rounded up to a multiple of this"
+    )
     seed: int = Field(0, description="seed of the initialisation")
     log_every: int = Field(50, ge=1, description="steps between records of loss, learning rate, gradient norm and speed")
     evaluate_every: int = Field(500, ge=1, description="steps between held-out losses")

@@ -1,0 +1,91 @@
+"""The command ``sinklab pretrain``: a recipe, changed by dotted paths, run into a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sinklab.cli import output
+from sinklab.cli.libraries import prepare_libraries
+
+if TYPE_CHECKING:
+    from sinklab.pretraining.record import RunResult
+
+__all__ = ["EPILOG", "pretrain"]
+
+DIVERGED = 3
+"""Exit status of a run whose training went astray."""
+
+EPILOG = (
+    "Examples:\n\n"
+    "sinklab pretrain tiny\n\n"
+    "sinklab pretrain emergence --set model.operation.name=sigmoid --out runs/sigmoid\n\n"
+    "sinklab pretrain emergence --set training.steps=500 --set optimizer.learning_rate=1e-3 --set data.corpus=./texts\n\n"
+    "sinklab pretrain emergence --resume  (after a crash: the same numbers as without it)\n\n"
+    "sinklab pretrain emergence --init-from runs/emergence --set model.operation.name=sigmoid --out runs/dissolve\n\n"
+    "torchrun --nproc-per-node 4 -m sinklab pretrain gu2024_60m --set data.corpus=ORG/DATASET\n\n"
+    "Fields for --set: sinklab show RECIPE. What comes out: sinklab audit OUT/model."
+)
+
+
+def pretrain(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE", help="A name from 'sinklab list recipes', FILE.py[:FUNCTION], or the run.json or YAML of a run."
+        ),
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a field, such as training.steps=500; repeatable."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Output directory.", show_default="sinklab-runs/<recipe>")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the output directory, if there is one.")
+    ] = False,
+    init_from: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Start from the weights of a run, a checkpoint or a model; its operation may differ."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the output directory.")] = False,
+    cache: Annotated[
+        Path | None, typer.Option(help="Directory for encoded text, shared by runs.", show_default="~/.cache/sinklab")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout and nothing else there.")] = False,
+) -> None:
+    """Train a small model from scratch and watch its sinks appear: one recipe, one folder.
+
+    Writes run.json, table.parquet, checkpoints/ and model/ into the output directory. Status 3: the training diverged.
+    """
+    prepare_libraries()
+    from sinklab.configuration import with_overrides
+    from sinklab.pretraining.resolve import resolve_recipe
+    from sinklab.pretraining.train import pretrain as run
+
+    config = with_overrides(resolve_recipe(recipe), changes or [])
+    folder = Path("sinklab-runs") / config.name if out is None else out
+    result = run(config, folder, resume=resume, init_from=init_from, overwrite=overwrite, cache=cache)
+    if as_json:
+        output.print_json({"folder": str(folder), "status": result.status, **result.run["result"]})
+    else:
+        _print_result(result)
+    if result.status != "finished":
+        raise typer.Exit(DIVERGED if result.status == "diverged" else 130)
+
+
+def _print_result(result: RunResult) -> None:
+    """The few numbers that say how the run went, and where the rest is."""
+    lines = {
+        "status": f"{result.status} after {result.steps} steps",
+        "why": (result.run.get("divergence") or {}).get("reason", ""),
+        "loss": "" if result.held_out_loss is None else f"{result.held_out_loss:.3f} nats per held-out token",
+        "sink rate": "" if result.sink_rate is None else f"{result.sink_rate:.2f} % at position 0 (Gu et al. 2024)",
+        "speed": "" if result.tokens_per_second is None else f"{result.tokens_per_second:,.0f} tokens/s",
+        "table": str(result.folder / "table.parquet"),
+        "model": str(result.folder / "model") if (result.folder / "model").is_dir() else "",
+    }
+    for name, text in lines.items():
+        if text:
+            typer.echo(f"{name:<10}{text}")

@@ -1,0 +1,122 @@
+"""The functional read-out: what predicting beyond a window costs when the sinks are hidden, against when they are kept.
+
+                  window=3        window=3, sink 0 kept
+    0  ■ ⬚ ⬚ ⬚ ⬚ ⬚      ■ ⬚ ⬚ ⬚ ⬚ ⬚
+    1  ■ ■ ⬚ ⬚ ⬚ ⬚      ■ ■ ⬚ ⬚ ⬚ ⬚
+    2  ■ ■ ■ ⬚ ⬚ ⬚      ■ ■ ■ ⬚ ⬚ ⬚
+    3  ⬚ ■ ■ ■ ⬚ ⬚      ■ ■ ■ ■ ⬚ ⬚
+    4  ⬚ ⬚ ■ ■ ■ ⬚      ■ ⬚ ■ ■ ■ ⬚
+    5  ⬚ ⬚ ⬚ ■ ■ ■      ■ ⬚ ⬚ ■ ■ ■
+
+A sink rate says where attention goes; this says whether the model needs it (Xiao et al. 2023, arXiv 2309.17453, measure the
+same at inference). The two part early in training: the loss may depend on a sink that few heads have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sinklab.attention import seam
+from sinklab.attention.anatomy import on_seam_modules
+from sinklab.errors import UnsupportedModelError
+
+__all__ = ["limited_attention", "token_losses", "windowed_losses"]
+
+
+@contextlib.contextmanager
+def limited_attention(model: nn.Module, window: int, kept: Sequence[int] = ()) -> Iterator[None]:
+    """Hide from every query all keys but the last ``window`` (its own included) and those at positions ``kept``.
+
+    Holds for self-attention over whole sequences, in all layers, in addition to the model's own mask: what the model hides by
+    itself stays hidden, kept positions outside a window of its own included.
+
+    Raises:
+        UnsupportedModelError: inside the block, a call with a cache, or one whose kernel takes no 4-D mask (flash, flex).
+    """
+    with seam.shadow(_Limit(model, window, kept)):
+        yield
+
+
+class _Limit:
+    """Observer of the seam that narrows the mask of every call before the model's own function gets it."""
+
+    def __init__(self, model: nn.Module, window: int, kept: Sequence[int]) -> None:
+        self._owned = {id(module) for module in on_seam_modules(model).values()}
+        self._window, self._kept = window, list(kept)
+
+    @property
+    def running(self) -> bool:
+        return False
+
+    def owns(self, module: nn.Module) -> bool:
+        return id(module) in self._owned
+
+    def on_mask(self, record: seam.MaskRecord) -> None:
+        pass
+
+    def on_attention(
+        self,
+        native: Callable[..., Any],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        name = getattr(native, "__name__", type(native).__name__)
+        if query.shape[2] != key.shape[2]:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} has {query.shape[2]} queries and {key.shape[2]} keys; a window is laid over "
+                "self-attention without a cache only"
+            )
+        visible = self._visible(query.shape[2], query.device)
+        if isinstance(attention_mask, Tensor) and attention_mask.ndim == 4:
+            if attention_mask.dtype == torch.bool:
+                mask = attention_mask & visible
+            else:
+                mask = attention_mask.masked_fill(~visible, torch.finfo(attention_mask.dtype).min)
+        elif attention_mask is None and ("sdpa" in name or name.startswith("sinklab_")):
+            # No mask means "the module says whether it is causal" to these two.
+            mask = visible.tril() if getattr(module, "is_causal", True) else visible
+        else:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} runs {name}, which takes no 4-D mask; load the model with "
+                'attn_implementation="sdpa" or "eager" to lay a window over it'
+            )
+        return native(module, query, key, value, mask, **kwargs)
+
+    def _visible(self, length: int, device: torch.device) -> Tensor:
+        positions = torch.arange(length, device=device)
+        visible = positions[:, None] - positions < self._window
+        visible[:, [position for position in self._kept if position < length]] = True
+        return visible[None, None]
+
+
+def token_losses(model: PreTrainedModel, rows: Tensor) -> Tensor:
+    """Next-token loss in nats of every token but the first, ``(rows, seq_len - 1)``, float32.
+
+    Args:
+        rows: int64 ``(rows, seq_len)``, on the model's device.
+    """
+    logits = model(input_ids=rows, use_cache=False).logits[:, :-1].float()
+    return torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows[:, 1:], reduction="none")
+
+
+def windowed_losses(model: PreTrainedModel, rows: Tensor, window: int, sinks: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Losses of the tokens beyond the window with the sinks kept and with them hidden, ``(rows, seq_len - 1 - window)`` each.
+
+    These are the tokens that are predicted from a position of at least ``window``, for which the first token of the row lies
+    outside.
+    """
+    losses = []
+    for kept in (sinks, ()):
+        with limited_attention(model, window, kept):
+            losses.append(token_losses(model, rows)[:, window:])
+    return losses[0], losses[1]
