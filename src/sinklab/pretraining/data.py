@@ -247,7 +247,7 @@ def _held_out_rows(text: TokenStream, content: int, config: PretrainingConfig) -
     available = max(0, tokens - (context + 1 - content)) // content
     if available < data.held_out_rows:
         raise InputError(
-            f"too little held-out text: data.corpus {data.corpus!r} holds out {tokens:,} tokens, {available} rows of {context}, "
-            f"and data.held_out_rows is {data.held_out_rows}; lower it, or give more text"
+            f"too little held-out text: data.corpus {data.corpus!r} holds out {tokens:,} tokens, {available} rows of "
+            f"{context}, and data.held_out_rows is {data.held_out_rows}; lower it, or give more text"
         )
     return np.arange(data.held_out_rows, dtype=np.int64) * available // data.held_out_rows
