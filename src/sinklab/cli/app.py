@@ -12,6 +12,7 @@ import typer
 
 from sinklab import __version__
 from sinklab.cli import output
+from sinklab.cli import plot as plot_command
 from sinklab.cli.describe import catalogue, describe
 from sinklab.cli.guard import Guarded
 from sinklab.cli.libraries import prepare_libraries
@@ -177,6 +178,7 @@ def measure(
 
 
 app.command(epilog=EPILOG)(pretrain)
+app.command(epilog=plot_command.EPILOG)(plot_command.plot)
 
 
 @app.command("list", epilog="Examples:\n\nsinklab list\n\nsinklab list probes --json")
