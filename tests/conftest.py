@@ -15,6 +15,17 @@ import torch
 
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 
+TINY = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+"""Fields of a SinkLM for tests of its arithmetic, with grouped queries."""
+
 TEXT = Path(__file__).read_text(encoding="utf-8") * 8
 
 

@@ -1,40 +1,469 @@
-"""SinkLM as a transformers model: saved, loaded, compiled, cached, and never another operation than its own."""
+"""SinkLM: its axes against plain formulae; saved, loaded, compiled, cached, generating, and never another operation than its own."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
-from tests.conftest import make_sinklm
-from transformers import AutoModelForCausalLM
+from tests.conftest import TINY, make_sinklm
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, StaticCache
 
+from sinklab.attention.operation import HeadShape, State
+from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, UnknownNameError
+from sinklab.models import language_model, masking
+from sinklab.models.feed_forward import FeedForward
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.models.norms import NORMS
+from sinklab.operations.softmax import Softmax
+from sinklab.registry import operations
 
 SIGMOID = {"name": "sigmoid", "bias": -2.5}
-TOKENS = torch.randint(2, 300, (2, 12), generator=torch.Generator().manual_seed(0))
+TOKENS = torch.randint(2, 40, (2, 12), generator=torch.Generator().manual_seed(0))
+EXACT = {"rtol": 0, "atol": 1e-11}
+"""float64: some thousand roundings of 1e-16 at logits of about one."""
+
+every_operation = pytest.mark.parametrize("operation", [None, SIGMOID], ids=["softmax", "sigmoid"])
 
 
-@pytest.mark.parametrize("operation", [None, SIGMOID], ids=["softmax", "sigmoid"])
+def make(**fields) -> SinkLM:
+    torch.manual_seed(0)
+    return SinkLM(SinkLMConfig(**TINY | {"initializer_range": 0.3} | fields)).double().eval()
+
+
+@torch.no_grad()
+def logits_of(model: SinkLM, tokens: Tensor = TOKENS, **arguments) -> Tensor:
+    return model(input_ids=tokens, **arguments).logits
+
+
+@torch.no_grad()
+def decoded(model: SinkLM, tokens: Tensor, pieces: list[int], **arguments) -> Tensor:
+    """Logits of the tokens given piece by piece to a cache."""
+    cache, found = arguments.pop("cache", None), []
+    for piece in tokens.split(pieces, dim=1):
+        step = model(input_ids=piece, past_key_values=cache, use_cache=True, **arguments)
+        cache = step.past_key_values
+        found.append(step.logits)
+    return torch.cat(found, dim=1)
+
+
+# --- the default is LLaMA ---------------------------------------------------------------------------------------------------
+
+
+def test_the_default_architecture_is_llama():
+    shape = TINY | {"num_key_value_heads": 2}
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(LlamaConfig(**shape, rms_norm_eps=1e-5, tie_word_embeddings=True)).eval()
+    for parameter in llama.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    model = SinkLM(SinkLMConfig(**shape)).eval()
+    state = {name.removeprefix("model."): tensor for name, tensor in llama.state_dict().items()}
+    model.load_state_dict(state)
+    with torch.no_grad():
+        expected = llama(input_ids=TOKENS, labels=TOKENS)
+        found = model(input_ids=TOKENS, labels=TOKENS)
+    # float32, sums of at most 48 products in another order: 48 · 2^-24 of the largest logit, a few times over two layers.
+    torch.testing.assert_close(found.logits, expected.logits, rtol=0, atol=1e-5 * float(expected.logits.abs().max()))
+    torch.testing.assert_close(found.loss, expected.loss)
+
+
+# --- norms, feed-forward, heads --------------------------------------------------------------------------------------------
+
+
+def test_norms_by_their_formulae():
+    x = torch.tensor([[1.0, -2.0, 3.0, 0.0]], dtype=torch.float64)
+    norms = {name: cls(4, 1e-5).double() for name, cls in NORMS.items()}
+    torch.testing.assert_close(norms["rms_norm"](x), x / (14 / 4 + 1e-5) ** 0.5)
+    torch.testing.assert_close(norms["layer_norm"](x), (x - 0.5) / (13 / 4 + 1e-5) ** 0.5)
+    torch.testing.assert_close(norms["dynamic_tanh"](x), torch.tanh(0.5 * x))
+    with torch.no_grad():
+        for norm in norms.values():
+            norm.weight.fill_(2.0)
+    torch.testing.assert_close(norms["dynamic_tanh"](x), 2 * torch.tanh(0.5 * x))
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_round_once_in_half_precision(name):
+    x = 30 * torch.randn(64, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    norm = NORMS[name](32, 1e-5)
+    exact = norm(x.float())
+    # A last rounding to 8 bits, and for the tanh one of its argument, whose error it never enlarges.
+    torch.testing.assert_close(norm.bfloat16()(x).float(), exact, rtol=2.0**-7, atol=2.0**-7)
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        ("pre", lambda x: x + 10 * (x + 1) + 100 * (x + 10 * (x + 1) + 2)),
+        ("post", lambda x: 101 * (11 * x + 2) + 4),
+        ("sandwich", lambda x: (h := x + 10 * (x + 1) + 2) + 100 * (h + 3) + 4),
+    ],
+)
+def test_placement_of_norms(placement, expected, monkeypatch):
+    """Attention is ×10, the feed-forward ×100, and every norm adds its number; what is left is the wiring."""
+    layer = make(norm_placement=placement, position={"name": "no_position"}).layers[0]
+    numbers = {
+        "input_layernorm": 1,
+        "post_attention_layernorm": 2,
+        "pre_feedforward_layernorm": 3,
+        "post_feedforward_layernorm": 4,
+    }
+    monkeypatch.setattr(layer.self_attn, "forward", lambda states, **_: (10 * states, None))
+    monkeypatch.setattr(layer.mlp, "forward", lambda states: 100 * states)
+    for name, number in numbers.items():
+        if hasattr(layer, name):
+            monkeypatch.setattr(getattr(layer, name), "forward", lambda states, number=number: states + number)
+    x = torch.full((1, 1, 32), 7.0, dtype=torch.float64)
+    assert torch.equal(layer(x)[0], expected(x))
+
+
+def test_post_norm_has_no_final_norm():
+    assert not any(name.startswith("norm.") for name in make(norm_placement="post").state_dict())
+
+
+def test_feed_forward_by_its_formulae():
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    for kind, act in {"relu": torch.relu, "gelu": nn.GELU(), "swish": nn.SiLU()}.items():
+        plain, gated = (
+            FeedForward(kind, 8, 16),
+            FeedForward(kind.replace("swish", "swi")[:2].replace("sw", "swi") + "glu", 8, 16),
+        )
+        assert torch.equal(plain(x), plain.down_proj(act(plain.up_proj(x))))
+        assert torch.equal(gated(x), gated.down_proj(act(gated.gate_proj(x)) * gated.up_proj(x)))
+
+
+def test_added_heads_share_one_map():
+    """The sum of the heads through one map is their concatenation through copies of it."""
+    added, concatenated = make(head_merge="add"), make()
+    state = added.state_dict()
+    for name in [name for name in state if name.endswith("o_proj.weight")]:
+        state[name] = state[name].repeat(1, 4)
+    concatenated.load_state_dict(state)
+    torch.testing.assert_close(logits_of(added), logits_of(concatenated), **EXACT)
+
+
+# --- who sees whom -----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def visible(model: SinkLM, tokens: Tensor = TOKENS[:1], **arguments) -> list[str]:
+    """Rows of the first layer's attention: ``x`` where the weight is not 0."""
+    weights = model(input_ids=tokens, output_attentions=True, **arguments).attentions[0]
+    return ["".join("x" if weight else "." for weight in row) for row in weights[0, 0].tolist()]
+
+
+def test_window():
+    assert visible(make(window=2), TOKENS[:1, :4]) == ["x...", "xx..", ".xx.", "..xx"]
+    assert visible(make(window=4), TOKENS[:1, :4]) == ["x...", "xx..", "xxx.", "xxxx"]
+
+
+def test_prefix():
+    assert visible(make(prefix=3), TOKENS[:1, :5]) == ["xxx..", "xxx..", "xxx..", "xxxx.", "xxxxx"]
+
+
+def test_prefix_behind_padding():
+    mask = torch.tensor([[0, 0, 1, 1, 1]])
+    assert visible(make(prefix=2), TOKENS[:1, :5], attention_mask=mask)[2:] == ["..xx.", "..xx.", "..xxx"]
+
+
+def test_packed_documents_with_window_and_prefix():
+    position_ids = torch.tensor([[0, 1, 2, 0, 1]])
+    tokens = TOKENS[:1, :5]
+    assert visible(make(), tokens, position_ids=position_ids) == ["x....", "xx...", "xxx..", "...x.", "...xx"]
+    assert visible(make(window=2), tokens, position_ids=position_ids) == ["x....", "xx...", ".xx..", "...x.", "...xx"]
+    assert visible(make(prefix=2), tokens, position_ids=position_ids) == ["xx...", "xx...", "xxx..", "...xx", "...xx"]
+
+
+def test_positions_that_go_on_are_no_documents():
+    shifted = torch.arange(5)[None] + 20
+    assert visible(make(), TOKENS[:1, :5], position_ids=shifted)[-1] == "xxxxx"
+
+
+def test_a_four_dimensional_mask_says_it_all():
+    shown = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril() & ~torch.eye(4, dtype=torch.bool).roll(1, 0)
+    shown[..., 0, :] = torch.tensor([True, False, False, False])
+    expected = ["x...", ".x..", "x.x.", "xx.x"]
+    model = make(window=1)
+    for implementation in ("sinklab_softmax", "eager"):
+        model.set_attn_implementation(implementation)
+        assert visible(model, TOKENS[:1, :4], attention_mask=shown) == expected
+
+
+def test_no_mask_is_built_where_causality_is_all(monkeypatch):
+    def refuse(**_):
+        raise AssertionError("a mask was built")
+
+    monkeypatch.setattr(masking, "create_causal_mask", refuse)
+    for model in (make(), make(window=12), make(operation=SIGMOID)):
+        logits_of(model)
+    sdpa = make()
+    sdpa.set_attn_implementation("sdpa")
+    logits_of(sdpa)
+    for model, arguments in (
+        (make(), {"attention_mask": torch.ones_like(TOKENS)}),
+        (make(window=11), {}),
+        (make(prefix=2), {}),
+    ):
+        with pytest.raises(AssertionError, match="a mask was built"):
+            logits_of(model, **arguments)
+
+
+@pytest.mark.parametrize("fields", [{"window": 5}, {"prefix": 4}], ids=["window", "prefix"])
+@pytest.mark.parametrize("implementation", ["sinklab_softmax", "eager", "sdpa"])
+def test_masks_in_a_cache(fields, implementation):
+    model = make(**fields)
+    model.set_attn_implementation(implementation)
+    logits = logits_of(model)
+    torch.testing.assert_close(decoded(model, TOKENS, [6, 1, 4, 1]), logits, **EXACT)
+    static = StaticCache(config=model.config, max_cache_len=20)
+    torch.testing.assert_close(decoded(model, TOKENS, [6, 1, 4, 1], cache=static), logits, **EXACT)
+
+
+@pytest.mark.parametrize("pieces", [[3, 9], [12]])
+def test_a_cache_that_would_cut_the_prefix_is_refused(pieces):
+    model = make(prefix=4)
+    mask = torch.ones_like(TOKENS)
+    mask[:, :9] = 0
+    arguments = {} if len(pieces) > 1 else {"attention_mask": mask}
+    with pytest.raises(ConfigurationError, match=r"prefix 4: 0 tokens are cached and \d+ are given, which cuts the prefix"):
+        decoded(model, TOKENS, pieces, **arguments)
+
+
+def test_an_attention_mask_of_another_length_is_refused():
+    with pytest.raises(ConfigurationError, match="mask has 3 columns; 0 tokens are cached and 12 are given, so it needs 12"):
+        logits_of(make(), attention_mask=torch.ones(2, 3))
+
+
+# --- tokens in front ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fronted(Softmax):
+    """Softmax behind two learned tokens."""
+
+    name: ClassVar[str] = "fronted"
+
+    @property
+    def tokens_in_front(self) -> int:
+        return 2
+
+
+@pytest.fixture
+def fronted(monkeypatch):
+    monkeypatch.setitem(operations._objects, "fronted", Fronted)
+
+    def build(**fields) -> tuple[SinkLM, SinkLM]:
+        """The model, and one without tokens in front and the same weights."""
+        model = make(operation={"name": "fronted"}, **fields)
+        plain = make(**fields | {"max_position_embeddings": 66})
+        plain.load_state_dict({name: value for name, value in model.state_dict().items() if "front" not in name})
+        return model, plain
+
+    return build
+
+
+@torch.no_grad()
+def with_front(model: SinkLM, plain: SinkLM, tokens: Tensor, **arguments) -> Tensor:
+    """What ``plain`` makes of the learned tokens followed by the given ones."""
+    front = model.front_tokens.weight.expand(len(tokens), -1, -1)
+    return plain(inputs_embeds=torch.cat((front, plain.embed_tokens(tokens)), dim=1), **arguments).logits[:, 2:]
+
+
+@pytest.mark.parametrize("position", ["rotary", "learned", "alibi"])
+def test_tokens_in_front_are_a_prompt(fronted, position):
+    model, plain = fronted(position={"name": position})
+    expected = with_front(model, plain, TOKENS)
+    torch.testing.assert_close(logits_of(model), expected, **EXACT)
+    torch.testing.assert_close(decoded(model, TOKENS, [5, 1, 6]), expected, **EXACT)
+    torch.testing.assert_close(logits_of(model, position_ids=torch.arange(12)[None]), expected, **EXACT)
+    torch.testing.assert_close(logits_of(model, logits_to_keep=3), expected[:, -3:], **EXACT)
+    padding = torch.zeros(2, 3, dtype=torch.int64)
+    mask = torch.cat((padding, torch.ones_like(TOKENS)), dim=1)
+    padded = logits_of(model, torch.cat((padding, TOKENS), dim=1), attention_mask=mask)
+    torch.testing.assert_close(padded[:, 3:], expected, **EXACT)
+
+
+def test_who_sees_the_tokens_in_front(fronted):
+    front = ["x.", "xx"]
+    expected = {
+        "plain": ({}, {}, ["x...", "xx..", "xxx.", "xxxx"]),
+        "window": ({"window": 2}, {}, ["x...", "xx..", ".xx.", "..xx"]),
+        "prefix": ({"prefix": 3}, {}, ["xxx.", "xxx.", "xxx.", "xxxx"]),
+        "packed": ({}, {"position_ids": torch.tensor([[0, 1, 0, 1]])}, ["x...", "xx..", "..x.", "..xx"]),
+        "padded": ({}, {"attention_mask": torch.tensor([[0, 1, 1, 1]])}, [None, ".x..", ".xx.", ".xxx"]),
+        "given": ({}, {"attention_mask": torch.eye(4, dtype=torch.bool)[None, None]}, ["x...", ".x..", "..x.", "...x"]),
+    }
+    for case, (fields, arguments, rows) in expected.items():
+        found = visible(fronted(**fields)[0], TOKENS[:1, :4], **arguments)
+        assert found[:2] == [row + "...." for row in front], case
+        for row, seen in zip(found[2:], rows, strict=True):
+            assert seen is None or row == "xx" + seen, case
+
+
+def test_packed_documents_each_follow_the_tokens_in_front(fronted):
+    model, plain = fronted()
+    packed = torch.cat((TOKENS[:, :7], TOKENS[:, :5]), dim=1)
+    logits = logits_of(model, packed, position_ids=torch.cat((torch.arange(7), torch.arange(5)))[None])
+    torch.testing.assert_close(logits[:, 7:], with_front(model, plain, TOKENS[:, :5]), **EXACT)
+
+
+@pytest.mark.parametrize("fields", [{"window": 3}, {"prefix": 4}], ids=["window", "prefix"])
+def test_tokens_in_front_with_masks_in_a_cache(fronted, fields):
+    model, _ = fronted(**fields)
+    torch.testing.assert_close(decoded(model, TOKENS, [6, 1, 4, 1]), logits_of(model), **EXACT)
+
+
+def test_tokens_in_front_learn_and_generate(fronted, tmp_path):
+    model, _ = fronted()
+    model(input_ids=TOKENS, labels=TOKENS).loss.backward()
+    assert model.front_tokens.weight.grad.any(dim=1).all()
+    settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 1}
+    expected = model.generate(TOKENS, use_cache=False, **settings)
+    assert torch.equal(model.generate(TOKENS, **settings), expected)
+    assert torch.equal(model.generate(TOKENS, cache_implementation="static", **settings), expected)
+    model.save_pretrained(tmp_path)
+    again = SinkLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    assert torch.equal(logits_of(again), logits_of(model))
+
+
+# --- the operation -----------------------------------------------------------------------------------------------------------
+
+
+@every_operation
 def test_a_checkpoint_comes_back_with_its_operation(operation, tmp_path):
     model = make_sinklm(operation)
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert isinstance(again, SinkLM)
     assert again.config.operation == (operation or {"name": "softmax"})
-    again.set_attn_implementation(model.config._attn_implementation)
-    with torch.no_grad():
-        assert torch.equal(again(input_ids=TOKENS).logits, model(input_ids=TOKENS).logits)
+    assert again.config._attn_implementation == f"sinklab_{again.config.operation['name']}"
+    assert torch.equal(logits_of(again), logits_of(model))
 
 
 def test_the_operation_changes_the_model():
-    with torch.no_grad():
-        softmax, sigmoid = (make_sinklm(operation)(input_ids=TOKENS).logits for operation in (None, SIGMOID))
+    softmax, sigmoid = (logits_of(make_sinklm(operation)) for operation in (None, SIGMOID))
     assert not torch.allclose(softmax, sigmoid, atol=1e-4)
 
 
-@pytest.mark.parametrize("operation", [None, SIGMOID], ids=["softmax", "sigmoid"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "flex_attention", "sinklab_softmax"])
+def test_another_attention_than_the_operations_is_refused(implementation, tmp_path):
+    message = f"attention '{implementation}' does not compute the operation of this SinkLM, 'sigmoid'; leave"
+    model = make_sinklm(SIGMOID)
+    with pytest.raises(ConfigurationError, match=message):
+        model.set_attn_implementation(implementation)
+    assert model.config._attn_implementation == "sinklab_sigmoid"
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match=message):
+        SinkLM.from_pretrained(tmp_path, attn_implementation=implementation)
+    with pytest.raises(ConfigurationError, match="'sinklab_sigmoid' does not compute the operation of this SinkLM, 'softmax'"):
+        make_sinklm().set_attn_implementation("sinklab_sigmoid")
+
+
+def test_two_models_of_one_config_keep_their_attention():
+    config = SinkLMConfig(**TINY)
+    first, second = SinkLM(config), SinkLM(config)
+    first.set_attn_implementation("eager")
+    assert (first.config._attn_implementation, second.config._attn_implementation) == ("eager", "sinklab_softmax")
+    assert config._attn_implementation is None
+
+
+def test_a_bias_that_an_attention_cannot_take_is_refused():
+    with pytest.raises(ConfigurationError, match="'flex_attention' cannot add the bias of position scheme 'alibi'"):
+        make(position={"name": "alibi"}).set_attn_implementation("flex_attention")
+
+
+@pytest.mark.slow
+def test_flex_attention_sees_window_and_prefix():
+    for fields in ({"window": 3}, {"prefix": 4}, {}):
+        model = make(**fields).float()
+        expected = logits_of(model)
+        model.set_attn_implementation("flex_attention")
+        # float32: a few hundred roundings of 6e-8 at logits of up to ten.
+        torch.testing.assert_close(logits_of(model), expected, rtol=0, atol=1e-4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning(Softmax):
+    """Softmax with a parameter that it does not use, and one that it draws."""
+
+    name: ClassVar[str] = "learning"
+    needs_layer_input: ClassVar[bool] = True
+
+    def parameters(self, shape: HeadShape) -> dict[str, Tensor]:
+        return {"constant": torch.full((shape.num_heads,), -3.0), "drawn": torch.randn(shape.hidden_size)}
+
+    def gain(self, state: State) -> Tensor:
+        LAYER_INPUTS.append(state["layer_input"])
+        return 1 + 0 * state["drawn"].sum()
+
+
+LAYER_INPUTS: list[Tensor] = []
+
+
+def test_a_softmax_checkpoint_under_another_operation(monkeypatch, tmp_path):
+    monkeypatch.setitem(operations._objects, "learning", Learning)
+    trained = make()
+    trained.save_pretrained(tmp_path)
+    model, report = SinkLM.from_pretrained(
+        tmp_path, operation={"name": "learning"}, dtype=torch.float64, output_loading_info=True
+    )
+    states = [layer.self_attn.operation_state for layer in model.layers]
+    assert {name.rpartition(".")[2] for name in report["missing_keys"]} == {"constant", "drawn"}
+    assert all((state.constant == -3.0).all() and 0.5 < float(state.drawn.detach().std()) < 1.5 for state in states)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in trained.state_dict().items())
+    LAYER_INPUTS.clear()
+    torch.testing.assert_close(logits_of(model), logits_of(trained), **EXACT)
+    expected = model.layers[0].input_layernorm(model.embed_tokens(TOKENS))
+    assert any(torch.equal(given, expected) for given in LAYER_INPUTS)
+
+
+def test_an_unknown_operation_is_refused():
+    with pytest.raises(UnknownNameError, match="Did you mean 'sigmoid'"):
+        SinkLMConfig(operation={"name": "sigmiod"})
+
+
+# --- initialisation -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("initialization", "expected"),
+    [
+        (
+            "depth_scaled",
+            {"embed_tokens": 0.02, "q_proj": 0.02, "o_proj": 0.01, "up_proj": 0.02, "down_proj": 0.01, "lm_head": 0.02},
+        ),
+        (
+            "released",
+            {
+                "embed_tokens": (0.4 / 256) ** 0.5,
+                "q_proj": (0.4 / 256) ** 0.5,
+                "o_proj": (0.4 / 256) ** 0.5,
+                "up_proj": (0.4 / 256) ** 0.5,
+                "down_proj": 512**-0.5 / 2,
+                "lm_head": (0.4 / 256) ** 0.5,
+            },
+        ),
+    ],
+)
+def test_initialisation(initialization, expected):
+    torch.manual_seed(0)
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = SinkLM(SinkLMConfig(**shape, initialization=initialization, tie_word_embeddings=False))
+    for name, std in expected.items():
+        for key, parameter in model.named_parameters():
+            if name in key:
+                # The deviation of n normal numbers is off by 1 / sqrt(2n), here 1/360; four times that.
+                assert float(parameter.detach().std()) == pytest.approx(std, rel=0.012), key
+
+
+# --- a transformers model -----------------------------------------------------------------------------------------------------
+
+
+@every_operation
 def test_compiles_with_labels_in_one_graph(operation):
     model = make_sinklm(operation)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
@@ -43,41 +472,136 @@ def test_compiles_with_labels_in_one_graph(operation):
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "arguments"),
+    [
+        ({"window": 3}, {}),
+        ({"prefix": 3}, {"attention_mask": torch.ones_like(TOKENS)}),
+        ({}, {"position_ids": torch.arange(6).repeat(2)[None]}),
+        ({"operation": {"name": "fronted"}, "window": 3, "norm_placement": "sandwich"}, {}),
+    ],
+    ids=["window", "prefix", "packed", "front"],
+)
+def test_compiles_with_every_mask(fields, arguments, fronted):
+    model = make(**fields)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(logits_of(compiled, **arguments), logits_of(model, **arguments), **EXACT)
+
+
 def test_the_loss_is_the_mean_over_next_tokens(caplog):
     model = make_sinklm()
     with caplog.at_level(logging.WARNING), torch.no_grad():
         output = model(input_ids=TOKENS, labels=TOKENS)
-    expected = torch.nn.functional.cross_entropy(output.logits[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
+        summed = model(input_ids=TOKENS, labels=TOKENS, num_items_in_batch=torch.tensor(44)).loss
+    expected = nn.functional.cross_entropy(output.logits[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
     torch.testing.assert_close(output.loss, expected)
+    torch.testing.assert_close(summed, expected / 2)
     assert "loss_type" not in caplog.text
 
 
+@pytest.mark.parametrize("front", [False, True])
+def test_the_prefix_has_no_loss(front, fronted):
+    model = make(prefix=4, **({"operation": {"name": "fronted"}} if front else {}))
+    assert not model.accepts_loss_kwargs
+    with torch.no_grad():
+        output = model(input_ids=TOKENS, labels=TOKENS)
+        # Targets are tokens 4 to 11 (0-based), predicted by the logits of the token before each.
+        expected = nn.functional.cross_entropy(output.logits[:, 3:-1].flatten(0, 1), TOKENS[:, 4:].flatten())
+        torch.testing.assert_close(output.loss.double(), expected, rtol=1e-6, atol=0)
+        two = torch.arange(6).repeat(2)[None]
+        packed = model(input_ids=TOKENS, labels=TOKENS, position_ids=two)
+        rows = [3, 4, 9, 10]
+        targets = TOKENS[:, [row + 1 for row in rows]].flatten()
+        expected = nn.functional.cross_entropy(packed.logits[:, rows].flatten(0, 1), targets)
+    # The loss is computed in float32: a few roundings of 6e-8.
+    torch.testing.assert_close(packed.loss.double(), expected, rtol=1e-6, atol=0)
+
+
 def test_generation_with_and_without_cache_agree():
-    model = make_sinklm(SIGMOID)
     settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 1}
-    assert torch.equal(model.generate(TOKENS, **settings), model.generate(TOKENS, use_cache=False, **settings))
+    for model in (make(operation=SIGMOID), make(window=4), make(prefix=3, position={"name": "alibi"})):
+        expected = model.generate(TOKENS, use_cache=False, **settings)
+        assert torch.equal(model.generate(TOKENS, **settings), expected)
+        assert torch.equal(model.generate(TOKENS, cache_implementation="static", **settings), expected)
 
 
-def test_heads_must_be_shared_evenly():
-    with pytest.raises(ConfigurationError, match="num_key_value_heads 2 must divide num_attention_heads 3"):
-        SinkLMConfig(num_attention_heads=3, num_key_value_heads=2)
+def test_generation_behind_padding():
+    model = make(position={"name": "learned"}, window=5)
+    settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 1}
+    padded = nn.functional.pad(TOKENS, (3, 0), value=1)
+    mask = nn.functional.pad(torch.ones_like(TOKENS), (3, 0))
+    found = model.generate(padded, attention_mask=mask, **settings)
+    assert torch.equal(found[:, 3:], model.generate(TOKENS, **settings))
+    beams = model.generate(padded, attention_mask=mask, num_beams=3, **settings)
+    assert torch.equal(beams[:, 3:], model.generate(TOKENS, num_beams=3, **settings))
 
 
-def test_rotary_needs_an_even_head():
-    with pytest.raises(ConfigurationError, match="head_dim 7 must be even"):
-        SinkLMConfig(head_dim=7)
+def test_gradient_checkpointing_gives_the_same_gradients():
+    gradients = []
+    for checkpointing in (False, True):
+        model = make(position={"name": "relative"}, operation=SIGMOID).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model(input_ids=TOKENS, labels=TOKENS).loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for plain, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(again, plain, **EXACT)
 
 
-def test_an_unknown_operation_is_refused():
-    with pytest.raises(UnknownNameError, match="Did you mean 'sigmoid'"):
-        SinkLM(SinkLMConfig(hidden_size=8, num_hidden_layers=1, operation={"name": "sigmiod"}))
+def test_outputs_asked_for():
+    model = make()
+    with torch.no_grad():
+        output = model(input_ids=TOKENS, output_hidden_states=True, output_attentions=True)
+        indexed = model(input_ids=TOKENS, logits_to_keep=torch.tensor([0, 5]), return_dict=False)[0]
+    assert [tuple(states.shape) for states in output.hidden_states] == [(2, 12, 32)] * 3
+    assert torch.equal(model.lm_head(output.hidden_states[-1]), output.logits)
+    torch.testing.assert_close(indexed, output.logits[:, [0, 5]], **EXACT)
+    for weights in output.attentions:
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 12, dtype=torch.float64))
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ConfigurationError, match="attention 'sdpa' keeps no weights"):
+        model(input_ids=TOKENS, output_attentions=True)
 
 
-def test_an_unknown_parameter_is_refused():
-    with pytest.raises(ConfigurationError, match=r"operation 'sigmoid' has no parameter beta; its parameters: bias"):
-        SinkLM(SinkLMConfig(hidden_size=8, num_hidden_layers=1, operation={"name": "sigmoid", "beta": 1.0}))
+def test_bfloat16_stays_bfloat16():
+    for fields in (
+        {},
+        {"position": {"name": "alibi"}, "norm": "layer_norm"},
+        {"norm_placement": "sandwich", "norm": "dynamic_tanh"},
+    ):
+        model = make(**fields).bfloat16()
+        assert logits_of(model).dtype == torch.bfloat16
+        with torch.autocast("cpu", torch.bfloat16):
+            assert make(**fields).float()(input_ids=TOKENS, labels=TOKENS).loss.isfinite()
 
 
 def test_ids_and_embeddings_exclude_each_other():
     with pytest.raises(ConfigurationError, match="exactly one of input_ids and inputs_embeds"):
         make_sinklm()(input_ids=TOKENS, inputs_embeds=torch.zeros(2, 12, 32))
+
+
+@pytest.mark.parametrize(
+    ("fields", "arguments"),
+    [
+        ({"window": 4, "position": {"name": "alibi"}}, {}),
+        ({"prefix": 3, "head_merge": "add"}, {"attention_mask": torch.ones_like(TOKENS)}),
+        ({"norm_placement": "post", "position": {"name": "relative"}}, {"position_ids": torch.arange(6).repeat(2)[None]}),
+        ({"operation": {"name": "fronted"}, "window": 4}, {}),
+    ],
+    ids=["window", "prefix", "packed", "front"],
+)
+@pytest.mark.parametrize("implementation", [None, "eager", "sdpa"])
+def test_a_session_sees_and_verifies_every_axis(fields, arguments, implementation, fronted):
+    model = make(**fields)
+    if implementation is not None and model.config.operation["name"] == "softmax":
+        model.set_attn_implementation(implementation)
+    before = logits_of(model, **arguments)
+    with attend(model) as session:
+        during = logits_of(model, **arguments)
+    assert torch.equal(before, during)
+    assert session.checks["calls_verified"] == 2
+
+
+def test_the_module_names_what_it_exports():
+    assert language_model.__all__ == ["SinkLM", "SinkLMConfig"]

@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -259,9 +258,23 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         if operation != "softmax" or attn_implementation.startswith(implementation_name("")):
             raise ConfigurationError(
                 f"attention {attn_implementation!r} does not compute the operation of this SinkLM, {operation!r}; leave "
-                f"attn_implementation out, or change the operation in its config"
+                "attn_implementation out, or change the operation in its config"
+            )
+        scheme = self.config.position.get("name", "rotary")
+        if positions[scheme].biased and attn_implementation not in ("eager", "sdpa"):
+            raise ConfigurationError(
+                f"attention {attn_implementation!r} cannot add the bias of position scheme {scheme!r} to the scores; leave "
+                "attn_implementation out"
             )
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """False, though the class lives outside transformers: its initialisation leaves alone what was read from a checkpoint.
+
+        Of custom code transformers does not expect that, and passes over modules without parameters of their own.
+        """
+        return False
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -269,13 +282,15 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.architecture.embedding_std)
         elif isinstance(module, nn.Linear):
-            nn.init.normal_(_stored_weight(module), std=self._std(module))
+            nn.init.normal_(module.weight, std=self._std(module))
         elif isinstance(module, Norm | PositionScheme | OperationState):
             module.reset_parameters()
         elif isinstance(module, SinkLMLayer):
             # Children are initialised before their parent, so this is the last word on the two maps into the residual stream.
             for name, linear in (("attention", module.self_attn.o_proj), ("feed_forward", module.mlp.down_proj)):
-                nn.init.normal_(_stored_weight(linear), std=self._std(linear, into_residual=name))
+                nn.init.normal_(linear.weight, std=self._std(linear, into_residual=name))
+            # Again, now that the weights are drawn or read: what was taken from the former ones is taken from these.
+            module.self_attn.operation.prepare(module.self_attn)
 
     def _std(self, linear: nn.Linear, into_residual: str | None = None) -> float:
         """Standard deviation of a map at the start; ``into_residual`` names the sublayer whose last map it is."""
@@ -292,6 +307,13 @@ class SinkLM(PreTrainedModel, GenerationMixin):
 
     def get_output_embeddings(self) -> nn.Linear:
         return self.lm_head
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: Any, generation_mode: Any, batch_size: int, max_cache_length: int
+    ) -> None:
+        # A static cache needs room for the tokens in front, which generate() does not count.
+        length = max_cache_length + self.tokens_in_front
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, batch_size, length)
 
     def create_masks_for_generate(self, attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
         """The 2-D mask as it is: windows, prefixes and tokens in front are known only to :meth:`forward`."""
@@ -379,9 +401,9 @@ class SinkLM(PreTrainedModel, GenerationMixin):
             all_weights.append(weights)
         hidden_states = self.norm(hidden_states)
         all_hidden[-1] = hidden_states
-        hidden_states = hidden_states[:, added:]
+        # -0 is 0: all of them.
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(hidden_states[:, kept] if isinstance(kept, Tensor) or logits_to_keep else hidden_states)
+        logits = self.lm_head(hidden_states[:, added:][:, kept])
         loss = None
         if labels is not None:
             if self.config.prefix:
@@ -397,8 +419,7 @@ class SinkLM(PreTrainedModel, GenerationMixin):
 
     def _visibility(self, hidden_states: Tensor, layout: Layout, cache: Cache | None) -> tuple[Any, Tensor | None]:
         """The mask, and the bias of the scores where the attention function takes it beside the mask."""
-        implementation = self.config._attn_implementation
-        own = implementation.startswith(implementation_name(""))
+        own = self.config._attn_implementation.startswith(implementation_name(""))
         mask = make_mask(
             self.config,
             hidden_states,
@@ -412,19 +433,7 @@ class SinkLM(PreTrainedModel, GenerationMixin):
             return mask, None
         kv_len = layout.length if cache is None else cache.get_mask_sizes(layout.length, 0)[0]
         bias = self.position.score_bias(layout.position_ids, layout.key_positions(kv_len))
-        if own:
-            return mask, bias
-        if implementation not in ("eager", "sdpa"):
-            raise ConfigurationError(
-                f"attention {implementation!r} cannot add the bias of position scheme {self.position.name!r} to the scores; "
-                "leave attn_implementation out"
-            )
-        return fold_bias(mask, bias, hidden_states.dtype), None
-
-
-def _stored_weight(linear: nn.Linear) -> Tensor:
-    """The parameter behind the weight of a map that an operation may have reparametrised."""
-    return linear.parametrizations.weight.original if parametrize.is_parametrized(linear, "weight") else linear.weight
+        return (mask, bias) if own else (fold_bias(mask, bias, hidden_states.dtype), None)
 
 
 AutoConfig.register("sinklm", SinkLMConfig)
