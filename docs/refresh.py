@@ -6,6 +6,7 @@ docstrings, so it takes a second.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from sinklab.registry import KINDS
 from sinklab.results.table import COLUMNS
 
 ROOT = Path(__file__).parents[1]
-FILES = ("README.md", "docs/results.md", "docs/metrics.md")
+FILES = ("README.md", "docs/results.md", "docs/metrics.md", "docs/operations.md", "docs/pretraining.md")
 
 
 def _cell(text: str) -> str:
@@ -48,10 +49,39 @@ def metrics() -> str:
     return "\n\n".join(sections)
 
 
+def pages(plural: str) -> str:
+    """What every plug-in of a kind says of itself: formula, papers, settings."""
+    sections = []
+    for name in KINDS[plural]:
+        (page,) = (description for description in describe(name) if description.kind == KINDS[plural].kind)
+        body, _, settings = page.text.partition("\nArgs:\n")
+        defaults = {parameter.name: parameter.default for parameter in page.parameters}
+        bullets = []
+        for setting in re.split(r"\n(?=    \w)", settings.partition("\n\n")[0].rstrip()) if settings else ():
+            key, _, meaning = setting.strip().partition(": ")
+            default = f" (default {defaults[key]})" if key in defaults else ""
+            bullets.append(f"- `{key}`{default}: {' '.join(meaning.split())}")
+        parts = [f"## {name}", page.summary, body.strip(), "\n".join(bullets)]
+        sections.append("\n\n".join(part for part in parts if part).replace("``", "`"))
+    return "\n\n".join(sections)
+
+
+def paths() -> str:
+    """The ways to compute an operation."""
+    tree = ast.parse((ROOT / "src/sinklab/attention/paths.py").read_text(encoding="utf-8"))
+    (found,) = (node for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "PATHS")
+    rows = [f"| `{name}` | {_cell(meaning)} |" for name, meaning in ast.literal_eval(found.value).items()]  # type: ignore[arg-type]
+    return "\n".join(["| path | what it is |", "|---|---|", *rows])
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "probes": lambda: plugins("probes"),
     "operations": lambda: plugins("operations"),
     "corpora": lambda: plugins("corpora"),
+    "positions": lambda: plugins("positions"),
+    "recipes": lambda: plugins("recipes"),
+    "operation_pages": lambda: pages("operations"),
+    "paths": paths,
     "columns": columns,
     "metrics": metrics,
 }
