@@ -22,7 +22,7 @@ TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model")
 """Without any of these transformers makes an empty tokenizer for some architectures, which reads every text as nothing."""
 
 CHUNK = 1 << 21
-"""Characters encoded together: about 700,000 tokens and 100 MB. A longer document is cut here, after a line end."""
+"""Characters encoded together: about 700,000 tokens and 300 MB. A longer document is cut here, after a line end."""
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
