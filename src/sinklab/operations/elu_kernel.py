@@ -1,0 +1,39 @@
+"""ELU kernel: queries and keys mapped to positive features, elu(x) + 1; the linear attention of Katharopoulos et al."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sinklab.attention.feature_kernel import FeatureKernel
+from sinklab.attention.operation import State
+from sinklab.registry import operations
+
+__all__ = ["EluKernel"]
+
+
+@operations.register("elu_kernel")
+@dataclass(frozen=True, kw_only=True)
+class EluKernel(FeatureKernel):
+    """``weights = (elu(q) + 1) · (elu(k) + 1) · scaling``, positive, divided by their row sum if ``normalize``.
+
+    Katharopoulos et al. 2020 (arXiv 2006.16236); Gu et al. 2024 (arXiv 2410.10781) find a sink with the row sum, and that
+    training fails without. Their release adds 1e-8 to the row sum, which is not done here. The map acts on each coordinate of
+    queries and keys; ``elu`` is another operation, the same function of the score.
+
+    Args:
+        normalize: divide each row by its sum; rows then sum to one. Otherwise weights are in (0, ∞).
+    """
+
+    normalize: bool = True
+
+    def features(self, queries: Tensor, keys: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        return _positive(queries), _positive(keys)
+
+
+def _positive(states: Tensor) -> Tensor:
+    """``elu(x) + 1``, without adding 1 to what is close to -1: small features keep their digits and stay positive."""
+    return F.relu(states) + torch.exp(states.clamp(max=0.0))
