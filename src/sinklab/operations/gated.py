@@ -1,0 +1,77 @@
+"""Gated attention: a sigmoid gate on the head outputs, read from what entered the attention layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from sinklab.attention.operation import HeadShape, State
+from sinklab.errors import ConfigurationError
+from sinklab.operations.softmax import Softmax
+from sinklab.registry import operations
+
+__all__ = ["Gated"]
+
+INITIAL_STD = 0.02
+"""Standard deviation of the gate's map at the start."""
+
+
+@operations.register("gated")
+@dataclass(frozen=True, kw_only=True)
+class Gated(Softmax):
+    """``outputs = gate ⊙ (softmax(scores) · values)``, ``gate = floor + (1 - floor) · sigmoid(W x + b)``, in (floor, 1).
+
+    Qiu et al. 2025 (arXiv 2505.06708): ``x`` is the normed input of the layer at the query, and the gate acts before the output
+    map. Weights are those of softmax: rows sum to one and there is no null mass; the gate is reported as the gain.
+
+    The parameters are ``weight``, ``(num_heads or 1, value_dim or 1, hidden_size)``, normal with standard deviation 0.02 at the
+    start, and ``bias``, ``(num_heads or 1, value_dim or 1)``, where there is one.
+
+    Args:
+        element_wise: a gate for each coordinate of a head's output; otherwise one for the head.
+        shared: one gate for all heads of a layer.
+        input_dependent: otherwise the gate is ``sigmoid(b)``, learned and the same for every token.
+        floor: the gate is squeezed to [floor, 1], from 0 to below 1; the paper tries 0.5.
+        initial_bias: value of ``b`` at the start. By default there is no ``b``, as in the released models; a gate that does not
+            depend on the input starts at 0.
+    """
+
+    element_wise: bool = True
+    shared: bool = False
+    input_dependent: bool = True
+    floor: float = 0.0
+    initial_bias: float | None = None
+    needs_layer_input: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.floor < 1:
+            raise ConfigurationError(
+                f"operation 'gated': floor = {self.floor} must be from 0 to below 1; at 1 the gate is always open"
+            )
+        if self.initial_bias is not None and not math.isfinite(self.initial_bias):
+            raise ConfigurationError(f"operation 'gated': initial_bias = {self.initial_bias} must be a finite number")
+
+    def parameters(self, shape: HeadShape) -> dict[str, Tensor]:
+        size = (1 if self.shared else shape.num_heads, shape.value_dim if self.element_wise else 1)
+        values = {}
+        if self.input_dependent:
+            values["weight"] = torch.normal(0.0, INITIAL_STD, (*size, shape.hidden_size))
+        if self.initial_bias is not None or not self.input_dependent:
+            values["bias"] = torch.full(size, float(self.initial_bias or 0.0))
+        return values
+
+    def gain(self, state: State) -> Tensor:
+        if not self.input_dependent:
+            return self._gate(state["bias"][None, :, None])
+        given, weight = state["layer_input"], state["weight"]
+        logits = linear(given, weight.flatten(0, 1).to(given.dtype)).unflatten(-1, weight.shape[:2]).transpose(1, 2)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return self._gate(logits + state["bias"][:, None] if "bias" in state else logits)
+
+    def _gate(self, logits: Tensor) -> Tensor:
+        return self.floor + (1 - self.floor) * torch.sigmoid(logits)
