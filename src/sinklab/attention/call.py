@@ -86,6 +86,11 @@ class AttentionCall:
     residual: Tensor | None = None
     projection: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        if self.gain is not None:  # an operation may give one factor for all queries, heads or samples
+            size = self.gain.shape[-1] if self.gain.ndim else 1
+            self.gain = self.gain.to(self.queries.device).expand(*self.queries.shape[:3], size)
+
     @property
     def num_heads(self) -> int:
         """Number of query heads."""

@@ -69,7 +69,10 @@ def state_of(module: nn.Module, operation: Operation, layer_input: Tensor | None
     if isinstance(own, OperationState) and own.operation == operation:
         return own.read(layer_input)
     cls = type(operation)
-    if cls.parameters is not Operation.parameters or operation.needs_layer_input:
+    learned = cls.parameters is not Operation.parameters or operation.needs_layer_input
+    # Learned numbers may also sit in the projections or in front of the sequence; a module that is bound has been given them.
+    elsewhere = cls.prepare is not Operation.prepare or operation.tokens_in_front > 0
+    if learned or (elsewhere and getattr(module, "operation", None) != operation):
         raise ConfigurationError(
             f"operation {operation.name!r} has learned parameters, which {type(module).__name__} does not carry; attach it "
             f"first: sinklab.attach(model, {operation.name!r})"
