@@ -65,7 +65,6 @@ class Bookkeeper(TrainerCallback):
         divergence: the first one found, or ``None``.
         diverged: whether the newest record was bad.
         stopped: whether somebody asked to stop.
-        held_out: the newest held-out loss in nats.
         speeds: tokens per second of every interval between records.
     """
 
@@ -85,7 +84,6 @@ class Bookkeeper(TrainerCallback):
         self.sinks: SinkCallback | None = None
         self.divergence: Divergence | None = None
         self.diverged = self.stopped = False
-        self.held_out: float | None = None
         self.speeds: list[float] = []
         self._best = math.inf
         self._elsewhere = 0.0
@@ -114,6 +112,8 @@ class Bookkeeper(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **kwargs: Any
     ) -> None:
+        if "sink_rate" in logs:
+            self.screen.result(state.global_step, {name: logs[name] for name in ("sink_rate", "sink_loss_gap")})
         if "loss" not in logs:
             return
         step, loss = state.global_step, float(logs["loss"])
@@ -127,7 +127,7 @@ class Bookkeeper(TrainerCallback):
         bad = self._judge(step, loss, float(logs["grad_norm"]), since)
         if bad is not None:
             rows.append(_row("diverged", bad.step))
-        self.table.add(rows, probe="training", version=1, step=step)
+        self._add(step, rows)
         if bad is not None:
             self.screen.note(f"step {step}: {bad.reason}")
             control.should_save = False  # the checkpoint before is worth more
@@ -139,12 +139,15 @@ class Bookkeeper(TrainerCallback):
     def evaluate(self, step: int, model: nn.Module, control: TrainerControl) -> None:
         """Take the held-out loss and write it down."""
         with measuring(model) as (plain, clock):
-            self.held_out, count = held_out_loss(plain, self.held_out_rows)
+            loss, count = held_out_loss(plain, self.held_out_rows)
         self._elsewhere += clock.seconds
-        self.table.add([_row("held_out_loss", self.held_out, count)], probe="training", version=1, step=step)
-        self.screen.result(step, {"held_out_loss": self.held_out})
+        self._add(step, [_row("held_out_loss", loss, count)])
+        self.screen.result(step, {"held_out_loss": loss})
         if self.trainer is not None:
-            log_between(self.trainer, control, {"held_out_loss": self.held_out})
+            log_between(self.trainer, control, {"held_out_loss": loss})
+
+    def _add(self, step: int, rows: list[dict[str, Any]]) -> None:
+        self.table.add(rows, probe="training", version=1, step=step, bos=int(self.config.data.bos == "rows"))
 
     def _judge(self, step: int, loss: float, gradient_norm: float, since: int) -> Divergence | None:
         assert self.trainer is not None

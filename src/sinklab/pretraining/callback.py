@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from sinklab.attention.session import attend
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.pretraining.run_table import RunTable
 from sinklab.pretraining.windowed import token_losses, windowed_losses
 from sinklab.probes.entropy import Entropy
@@ -72,7 +72,7 @@ class SinkCallback(TrainerCallback):
     first step, every ``every`` steps and after the last, in evaluation mode and in the precision of the weights (no autocast),
     and leaves weights, modes and random states as they were: training gives the same bits with it and without. Memory is linear
     in the length of the rows but for two boolean masks. In a run of several processes all of them measure (sharded weights need
-    it) and the main one keeps the rows.
+    it) and the main one keeps the rows. Of a model whose loss is no number any more only that is written down: a null ``loss``.
 
     ``trainer.add_callback(SinkCallback(rows, trainer=trainer))`` also sends the headline numbers through ``Trainer.log`` to
     TensorBoard and the other trackers.
@@ -125,28 +125,37 @@ class SinkCallback(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.global_step == 0:
             self._measure(state, control, kwargs["model"])
-        elif not self.table.resumed and self.table.path is not None and self.table.path.is_file():
+            return
+        if not self.table.resumed and self.table.path is not None and self.table.path.is_file():
             self.table.resume(state.global_step)
+        if self._due(state):
+            self._measured_at = state.global_step  # before the checkpoint of this step was written
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.global_step % self.every == 0 or state.global_step >= state.max_steps:
+        if self._due(state):
             self._measure(state, control, kwargs["model"])
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._measured_at != state.global_step:  # stopped early
             self._measure(state, control, kwargs["model"])
 
+    def _due(self, state: TrainerState) -> bool:
+        return state.global_step % self.every == 0 or state.global_step >= state.max_steps
+
     def _measure(self, state: TrainerState, control: TrainerControl, model: nn.Module) -> None:
         with measuring(model) as (plain, clock):
-            self.last = measure_sinks(plain, self.rows, threshold=self.threshold, window=self.window)
+            self.last = _measured(plain, self.rows, self.threshold, self.window)
         self.seconds += clock.seconds
         self._measured_at = state.global_step
         if not state.is_world_process_zero:
             return
-        known = {"model": getattr(plain.config, "name_or_path", "") or type(plain).__name__, "operation": self.last.operation}
+        known = {
+            "model": getattr(plain.config, "name_or_path", "") or type(plain).__name__,
+            "operation": self.last.operation or None,
+        }
         self.table.add([{**known, **row} for row in self.last.rows], **self.columns, step=state.global_step)
         self.table.write(now=False)
-        if self.trainer is not None:
+        if self.trainer is not None and self.last.headline:
             log_between(self.trainer, control, self.last.headline)
 
 
@@ -238,6 +247,17 @@ def measure_sinks(model: PreTrainedModel, rows: Tensor, *, threshold: float = 0.
         "sink_loss_gap": readout[3]["value"],
     }
     return SinkMeasurement([row for row in measured if _wanted(row, sinks)] + readout, headline, session._operation_names())
+
+
+def _measured(model: PreTrainedModel, rows: Tensor, threshold: float, window: int) -> SinkMeasurement:
+    """The measurement; of a model that computes no numbers, which measuring refuses, the fact."""
+    try:
+        return measure_sinks(model, rows, threshold=threshold, window=window)
+    except MeasurementError:
+        if token_losses(model, rows[:1].to(model.device)).isfinite().all():
+            raise
+    lost = {"metric": "loss", "value": float("nan"), "count": len(rows), "unit": "nats", "probe": "sink_readout", "version": 1}
+    return SinkMeasurement([lost], {}, "")
 
 
 def _sinks(profile: Mapping[int, float], limit: int) -> list[int]:

@@ -15,13 +15,18 @@ from safetensors import SafetensorError
 from sinklab.errors import InputError
 from sinklab.results.table import write_json
 
-__all__ = ["PREFIX", "STAGING", "complete", "damage", "prune", "saved_steps", "usable", "writing"]
+__all__ = ["PREFIX", "STAGING", "complete", "damage", "prune", "saved_steps", "step_of", "usable", "writing"]
 
 PREFIX = "checkpoint-"
 STAGING = ".incomplete"
 """Folder beside the checkpoints in which the next one is written."""
 LISTING = "complete.json"
 """Written last: names, sizes and hashes of all files of a checkpoint."""
+
+
+def step_of(checkpoint: Path) -> int:
+    """Step of a checkpoint, from its name."""
+    return int(checkpoint.name.removeprefix(PREFIX))
 
 
 def saved_steps(folder: Path) -> list[int]:

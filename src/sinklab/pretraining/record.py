@@ -10,25 +10,18 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import InputError
 from sinklab.pretraining.bookkeeping import METRICS
 from sinklab.pretraining.callback import READOUT
-from sinklab.pretraining.config import PretrainingConfig
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.results.table import read_run, read_table, write_json
 
-__all__ = ["RunRecord", "RunResult", "Status", "definitions", "library_versions", "read_result", "require_same_config"]
+__all__ = ["RunRecord", "RunResult", "Status", "definitions", "library_versions", "newest", "read_result"]
 
 Status = Literal["finished", "diverged", "stopped"]
-
-PLACE = {
-    *("training.threads", "training.device", "training.parallel", "training.micro_batch_size", "training.compile"),
-    *("training.gradient_checkpointing", "training.save_every", "training.keep", "training.report_to"),
-}
-"""Fields that say where a run is computed and what is kept of it: they may change when it is resumed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,23 +82,15 @@ def read_result(folder: Path) -> RunResult:
     return RunResult(folder=folder, table=read_table(folder / "table.parquet"), status=run["status"], run=run, **run["result"])
 
 
-def require_same_config(earlier: dict[str, Any], config: PretrainingConfig, folder: Path) -> None:
-    """Refuse to go on with a run under another configuration.
-
-    Raises:
-        ConfigurationError: fields differ that decide the numbers; all of them are listed.
-    """
-    then, now = _flat(earlier["config"]), _flat(config.model_dump(mode="json"))
-    different = [
-        f"{path} was {then.get(path)!r} and is {now.get(path)!r}"
-        for path in sorted(then.keys() | now.keys())
-        if then.get(path) != now.get(path) and path not in PLACE
-    ]
-    if different:
-        raise ConfigurationError(
-            f"{folder} is a run of another configuration: {'; '.join(different)}. Resume it as it was, choose another "
-            "directory with --out, or start from its weights with --init-from"
-        )
+def newest(table: pd.DataFrame) -> dict[str, float | None]:
+    """The newest held-out loss and sink rate of position 0 in a table of a run, or ``None`` where there is none."""
+    whole = table[table["layer"].isna()].sort_values("step", kind="stable")
+    chosen = {
+        "held_out_loss": whole[whole["metric"] == "held_out_loss"],
+        "sink_rate": whole[(whole["metric"] == "gu2024") & (whole["key_position"] == 0)],
+    }
+    last = {name: rows["value"].iloc[-1] if len(rows) else None for name, rows in chosen.items()}
+    return {name: None if pd.isna(value) else float(value) for name, value in last.items()}
 
 
 def definitions() -> list[dict[str, Any]]:
@@ -125,11 +110,3 @@ def definitions() -> list[dict[str, Any]]:
 def library_versions() -> dict[str, str]:
     """Versions of what training needs beside what measuring does."""
     return {name: importlib.metadata.version(name) for name in ("accelerate", "datasets", "pydantic")}
-
-
-def _flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as dotted paths; lists compare as lists."""
-    flat: dict[str, Any] = {}
-    for name, value in fields.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
