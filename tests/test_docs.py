@@ -85,6 +85,7 @@ def test_examples_run(example, checkpoint, tmp_path, monkeypatch, capsys):
     expected = {
         "audit_a_model": r"loss 5\.\d+ nats per token\n(.*\n)+report: audited/report\.html",
         "measure_any_transformer": r"Session\(LlamaForCausalLM, 2 modules seen, 2 calls.*\n(.*\n)+Session\(ViTModel, 2 modules",
+        "watch_a_trainer": r"loss \['step 0: 4\.\d+', .*'step 30: [0-3]\.\d+'\]\nsink_loss_gap \[.*\nloaded again: gated",
         "replace_softmax": r"sdpa +mean mass of a row: 1\.000\nsinklab_sigmoid +mean mass of a row: 0\.[3-7]",
     }
     assert re.search(expected[example.stem], printed), printed
@@ -172,10 +173,13 @@ def test_add_a_probe(recipe):
 
 
 def test_add_an_operation(recipe):
-    operation = recipe("operations/tempered_softmax.py")
-    check_operation(operation(temperature=0.5))
-    scores = torch.log(torch.tensor([1.0, 3.0], dtype=torch.float64))
-    assert operation(temperature=0.5).weights(scores, None).tolist() == pytest.approx([0.1, 0.9])
+    operation = recipe("operations/squared_relu.py")
+    check_operation(operation(scale=0.5))
+    scores = torch.tensor([[[[-1.0, 2.0, 3.0]]]], dtype=torch.float64)
+    seen = torch.tensor([True, True, False])
+    # Half of 0, 4 and 9 over three keys; the last one hidden, over two.
+    assert operation(scale=0.5).weights(scores, None).flatten().tolist() == pytest.approx([0.0, 2 / 3, 1.5])
+    assert operation(scale=0.5).weights(scores, seen).flatten().tolist() == pytest.approx([0.0, 1.0, 0.0])
 
 
 def test_add_a_corpus(recipe, tokenizer):

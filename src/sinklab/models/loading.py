@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -222,10 +224,19 @@ def _build(
     options: dict[str, Any] = {"attn_implementation": attn_implementation} if attn_implementation else {}
     if trust_remote_code:
         options["trust_remote_code"] = True
+    # Parameters of an attached operation are read by restore(); transformers would list them as unexpected.
+    quiet = _only_errors() if getattr(config, CONFIG_FIELD, None) is not None else contextlib.nullcontext()
     try:
-        model, report = cls.from_pretrained(
-            folder, config=config, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True, **options
-        )
+        with quiet:
+            model, report = cls.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                **options,
+            )
     except ImportError as error:
         raise UnsupportedModelError(f"{name} needs a package that is not installed: {first_line(error)}") from error
     except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, AttributeError) as error:
@@ -240,6 +251,17 @@ def _build(
             "Is config.json that of another model?"
         )
     return model
+
+
+@contextlib.contextmanager
+def _only_errors() -> Iterator[None]:
+    """Keep transformers' warnings off the screen for a ``with`` block."""
+    before = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.utils.logging.set_verbosity(before)
 
 
 def _check_finite(model: nn.Module, name: str) -> None:
