@@ -127,7 +127,7 @@ class Operation(abc.ABC):
         return None
 
     def gain(self, state: State) -> Tensor | None:
-        """Factor on the head outputs, broadcastable to ``(batch, num_heads, q_len, value_dim)``, or ``None``."""
+        """Factor on the head outputs ``(batch, num_heads, q_len, 1 or value_dim)``, or ``None``."""
         return None
 
     def finish(self, outputs: Tensor, null_mass: Tensor | None, state: State) -> Tensor:
@@ -138,16 +138,13 @@ class Operation(abc.ABC):
             null_mass: ``(batch, num_heads, q_len)`` or ``None``.
         """
         value, bias, gain = self.null_value(state), self.output_bias(state), self.gain(state)
-        dtype = outputs.dtype  # parameters in float32 lift half precision, and it is rounded once, at the end
         if value is not None:
             if null_mass is None:
                 raise ConfigurationError(f"operation {self.name!r} has a null value and no null mass to carry it")
-            outputs = outputs + null_mass[..., None].to(value.dtype) * value[:, None]
+            outputs = outputs + (null_mass[..., None].to(value.dtype) * value[:, None]).to(outputs.dtype)
         if bias is not None:
-            outputs = outputs + bias[:, None]
-        if gain is not None:
-            outputs = outputs * gain
-        return outputs.to(dtype)
+            outputs = outputs + bias[:, None].to(outputs.dtype)
+        return outputs if gain is None else outputs * gain.to(outputs.dtype)
 
     # --- the whole --------------------------------------------------------------------------------------------------------
 
