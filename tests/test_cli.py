@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from tests.conftest import make_sinklm
 from typer.testing import CliRunner
 
 import sinklab
-from conftest import make_sinklm
 from sinklab.cli import output
 from sinklab.cli.app import _folder_name, app
 from sinklab.registry import KINDS

@@ -1,4 +1,4 @@
-"""SinkLM: its axes against plain formulae; saved, loaded, compiled, cached, generating, and never another operation than its own."""
+"""SinkLM as a transformers model: saved, loaded, compiled, generating, and never another operation than its own."""
 
 from __future__ import annotations
 
@@ -9,49 +9,18 @@ from typing import ClassVar
 import pytest
 import torch
 from tests.conftest import TINY, make_sinklm
+from tests.models.small_models import EXACT, SIGMOID, TOKENS, logits_of, make
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from sinklab.attention.operation import HeadShape, State
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, UnknownNameError
-from sinklab.models import language_model, masking
-from sinklab.models.feed_forward import FeedForward
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.models.norms import NORMS
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-SIGMOID = {"name": "sigmoid", "bias": -2.5}
-TOKENS = torch.randint(2, 40, (2, 12), generator=torch.Generator().manual_seed(0))
-EXACT = {"rtol": 0, "atol": 1e-11}
-"""float64: some thousand roundings of 1e-16 at logits of about one."""
-
 every_operation = pytest.mark.parametrize("operation", [None, SIGMOID], ids=["softmax", "sigmoid"])
-
-
-def make(**fields) -> SinkLM:
-    torch.manual_seed(0)
-    return SinkLM(SinkLMConfig(**TINY | {"initializer_range": 0.3} | fields)).double().eval()
-
-
-@torch.no_grad()
-def logits_of(model: SinkLM, tokens: Tensor = TOKENS, **arguments) -> Tensor:
-    return model(input_ids=tokens, **arguments).logits
-
-
-@torch.no_grad()
-def decoded(model: SinkLM, tokens: Tensor, pieces: list[int], **arguments) -> Tensor:
-    """Logits of the tokens given piece by piece to a cache."""
-    cache, found = arguments.pop("cache", None), []
-    for piece in tokens.split(pieces, dim=1):
-        step = model(input_ids=piece, past_key_values=cache, use_cache=True, **arguments)
-        cache = step.past_key_values
-        found.append(step.logits)
-    return torch.cat(found, dim=1)
-
-
-# --- the default is LLaMA ---------------------------------------------------------------------------------------------------
 
 
 def test_the_default_architecture_is_llama():
@@ -69,265 +38,6 @@ def test_the_default_architecture_is_llama():
     # float32, sums of at most 48 products in another order: 48 · 2^-24 of the largest logit, a few times over two layers.
     torch.testing.assert_close(found.logits, expected.logits, rtol=0, atol=1e-5 * float(expected.logits.abs().max()))
     torch.testing.assert_close(found.loss, expected.loss)
-
-
-# --- norms, feed-forward, heads --------------------------------------------------------------------------------------------
-
-
-def test_norms_by_their_formulae():
-    x = torch.tensor([[1.0, -2.0, 3.0, 0.0]], dtype=torch.float64)
-    norms = {name: cls(4, 1e-5).double() for name, cls in NORMS.items()}
-    torch.testing.assert_close(norms["rms_norm"](x), x / (14 / 4 + 1e-5) ** 0.5)
-    torch.testing.assert_close(norms["layer_norm"](x), (x - 0.5) / (13 / 4 + 1e-5) ** 0.5)
-    torch.testing.assert_close(norms["dynamic_tanh"](x), torch.tanh(0.5 * x))
-    with torch.no_grad():
-        for norm in norms.values():
-            norm.weight.fill_(2.0)
-    torch.testing.assert_close(norms["dynamic_tanh"](x), 2 * torch.tanh(0.5 * x))
-
-
-@pytest.mark.parametrize("name", NORMS)
-def test_norms_round_once_in_half_precision(name):
-    x = 30 * torch.randn(64, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
-    norm = NORMS[name](32, 1e-5)
-    exact = norm(x.float())
-    # A last rounding to 8 bits, and for the tanh one of its argument, whose error it never enlarges.
-    torch.testing.assert_close(norm.bfloat16()(x).float(), exact, rtol=2.0**-7, atol=2.0**-7)
-
-
-@pytest.mark.parametrize(
-    ("placement", "expected"),
-    [
-        ("pre", lambda x: x + 10 * (x + 1) + 100 * (x + 10 * (x + 1) + 2)),
-        ("post", lambda x: 101 * (11 * x + 2) + 4),
-        ("sandwich", lambda x: (h := x + 10 * (x + 1) + 2) + 100 * (h + 3) + 4),
-    ],
-)
-def test_placement_of_norms(placement, expected, monkeypatch):
-    """Attention is ×10, the feed-forward ×100, and every norm adds its number; what is left is the wiring."""
-    layer = make(norm_placement=placement, position={"name": "no_position"}).layers[0]
-    numbers = {
-        "input_layernorm": 1,
-        "post_attention_layernorm": 2,
-        "pre_feedforward_layernorm": 3,
-        "post_feedforward_layernorm": 4,
-    }
-    monkeypatch.setattr(layer.self_attn, "forward", lambda states, **_: (10 * states, None))
-    monkeypatch.setattr(layer.mlp, "forward", lambda states: 100 * states)
-    for name, number in numbers.items():
-        if hasattr(layer, name):
-            monkeypatch.setattr(getattr(layer, name), "forward", lambda states, number=number: states + number)
-    x = torch.full((1, 1, 32), 7.0, dtype=torch.float64)
-    assert torch.equal(layer(x)[0], expected(x))
-
-
-def test_post_norm_has_no_final_norm():
-    assert not any(name.startswith("norm.") for name in make(norm_placement="post").state_dict())
-
-
-def test_feed_forward_by_its_formulae():
-    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
-    for kind, act in {"relu": torch.relu, "gelu": nn.GELU(), "swish": nn.SiLU()}.items():
-        plain, gated = (
-            FeedForward(kind, 8, 16),
-            FeedForward(kind.replace("swish", "swi")[:2].replace("sw", "swi") + "glu", 8, 16),
-        )
-        assert torch.equal(plain(x), plain.down_proj(act(plain.up_proj(x))))
-        assert torch.equal(gated(x), gated.down_proj(act(gated.gate_proj(x)) * gated.up_proj(x)))
-
-
-def test_added_heads_share_one_map():
-    """The sum of the heads through one map is their concatenation through copies of it."""
-    added, concatenated = make(head_merge="add"), make()
-    state = added.state_dict()
-    for name in [name for name in state if name.endswith("o_proj.weight")]:
-        state[name] = state[name].repeat(1, 4)
-    concatenated.load_state_dict(state)
-    torch.testing.assert_close(logits_of(added), logits_of(concatenated), **EXACT)
-
-
-# --- who sees whom -----------------------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def visible(model: SinkLM, tokens: Tensor = TOKENS[:1], **arguments) -> list[str]:
-    """Rows of the first layer's attention: ``x`` where the weight is not 0."""
-    weights = model(input_ids=tokens, output_attentions=True, **arguments).attentions[0]
-    return ["".join("x" if weight else "." for weight in row) for row in weights[0, 0].tolist()]
-
-
-def test_window():
-    assert visible(make(window=2), TOKENS[:1, :4]) == ["x...", "xx..", ".xx.", "..xx"]
-    assert visible(make(window=4), TOKENS[:1, :4]) == ["x...", "xx..", "xxx.", "xxxx"]
-
-
-def test_prefix():
-    assert visible(make(prefix=3), TOKENS[:1, :5]) == ["xxx..", "xxx..", "xxx..", "xxxx.", "xxxxx"]
-
-
-def test_prefix_behind_padding():
-    mask = torch.tensor([[0, 0, 1, 1, 1]])
-    assert visible(make(prefix=2), TOKENS[:1, :5], attention_mask=mask)[2:] == ["..xx.", "..xx.", "..xxx"]
-
-
-def test_packed_documents_with_window_and_prefix():
-    position_ids = torch.tensor([[0, 1, 2, 0, 1]])
-    tokens = TOKENS[:1, :5]
-    assert visible(make(), tokens, position_ids=position_ids) == ["x....", "xx...", "xxx..", "...x.", "...xx"]
-    assert visible(make(window=2), tokens, position_ids=position_ids) == ["x....", "xx...", ".xx..", "...x.", "...xx"]
-    assert visible(make(prefix=2), tokens, position_ids=position_ids) == ["xx...", "xx...", "xxx..", "...xx", "...xx"]
-
-
-def test_positions_that_go_on_are_no_documents():
-    shifted = torch.arange(5)[None] + 20
-    assert visible(make(), TOKENS[:1, :5], position_ids=shifted)[-1] == "xxxxx"
-
-
-def test_a_four_dimensional_mask_says_it_all():
-    shown = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril() & ~torch.eye(4, dtype=torch.bool).roll(1, 0)
-    shown[..., 0, :] = torch.tensor([True, False, False, False])
-    expected = ["x...", ".x..", "x.x.", "xx.x"]
-    model = make(window=1)
-    for implementation in ("sinklab_softmax", "eager"):
-        model.set_attn_implementation(implementation)
-        assert visible(model, TOKENS[:1, :4], attention_mask=shown) == expected
-
-
-def test_no_mask_is_built_where_causality_is_all(monkeypatch):
-    def refuse(**_):
-        raise AssertionError("a mask was built")
-
-    monkeypatch.setattr(masking, "create_causal_mask", refuse)
-    for model in (make(), make(window=12), make(operation=SIGMOID)):
-        logits_of(model)
-    sdpa = make()
-    sdpa.set_attn_implementation("sdpa")
-    logits_of(sdpa)
-    for model, arguments in (
-        (make(), {"attention_mask": torch.ones_like(TOKENS)}),
-        (make(window=11), {}),
-        (make(prefix=2), {}),
-    ):
-        with pytest.raises(AssertionError, match="a mask was built"):
-            logits_of(model, **arguments)
-
-
-@pytest.mark.parametrize("fields", [{"window": 5}, {"prefix": 4}], ids=["window", "prefix"])
-@pytest.mark.parametrize("implementation", ["sinklab_softmax", "eager", "sdpa"])
-def test_masks_in_a_cache(fields, implementation):
-    model = make(**fields)
-    model.set_attn_implementation(implementation)
-    logits = logits_of(model)
-    torch.testing.assert_close(decoded(model, TOKENS, [6, 1, 4, 1]), logits, **EXACT)
-    static = StaticCache(config=model.config, max_cache_len=20)
-    torch.testing.assert_close(decoded(model, TOKENS, [6, 1, 4, 1], cache=static), logits, **EXACT)
-
-
-@pytest.mark.parametrize("pieces", [[3, 9], [12]])
-def test_a_cache_that_would_cut_the_prefix_is_refused(pieces):
-    model = make(prefix=4)
-    mask = torch.ones_like(TOKENS)
-    mask[:, :9] = 0
-    arguments = {} if len(pieces) > 1 else {"attention_mask": mask}
-    with pytest.raises(ConfigurationError, match=r"prefix 4: 0 tokens are cached and \d+ are given, which cuts the prefix"):
-        decoded(model, TOKENS, pieces, **arguments)
-
-
-def test_an_attention_mask_of_another_length_is_refused():
-    with pytest.raises(ConfigurationError, match="mask has 3 columns; 0 tokens are cached and 12 are given, so it needs 12"):
-        logits_of(make(), attention_mask=torch.ones(2, 3))
-
-
-# --- tokens in front ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fronted(Softmax):
-    """Softmax behind two learned tokens."""
-
-    name: ClassVar[str] = "fronted"
-
-    @property
-    def tokens_in_front(self) -> int:
-        return 2
-
-
-@pytest.fixture
-def fronted(monkeypatch):
-    monkeypatch.setitem(operations._objects, "fronted", Fronted)
-
-    def build(**fields) -> tuple[SinkLM, SinkLM]:
-        """The model, and one without tokens in front and the same weights."""
-        model = make(operation={"name": "fronted"}, **fields)
-        plain = make(**fields | {"max_position_embeddings": 66})
-        plain.load_state_dict({name: value for name, value in model.state_dict().items() if "front" not in name})
-        return model, plain
-
-    return build
-
-
-@torch.no_grad()
-def with_front(model: SinkLM, plain: SinkLM, tokens: Tensor, **arguments) -> Tensor:
-    """What ``plain`` makes of the learned tokens followed by the given ones."""
-    front = model.front_tokens.weight.expand(len(tokens), -1, -1)
-    return plain(inputs_embeds=torch.cat((front, plain.embed_tokens(tokens)), dim=1), **arguments).logits[:, 2:]
-
-
-@pytest.mark.parametrize("position", ["rotary", "learned", "alibi"])
-def test_tokens_in_front_are_a_prompt(fronted, position):
-    model, plain = fronted(position={"name": position})
-    expected = with_front(model, plain, TOKENS)
-    torch.testing.assert_close(logits_of(model), expected, **EXACT)
-    torch.testing.assert_close(decoded(model, TOKENS, [5, 1, 6]), expected, **EXACT)
-    torch.testing.assert_close(logits_of(model, position_ids=torch.arange(12)[None]), expected, **EXACT)
-    torch.testing.assert_close(logits_of(model, logits_to_keep=3), expected[:, -3:], **EXACT)
-    padding = torch.zeros(2, 3, dtype=torch.int64)
-    mask = torch.cat((padding, torch.ones_like(TOKENS)), dim=1)
-    padded = logits_of(model, torch.cat((padding, TOKENS), dim=1), attention_mask=mask)
-    torch.testing.assert_close(padded[:, 3:], expected, **EXACT)
-
-
-def test_who_sees_the_tokens_in_front(fronted):
-    front = ["x.", "xx"]
-    expected = {
-        "plain": ({}, {}, ["x...", "xx..", "xxx.", "xxxx"]),
-        "window": ({"window": 2}, {}, ["x...", "xx..", ".xx.", "..xx"]),
-        "prefix": ({"prefix": 3}, {}, ["xxx.", "xxx.", "xxx.", "xxxx"]),
-        "packed": ({}, {"position_ids": torch.tensor([[0, 1, 0, 1]])}, ["x...", "xx..", "..x.", "..xx"]),
-        "padded": ({}, {"attention_mask": torch.tensor([[0, 1, 1, 1]])}, [None, ".x..", ".xx.", ".xxx"]),
-        "given": ({}, {"attention_mask": torch.eye(4, dtype=torch.bool)[None, None]}, ["x...", ".x..", "..x.", "...x"]),
-    }
-    for case, (fields, arguments, rows) in expected.items():
-        found = visible(fronted(**fields)[0], TOKENS[:1, :4], **arguments)
-        assert found[:2] == [row + "...." for row in front], case
-        for row, seen in zip(found[2:], rows, strict=True):
-            assert seen is None or row == "xx" + seen, case
-
-
-def test_packed_documents_each_follow_the_tokens_in_front(fronted):
-    model, plain = fronted()
-    packed = torch.cat((TOKENS[:, :7], TOKENS[:, :5]), dim=1)
-    logits = logits_of(model, packed, position_ids=torch.cat((torch.arange(7), torch.arange(5)))[None])
-    torch.testing.assert_close(logits[:, 7:], with_front(model, plain, TOKENS[:, :5]), **EXACT)
-
-
-@pytest.mark.parametrize("fields", [{"window": 3}, {"prefix": 4}], ids=["window", "prefix"])
-def test_tokens_in_front_with_masks_in_a_cache(fronted, fields):
-    model, _ = fronted(**fields)
-    torch.testing.assert_close(decoded(model, TOKENS, [6, 1, 4, 1]), logits_of(model), **EXACT)
-
-
-def test_tokens_in_front_learn_and_generate(fronted, tmp_path):
-    model, _ = fronted()
-    model(input_ids=TOKENS, labels=TOKENS).loss.backward()
-    assert model.front_tokens.weight.grad.any(dim=1).all()
-    settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 1}
-    expected = model.generate(TOKENS, use_cache=False, **settings)
-    assert torch.equal(model.generate(TOKENS, **settings), expected)
-    assert torch.equal(model.generate(TOKENS, cache_implementation="static", **settings), expected)
-    model.save_pretrained(tmp_path)
-    again = SinkLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
-    assert torch.equal(logits_of(again), logits_of(model))
 
 
 # --- the operation -----------------------------------------------------------------------------------------------------------
@@ -601,7 +311,3 @@ def test_a_session_sees_and_verifies_every_axis(fields, arguments, implementatio
         during = logits_of(model, **arguments)
     assert torch.equal(before, during)
     assert session.checks["calls_verified"] == 2
-
-
-def test_the_module_names_what_it_exports():
-    assert language_model.__all__ == ["SinkLM", "SinkLMConfig"]

@@ -7,8 +7,8 @@ import shutil
 import pytest
 import torch
 import transformers
+from tests.conftest import make_sinklm
 
-from conftest import make_sinklm
 from sinklab.attention.seam import implementation_name
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM

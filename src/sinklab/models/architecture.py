@@ -29,7 +29,7 @@ class Architecture(Section):
     num_key_value_heads: int | None = Field(None, ge=1, description="key-value heads; as many as query heads by default")
     head_dim: int | None = Field(None, ge=1, description="size of a head; hidden_size / num_attention_heads by default")
     head_merge: Literal["concatenate", "add"] = Field(
-        "concatenate", description="how heads meet before the output map: side by side, or summed (Gu et al., table 12)"
+        "concatenate", description="how heads meet before the output map: side by side, or summed"
     )
     max_position_embeddings: int = Field(256, ge=1, description="context length of the training, in tokens")
     operation: dict[str, Any] = Field(

@@ -3,205 +3,26 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-import difflib
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    Cache,
-    DynamicCache,
-    GenerationMixin,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import AutoModelForCausalLM, Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import can_return_tuple
 
-from sinklab.attention.operation import HeadShape, Operation
+from sinklab.attention.operation import Operation
 from sinklab.attention.seam import implementation_name, register_operation
-from sinklab.attention.state import OperationState, bind
+from sinklab.attention.state import OperationState
 from sinklab.errors import ConfigurationError
-from sinklab.models.architecture import Architecture
-from sinklab.models.feed_forward import FeedForward
+from sinklab.models.block import SinkLMLayer
 from sinklab.models.masking import Layout, fold_bias, lay_out, make_mask
+from sinklab.models.model_config import SinkLMConfig
 from sinklab.models.norms import NORMS, Norm
-from sinklab.positions._scheme import PositionScheme, Rotation
+from sinklab.positions._scheme import PositionScheme
 from sinklab.registry import positions
 
 __all__ = ["SinkLM", "SinkLMConfig"]
-
-FOREIGN_FIELDS = frozenset(field.name for field in dataclasses.fields(PreTrainedConfig)) | {
-    # What transformers takes besides its declared fields, or writes into config.json.
-    *("model_type", "name_or_path", "attn_implementation", "experts_implementation", "output_attentions", "torch_dtype"),
-    *("num_labels", "use_cache", "auto_map", "quantization_config"),
-    *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id"),
-}
-
-
-class SinkLMConfig(PreTrainedConfig):
-    """Config of a :class:`SinkLM`: the fields of :class:`~sinklab.models.architecture.Architecture`, flat.
-
-    ``head_dim`` and ``num_key_value_heads`` are resolved. The operation and the position scheme are saved with the checkpoint,
-    because transformers does not save the name of an attention implementation.
-
-    Args:
-        fields: those of the architecture, and those that every config of transformers takes.
-
-    Raises:
-        ConfigurationError: an unknown field (did you mean …?), a value that a field does not take, or fields that cannot go
-            together.
-        UnknownNameError: no operation or position scheme of that name.
-    """
-
-    model_type = "sinklm"
-    keys_to_ignore_at_inference = ["past_key_values"]
-
-    def __init__(self, **fields: Any) -> None:
-        known = set(Architecture.model_fields)
-        unknown = sorted(name for name in fields if name not in known | FOREIGN_FIELDS and not name.startswith("_"))
-        if unknown:
-            near = difflib.get_close_matches(unknown[0], known | FOREIGN_FIELDS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigurationError(
-                f"SinkLMConfig has no field {unknown[0]!r}.{hint} Fields of the architecture: "
-                f"{', '.join(Architecture.model_fields)}"
-            )
-        architecture = Architecture(**{name: fields.pop(name) for name in known if name in fields})
-        for name, value in architecture.model_dump().items():
-            setattr(self, name, value)
-        self.head_dim = architecture.head_size
-        self.num_key_value_heads = architecture.kv_heads
-        super().__init__(**fields)
-
-    @classmethod
-    def from_architecture(cls, architecture: Architecture, **fields: Any) -> Self:
-        """The config of an architecture; ``fields`` are those of transformers, such as ``bos_token_id``."""
-        return cls(**architecture.model_dump(), **fields)
-
-    @property
-    def architecture(self) -> Architecture:
-        """The architecture, validated anew: attributes of a config can be set to anything."""
-        return Architecture(**{name: getattr(self, name) for name in Architecture.model_fields})
-
-
-def eager_attention_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **_: Any,
-) -> tuple[Tensor, Tensor]:
-    """Plain softmax attention with an additive or boolean mask; the default of ``attn_implementation="eager"``."""
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
-    if attention_mask is not None and attention_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-    elif attention_mask is not None:
-        scores = scores + attention_mask
-    weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
-    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
-
-
-class SinkLMAttention(nn.Module):
-    """Multi-head attention that hands queries, keys and values to the function named in the config.
-
-    The outputs of the heads are concatenated before the output map, ``W_O [o_1 … o_H]``; or added, ``W_O Σ_h o_h`` with one map
-    from ``head_dim`` to ``hidden_size`` for all heads. Gu et al. 2024 (arXiv 2410.10781) report an "addition" of heads without
-    a formula and did not release it; this is the plainest reading.
-    """
-
-    is_causal = True
-
-    def __init__(self, config: SinkLMConfig, layer_idx: int) -> None:
-        super().__init__()
-        num_heads, num_kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        self.config = config
-        self.layer_idx = layer_idx
-        self.head_dim = head_dim
-        self.num_key_value_groups = num_heads // num_kv_heads
-        self.scaling = head_dim**-0.5
-        self.adds_heads = config.head_merge == "add"
-        self.q_proj = nn.Linear(config.hidden_size, num_heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, num_kv_heads * head_dim, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, num_kv_heads * head_dim, bias=False)
-        self.o_proj = nn.Linear(head_dim if self.adds_heads else num_heads * head_dim, config.hidden_size, bias=False)
-        operation = Operation.from_dict(config.operation)
-        self.needs_layer_input = operation.needs_layer_input
-        bind(self, operation, HeadShape(num_heads, num_kv_heads, head_dim, head_dim, config.hidden_size))
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        scheme: PositionScheme,
-        rotation: Rotation | None,
-        attention_mask: Any = None,
-        past_key_values: Cache | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        split = (*hidden_states.shape[:-1], -1, self.head_dim)
-        queries = self.q_proj(hidden_states).view(split).transpose(1, 2)
-        keys = self.k_proj(hidden_states).view(split).transpose(1, 2)
-        values = self.v_proj(hidden_states).view(split).transpose(1, 2)
-        if rotation is not None:
-            queries, keys = scheme.rotate(queries, keys, rotation)
-        if past_key_values is not None:
-            keys, values = past_key_values.update(keys, values, self.layer_idx)
-        if self.needs_layer_input:
-            kwargs["layer_input"] = hidden_states
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        outputs, weights = attend(self, queries, keys, values, attention_mask, scaling=self.scaling, dropout=0.0, **kwargs)
-        merged = outputs.sum(dim=2) if self.adds_heads else outputs.flatten(2)
-        return self.o_proj(merged), weights
-
-
-class SinkLMLayer(GradientCheckpointingLayer):
-    """Attention and feed-forward, each added to the residual stream.
-
-    ``pre``: ``x + f(norm(x))``; ``post``: ``norm(x + f(x))``; ``sandwich``: ``x + norm(f(norm(x)))``. The names of the norms
-    are those of LLaMA (pre) and Gemma (sandwich), of which post has the two behind.
-    """
-
-    def __init__(self, config: SinkLMConfig, layer_idx: int) -> None:
-        super().__init__()
-
-        def norm() -> Norm:
-            return NORMS[config.norm](config.hidden_size, config.norm_eps)
-
-        self.placement = config.norm_placement
-        self.self_attn = SinkLMAttention(config, layer_idx)
-        self.mlp = FeedForward(config.feed_forward, config.hidden_size, config.intermediate_size)
-        if self.placement != "post":
-            self.input_layernorm = norm()
-        self.post_attention_layernorm = norm()
-        if self.placement == "sandwich":
-            self.pre_feedforward_layernorm = norm()
-        if self.placement != "pre":
-            self.post_feedforward_layernorm = norm()
-
-    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        if self.placement == "pre":
-            update, weights = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
-            hidden_states = hidden_states + update
-            return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states)), weights
-        if self.placement == "post":
-            update, weights = self.self_attn(hidden_states, **kwargs)
-            hidden_states = self.post_attention_layernorm(hidden_states + update)
-            return self.post_feedforward_layernorm(hidden_states + self.mlp(hidden_states)), weights
-        update, weights = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
-        hidden_states = hidden_states + self.post_attention_layernorm(update)
-        update = self.mlp(self.pre_feedforward_layernorm(hidden_states))
-        return hidden_states + self.post_feedforward_layernorm(update), weights
 
 
 class SinkLM(PreTrainedModel, GenerationMixin):
@@ -436,5 +257,4 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         return (mask, bias) if own else (fold_bias(mask, bias, hidden_states.dtype), None)
 
 
-AutoConfig.register("sinklm", SinkLMConfig)
 AutoModelForCausalLM.register(SinkLMConfig, SinkLM)
