@@ -134,10 +134,13 @@ class SinkCallback(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._due(state):
             self._measure(state, control, kwargs["model"])
+        if control.should_save:
+            self.table.write()  # a training that is resumed from this checkpoint finds its rows
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._measured_at != state.global_step:  # stopped early
             self._measure(state, control, kwargs["model"])
+        self.table.write()
 
     def _due(self, state: TrainerState) -> bool:
         return state.global_step % self.every == 0 or state.global_step >= state.max_steps
@@ -147,6 +150,7 @@ class SinkCallback(TrainerCallback):
             self.last = _measured(plain, self.rows, self.threshold, self.window)
         self.seconds += clock.seconds
         self._measured_at = state.global_step
+        self.table.writes &= state.is_world_process_zero
         if not state.is_world_process_zero:
             return
         known = {
