@@ -64,8 +64,8 @@ class GatedHeads(Softmax):
         heads, hidden_size = shape.num_heads, shape.hidden_size
         if hidden_size % heads and not self.all_features:
             raise ConfigurationError(
-                f"operation 'gated_heads': the {hidden_size} features of the layer's input cannot be split evenly among {heads} heads; use "
-                "all_features"
+                f"operation 'gated_heads': the {hidden_size} features of the layer's input cannot be split evenly among "
+                f"{heads} heads; use all_features"
             )
         width = hidden_size if self.all_features else hidden_size // heads
         values = {}

@@ -65,8 +65,8 @@ class KeyBias(Softmax):
             )
         if self.value_norm and shape.value_dim != shape.head_dim:
             raise ConfigurationError(
-                f"operation 'key_bias': value_norm needs values as long as keys; these heads have {shape.value_dim} and {shape.head_dim}. "
-                "Use key_value_bias"
+                "operation 'key_bias': value_norm needs values as long as keys; these heads have "
+                f"{shape.value_dim} and {shape.head_dim}. Use key_value_bias"
             )
         key = torch.zeros(1 if self.shared else shape.num_heads, shape.head_dim)
         key[:, : self.learnable] = torch.normal(0.0, INITIAL_STD, (len(key), self.learnable or shape.head_dim))

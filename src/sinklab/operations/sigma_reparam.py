@@ -42,8 +42,8 @@ class SigmaReparam(Softmax):
         ]
         if not found:
             raise ConfigurationError(
-                f"operation 'sigma_reparam': {type(module).__name__} has no nn.Linear whose weight could be reparametrised; attach it to a "
-                "model with separate linear projections"
+                f"operation 'sigma_reparam': {type(module).__name__} has no nn.Linear whose weight could be reparametrised; "
+                "attach it to a model with separate linear projections"
             )
         for parent, name, child in found:
             if isinstance(child, SigmaLinear):
@@ -52,8 +52,8 @@ class SigmaReparam(Softmax):
                 setattr(parent, name, SigmaLinear(child))
             else:
                 raise ConfigurationError(
-                    f"operation 'sigma_reparam': {name} of {type(parent).__name__} is a {type(child).__name__}, not a plain nn.Linear; "
-                    "load the model without quantisation and adapters"
+                    f"operation 'sigma_reparam': {name} of {type(parent).__name__} is a {type(child).__name__}, not a plain "
+                    "nn.Linear; load the model without quantisation and adapters"
                 )
 
 
