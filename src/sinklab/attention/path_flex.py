@@ -1,8 +1,25 @@
-"""The flex path; see :data:`sinklab.attention.paths.PATHS`."""
+"""The flex path: FlexAttention with the logarithm of a similarity in the place of the score; any non-negative similarity.
+
+FlexAttention is a softmax. Given ``log φ(score)`` it returns ``Σ φ · values / Σ φ``, and with its log-sum-exp, ``log Σ φ``,
+also what is not divided by the row sum, or shared with a null score. That log-sum-exp carries gradients, so all of this is
+ordinary autograd. An operation other than softmax is served if it has the method
+
+    log_similarity(scores, counts)    log φ, elementwise; weights are φ, or φ / Σ φ where ``normalized``
+
+with ``counts``, broadcastable to ``scores``, the number of keys that the query sees, at least 1. Where φ is 0 its logarithm is
+minus infinity, and must have a finite gradient (``torch.where`` around a clamped argument).
+
+On a CPU FlexAttention has no backward and no fused kernel that returns a log-sum-exp: there the path serves to check numbers.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
+import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
 
 from sinklab.attention.inputs import Inputs
 from sinklab.attention.operation import Operation
@@ -11,15 +28,107 @@ __all__ = ["head_outputs", "obstacle", "worthwhile"]
 
 
 def obstacle(operation: Operation, inputs: Inputs) -> str | None:
-    """Why this path cannot serve the call."""
-    return "it is not built yet"
+    """Why FlexAttention cannot serve the call, or ``None``."""
+    if not operation.is_softmax and not hasattr(operation, "log_similarity"):
+        return "it does not give the logarithm of its similarity (log_similarity)"
+    device, dtype = inputs.queries.device.type, inputs.queries.dtype
+    if device == "cuda":
+        if dtype == torch.float64:
+            return "the CUDA kernel does not take float64"
+    elif device != "cpu":
+        return f"it has not been tried on device {device!r}"
+    elif torch.is_grad_enabled() and any(
+        tensor.requires_grad for tensor in (inputs.queries, inputs.keys, inputs.values, *inputs.state.values())
+    ):
+        return "FlexAttention has no backward on a CPU"
+    return inputs.plain_scores()
 
 
 def worthwhile(operation: Operation, inputs: Inputs) -> bool:
-    """Whether it beats the plain path."""
-    return False
+    """Whether it beats the plain path: on CUDA, from one block of keys on."""
+    return inputs.queries.device.type == "cuda" and inputs.kv_len >= 128
 
 
 def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:
-    """Head outputs."""
-    raise NotImplementedError
+    """Head outputs ``(batch, num_heads, q_len, value_dim)``; on CUDA in memory O(q_len + kv_len)."""
+    queries, keys = operation.features(inputs.queries, inputs.keys, inputs.state)
+    null_scores = operation.null_scores(queries, inputs.scaling, inputs.state)
+    visible = inputs.visible
+    if visible is not None:
+        visible = visible[(None,) * (4 - visible.ndim)].expand(-1, -1, inputs.q_len, inputs.kv_len)
+    tensors = (queries, keys, inputs.values)
+    if not torch.is_grad_enabled():
+        tensors = tuple(tensor.detach() for tensor in tensors)  # on a CPU it refuses parameters, gradients or not
+    outputs, statistics = _kernel(queries.device)(
+        *tensors,
+        score_mod=None if operation.is_softmax else _score_rule(operation, inputs, visible),
+        block_mask=_mask(inputs, visible),
+        scale=inputs.scaling,
+        enable_gqa=queries.shape[1] != keys.shape[1],
+        return_aux=AuxRequest(lse=True),
+    )
+    log_sum = statistics.lse
+    # A row without anything to attend to is 0, whatever the kernel makes of 0 / 0.
+    outputs = outputs.masked_fill((log_sum == float("-inf"))[..., None], 0.0)
+    null_mass = None
+    if null_scores is not None:
+        null_scores = null_scores.to(log_sum.dtype)
+        outputs = (outputs * torch.sigmoid(log_sum - null_scores)[..., None]).to(inputs.values.dtype)
+        null_mass = torch.sigmoid(null_scores - log_sum)
+    elif not operation.normalized:
+        outputs = (outputs * torch.exp(log_sum)[..., None]).to(inputs.values.dtype)
+    return operation.finish(outputs, null_mass, inputs.state)
+
+
+def _score_rule(operation: Operation, inputs: Inputs, visible: Tensor | None) -> Callable[..., Tensor]:
+    """``log φ`` as a score modification."""
+    kv_len, causal = inputs.kv_len, inputs.causal
+    seen = None if visible is None else visible.sum(dim=-1).expand(*inputs.queries.shape[:3])
+
+    def rule(score: Tensor, sample: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        if seen is not None:
+            count = seen[sample, head, query]
+        else:
+            count = (query + 1).clamp(max=kv_len) if causal else torch.full_like(query, kv_len)
+        return operation.log_similarity(score, count.clamp(min=1).to(score.dtype))  # type: ignore[attr-defined]
+
+    return rule
+
+
+def _mask(inputs: Inputs, visible: Tensor | None) -> BlockMask | None:
+    """What FlexAttention may skip and must hide."""
+    size, device = (inputs.q_len, inputs.kv_len), inputs.queries.device
+    if visible is None:
+        if not inputs.causal:
+            return None
+        make = _causal_mask if torch.compiler.is_compiling() else _known_causal_mask
+        return make(*size, device, torch.is_inference_mode_enabled())
+    everywhere = visible.expand(*inputs.queries.shape[:2], -1, -1)
+
+    def rule(sample: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return everywhere[sample, head, query, key]
+
+    # What is the same for all samples or heads is looked through once.
+    different = [full if given > 1 else None for full, given in zip(everywhere.shape[:2], visible.shape[:2], strict=True)]
+    return create_block_mask(rule, *different, *size, device=device)
+
+
+def _causal_mask(q_len: int, kv_len: int, device: torch.device, inference: bool) -> BlockMask:
+    return create_block_mask(lambda sample, head, query, key: query >= key, None, None, q_len, kv_len, device=device)
+
+
+_known_causal_mask = functools.lru_cache(maxsize=8)(_causal_mask)
+"""Every layer asks for the same one. One made in inference mode cannot be used in training, so the mode is part of the key."""
+
+
+def _kernel(device: torch.device) -> Callable[..., tuple[Tensor, AuxOutput]]:
+    if torch.compiler.is_compiling():
+        return flex_attention  # a part of the graph of the compiled model
+    # A setting of the operation is a number in the rule. Met with a second value, it would become a symbol, which rules of
+    # FlexAttention cannot hold.
+    return torch._dynamo.config.patch(specialize_float=True)(flex_attention if device.type == "cpu" else _compiled())
+
+
+@functools.cache
+def _compiled() -> Callable[..., tuple[Tensor, AuxOutput]]:
+    return torch.compile(flex_attention, fullgraph=True)  # too many recompilations raise; they would materialise the scores

@@ -1,0 +1,241 @@
+"""The flex path against the plain reference: its mathematics, which FlexAttention's dense implementation shows on a CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sinklab.attention import path_flex
+from sinklab.attention.inputs import Inputs
+from sinklab.attention.operation import Operation
+from sinklab.attention.paths import choose, compute
+from sinklab.errors import ConfigurationError
+from sinklab.operations.identity import Identity
+from sinklab.operations.softmax import Softmax
+
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing(Softmax):
+    """Softmax with a null score by query, a null value, an output bias and a gain."""
+
+    name: ClassVar[str] = "nothing"
+
+    def null_scores(self, queries, scaling, state):
+        return torch.einsum("bhqd,hd->bhq", queries, state["key"]) * scaling
+
+    def null_value(self, state):
+        return state["value"]
+
+    def output_bias(self, state):
+        return state["bias"]
+
+    def gain(self, state):
+        return state["gain"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Similarity(Operation):
+    """``weights = φ(scores)``, divided by their row sum if ``normalize``."""
+
+    name: ClassVar[str] = "similarity"
+    normalize: bool = False
+
+    @property
+    def normalized(self):
+        return self.normalize
+
+    def similarity(self, scores, counts):
+        raise NotImplementedError
+
+    def weights(self, scores, visible, null_scores=None):
+        visible = torch.ones_like(scores, dtype=torch.bool) if visible is None else visible.expand_as(scores)
+        counts = visible.sum(-1, keepdim=True).clamp(min=1).to(scores.dtype)
+        weights = self.similarity(scores, counts).masked_fill(~visible, 0.0)
+        total = weights.sum(-1, keepdim=True)
+        return weights / total.masked_fill(total == 0, 1.0) if self.normalize else weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logistic(Similarity):
+    bias: float = 0.0
+
+    def similarity(self, scores, counts):
+        return torch.sigmoid(scores + self.bias - counts.log())
+
+    def log_similarity(self, scores, counts):
+        return F.logsigmoid(scores + self.bias - counts.log())
+
+
+class Rectified(Similarity):
+    """Some rows have no positive score: a softmax of minus infinities."""
+
+    def similarity(self, scores, counts):
+        return torch.relu(scores) / counts
+
+    def log_similarity(self, scores, counts):
+        tiny = torch.finfo(scores.dtype).tiny
+        return torch.where(scores > 0, torch.log(scores.clamp(min=tiny) / counts), float("-inf"))
+
+
+def holes():
+    visible = torch.rand(2, 1, 12, 12, generator=torch.Generator().manual_seed(2)) > 0.5
+    visible[0, 0, 3] = False  # a query that sees nothing
+    visible[1, :, :, 5:] = False
+    return visible
+
+
+def call(*, dtype=torch.float64, q_len=12, kv_len=12, dim=8, visible=None, causal=None, device="cpu", **state):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
+
+    return Inputs(
+        queries=draw(2, 4, q_len, dim),
+        keys=draw(2, 2, kv_len, dim),
+        values=draw(2, 2, kv_len, 5 if device == "cpu" else dim),
+        visible=visible,
+        causal=visible is None if causal is None else causal,
+        scaling=0.5,
+        state={name: draw(*shape) for name, shape in state.items()},
+    )
+
+
+def plain(operation, inputs):
+    return operation.head_outputs(inputs.queries, inputs.keys, inputs.values, inputs.mask(), inputs.scaling, inputs.state)[0]
+
+
+def results(operation, inputs, head_outputs):
+    outputs = head_outputs(operation, inputs)
+    weight = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1)).to(outputs.device, outputs.dtype)
+    leaves = [inputs.queries, inputs.keys, inputs.values, *inputs.state.values()]
+    return [outputs.detach(), *torch.autograd.grad(outputs, leaves, weight)]
+
+
+STATE = {"key": (4, 8), "value": (4, 5), "bias": (1, 5), "gain": (2, 4, 12, 1)}
+OPERATIONS = {
+    "softmax": (Softmax(), {}),
+    "null term": (Nothing(), STATE),
+    "logistic": (Logistic(bias=-1.0), {}),
+    "logistic, normalized": (Logistic(normalize=True), {}),
+    "rectified": (Rectified(), {}),
+    "rectified, normalized": (Rectified(normalize=True), {}),
+}
+
+
+@pytest.mark.parametrize(("operation", "state"), OPERATIONS.values(), ids=list(OPERATIONS))
+@pytest.mark.parametrize("visible", [None, holes()], ids=["causal", "holes"])
+def test_outputs_and_gradients_in_float64(operation, state, visible, monkeypatch):
+    # On a CPU the public function refuses gradients; what lies behind it has a dense backward.
+    monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *tensors: None)
+    inputs = call(visible=visible, **state)
+    found, expected = (results(operation, inputs, way) for way in (path_flex.head_outputs, plain))
+    for one, two in zip(found, expected, strict=True):
+        # Logarithms of similarities and their exponentials, sums of 12 numbers below 10; rows of a few small positive scores
+        # are divided by their sum, which may be small: 1e-11 is a hundred thousand roundings of 1.
+        torch.testing.assert_close(one, two, atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dtype": torch.float32},
+        {"dtype": torch.bfloat16},
+        {"causal": False},
+        {"q_len": 5},
+        {"kv_len": 5},
+        {"q_len": 1, "kv_len": 9, "causal": False},
+        {"visible": holes()[1, 0]},
+        {"visible": holes()[:, :, 4:5]},
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_shapes_and_dtypes_without_gradients(settings):
+    inputs = call(**settings)
+    found, _ = compute(Logistic(), inputs, "flex")
+    exact = dataclasses.replace(
+        inputs, queries=inputs.queries.double(), keys=inputs.keys.double(), values=inputs.values.double()
+    )
+    assert found.dtype == inputs.queries.dtype
+    # Outputs are rounded when the kernel divides and when they are multiplied again; weights sum to at most one here.
+    tolerance = 4 * torch.finfo(found.dtype).eps * float(inputs.values.abs().max())
+    torch.testing.assert_close(found.double(), plain(Logistic(), exact), atol=max(tolerance, 2e-7), rtol=0)
+
+
+@torch.no_grad()
+def test_settings_may_change():
+    inputs = call()
+    for bias in (0.0, -1.0, 2.0, 0.0):
+        operation = Logistic(bias=bias)
+        torch.testing.assert_close(path_flex.head_outputs(operation, inputs), plain(operation, inputs), atol=1e-11, rtol=0)
+
+
+@torch.no_grad()
+def test_one_graph_under_compile():
+    inputs = call(visible=holes())
+
+    def outputs(queries):
+        return path_flex.head_outputs(Logistic(), dataclasses.replace(inputs, queries=queries))
+
+    torch._dynamo.reset()
+    found = torch.compile(outputs, fullgraph=True, backend="aot_eager")(inputs.queries)
+    torch.testing.assert_close(found, plain(Logistic(), inputs), atol=1e-11, rtol=0)
+
+
+def test_training_on_a_cpu_is_refused_with_the_reason():
+    inputs = call()
+    message = "path 'flex' cannot serve operation 'softmax': FlexAttention has no backward on a CPU; use 'auto' or 'plain'"
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        compute(Softmax(), inputs, "flex")
+    frozen = dataclasses.replace(
+        inputs, queries=inputs.queries.detach(), keys=inputs.keys.detach(), values=inputs.values.detach()
+    )
+    assert path_flex.obstacle(Softmax(), frozen) is None
+    learned = dataclasses.replace(frozen, state={"key": torch.zeros(4, 8, requires_grad=True)})
+    assert path_flex.obstacle(Softmax(), learned) == "FlexAttention has no backward on a CPU"
+    with torch.no_grad():
+        assert path_flex.obstacle(Softmax(), learned) is None
+
+
+@torch.no_grad()
+def test_obstacles():
+    inputs = call()
+
+    def reason(operation, **changes):
+        return path_flex.obstacle(operation, dataclasses.replace(inputs, **changes))
+
+    assert reason(Identity()) == "it does not give the logarithm of its similarity (log_similarity)"
+    assert reason(Softmax(), bias=torch.zeros(1)) == "the model adds a bias to its scores"
+    assert reason(Softmax(), queries=inputs.queries.to("meta")) == "it has not been tried on device 'meta'"
+
+
+@torch.no_grad()
+def test_auto_leaves_it_to_cuda():
+    assert not path_flex.worthwhile(Logistic(), call(q_len=200, kv_len=200))
+    assert choose(Logistic(), call()) == "plain"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("operation", "state"), OPERATIONS.values(), ids=list(OPERATIONS))
+@pytest.mark.parametrize("masked", [False, True])
+def test_cuda(operation, state, masked):
+    state = {name: (*shape[:-1], 32) if name in ("key", "value", "bias") else (2, 4, 300, 1) for name, shape in state.items()}
+    visible = torch.rand(2, 1, 300, 300, generator=torch.Generator().manual_seed(2)).cuda() > 0.5 if masked else None
+    inputs = call(dtype=torch.float32, q_len=300, kv_len=300, dim=32, visible=visible, device="cuda", **state)
+    wide = {name: getattr(inputs, name).detach().double().requires_grad_() for name in ("queries", "keys", "values")}
+    wide["state"] = {name: tensor.detach().double().requires_grad_() for name, tensor in inputs.state.items()}
+    assert path_flex.obstacle(operation, inputs) is None
+    found = results(operation, inputs, path_flex.head_outputs)
+    expected = results(operation, dataclasses.replace(inputs, **wide), plain)
+    for one, two in zip(found, expected, strict=True):
+        # Products on tensor cores are rounded to TF32, 2**-11, where torch allows it.
+        assert float((one.double() - two).norm() / two.norm()) <= 2.0**-9
