@@ -243,6 +243,11 @@ def test_generation_behind_padding():
     mask = nn.functional.pad(torch.ones_like(TOKENS), (3, 0))
     found = model.generate(padded, attention_mask=mask, **settings)
     assert torch.equal(found[:, 3:], model.generate(TOKENS, **settings))
+    with_prefix = make(prefix=3)
+    expected = with_prefix.generate(TOKENS, **settings)
+    for cache in (None, "static"):
+        found = with_prefix.generate(padded, attention_mask=mask, cache_implementation=cache, **settings)
+        assert torch.equal(found[:, 3:], expected)
     beams = model.generate(padded, attention_mask=mask, num_beams=3, **settings)
     assert torch.equal(beams[:, 3:], model.generate(TOKENS, num_beams=3, **settings))
 

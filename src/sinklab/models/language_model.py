@@ -186,7 +186,7 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         layout = lay_out(
             tokens=hidden_states.shape[1],
             front=self.tokens_in_front,
-            seen=past_key_values.get_seq_length() if past_key_values is not None else 0,
+            cache=past_key_values,
             attention_mask=attention_mask,
             position_ids=position_ids,
             device=hidden_states.device,

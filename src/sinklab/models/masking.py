@@ -75,7 +75,7 @@ def lay_out(
     *,
     tokens: int,
     front: int,
-    seen: int | Tensor,
+    cache: Cache | None,
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     device: torch.device,
@@ -85,13 +85,15 @@ def lay_out(
     Args:
         tokens: how many tokens were given.
         front: learned tokens in front of every sequence; they are added to a forward that begins a sequence.
-        seen: length of the cache, ``None`` counted as 0.
+        cache: what is given goes behind its tokens, of which those in front are the first.
         attention_mask: 2-D over cached and given tokens, or 4-D.
-        position_ids: ``(batch or 1, tokens)``; by default real tokens are counted.
+        position_ids: ``(batch or 1, tokens)``; by default real tokens are counted. Without mask and cache, a position that is
+            not the next one begins a document.
 
     Raises:
         ConfigurationError: a 2-D attention mask of another length.
     """
+    seen = 0 if cache is None else cache.get_seq_length()
     begins = isinstance(seen, int) and seen == 0
     added = front if begins else 0
     length = tokens + added
@@ -104,10 +106,9 @@ def lay_out(
         attention_mask = nn.functional.pad(attention_mask, (front, 0), value=1)
     elif attention_mask is not None and front:
         attention_mask = _with_front(attention_mask, front, added)
-    packed = position_ids is not None and attention_mask is None and begins
     starts = None
     if position_ids is not None:
-        starts = _document_starts(position_ids, front) if packed else None
+        starts = _document_starts(position_ids, front) if attention_mask is None and cache is None else None
         position_ids = position_ids + front
         if added:
             ahead = torch.arange(front, device=device).expand(position_ids.shape[0], -1)
@@ -149,15 +150,15 @@ def make_mask(
     hide: list[Rule] = []
     if window is not None and not (isinstance(seen, int) and seen + layout.length - front <= window):
         hide.append(lambda batch, head, query, key: key > query - window)
-    documents = None if starts is None else starts.expand(len(hidden_states), -1)
-    if documents is not None and layout.packed:
-        documents = nn.functional.pad(documents, (layout.length - documents.shape[1], 0))
+    documents = first = None
+    if starts is not None and layout.packed:
+        documents = nn.functional.pad(starts.expand(len(hidden_states), -1), (layout.length - starts.shape[1], 0))
         hide.append(_same(documents))
-    elif documents is not None:
-        documents = documents.expand(-1, layout.length)
+    elif starts is not None:
+        first = starts[:, 0]
 
     def seen_both_ways(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        start = front if documents is None else documents[batch, key]
+        start = documents[batch, key] if documents is not None else first[batch] if first is not None else front
         return (query >= front) & (key >= start) & (key - start < prefix)
 
     if prefix and cache is not None:
