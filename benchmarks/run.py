@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from _timing import Bar, show
 
-BENCHMARKS = ("column_statistics", "known_keys", "exactness", "long_context", "end_to_end")
+BENCHMARKS = ("column_statistics", "known_keys", "exactness", "long_context", "end_to_end", "flash_null", "linear")
 
 
 def main() -> int:
