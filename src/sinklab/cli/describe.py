@@ -23,11 +23,12 @@ __all__ = ["Description", "Metric", "Parameter", "catalogue", "describe"]
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """One parameter of a plug-in, as its file writes it."""
+    """One parameter of a plug-in, as its file writes it; of a recipe one field of its configuration, with what it means."""
 
     name: str
     type: str
     default: str | None
+    text: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +110,8 @@ def _model_summary(name: str) -> str:
 def _read(kind: str, plural: str, name: str) -> Description:
     path = _file(plural, name)
     tree = ast.parse(path.read_text(encoding="utf-8"))
+    if plural == "recipes":
+        return _recipe(name, path, tree)
     cls = next((node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and _registers(node, name)), None)
     if cls is None:
         raise ContractError(f"{path} must register a {kind} called {name!r}, the name of the file, and does not")
@@ -133,6 +136,35 @@ def _read(kind: str, plural: str, name: str) -> Description:
         version=next((int(ast.literal_eval(node.value)) for node in _fields(cls, "version") if node.value is not None), 1),
         file=str(path),
     )
+
+
+def _recipe(name: str, path: Path, tree: ast.Module) -> Description:
+    """A recipe is a function: it is called and its configuration shown field by field; only here is a plug-in imported."""
+    recipe = KINDS["recipes"][name]
+    text = inspect.getdoc(recipe) or ""
+    return Description(
+        kind="recipe",
+        name=name,
+        summary=KINDS["recipes"].summary(name),
+        text=text,
+        parameters=list(_config_fields(recipe(), "")),
+        metrics=[],
+        papers=_papers(f"{text}\n{ast.get_docstring(tree) or ''}"),
+        version=1,
+        file=str(path),
+    )
+
+
+def _config_fields(section: Any, prefix: str) -> Iterator[Parameter]:
+    """Every field of a configuration by its dotted path, as ``--set`` takes it."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if hasattr(type(value), "model_fields"):
+            yield from _config_fields(value, f"{prefix}{name}.")
+        else:
+            kind = field.annotation
+            shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+            yield Parameter(f"{prefix}{name}", shown, json.dumps(value), field.description or "")
 
 
 def _file(plural: str, name: str) -> Path:

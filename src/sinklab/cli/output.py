@@ -153,10 +153,15 @@ def print_description(description: Description) -> None:
     if description.text:
         out.print(f"\n{description.text}", markup=False)
     if description.parameters:
-        out.print("\n[bold]parameters[/bold]")
+        recipe = description.kind == "recipe"
+        out.print(f"\n[bold]{'fields, for --set' if recipe else 'parameters'}[/bold]")
         for parameter in description.parameters:
             default = "" if parameter.default is None else f" = {parameter.default}"
-            out.print(f"  {parameter.name}: {parameter.type}{default}", markup=False)
+            out.print(
+                f"  {parameter.name}{default}" if recipe else f"  {parameter.name}: {parameter.type}{default}", markup=False
+            )
+            if parameter.text:
+                out.print(f"      {parameter.text}", markup=False, style="dim")
     if description.metrics:
         out.print("\n[bold]definitions[/bold]")
         for metric in description.metrics:

@@ -159,10 +159,14 @@ class PretrainingConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> PretrainingConfig:
-        context, training = self.model.max_position_embeddings, self.training
+        context, training, watch = self.model.max_position_embeddings, self.training, self.watch
         micro = training.micro_batch_size
         if micro is not None and training.batch_size % micro:
             raise ConfigurationError(f"batch_size {training.batch_size} must be a multiple of micro_batch_size {micro}")
+        if watch.window >= watch.seq_len - 1:
+            raise ConfigurationError(
+                f"watch.window {watch.window} leaves no token beyond it in rows of watch.seq_len {watch.seq_len} tokens"
+            )
         busy = self.schedule.warmup_steps + (self.schedule.decay_steps if self.schedule.name == "warmup_stable_decay" else 0)
         if busy > training.steps:
             raise ConfigurationError(
@@ -172,7 +176,7 @@ class PretrainingConfig(Section):
         for what, last in (
             ("data.random_positions", self.data.random_positions[1] if self.data.random_positions else 0),
             ("data.fixed_position", 0 if self.data.fixed_position is None else self.data.fixed_position + 1),
-            ("watch.seq_len", self.watch.seq_len),
+            ("watch.seq_len", watch.seq_len),
         ):
             if last > context:
                 raise ConfigurationError(f"{what} reaches to {last} tokens, beyond model.max_position_embeddings {context}")

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from sinklab.errors import InputError
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.models.architecture import Architecture
 from sinklab.models.checkpoint import hash_files, locate, read_config, weight_files
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.pretraining.checkpoints import PREFIX, usable
@@ -31,9 +32,18 @@ def build_model(config: PretrainingConfig, tokenizer: PreTrainedTokenizerBase, v
 
     Args:
         vocab_size: of the tokenizer; the model's is the next multiple of ``training.vocab_multiple``.
+
+    Raises:
+        ConfigurationError: another ``model.vocab_size`` was asked for.
     """
     multiple = config.training.vocab_multiple
-    architecture = config.model.model_copy(update={"vocab_size": -(-vocab_size // multiple) * multiple})
+    size = -(-vocab_size // multiple) * multiple
+    if config.model.vocab_size not in (size, Architecture.model_fields["vocab_size"].default):
+        raise ConfigurationError(
+            f"model.vocab_size {config.model.vocab_size} cannot take effect: the tokenizer has {vocab_size} tokens, which "
+            f"makes it {size}; leave it out, and set data.vocab_size, data.tokenizer or training.vocab_multiple"
+        )
+    architecture = config.model.model_copy(update={"vocab_size": size})
     special = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
     transformers.set_seed(config.training.seed)
     return SinkLM(SinkLMConfig.from_architecture(architecture, **special))

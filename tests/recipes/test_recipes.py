@@ -1,0 +1,144 @@
+"""Recipes: they are what they say, and can be named, written down, read back and changed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from sinklab.configuration import with_overrides
+from sinklab.errors import ConfigurationError, ContractError, InputError, UnknownNameError
+from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.pretraining.config import PretrainingConfig
+from sinklab.pretraining.resolve import resolve_recipe
+from sinklab.registry import Registry, recipes
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_a_recipe_is_a_configuration_of_its_name_that_survives_json(name):
+    config = resolve_recipe(name)
+    assert config.name == name
+    assert PretrainingConfig.parse(json.loads(json.dumps(config.model_dump(mode="json")))) == config
+    assert with_overrides(config, ["training.seed=7"]).training.seed == 7
+    assert resolve_recipe(name) is not config
+
+
+@pytest.mark.parametrize(
+    ("name", "inner", "embeddings", "tokens_per_step", "tokens"),
+    [
+        # The released configurations: 10 · 5.90M and 22 · 51.4M parameters in the blocks, a million tokens a step.
+        ("gu2024_60m", 59.0e6, 2 * 38.7e6, 2**20, 21.0e9),
+        ("gu2024_1b", 1130.0e6, 2 * 103.3e6, 2**20, 41.9e9),
+        ("gu2024_1b_sigmoid", 1130.0e6, 2 * 103.3e6, 2**20, 41.9e9),
+        ("emergence", 1.2e6, 0.26e6, 2048, 5.1e6),
+    ],
+)
+def test_sizes_are_those_of_the_papers(name, inner, embeddings, tokens_per_step, tokens):
+    config = resolve_recipe(name)
+    gu = name.startswith("gu")
+    architecture = config.model.model_copy(update={"vocab_size": 50432 if gu else config.data.vocab_size})
+    with torch.device("meta"):
+        model = SinkLM(SinkLMConfig.from_architecture(architecture))
+    outer = {id(module.weight): module.weight.numel() for module in (model.embed_tokens, model.lm_head)}
+    assert sum(outer.values()) == pytest.approx(embeddings, rel=0.01)
+    assert sum(p.numel() for p in model.parameters()) - sum(outer.values()) == pytest.approx(inner, rel=0.02)
+    assert config.training.batch_size * architecture.max_position_embeddings == tokens_per_step
+    assert config.training.steps * tokens_per_step == pytest.approx(tokens, rel=0.01)
+    if gu:
+        assert -(-50277 // config.training.vocab_multiple) * config.training.vocab_multiple == 50432
+        assert (config.optimizer.decay, config.schedule.name, config.data.bos) == ("all", "constant", "none")
+
+
+def test_the_two_large_runs_differ_in_the_operation_alone():
+    softmax, sigmoid = (resolve_recipe(name).model_dump() for name in ("gu2024_1b", "gu2024_1b_sigmoid"))
+    assert sigmoid["model"].pop("operation") == {"name": "sigmoid"}
+    assert softmax["model"].pop("operation") == {"name": "softmax"}
+    assert {**softmax, "name": ""} == {**sigmoid, "name": ""}
+
+
+# --- where a configuration comes from ---
+
+MINE = """
+from sinklab.recipes.tiny import tiny
+
+def {name}():
+    config = tiny()
+    config.name, config.model.window = "{name}", 16
+    return config
+
+def _helper():
+    return None
+"""
+
+
+def test_a_python_file_with_a_function(tmp_path):
+    path = tmp_path / "windowed.py"
+    path.write_text(MINE.format(name="anything"))
+    assert resolve_recipe(str(path)).model.window == 16
+    path.write_text(MINE.format(name="windowed") + MINE.format(name="other"))
+    assert resolve_recipe(str(path)).name == "windowed"
+    assert resolve_recipe(f"{path}:other").name == "other"
+    path.write_text(MINE.format(name="one") + MINE.format(name="two"))
+    with pytest.raises(
+        ConfigurationError, match=r"must define one function without parameters .* it has one, two; name one of"
+    ):
+        resolve_recipe(str(path))
+    with pytest.raises(
+        ConfigurationError, match="must define one function three that returns a PretrainingConfig, and it has none"
+    ):
+        resolve_recipe(f"{path}:three")
+    path.write_text("def windowed():\n    return 3\n")
+    with pytest.raises(ConfigurationError, match=r"windowed\.py:windowed must return a PretrainingConfig, and returned int"):
+        resolve_recipe(str(path))
+    path.write_text("import nothing_of_that_name\n")
+    with pytest.raises(InputError, match=r"windowed\.py cannot be imported: ModuleNotFoundError"):
+        resolve_recipe(str(path))
+    with pytest.raises(InputError, match="there is no file"):
+        resolve_recipe(str(tmp_path / "missing.py"))
+
+
+def test_the_record_of_a_run_or_a_written_configuration(tmp_path):
+    config = with_overrides(resolve_recipe("tiny"), ["model.window=8", "optimizer.betas=[0.8,0.9]"])
+    (tmp_path / "run.json").write_text(json.dumps({"kind": "pretrain", "config": config.model_dump(mode="json")}))
+    assert resolve_recipe(str(tmp_path / "run.json")) == config
+    assert resolve_recipe(str(tmp_path)) == config
+    (tmp_path / "mine.yaml").write_text("name: mine\nmodel:\n  window: 8\noptimizer: {betas: [0.8, 0.9]}\n")
+    assert resolve_recipe(str(tmp_path / "mine.yaml")).optimizer.betas == (0.8, 0.9)
+    (tmp_path / "mine.yaml").write_text("model: {windw: 8}\n")
+    with pytest.raises(ConfigurationError, match=r"model: there is no field 'windw'\. Did you mean 'window'\?"):
+        resolve_recipe(str(tmp_path / "mine.yaml"))
+    (tmp_path / "mine.yaml").write_text("- 1\n")
+    with pytest.raises(ConfigurationError, match="must hold the fields of a configuration, and holds list"):
+        resolve_recipe(str(tmp_path / "mine.yaml"))
+    (tmp_path / "mine.yaml").write_text("model: {\n")
+    with pytest.raises(InputError, match=r"mine\.yaml cannot be read: "):
+        resolve_recipe(str(tmp_path / "mine.yaml"))
+    with pytest.raises(InputError, match="there is no file"):
+        resolve_recipe("nowhere.json")
+
+
+def test_an_unknown_name_suggests_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"no recipe is called 'emergance'. Did you mean 'emergence'"):
+        resolve_recipe("emergance")
+
+
+# --- functions in a registry ---
+
+
+def test_a_registry_takes_functions():
+    assert recipes["tiny"]().name == recipes["tiny"].name == "tiny"
+    own = Registry("dish", "dishes")
+    try:
+
+        @own.register("soup")
+        def soup():
+            return 1
+
+        assert own["soup"] is soup
+        with pytest.raises(ContractError, match="two dish plug-ins are called 'soup'"):
+            own.register("soup")(lambda: 2)
+    finally:
+        from sinklab.registry import KINDS
+
+        KINDS.pop("dishes")
