@@ -28,13 +28,13 @@ class Section(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise ConfigurationError(_sentence(type(self), error)) from None
+            raise _problem(type(self), error) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         try:
             super().__setattr__(name, value)
         except ValidationError as error:
-            raise ConfigurationError(_sentence(type(self), error)) from None
+            raise _problem(type(self), error) from None
 
     @classmethod
     def parse(cls, fields: dict[str, Any]) -> Self:
@@ -86,22 +86,33 @@ def _annotation(section: type[BaseModel], path: list[str]) -> Any:
     return section
 
 
-def _sentence(section: type[BaseModel], error: ValidationError) -> str:
-    """The first problem in one line: where, what was given, what is expected."""
+class _FieldError(ConfigurationError):
+    """A problem with one field, which may sit in a section of a section.
+
+    Args:
+        path: names from the section that was made down to the field.
+        text: the sentence, with ``{}`` where the dotted path stands.
+    """
+
+    def __init__(self, path: tuple[str, ...], text: str) -> None:
+        super().__init__(text.replace("{}", ".".join(path), 1))
+        self.path, self.text = path, text
+
+
+def _problem(section: type[BaseModel], error: ValidationError) -> ConfigurationError:
+    """The first problem in one sentence: where, what was given, what is expected."""
     problem = error.errors()[0]
+    path = tuple(str(part) for part in problem["loc"])
     cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, _FieldError):  # a section inside this one has said it
+        return _FieldError((*path, *cause.path), cause.text)
     if isinstance(cause, SinklabError):
-        inside = ".".join(str(part) for part in problem["loc"])
-        return f"{inside}: {cause}" if inside else str(cause)
-    where = ".".join(str(part) for part in problem["loc"]) or section.__name__
-    if problem["type"] == "extra_forbidden":
-        owner: Any = section
-        for part in problem["loc"][:-1]:
-            field = owner.model_fields.get(part) if isinstance(owner, type) and issubclass(owner, BaseModel) else None
-            owner = field.annotation if field is not None else None
-        known = list(owner.model_fields) if isinstance(owner, type) and issubclass(owner, BaseModel) else []
-        near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
+        return ConfigurationError(f"{'.'.join(path)}: {cause}" if path else str(cause))
+    if problem["type"] in ("extra_forbidden", "no_such_attribute"):
+        known = list(section.model_fields)
+        near = difflib.get_close_matches(path[-1], known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        return f"there is no field {where!r}.{hint} Known: {', '.join(known)}"
+        return _FieldError(path, f"there is no field '{{}}'.{hint} Known: {', '.join(known)}")
     more = f" (and {error.error_count() - 1} more problems)" if error.error_count() > 1 else ""
-    return f"{where} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}{more}"
+    given = repr(problem["input"]).replace("{}", "{ }")
+    return _FieldError(path, f"{{}} = {given}: {problem['msg'][0].lower()}{problem['msg'][1:]}{more}")

@@ -58,8 +58,8 @@ def test_divergence_is_status_three(sinklab):
     ("arguments", "changes", "said"),
     [
         (["tinny"], (), "error: no recipe is called 'tinny'. Did you mean 'tiny'? Known: "),
-        (["tiny"], ("training.stepps=3",), "error: training: there is no field 'stepps'. Did you mean 'steps'?"),
-        (["tiny"], ("training.steps=many",), "error: training: steps = 'many': "),
+        (["tiny"], ("training.stepps=3",), "error: there is no field 'training.stepps'. Did you mean 'steps'?"),
+        (["tiny"], ("training.steps=many",), "error: training.steps = 'many': "),
         (["tiny"], ("training.steps",), "error: --set 'training.steps': expected path=value"),
         (["tiny"], ("watch.window=31",), "error: watch.window 31 leaves no token beyond it in rows of watch.seq_len 32 tokens"),
         (["tiny"], ("model.vocab_size=5000",), "error: model.vocab_size 5000 cannot take effect: the tokenizer has "),

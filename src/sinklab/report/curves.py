@@ -197,7 +197,9 @@ def _ticks(set_ticks: Any, names: list[str], most: int) -> None:
 
 
 def _finish(axes: Axes, title: str, label: str, *, floor: float | None = None, legend: str = "") -> None:
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title(title, fontsize=10 if legend else 9)
     axes.set_xlabel("step", fontsize=8)
     axes.set_ylabel(label, fontsize=8)

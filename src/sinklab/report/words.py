@@ -131,8 +131,8 @@ def verdict(audit: Audit) -> str:
     if audit.summary.get("sink_role") == "null score" and null is not None:
         return (
             f"This model rests on a null score (a learned sink logit, a key bias), which takes {percent(100 * null)} of the "
-            f"mass of its heads; the first position gets more than {threshold} of the attention in {percent(rate)} of heads and "
-            "samples."
+            f"mass of its heads; the first position gets more than {threshold} of the attention in {percent(rate)} of heads "
+            "and samples."
         )
     if sinks and audit.summary.get("normalized") is False and audit.summary.get("sink_heads_by_weight") == 0:
         return (

@@ -1,0 +1,82 @@
+"""Sections of a configuration: one sentence per mistake, the nearest field, dotted paths with YAML values."""
+
+from __future__ import annotations
+
+import pytest
+
+from sinklab.configuration import with_overrides
+from sinklab.errors import ConfigurationError, UnknownNameError
+from sinklab.models.architecture import Architecture
+from sinklab.pretraining.config import PretrainingConfig
+
+
+def test_dotted_paths_take_yaml():
+    config = with_overrides(
+        PretrainingConfig(),
+        ["model.window=64", "optimizer.betas=[0.8,0.99]", "training.compile=false", "data.corpus=./texts", "name=windowed"],
+    )
+    assert config.model.window == 64
+    assert config.optimizer.betas == (0.8, 0.99)
+    assert config.training.compile is False
+    assert (config.data.corpus, config.name) == ("./texts", "windowed")
+
+
+def test_the_original_is_untouched():
+    config = PretrainingConfig()
+    with_overrides(config, ["model.window=64", "model.operation.name=sigmoid"])
+    assert config == PretrainingConfig()
+
+
+def test_a_number_in_exponent_notation_is_a_number():
+    assert with_overrides(PretrainingConfig(), ["optimizer.learning_rate=1e-3"]).optimizer.learning_rate == 0.001
+
+
+def test_null_clears_a_field():
+    config = PretrainingConfig(model=Architecture(window=8))
+    assert with_overrides(config, ["model.window=null"]).model.window is None
+
+
+def test_another_operation_drops_the_settings_of_the_former():
+    config = PretrainingConfig(model=Architecture(operation={"name": "sigmoid", "bias": -2.0}))
+    assert with_overrides(config, ["model.operation.name=softmax"]).model.operation == {"name": "softmax"}
+    kept = with_overrides(config, ["model.operation.bias=-3"]).model.operation
+    assert kept == {"name": "sigmoid", "bias": -3}
+    both = with_overrides(config, ["model.operation.name=sink_logit", "model.operation.initial=1.5"])
+    assert both.model.operation == {"name": "sink_logit", "initial": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.windw=3", r"there is no field 'model\.windw'\. Did you mean 'window'\? Known: "),
+        ("modle.window=3", r"there is no field 'modle'\. Did you mean 'model'\?"),
+        ("model.window", r"--set 'model\.window': expected path=value, such as optimizer\.learning_rate=1e-3"),
+        ("training.steps=many", r"training\.steps = 'many': input should be a valid integer"),
+        ("model.window=0", r"model\.window = 0: input should be greater than or equal to 1"),
+        ("training.dtype=float16", r"training\.dtype = 'float16': input should be 'bfloat16' or 'float32'"),
+        ("model.operation.slope=2", r"operation 'softmax' has no parameter slope"),
+        ("model.num_key_value_heads=3", r"num_key_value_heads 3 must divide num_attention_heads 2"),
+        ("training.micro_batch_size=3", r"batch_size 8 must be a multiple of micro_batch_size 3"),
+    ],
+)
+def test_mistakes(override, message):
+    with pytest.raises(ConfigurationError, match=message):
+        with_overrides(PretrainingConfig(), [override])
+
+
+def test_an_unknown_operation():
+    with pytest.raises(UnknownNameError, match=r"no operation is called 'sigmod'\. Did you mean 'sigmoid'\?"):
+        with_overrides(PretrainingConfig(), ["model.operation.name=sigmod"])
+
+
+def test_assignment_is_checked_too():
+    config = PretrainingConfig()
+    with pytest.raises(ConfigurationError, match=r"warmup_steps = -1: input should be greater than or equal to 0"):
+        config.schedule.warmup_steps = -1
+    with pytest.raises(ConfigurationError, match=r"there is no field 'warmup'\. Did you mean 'warmup_steps'\?"):
+        config.schedule.warmup = 3
+
+
+def test_it_survives_a_round_trip():
+    config = with_overrides(PretrainingConfig(), ["model.operation.name=sigmoid", "data.random_positions=[1,3]"])
+    assert PretrainingConfig.parse(config.model_dump(mode="json")) == config
