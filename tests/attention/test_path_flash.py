@@ -9,12 +9,15 @@ from typing import ClassVar
 
 import pytest
 import torch
+from tests.conftest import make_sinklm
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sinklab.attention import path_flash
-from sinklab.attention.columns import capture_log_sum_exp
+from sinklab.attention.columns import capture_log_sum_exp, column_statistics
 from sinklab.attention.inputs import Inputs
-from sinklab.attention.paths import choose, compute
+from sinklab.attention.paths import choose, compute, set_attention_path
+from sinklab.attention.probe import Probe
+from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax
@@ -255,6 +258,43 @@ def test_a_session_can_catch_the_log_sum_exp_of_real_keys(grad):
     scores = (inputs.queries @ keys.mT * inputs.scaling).masked_fill(~inputs.mask(), float("-inf"))
     assert captured.log_sum_exp is not None
     torch.testing.assert_close(captured.log_sum_exp, scores.logsumexp(-1).detach().float(), atol=1e-6, rtol=0)
+
+
+class Keep(Probe):
+    """The calls that a session describes."""
+
+    name, version, needs, definitions = "keep", 1, frozenset(), {}
+
+    def __init__(self):
+        self.calls = []
+
+    def update(self, call, statistics):
+        self.calls.append(call)
+
+    def merge(self, other):
+        raise NotImplementedError
+
+    def rows(self):
+        return iter(())
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_statistics_of_a_model_from_the_log_sum_exp_of_its_kernel(padded):
+    model = make_sinklm({"name": "key_value_bias"})
+    set_attention_path(model, "flash")
+    tokens = torch.randint(0, 300, (2, 40), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(tokens)
+    mask[0, :7] = 1 - padded
+    keep = Keep()
+    with torch.no_grad(), attend(model, [keep]):
+        model(input_ids=tokens, attention_mask=mask)
+    assert len(keep.calls) == 2
+    for call in keep.calls:
+        assert call.log_sum_exp is not None
+        needs = frozenset({"columns", "mass", "entropy", "maximum"})
+        fused, blocked = (column_statistics(call, needs, method=method) for method in ("fused", "blocked"))
+        for field in ("column_sum", "row_mass", "null_mass", "row_entropy", "row_max"):
+            torch.testing.assert_close(getattr(fused, field), getattr(blocked, field), atol=1e-5, rtol=1e-5)
 
 
 def test_obstacles():
