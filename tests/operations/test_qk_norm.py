@@ -9,17 +9,17 @@ import torch
 
 from sinklab.attention.operation import HeadShape, Operation
 from sinklab.errors import ConfigurationError
-from sinklab.operations.qk_norm import QKNorm
+from sinklab.operations.qk_norm import QkNorm
 from sinklab.testing import check_operation
 
 SHAPE = HeadShape(num_heads=4, num_kv_heads=2, head_dim=8, value_dim=8, hidden_size=16)
 
 
 def test_contract():
-    check_operation(QKNorm(unit_length=True, initial=16.0))
+    check_operation(QkNorm(unit_length=True, initial=16.0))
 
 
-def scores(operation: QKNorm, queries: torch.Tensor, keys: torch.Tensor, gain: list[float]) -> torch.Tensor:
+def scores(operation: QkNorm, queries: torch.Tensor, keys: torch.Tensor, gain: list[float]) -> torch.Tensor:
     state = {"gain": torch.tensor(gain, dtype=queries.dtype)}
     queries, keys = operation.features(queries, keys, state)
     return queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5
@@ -29,20 +29,20 @@ def test_three_tokens_by_hand():
     query = torch.tensor([[3.0, 4.0]], dtype=torch.float64)[None, None]
     keys = torch.tensor([[3.0, 4.0], [8.0, 6.0], [-4.0, 3.0]], dtype=torch.float64)[None, None]
     cosines = torch.tensor([1.0, 24 / 25, 0.0], dtype=torch.float64)
-    got = scores(QKNorm(unit_length=True), query, keys, [5.0]).flatten()
+    got = scores(QkNorm(unit_length=True), query, keys, [5.0]).flatten()
     torch.testing.assert_close(
         got, 5.0 * cosines, rtol=0, atol=1e-5
     )  # 1e-6 under the root, beside mean squares of 12.5 and more
-    got = scores(QKNorm(), query, keys, [5.0]).flatten()
+    got = scores(QkNorm(), query, keys, [5.0]).flatten()
     torch.testing.assert_close(got, 5.0 * math.sqrt(2.0) * cosines, rtol=0, atol=1e-5)
 
 
 def test_lengths_do_not_matter_and_the_gain_belongs_to_the_query_head():
     torch.manual_seed(0)
     queries, keys = torch.randn(1, 4, 5, 8, dtype=torch.float64), torch.randn(1, 4, 5, 8, dtype=torch.float64)
-    usual = scores(QKNorm(), queries, keys, [1.0, 2.0, 3.0, 4.0])
-    torch.testing.assert_close(scores(QKNorm(), 7.0 * queries, 0.2 * keys, [1.0, 2.0, 3.0, 4.0]), usual, rtol=0, atol=1e-3)
-    plain = scores(QKNorm(), queries, keys, [1.0] * 4)
+    usual = scores(QkNorm(), queries, keys, [1.0, 2.0, 3.0, 4.0])
+    torch.testing.assert_close(scores(QkNorm(), 7.0 * queries, 0.2 * keys, [1.0, 2.0, 3.0, 4.0]), usual, rtol=0, atol=1e-3)
+    plain = scores(QkNorm(), queries, keys, [1.0] * 4)
     torch.testing.assert_close(usual, plain * torch.arange(1.0, 5.0, dtype=torch.float64)[:, None, None], rtol=1e-12, atol=0)
     assert float(plain.abs().max()) <= math.sqrt(8.0)
 
@@ -51,19 +51,19 @@ def test_rotations_may_come_before_or_after():
     queries, keys = torch.randn(1, 4, 5, 8, dtype=torch.float64), torch.randn(1, 2, 5, 8, dtype=torch.float64)
     rotation = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64))[0]
     state = {"gain": torch.rand(4, dtype=torch.float64)}
-    before = [states @ rotation for states in QKNorm().features(queries, keys, state)]
-    after = QKNorm().features(queries @ rotation, keys @ rotation, state)
+    before = [states @ rotation for states in QkNorm().features(queries, keys, state)]
+    after = QkNorm().features(queries @ rotation, keys @ rotation, state)
     for one, other in zip(before, after, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
 
 
 def test_initial_gain():
-    assert QKNorm(initial=16.0).parameters(SHAPE)["gain"].tolist() == [16.0] * 4
+    assert QkNorm(initial=16.0).parameters(SHAPE)["gain"].tolist() == [16.0] * 4
     for initial in (0.0, -1.0, math.nan):
         with pytest.raises(ConfigurationError, match=f"operation 'qk_norm': initial = {initial} must be a positive gain"):
-            QKNorm(initial=initial)
+            QkNorm(initial=initial)
 
 
 def test_round_trip():
-    operation = QKNorm(unit_length=True, initial=16.0)
+    operation = QkNorm(unit_length=True, initial=16.0)
     assert Operation.from_dict(operation.to_dict()) == operation

@@ -15,7 +15,8 @@ from sinklab.errors import ConfigurationError
 from sinklab.models.attach import attach, save_model
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.loading import load_model
-from sinklab.operations.sigma_reparam import SigmaLinear, SigmaReparam
+from sinklab.operations._sigma_linear import SigmaLinear
+from sinklab.operations.sigma_reparam import SigmaReparam
 
 NAME = {"name": "sigma_reparam"}
 IDS = torch.arange(24).view(2, 12)
@@ -129,7 +130,7 @@ def test_half_precision_and_autocast():
     plain, sigma = make_pair(torch.float32)
     given = torch.randn(3, 7)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        # γ / σ(W) is taken in float32: 1 to its last digits, so the same weight is rounded, but for a tie that falls the other way.
+        # γ / σ(W) is taken in float32, 1 to its last digits: the same weight is rounded, but for ties that fall the other way.
         torch.testing.assert_close(sigma(given), plain(given), rtol=2**-8, atol=2**-8)
     half = sigma.bfloat16()
     assert half.effective_weight().dtype == torch.bfloat16

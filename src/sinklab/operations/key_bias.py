@@ -11,13 +11,11 @@ from torch.nn.functional import pad
 
 from sinklab.attention.operation import HeadShape, State
 from sinklab.errors import ConfigurationError
+from sinklab.operations._bias import INITIAL_STD, bias_scores
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-__all__ = ["INITIAL_STD", "KeyBias", "bias_scores"]
-
-INITIAL_STD = 0.02
-"""Standard deviation of learned keys and values at the start, as released by Gu et al."""
+__all__ = ["KeyBias"]
 
 
 @operations.register("key_bias")
@@ -83,15 +81,3 @@ class KeyBias(Softmax):
         if self.value_ones:
             return state["key"].new_full((1, size), self.value_norm / math.sqrt(size))
         return pad(state["key"].new_full((1, 1), self.value_norm), (0, size - 1))
-
-
-def bias_scores(queries: Tensor, key: Tensor, scaling: float) -> Tensor:
-    """Score ``queries · key · scaling`` of a bias key, ``(batch, num_heads, q_len)``, in float32 or wider.
-
-    Args:
-        queries: ``(batch, num_heads, q_len, size)``.
-        key: ``(num_heads or 1, size)``.
-    """
-    dtype = torch.promote_types(queries.dtype, torch.float32)
-    # A product and a sum, which autocast leaves in float32: the kernels keep the scores of real keys in float32 as well.
-    return (queries.to(dtype) * key[:, None].to(dtype)).sum(dim=-1) * scaling

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.operation import HeadShape, State
-from sinklab.operations.key_bias import INITIAL_STD, bias_scores
+from sinklab.operations._bias import INITIAL_STD, bias_scores
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 

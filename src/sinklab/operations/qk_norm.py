@@ -14,7 +14,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-__all__ = ["QKNorm"]
+__all__ = ["QkNorm"]
 
 EPS = 1e-6
 """Added to the mean square of a query or key before the root."""
@@ -22,7 +22,7 @@ EPS = 1e-6
 
 @operations.register("qk_norm")
 @dataclass(frozen=True, kw_only=True)
-class QKNorm(Softmax):
+class QkNorm(Softmax):
     """Softmax of ``gain · normed queries · normed keys · scaling``; in [0, 1], rows sum to one and there is no null mass.
 
     Henry et al. 2020 (arXiv 2010.04245) divide queries and keys by their lengths and learn the factor; later models divide by
