@@ -218,6 +218,16 @@ def test_expanded_gradients_and_strided_inputs():
         assert torch.equal(first, second)
 
 
+def test_under_autocast_everything_meets_in_one_dtype():
+    inputs = call(dtype=torch.float32, tempered=(4, 1, 1), key=KEY, value=VALUE)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = compute(NOTHING, inputs, "flash")  # features multiplies by a float32 parameter, which gives float32
+        expected, _ = compute(NOTHING, inputs, "plain")
+    assert found.dtype == torch.bfloat16
+    # Weights and outputs are rounded here and there, each to 2**-9 of a value below 4.
+    torch.testing.assert_close(found, expected, atol=8 * 2.0**-9 * 4, rtol=0)
+
+
 def test_one_graph_under_compile():
     inputs = call(key=KEY, value=VALUE)
 

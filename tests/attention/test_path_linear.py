@@ -144,6 +144,14 @@ def test_second_derivatives():
     torch.testing.assert_close(*seconds, rtol=1e-9, atol=1e-9)
 
 
+def test_row_sums_keep_their_digits_under_autocast():
+    inputs = call(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = compute(EluKernel(), inputs, "linear")
+    narrow = {name: getattr(inputs, name).bfloat16() for name in ("queries", "keys", "values")}
+    assert torch.equal(found, path_linear.head_outputs(EluKernel(), dataclasses.replace(inputs, **narrow)))
+
+
 def test_one_graph_under_compile():
     inputs = call()
 

@@ -74,6 +74,8 @@ def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:
     """Head outputs ``(batch, num_heads, q_len, value_dim)``; memory ``O(q_len + kv_len)``, but for a given ``visible``."""
     queries, keys = operation.features(inputs.queries, inputs.keys, inputs.state)
     null_scores = operation.null_scores(queries, inputs.scaling, inputs.state)
+    # Under autocast a feature map may have left the common dtype.
+    queries, keys = queries.to(inputs.values.dtype), keys.to(inputs.values.dtype)
     if null_scores is None:
         outputs = F.scaled_dot_product_attention(
             queries,

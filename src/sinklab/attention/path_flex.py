@@ -56,7 +56,8 @@ def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:
     visible = inputs.visible
     if visible is not None:
         visible = visible[(None,) * (4 - visible.ndim)].expand(-1, -1, inputs.q_len, inputs.kv_len)
-    tensors = (queries, keys, inputs.values)
+    # Under autocast a feature map may have left the common dtype.
+    tensors = (queries.to(inputs.values.dtype), keys.to(inputs.values.dtype), inputs.values)
     if not torch.is_grad_enabled():
         tensors = tuple(tensor.detach() for tensor in tensors)  # on a CPU it refuses parameters, gradients or not
     outputs, statistics = _kernel(queries.device)(

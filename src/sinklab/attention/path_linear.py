@@ -44,8 +44,10 @@ def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:
     queries, keys = operation.features(inputs.queries, inputs.keys, inputs.state)
     values, q_len = inputs.values, inputs.q_len
     # The groups of a key-value head are more rows that meet the same keys.
-    queries = queries.unflatten(1, (keys.shape[1], -1))
-    outputs, row_sums = (_causal if inputs.causal else _full)(queries, keys, values, operation.normalize)
+    queries = queries.to(values.dtype).unflatten(1, (keys.shape[1], -1))
+    # Autocast would round the row sums and what they are made of.
+    with torch.autocast(values.device.type, enabled=False):
+        outputs, row_sums = (_causal if inputs.causal else _full)(queries, keys.to(values.dtype), values, operation.normalize)
     factor = inputs.scaling if row_sums is None else inputs.scaling / operation.divisor(row_sums * inputs.scaling)
     outputs = (outputs * factor).to(values.dtype).flatten(1, 2)[:, :, :q_len]
     return operation.finish(outputs, None, inputs.state)
