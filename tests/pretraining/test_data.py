@@ -61,7 +61,7 @@ def configuration(context=4, batch_size=1, **data):
         model={"max_position_embeddings": context},
         data={"vocab_size": 258, "held_out_rows": 1, **data},
         training={"batch_size": batch_size},
-        watch={"seq_len": 2},
+        watch={"seq_len": 3, "window": 1},
     )
 
 

@@ -39,7 +39,8 @@ def check_operation(operation: Operation) -> None:
     - *gradient*: ``torch.autograd.gradcheck`` in float64, of the weights, and of the outputs with respect to queries, keys,
       values and every parameter;
     - *grouped queries*: shared keys and values give what repeated ones give;
-    - *bfloat16*: an error of at most twice that of a plain run, which rounds scores and weights to bfloat16 and nothing else;
+    - *bfloat16*: an error of at most twice that of a plain run, which rounds scores, weights and their products with the values
+      to bfloat16 and nothing else;
     - *compile*: ``head_outputs`` is captured as one graph and gives the same;
     - *path …*: outputs and gradients of every fast path that serves the operation equal those of the plain reference;
     - *cached decoding*, *save and load*: in a small :class:`~sinklab.models.language_model.SinkLM`.
@@ -178,7 +179,8 @@ def _check_outputs(checks: Checks, operation: Operation, call: _Call) -> None:
     weights = operation.weights(scores.double(), causal, null).bfloat16().double()
     mass = operation.null_mass(scores.double(), causal, null)
     groups = weights.shape[1] // v.shape[1]
-    plain = operation.finish(weights @ repeat_groups(v.double(), groups), mass, wide).bfloat16()
+    product = (weights @ repeat_groups(v.double(), groups)).bfloat16().double()
+    plain = operation.finish(product, mass, wide).bfloat16()
     budget = 2.0 * float((plain.double() - reference).abs().max())
     checks.require(found.dtype == torch.bfloat16, "bfloat16", "outputs in the dtype of the queries", found.dtype)
     checks.close(found, reference, budget, "bfloat16", "outputs")
