@@ -146,6 +146,7 @@ def test_an_unknown_operation_is_refused():
             "depth_scaled",
             {"embed_tokens": 0.02, "q_proj": 0.02, "o_proj": 0.01, "up_proj": 0.02, "down_proj": 0.01, "lm_head": 0.02},
         ),
+        ("normal", {"embed_tokens": 0.02, "q_proj": 0.02, "o_proj": 0.02, "up_proj": 0.02, "down_proj": 0.02, "lm_head": 0.02}),
         (
             "released",
             {

@@ -48,12 +48,13 @@ class Architecture(Section):
     )
     window: int | None = Field(None, ge=1, description="token t sees t-window+1 … t; all of the past by default")
     prefix: int = Field(0, ge=0, description="prefix LM: the first tokens see each other both ways and carry no loss")
-    initialization: Literal["depth_scaled", "released"] = Field(
+    initialization: Literal["depth_scaled", "normal", "released"] = Field(
         "depth_scaled",
-        description="normal with initializer_range, maps into the residual stream divided by sqrt(2·layers); or as released by "
-        "Gu et al.: std sqrt(0.4/fan_in), feed-forward output 1/(sqrt(fan_in)·layers)",
+        description="normal with initializer_range, maps into the residual stream divided by sqrt(2·layers); normal with "
+        "initializer_range throughout; or as released by Gu et al.: std sqrt(0.4/fan_in), feed-forward output "
+        "1/(sqrt(fan_in)·layers)",
     )
-    initializer_range: float = Field(0.02, gt=0, description="standard deviation of the depth-scaled initialisation")
+    initializer_range: float = Field(0.02, gt=0, description="standard deviation of the depth-scaled and the normal initialisation")
     tie_word_embeddings: bool = Field(True, description="one matrix for the embedding and the head")
 
     @model_validator(mode="after")
@@ -99,7 +100,7 @@ class Architecture(Section):
     @property
     def embedding_std(self) -> float:
         """Standard deviation of the embeddings at the start."""
-        return self.initializer_range if self.initialization == "depth_scaled" else (0.4 / self.hidden_size) ** 0.5
+        return (0.4 / self.hidden_size) ** 0.5 if self.initialization == "released" else self.initializer_range
 
     @property
     def kv_heads(self) -> int:

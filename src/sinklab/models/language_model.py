@@ -116,8 +116,9 @@ class SinkLM(PreTrainedModel, GenerationMixin):
     def _std(self, linear: nn.Linear, into_residual: str | None = None) -> float:
         """Standard deviation of a map at the start; ``into_residual`` names the sublayer whose last map it is."""
         config, fan_in = self.config, linear.in_features
-        if config.initialization == "depth_scaled":
-            return config.initializer_range / ((2 * config.num_hidden_layers) ** 0.5 if into_residual else 1.0)
+        if config.initialization != "released":
+            shrunk = into_residual is not None and config.initialization == "depth_scaled"
+            return config.initializer_range / ((2 * config.num_hidden_layers) ** 0.5 if shrunk else 1.0)
         # Gu et al. 2024 (arXiv 2410.10781), as released.
         if into_residual == "feed_forward":
             return fan_in**-0.5 / config.num_hidden_layers

@@ -169,6 +169,7 @@ def train(operation: str, recipe: Recipe) -> None:
         num_attention_heads=recipe.num_heads,
         head_dim=recipe.head_dim,
         max_position_embeddings=recipe.context,
+        initialization="normal",
         operation=OPERATIONS[operation],
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
