@@ -17,7 +17,7 @@ class FeatureKernel(Operation):
     """``weights = φ(queries) · φ(keys) · scaling`` over visible keys, as they are or divided by what their row sums to.
 
     Gu et al. 2024 (arXiv 2410.10781), general form of attention; ``φ`` acts after rotary embedding. Weights are linear in the
-    scores, on which :mod:`sinklab.attention.path_linear` builds. A subclass overrides :meth:`features`, and nothing about weights.
+    scores, on which :mod:`sinklab.attention.path_linear` builds. A subclass overrides :meth:`features` alone.
 
     Args:
         normalize: divide each row by its sum; by ``max(|sum|, 1)`` where scores may be negative, since their sum may be 0.
