@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,10 @@ def sweep(
     if (jobs is not None and jobs < 1) or retries < 0:
         raise ConfigurationError(f"--jobs must be at least 1 and --retries at least 0, got {jobs} and {retries}")
     cells = {cell.name: cell for cell in make_cells(config, grid, seeds, changes)}
+    if ray is not None:
+        from sinklab.pretraining.sweep_ray import import_ray, run_ray
+
+        import_ray()
     out = out.expanduser().absolute()
     earlier = _earlier(out, cells, resume)
     if ray is None:
@@ -113,9 +118,11 @@ def sweep(
                     jobs = jobs or default_jobs(plan)
                     errors = run_local(plan, left, jobs=jobs, retries=retries, watch=watch)
                 else:
-                    from sinklab.pretraining.sweep_ray import run_ray
-
                     errors = run_ray(plan, left, address=ray, retries=retries, watch=watch)
+        except KeyboardInterrupt:
+            if progress:
+                print("stopped; the same command with --resume goes on", file=sys.stderr)
+            raise
         finally:
             result = _collect(plan, errors)
     return result
@@ -128,9 +135,11 @@ def _earlier(out: Path, cells: Mapping[str, Cell], resume: bool) -> Plan | None:
         return None
     if PLAN not in there:
         raise InputError(f"output directory {out} holds something else than a sweep; choose another with --out")
+    earlier = read_plan(out)
+    if not any((out / name).exists() for name in earlier.cells):
+        return None  # refused before any cell had begun
     if not resume:
         raise InputError(f"output directory {out} holds a sweep; go on with it with --resume, or choose another with --out")
-    earlier = read_plan(out)
     for name, cell in earlier.cells.items():
         if name in cells:
             require_same_config({"config": cell.config.model_dump(mode="json")}, cells[name].config, out / name)

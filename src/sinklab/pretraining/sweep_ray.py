@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Sequence
@@ -56,13 +57,7 @@ def run_ray(plan: Plan, names: Sequence[str], *, address: str, retries: int, wat
     ray = import_ray()
     connected = ray.is_initialized()
     if not connected:
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level="error")
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigurationError(
-                f"--ray {address}: no Ray cluster answers ({' '.join(str(error).split())}); start one with 'ray start --head', "
-                "or leave out --ray to run the cells on this machine"
-            ) from None
+        _connect(ray, address)
     try:
         resources = {name: _resources(ray, plan, name) for name in names}
         _require_shared(ray, plan, _fitting_nodes(ray, resources))
@@ -70,6 +65,19 @@ def run_ray(plan: Plan, names: Sequence[str], *, address: str, retries: int, wat
     finally:
         if not connected:
             ray.shutdown()
+
+
+def _connect(ray: Any, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        if host and "://" not in address:  # Ray itself would go on trying for many minutes
+            socket.create_connection((host, int(port)), timeout=10).close()
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"--ray {address}: no Ray cluster answers ({' '.join(str(error).split())}); start one with 'ray start --head', or "
+            "leave out --ray to run the cells on this machine"
+        ) from None
 
 
 def _run(ray: Any, plan: Plan, resources: dict[str, dict[str, int]], retries: int, watch: Watch) -> dict[str, str]:
