@@ -140,11 +140,13 @@ class AttentionCall:
     def weights(self, query_start: int, query_stop: int, scores: Tensor | None = None) -> Tensor:
         """Weights of a block of queries, float32 (or float64) ``(batch, num_heads, block, kv_len)``: the plain definition.
 
-        ``scores`` are those of the block, when the caller has them already.
+        Of a signed operation the absolute values: how much of a value is taken, with either sign.
+
+        Args:
+            scores: those of the block, when the caller has them already.
         """
-        scores = self.scores(query_start, query_stop) if scores is None else scores
-        visible = self.visible.block(query_start, query_stop, 0, self.kv_len)
-        return self.operation.weights(scores, visible, self.sink_rows(query_start, query_stop))
+        weights = self._weights(query_start, query_stop, self.scores(query_start, query_stop) if scores is None else scores)
+        return weights.abs() if self.operation.signed else weights
 
     def null_mass(self, query_start: int, query_stop: int, scores: Tensor | None = None) -> Tensor:
         """Mass on nothing of a block of queries, ``(batch, num_heads, block)``; 0 where the operation knows of none."""
@@ -156,7 +158,7 @@ class AttentionCall:
     def outputs(self, query_start: int, query_stop: int) -> Tensor:
         """Head outputs of a block of queries, float32 (or float64) ``(batch, num_heads, block, value_dim)``, recomputed."""
         scores = self.scores(query_start, query_stop)
-        weights = self.weights(query_start, query_stop, scores)
+        weights = self._weights(query_start, query_stop, scores)
         outputs = torch.matmul(weights, repeat_groups(self.values.to(weights.dtype), self.groups))
         if self.null_value is not None:
             mass = self.null_mass(query_start, query_stop, scores)
@@ -164,6 +166,10 @@ class AttentionCall:
         if self.output_bias is not None:
             outputs = outputs + self.output_bias[:, None].to(outputs.dtype)
         return outputs if self.gain is None else outputs * self.gain[:, :, query_start:query_stop].to(outputs.dtype)
+
+    def _weights(self, query_start: int, query_stop: int, scores: Tensor) -> Tensor:
+        visible = self.visible.block(query_start, query_stop, 0, self.kv_len)
+        return self.operation.weights(scores, visible, self.sink_rows(query_start, query_stop))
 
     def sink_rows(self, query_start: int, query_stop: int) -> Tensor | None:
         """Scores of nothing of a block of queries, ``(batch or 1, num_heads, block or 1)``, or ``None``."""

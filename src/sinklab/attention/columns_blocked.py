@@ -48,8 +48,7 @@ def blocked_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: 
             # digits when the term leaves nothing of the weights themselves.
             sole = weights if call.sink_scores is None else operation.weights(scores, visible)
         else:
-            size = weights.abs()
-            sole = size / (size.sum(dim=-1, keepdim=True) + 1e-8)
+            sole = weights / (weights.sum(dim=-1, keepdim=True) + 1e-8)
         if counted is not None:
             padding = ~counted[:, None, start:stop, None]
             weights, sole = weights.masked_fill(padding, 0.0), sole.masked_fill(padding, 0.0)
