@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from sinklab.attention.row_kernel import RowKernel
 from sinklab.errors import ConfigurationError
 
 __all__ = ["EMPTY", "HeadShape", "Operation", "State", "repeat_groups"]
@@ -145,6 +146,13 @@ class Operation(abc.ABC):
         if bias is not None:
             outputs = outputs + bias[:, None].to(outputs.dtype)
         return outputs if gain is None else outputs * gain.to(outputs.dtype)
+
+    def row_kernel(self) -> RowKernel | None:
+        """:meth:`weights` and their gradient on buffers, for the blocks path; ``None`` leaves them to autograd, block by block.
+
+        It is used only if the class that defines it is the one that defines :meth:`weights`, or derives from it.
+        """
+        return None
 
     # --- the whole --------------------------------------------------------------------------------------------------------
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from sinklab.attention.operation import Operation
+from sinklab.attention.row_kernel import LOG2E, RowKernel, Rows, visible_count
+from sinklab.errors import ConfigurationError
+from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
 __all__ = ["Sigmoid"]
@@ -17,19 +22,76 @@ __all__ = ["Sigmoid"]
 @operations.register("sigmoid")
 @dataclass(frozen=True, kw_only=True)
 class Sigmoid(Operation):
-    """``weights = sigmoid(scores + bias)`` where visible, else 0; in (0, 1), rows do not sum to one.
+    """``weights = sigmoid(scores + bias)`` where visible, else 0; in (0, 1), and rows sum to one only with ``normalize``.
 
-    Gu et al. 2024 (arXiv 2410.10781) use ``bias = 0``; Ramapuram et al. 2024 (arXiv 2409.04431) use ``-log(seq_len)`` so
-    that the mass of a row starts near one.
+    Gu et al. 2024 (arXiv 2410.10781) use no bias, and find that the sink goes without normalisation and stays with it.
+    Ramapuram et al. 2024 (arXiv 2409.04431) add ``-log(n)`` for a sequence of n tokens, so that the mass of a row starts near
+    one. No mass on nothing is defined: rows of independent weights have no sum that something could be missing from.
 
     Args:
-        bias: number added to every score; natural units of the score.
+        bias: number added to every score; any finite number, in units of the score.
+        length_bias: also add ``-log(n)`` with n the number of keys that the query sees, which blocks, caches and padding leave
+            alone; for the constant of a fixed context set ``bias`` to ``-log(context)`` instead.
+        normalize: divide each row by its sum.
     """
 
     bias: float = 0.0
-    normalized: ClassVar[bool] = False
+    length_bias: bool = False
+    normalize: bool = False
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.bias):
+            raise ConfigurationError(f"operation 'sigmoid': bias is {self.bias}; expected a finite number")
+
+    @property
+    def normalized(self) -> bool:  # type: ignore[override]
+        return self.normalize
 
     def weights(self, scores: Tensor, visible: Tensor | None, null_scores: Tensor | None = None) -> Tensor:
-        scores = scores.float() if scores.dtype != torch.float64 else scores
-        weights = torch.sigmoid(scores + self.bias)
+        scores = (scores.float() if scores.dtype != torch.float64 else scores) + self.bias
+        if self.length_bias:
+            scores = scores - visible_count(scores, visible).log()
+        if self.normalize:
+            # A quotient of sigmoids is a softmax of their logarithms, which does not underflow where all scores are low.
+            return Softmax().weights(functional.logsigmoid(scores), visible)
+        weights = torch.sigmoid(scores)
         return weights if visible is None else weights.masked_fill(~visible, 0.0)
+
+    def row_kernel(self) -> RowKernel:
+        return (_NormalizedKernel if self.normalize else _Kernel)(self)
+
+
+class _Kernel(RowKernel):
+    def __init__(self, operation: Sigmoid) -> None:
+        self.bias, self.length_bias = operation.bias, operation.length_bias
+
+    def shift_scores(self, scores: Tensor, rows: Rows) -> None:
+        if self.length_bias:
+            scores.add_((self.bias - rows.counts.clamp(min=1).log()) * self.unit)
+        elif self.bias:
+            scores.add_(self.bias * self.unit)
+
+    def weigh(self, scores: Tensor, scratch: Tensor, rows: Rows) -> Tensor:
+        self.shift_scores(scores, rows)
+        return scores.sigmoid_()
+
+    def differentiate(self, scores: Tensor, gradient: Tensor, scratch: Tensor, rows: Rows) -> None:
+        torch.ops.aten.sigmoid_backward(gradient, scores, grad_input=gradient)
+
+
+class _NormalizedKernel(_Kernel):
+    """``sigmoid(s) / exp(m) = 1 / (exp(m) + exp(m - s))``, with m the largest score or 0: the sum does not underflow."""
+
+    unit: ClassVar[float] = LOG2E
+
+    def weigh(self, scores: Tensor, scratch: Tensor, rows: Rows) -> Tensor:
+        self.shift_scores(scores, rows)
+        top = scores.amax(dim=1, keepdim=True).clamp_(max=0.0)
+        rows.kept = torch.exp2(top)
+        scores.neg_().add_(top).exp2_().add_(rows.kept).reciprocal_()
+        rows.divide_by(scores.sum(dim=1, keepdim=True))
+        return scores
+
+    def differentiate(self, scores: Tensor, gradient: Tensor, scratch: Tensor, rows: Rows) -> None:
+        gradient.sub_(rows.term).mul_(scores)
+        gradient.mul_(scores.mul_(-rows.kept).add_(1.0))  # 1 - sigmoid(s)

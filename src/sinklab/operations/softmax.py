@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.operation import Operation
+from sinklab.attention.row_kernel import LOG2E, RowKernel, Rows
 from sinklab.registry import operations
 
 __all__ = ["Softmax"]
@@ -40,3 +41,28 @@ class Softmax(Operation):
         weights = torch.softmax(scores.masked_fill(~visible, torch.finfo(scores.dtype).min), dim=-1)
         # A row without a visible key would come out uniform; hidden weights are exactly zero by contract.
         return weights.masked_fill(~visible, 0.0)
+
+    def row_kernel(self) -> RowKernel:
+        return _Kernel()
+
+
+class _Kernel(RowKernel):
+    """Powers of two below the largest, divided by their sum at the end, when they have become head outputs."""
+
+    unit: ClassVar[float] = LOG2E
+    takes_null: ClassVar[bool] = True
+
+    def weigh(self, scores: Tensor, scratch: Tensor, rows: Rows) -> Tensor:
+        top = scores.amax(dim=1, keepdim=True)
+        if rows.null_scores is None:
+            rows.divide_by(scores.sub_(top).exp2_().sum(dim=1, keepdim=True))
+            return scores
+        null = rows.null_scores * LOG2E
+        top = torch.maximum(top, null)
+        nothing = torch.exp2(null - top)
+        total = scores.sub_(top).exp2_().sum(dim=1, keepdim=True) + nothing
+        rows.factor, rows.null_mass = total.reciprocal(), nothing / total
+        return scores
+
+    def differentiate(self, scores: Tensor, gradient: Tensor, scratch: Tensor, rows: Rows) -> None:
+        gradient.sub_(rows.term).mul_(scores)

@@ -1,0 +1,389 @@
+"""Row blocks: attention and its gradients by a row kernel, some rows of one head at a time; one node of a compiled graph."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.matmul_precision import is_float32_product
+from sinklab.attention.operation import Operation
+from sinklab.attention.row_kernel import RowKernel, Rows
+from sinklab.errors import ConfigurationError
+
+__all__ = ["kernel_key", "row_attention"]
+
+_ROWS = 256
+"""Rows of a block. Fewer make slower products, more waste arithmetic above the diagonal."""
+_SCORES = 2**20
+"""Scores of a block beyond which it has fewer rows, so that a long sequence does not leave the cache."""
+
+
+# --- which operation a node of the graph is for ------------------------------------------------------------------------------
+
+_operations: dict[str, Operation] = {}
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def kernel_key(operation: Operation) -> str | None:
+    """A name for the class and settings of an operation whose row kernel serves it, or ``None`` if none does.
+
+    A node of a graph takes strings and numbers, and the graph may be kept on disk for another process, so it is a name.
+    """
+    kernel = operation.row_kernel()
+    nulls, mass = (_definer(operation, name) is not Operation for name in ("null_scores", "null_value"))
+    if kernel is None or (nulls and not kernel.takes_null) or (mass and not nulls):
+        return None
+    # A subclass with weights of its own has not got the kernel that it inherits.
+    owner = _definer(operation, "row_kernel")
+    if not all(issubclass(owner, _definer(operation, name)) for name in ("weights", "null_mass")):
+        return None
+    key = f"{type(operation).__module__}.{type(operation).__qualname__} {json.dumps(operation.to_dict())}"
+    _operations[key] = operation
+    return key
+
+
+def _definer(operation: Operation, name: str) -> type:
+    return next(cls for cls in type(operation).__mro__ if name in vars(cls))
+
+
+def _kernel(key: str) -> RowKernel:
+    if key not in _operations:  # a graph that another process captured
+        _operations[key] = Operation.from_dict(json.loads(key.split(" ", 1)[1]))
+    kernel = _operations[key].row_kernel()
+    assert kernel is not None
+    return kernel
+
+
+# --- which keys a block of rows needs ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Block:
+    """Some rows, the keys that one of them sees, and among these the range in which some rows do not see some keys.
+
+    Attributes:
+        keys: needed keys; at least one, so that there is a row to weigh.
+        edge: keys, counted from ``keys.start``, outside of which every row sees every key; ``None`` if that is so everywhere.
+        hidden: boolean ``(rows, edge)``; ``None`` if the edge is the causal triangle.
+        counts: visible keys of every row ``(rows, 1)``, in the dtype of the scores.
+        blank: boolean ``(rows, 1)``: rows that see no key; ``None`` if there are none.
+    """
+
+    rows: slice
+    keys: slice
+    edge: slice | None
+    hidden: Tensor | None
+    counts: Tensor
+    blank: Tensor | None
+
+
+class _Plans:
+    """The blocks of every head; planned once for each mask that differs."""
+
+    def __init__(self, queries: Tensor, keys: Tensor, visible: Tensor | None, causal: bool, dtype: torch.dtype) -> None:
+        self.visible, self.causal, self.dtype, self.device = visible, causal, dtype, queries.device
+        self.q_len, self.kv_len = queries.shape[2], keys.shape[2]
+        self.rows = min(_ROWS, self.q_len, max(16, _SCORES // self.kv_len))
+        self.place: tuple[int, int] | None = None
+        self.plan: list[_Block] = []
+
+    def of(self, sample: int, head: int) -> list[_Block]:
+        batch, heads = (1, 1) if self.visible is None else self.visible.shape[:2]
+        place = (sample % batch, head % heads)
+        if place != self.place:
+            mask = None if self.visible is None else self.visible[place].expand(self.q_len, self.kv_len)
+            starts = range(0, self.q_len, self.rows)
+            rows = [slice(start, min(start + self.rows, self.q_len)) for start in starts]
+            self.place, self.plan = place, [self._causal(part) if mask is None else self._masked(part, mask) for part in rows]
+        return self.plan
+
+    def _causal(self, rows: slice) -> _Block:
+        if not self.causal:
+            counts = torch.full((rows.stop - rows.start, 1), float(self.kv_len), dtype=self.dtype, device=self.device)
+            return _Block(rows, slice(0, self.kv_len), None, None, counts, None)
+        counts = torch.arange(rows.start + 1, rows.stop + 1, dtype=self.dtype, device=self.device)
+        stop = min(rows.stop, self.kv_len)
+        edge = slice(rows.start, stop) if rows.start < stop else None
+        return _Block(rows, slice(0, stop), edge, None, counts.clamp_(max=self.kv_len)[:, None], None)
+
+    def _masked(self, rows: slice, mask: Tensor) -> _Block:
+        seen = mask[rows]
+        needed = seen.any(dim=0).nonzero()
+        keys = slice(int(needed[0]), int(needed[-1]) + 1) if len(needed) else slice(0, 1)
+        seen = seen[:, keys]
+        partly = (~seen.all(dim=0)).nonzero()
+        edge = slice(int(partly[0]), int(partly[-1]) + 1) if len(partly) else None
+        counts = seen.sum(dim=1, keepdim=True)
+        blank = counts == 0
+        return _Block(
+            rows,
+            keys,
+            edge,
+            None if edge is None else ~seen[:, edge],
+            counts.to(self.dtype),
+            blank if bool(blank.any()) else None,
+        )
+
+
+# --- the work on one block ---------------------------------------------------------------------------------------------------
+
+
+class _Work:
+    """Buffers for the largest block, and the steps that forward and backward share.
+
+    Products are of the dtype of the inputs, everything else is float32 (or float64): a bfloat16 product is rounded to bfloat16,
+    as it is on the plain path, but elementwise functions are slower in bfloat16 than with a conversion on either side.
+    """
+
+    def __init__(self, kernel: RowKernel, plans: _Plans, queries: Tensor, scaling: float) -> None:
+        self.kernel, self.scaling = kernel, scaling
+        self.narrow, self.wide = queries.dtype, plans.dtype
+        self.device = queries.device
+        self.flat: dict[str, Tensor] = {}
+        self.views: dict[tuple[str, torch.dtype, int, int], Tensor] = {}
+        triangle = torch.ones(plans.rows, plans.rows, dtype=self.wide, device=self.device).triu_(1)
+        self.triangle = triangle.mul_(kernel.hidden) if plans.causal else triangle
+
+    def buffer(self, name: str, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
+        """Room for a matrix, which holds what was last written under the name, or anything."""
+        key = (name, dtype, rows, columns)
+        if key not in self.views:
+            flat = self.flat.get(f"{name} {dtype}")
+            if flat is None or flat.numel() < rows * columns:
+                flat = self.flat[f"{name} {dtype}"] = torch.empty(rows * columns, dtype=dtype, device=self.device)
+                self.views = {key: view for key, view in self.views.items() if key[:2] != (name, dtype)}
+            self.views[key] = flat[: rows * columns].view(rows, columns)
+        return self.views[key]
+
+    def product(self, name: str, left: Tensor, right: Tensor, alpha: float = 1.0) -> Tensor:
+        """``alpha · left · right``, rounded to the dtype of the factors."""
+        out = self.buffer(name, self.narrow, left.shape[0], right.shape[1])
+        return torch.addmm(out, left, right, beta=0, alpha=alpha, out=out)
+
+    def widened(self, name: str, narrow: Tensor) -> Tensor:
+        return narrow if self.wide == self.narrow else self.buffer(name, self.wide, *narrow.shape).copy_(narrow)
+
+    def narrowed(self, name: str, wide: Tensor) -> Tensor:
+        return wide if self.wide == self.narrow else self.buffer(name, self.narrow, *wide.shape).copy_(wide)
+
+    def accumulate(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add ``left · right``, of the dtype of the inputs, to a wide ``total``."""
+        if self.wide == self.narrow:
+            total.addmm_(left, right)
+        else:
+            total.add_(self.product("term", left, right))
+
+    def weigh(
+        self, query: Tensor, key: Tensor, null_scores: Tensor | None, block: _Block
+    ) -> tuple[Tensor, Tensor, Tensor, Rows]:
+        """Scores and scratch as the kernel left them, weights divided by their factor, and the rows."""
+        kernel = self.kernel
+        product = self.product("scores", query[block.rows], key[block.keys].t(), self.scaling * kernel.unit)
+        scores = self.widened("scores", product)
+        if block.edge is not None:
+            edge = scores[:, block.edge]
+            if block.hidden is not None:
+                edge.masked_fill_(block.hidden, kernel.hidden)
+            elif kernel.hidden == 0:
+                edge.tril_()
+            else:  # several times as fast as filling
+                edge.add_(self.triangle[: edge.shape[0], : edge.shape[1]])
+        scratch = self.buffer("scratch", self.wide, *scores.shape)
+        nulls = None if null_scores is None else null_scores[block.rows, None].to(self.wide)
+        rows = Rows(counts=block.counts, blank=block.blank, null_scores=nulls)
+        return scores, scratch, kernel.weigh(scores, scratch, rows), rows
+
+
+@contextlib.contextmanager
+def _fast_products(queries: Tensor, values: Tensor, plans: _Plans) -> Iterator[None]:
+    """Let oneDNN multiply float32 matrices where it has proved to do so in float32 accuracy at the sizes of this call."""
+    setting: Any = getattr(torch.backends.mkldnn, "matmul", None)
+    if queries.dtype != torch.float32 or queries.device.type != "cpu" or not hasattr(setting, "fp32_precision"):
+        yield
+        return
+    # Lengths are rounded up to powers of two: one comparison serves a whole range of them.
+    rows, keys = (2 ** (length - 1).bit_length() for length in (plans.rows, plans.kv_len))
+    sizes = {
+        size
+        for dim in (queries.shape[3], values.shape[3])
+        for size in ((dim, rows, keys), (keys, rows, dim), (rows, keys, dim))
+    }
+    before = setting.fp32_precision
+    setting.fp32_precision = "bf16" if all(is_float32_product("bf16", *size) for size in sizes) else "ieee"
+    try:
+        yield
+    finally:
+        setting.fp32_precision = before
+
+
+# --- forward -----------------------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("sinklab::row_attention", mutates_args=())
+def row_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor | None,
+    null_scores: Tensor | None,
+    causal: bool,
+    scaling: float,
+    operation: str,
+) -> tuple[Tensor, Tensor]:
+    """Weights times values, and the null mass; differentiable in queries, keys, values and null scores, once.
+
+    Args:
+        queries, keys, values: as in :class:`~sinklab.attention.inputs.Inputs`, of one dtype.
+        visible: boolean ``(batch or 1, num_heads or 1, q_len or 1, kv_len or 1)``, or ``None``.
+        null_scores: ``(batch, num_heads, q_len)`` or ``None``.
+        causal: query ``i`` sees keys ``0 … i``.
+        scaling: factor on the scores.
+        operation: what :func:`kernel_key` made of an operation.
+
+    Returns:
+        ``(batch, num_heads, q_len, value_dim)`` in the dtype of the queries, and float32 (or float64)
+        ``(batch, num_heads, q_len)``, empty without null scores. Extra memory is O(q_len + kv_len) for each of 128 rows.
+    """
+    kernel = _kernel(operation)
+    batch, num_heads = queries.shape[:2]
+    groups = num_heads // keys.shape[1]
+    outputs, null_mass = _empty(queries, values, null_scores)
+    plans = _Plans(queries, keys, visible, causal, torch.promote_types(queries.dtype, torch.float32))
+    work = _Work(kernel, plans, queries, scaling)
+    with _fast_products(queries, values, plans):
+        for sample, head in itertools.product(range(batch), range(num_heads)):
+            query, key, value = queries[sample, head], keys[sample, head // groups], values[sample, head // groups]
+            nulls = None if null_scores is None else null_scores[sample, head]
+            for block in plans.of(sample, head):
+                _, _, weights, rows = work.weigh(query, key, nulls, block)
+                result = work.product("result", work.narrowed("weights", weights), value[block.keys])
+                if rows.factor is None:
+                    outputs[sample, head, block.rows] = result
+                else:
+                    torch.mul(result, rows.factor, out=outputs[sample, head, block.rows])
+                if rows.null_mass is not None:
+                    null_mass[sample, head, block.rows] = rows.null_mass[:, 0]
+    return outputs, null_mass
+
+
+def _empty(queries: Tensor, values: Tensor, null_scores: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Room for the results; heads are the innermost but one in memory, as the output projection wants them."""
+    batch, num_heads, q_len, _ = queries.shape
+    outputs = queries.new_empty(batch, q_len, num_heads, values.shape[3]).transpose(1, 2)
+    dtype = torch.promote_types(queries.dtype, torch.float32)
+    return outputs, queries.new_empty((0,) if null_scores is None else (batch, num_heads, q_len), dtype=dtype)
+
+
+@row_attention.register_fake
+def _(queries, keys, values, visible, null_scores, causal, scaling, operation):  # type: ignore[no-untyped-def]
+    return _empty(queries, values, null_scores)
+
+
+# --- backward ----------------------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("sinklab::row_attention_backward", mutates_args=())
+def _row_attention_backward(
+    output_gradient: Tensor,
+    null_gradient: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor | None,
+    null_scores: Tensor | None,
+    outputs: Tensor,
+    causal: bool,
+    scaling: float,
+    operation: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients with respect to queries, keys, values and null scores (empty without them)."""
+    kernel = _kernel(operation)
+    batch, num_heads = queries.shape[:2]
+    groups = num_heads // keys.shape[1]
+    gradients = _empty_gradients(queries, keys, values, null_scores)
+    query_gradient, key_gradient, value_gradient, null_score_gradient = gradients
+    plans = _Plans(queries, keys, visible, causal, torch.promote_types(queries.dtype, torch.float32))
+    work = _Work(kernel, plans, queries, scaling)
+    with _fast_products(queries, values, plans):
+        for sample, head in itertools.product(range(batch), range(num_heads)):
+            shared = head // groups
+            query, key, value = queries[sample, head], keys[sample, shared], values[sample, shared]
+            nulls = None if null_scores is None else null_scores[sample, head]
+            upstream = output_gradient[sample, head].to(work.wide)
+            # Σ_j weight_j · gradient_j of every row, from what came out of it.
+            terms = (upstream * outputs[sample, head]).sum(dim=1, keepdim=True)
+            if head % groups == 0:
+                key_sum, value_sum = (torch.zeros(tensor.shape, dtype=work.wide, device=work.device) for tensor in (key, value))
+            for block in plans.of(sample, head):
+                scores, scratch, weights, rows = work.weigh(query, key, nulls, block)
+                raised, rows.term = upstream[block.rows], terms[block.rows]
+                if rows.null_mass is not None:
+                    # Nothing is one more term of the softmax, and what it carries has the gradient of the null mass.
+                    null_upstream = null_gradient[sample, head, block.rows, None]
+                    rows.term = rows.term + rows.null_mass * null_upstream
+                    null_score_gradient[sample, head, block.rows] = (rows.null_mass * (null_upstream - rows.term))[:, 0]
+                if rows.factor is not None:
+                    raised, rows.term = raised * rows.factor, rows.term * rows.factor
+                raised = raised.to(work.narrow)
+                work.accumulate(value_sum[block.keys], work.narrowed("weights", weights).t(), raised)
+                gradient = work.widened("gradient", work.product("gradient", raised, value[block.keys].t()))
+                kernel.differentiate(scores, gradient, scratch, rows)
+                gradient = work.narrowed("gradient", gradient)
+                query_gradient[sample, head, block.rows] = work.product("result", gradient, key[block.keys], scaling)
+                work.accumulate(key_sum[block.keys], gradient.t(), query[block.rows])
+            if head % groups == groups - 1:
+                key_gradient[sample, shared], value_gradient[sample, shared] = key_sum.mul_(scaling), value_sum
+    return gradients
+
+
+def _empty_gradients(
+    queries: Tensor, keys: Tensor, values: Tensor, null_scores: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    nulls = queries.new_empty(0) if null_scores is None else null_scores.new_empty(null_scores.shape)
+    return torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values), nulls
+
+
+@_row_attention_backward.register_fake
+def _(output_gradient, null_gradient, queries, keys, values, visible, null_scores, *rest):  # type: ignore[no-untyped-def]
+    return _empty_gradients(queries, keys, values, null_scores)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    queries, keys, values, visible, null_scores, ctx.causal, ctx.scaling, ctx.operation = inputs
+    ctx.save_for_backward(queries, keys, values, visible, null_scores, output[0])
+
+
+def _backward(context: Any, output_gradient: Tensor, null_gradient: Tensor) -> tuple[Tensor | None, ...]:
+    queries, keys, values, visible, null_scores, outputs = context.saved_tensors
+    found = _row_attention_backward(
+        output_gradient,
+        null_gradient,
+        queries,
+        keys,
+        values,
+        visible,
+        null_scores,
+        outputs,
+        context.causal,
+        context.scaling,
+        context.operation,
+    )
+    return *found[:3], None, None if null_scores is None else found[3], None, None, None
+
+
+def _no_second_derivative(context: Any, *gradients: Tensor) -> None:
+    raise ConfigurationError(
+        "attention path 'blocks' has first derivatives only, and a second one was asked for (create_graph=True); use "
+        "sinklab.attention.paths.set_attention_path(model, 'plain')"
+    )
+
+
+row_attention.register_autograd(_backward, setup_context=_keep)
+_row_attention_backward.register_autograd(_no_second_derivative)
