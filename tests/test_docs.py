@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
 import runpy
 import shlex
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.conftest import TINY
 from typer.testing import CliRunner
 
 from sinklab.cli.app import app
 from sinklab.corpora._corpus import Encoder
+from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import KINDS
 from sinklab.testing import check_operation, check_probe
 
@@ -190,6 +193,25 @@ def test_add_a_corpus(recipe, tokenizer):
     assert not torch.equal(rows[0], rows[2])
     first, second = map(int, tokenizer.decode(rows[0][0]).split()[:2])
     assert second == first + 1
+
+
+def test_add_a_position_scheme(recipe):
+    recipe("positions/logarithmic.py")
+    model = SinkLM(SinkLMConfig(**TINY, position={"name": "logarithmic", "slope": 2.0})).eval()
+    tokens = torch.arange(12)[None]
+    bias = model.position.score_bias(torch.tensor([[3]]), torch.tensor([[0, 2, 3]]))
+    assert bias.flatten().tolist() == pytest.approx([-2 * math.log(4), -2 * math.log(2), 0.0])
+    with torch.no_grad():
+        whole = model(tokens).logits
+        first = model(tokens[:, :7], use_cache=True)
+        rest = model(tokens[:, 7:], past_key_values=first.past_key_values).logits
+    # float32 in two layers, in another order of summation.
+    torch.testing.assert_close(torch.cat((first.logits, rest), dim=1), whole, rtol=0, atol=1e-5)
+
+
+def test_add_a_recipe(recipe):
+    config = recipe("recipes/short_window.py")()
+    assert (config.name, config.model.window) == ("short_window", 8)
 
 
 # --- what else the documents promise ---
