@@ -73,7 +73,8 @@ class Operation(abc.ABC):
         return {}
 
     def prepare(self, module: nn.Module) -> None:  # noqa: B027  optional on purpose
-        """Change the attention module once, when it is built: reparametrise its projections."""
+        """Change the attention module itself (reparametrise its projections); called when it is built, and again once its weights
+        are drawn, so a second call must find its own work and bring it up to date."""
 
     @property
     def tokens_in_front(self) -> int:
@@ -128,7 +129,7 @@ class Operation(abc.ABC):
         return None
 
     def gain(self, state: State) -> Tensor | None:
-        """Factor on the head outputs ``(batch, num_heads, q_len, 1 or value_dim)``, or ``None``."""
+        """Factor on the head outputs, broadcastable to ``(batch, num_heads, q_len, value_dim)``, or ``None``."""
         return None
 
     def finish(self, outputs: Tensor, null_mass: Tensor | None, state: State) -> Tensor:
@@ -139,13 +140,16 @@ class Operation(abc.ABC):
             null_mass: ``(batch, num_heads, q_len)`` or ``None``.
         """
         value, bias, gain = self.null_value(state), self.output_bias(state), self.gain(state)
+        dtype = outputs.dtype  # parameters in float32 lift half precision, and it is rounded once, at the end
         if value is not None:
             if null_mass is None:
                 raise ConfigurationError(f"operation {self.name!r} has a null value and no null mass to carry it")
-            outputs = outputs + (null_mass[..., None].to(value.dtype) * value[:, None]).to(outputs.dtype)
+            outputs = outputs + null_mass[..., None].to(value.dtype) * value[:, None]
         if bias is not None:
-            outputs = outputs + bias[:, None].to(outputs.dtype)
-        return outputs if gain is None else outputs * gain.to(outputs.dtype)
+            outputs = outputs + bias[:, None]
+        if gain is not None:
+            outputs = outputs * gain
+        return outputs.to(dtype)
 
     def row_kernel(self) -> RowKernel | None:
         """:meth:`weights` and their gradient on buffers, for the blocks path; ``None`` leaves them to autograd, block by block.
