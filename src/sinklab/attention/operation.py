@@ -151,6 +151,19 @@ class Operation(abc.ABC):
             outputs = outputs * gain
         return outputs.to(dtype)
 
+    def log_similarity(self, scores: Tensor, counts: Tensor) -> Tensor | None:
+        """Logarithm of a non-negative similarity φ, elementwise, for the flex path; weights are φ, or φ / Σ φ if normalised.
+
+        Args:
+            scores: as in :meth:`weights`, of any shape.
+            counts: keys that the query sees, at least 1, broadcastable to ``scores``.
+
+        Returns:
+            ``log φ``: minus infinity where φ is 0, with a finite gradient there; ``None`` where φ may be negative or needs the
+            other scores of its row.
+        """
+        return None
+
     def row_kernel(self) -> RowKernel | None:
         """:meth:`weights` and their gradient on buffers, for the blocks path; ``None`` leaves them to autograd, block by block.
 

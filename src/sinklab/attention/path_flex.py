@@ -29,7 +29,7 @@ __all__ = ["head_outputs", "obstacle", "worthwhile"]
 
 def obstacle(operation: Operation, inputs: Inputs) -> str | None:
     """Why FlexAttention cannot serve the call, or ``None``."""
-    if not operation.is_softmax and not hasattr(operation, "log_similarity"):
+    if not operation.is_softmax and type(operation).log_similarity is Operation.log_similarity:
         return "it does not give the logarithm of its similarity (log_similarity)"
     device, dtype = inputs.queries.device.type, inputs.queries.dtype
     if device == "cuda":

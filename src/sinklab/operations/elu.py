@@ -38,11 +38,13 @@ class Elu(Operation):
         scores = scores.float() if scores.dtype != torch.float64 else scores
         if self.normalize:
             # A quotient of similarities is a softmax of their logarithms, which does not underflow where all scores are low.
-            logarithms = torch.where(scores < 0, scores, torch.log1p(scores.clamp(min=0.0)))
-            return Softmax().weights(logarithms, visible)
+            return Softmax().weights(self.log_similarity(scores), visible)
         # Not elu(s) + 1, which loses the digits of a small weight.
         weights = torch.exp(scores.clamp(max=0.0)) + torch.relu(scores)
         return weights if visible is None else weights.masked_fill(~visible, 0.0)
+
+    def log_similarity(self, scores: Tensor, counts: Tensor | None = None) -> Tensor:
+        return torch.where(scores < 0, scores, torch.log1p(scores.clamp(min=0.0)))
 
     def row_kernel(self) -> RowKernel:
         return _Kernel(self.normalize)

@@ -73,6 +73,12 @@ class Relu(Operation):
         """What rectified scores are divided by, from the number of visible keys."""
         return (count - self.uncounted).clamp(min=1.0) ** self.power
 
+    def log_similarity(self, scores: Tensor, counts: Tensor) -> Tensor:
+        logarithms = torch.log(scores.clamp(min=torch.finfo(scores.dtype).tiny))
+        if not self.normalize:
+            logarithms = logarithms - self.divisor(counts).log()
+        return torch.where(scores > 0, logarithms, float("-inf"))
+
     def row_kernel(self) -> RowKernel:
         return _Kernel(self)
 

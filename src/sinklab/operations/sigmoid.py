@@ -57,6 +57,10 @@ class Sigmoid(Operation):
         weights = torch.sigmoid(scores)
         return weights if visible is None else weights.masked_fill(~visible, 0.0)
 
+    def log_similarity(self, scores: Tensor, counts: Tensor) -> Tensor:
+        scores = scores + self.bias
+        return functional.logsigmoid(scores - counts.log() if self.length_bias else scores)
+
     def row_kernel(self) -> RowKernel:
         return (_NormalizedKernel if self.normalize else _Kernel)(self)
 
