@@ -28,6 +28,9 @@ __all__ = ["READOUT", "SinkCallback", "SinkMeasurement", "log_between", "measure
 FIRST_POSITIONS = 8
 """Positions that get rows of their own for each layer and head; the profile over all positions is that of the whole model."""
 
+READOUT_ROWS = 16
+"""Rows of the read-out, the first ones: it takes two more forward passes, and the two losses of a token go together."""
+
 TOKENS_PER_FORWARD = 2048
 
 READOUT: dict[str, tuple[str, str]] = {
@@ -39,7 +42,8 @@ READOUT: dict[str, tuple[str, str]] = {
     ),
     "windowed_loss_with_sink": (
         "nats",
-        "Mean loss of the tokens predicted from positions >= window when queries see the last `window` tokens and the sinks.",
+        f"Mean loss of the tokens predicted from positions >= window, in the first {READOUT_ROWS} rows, when queries see the "
+        "last `window` tokens and the sinks.",
     ),
     "windowed_loss_without_sink": ("nats", "The same when every query sees the last `window` tokens only."),
     "sink_loss_gap": (
@@ -214,16 +218,17 @@ def measure_sinks(model: PreTrainedModel, rows: Tensor, *, threshold: float = 0.
         rows: int64 ``(rows, seq_len)``.
     """
     rows = rows.to(model.device)
-    parts = rows.split(max(1, TOKENS_PER_FORWARD // rows.shape[1]))
+    size = max(1, TOKENS_PER_FORWARD // rows.shape[1])
     probes = (SinkRate(threshold=threshold), Entropy(), HiddenNorm(), MassiveActivation())
     with attend(model, probes) as session:
-        losses = torch.cat([token_losses(model, part) for part in parts])
+        losses = torch.cat([token_losses(model, part) for part in rows.split(size)])
     measured = [{**row, "probe": probe.name, "version": probe.version} for probe in probes for row in unpacked(probe.rows())]
     whole = [row for row in measured if "layer" not in row]
     profile = {row["key_position"]: row["value"] for row in whole if row["metric"] == "gu2024"}
     sinks = _sinks(profile, (rows.shape[1] - window) // 2)
     kept, hidden = (
-        torch.cat(side) for side in zip(*(windowed_losses(model, part, window, sinks) for part in parts), strict=True)
+        torch.cat(side)
+        for side in zip(*(windowed_losses(model, part, window, sinks) for part in rows[:READOUT_ROWS].split(size)), strict=True)
     )
     values = {
         "loss": losses,

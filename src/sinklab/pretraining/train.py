@@ -22,6 +22,7 @@ from sinklab.pretraining.callback import SinkCallback
 from sinklab.pretraining.checkpoints import step_of, usable
 from sinklab.pretraining.config import PretrainingConfig
 from sinklab.pretraining.data import PreparedData, prepare_data
+from sinklab.pretraining.float32 import fast_float32
 from sinklab.pretraining.initial import build_model, load_weights, weights_folder
 from sinklab.pretraining.process import (
     chosen_device,
@@ -182,7 +183,9 @@ def _train(run: Prepared) -> RunResult:
     trainer.add_callback(sinks)
     book.trainer, book.sinks = trainer, sinks
     try:
-        with stoppable(book, alone=arguments.world_size == 1):
+        tokens = arguments.per_device_train_batch_size * config.model.max_position_embeddings
+        with stoppable(book, alone=arguments.world_size == 1), fast_float32(run.model, tokens) as handed_over:
+            record.update(float32_products="oneDNN" if handed_over else "default")
             trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
         steps = trainer.state.global_step
         status: Status = "diverged" if book.diverged else "finished" if steps >= config.training.steps else "stopped"

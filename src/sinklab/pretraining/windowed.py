@@ -15,6 +15,7 @@ same at inference). The two part early in training: the loss may depend on a sin
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -99,14 +100,19 @@ class _Limit:
         return visible[None, None]
 
 
-def token_losses(model: PreTrainedModel, rows: Tensor) -> Tensor:
-    """Next-token loss in nats of every token but the first, ``(rows, seq_len - 1)``, float32.
+def token_losses(model: PreTrainedModel, rows: Tensor, after: int = 0) -> Tensor:
+    """Next-token loss in nats of every token behind position ``after``, ``(rows, seq_len - 1 - after)``, float32.
 
     Args:
         rows: int64 ``(rows, seq_len)``, on the model's device.
     """
-    logits = model(input_ids=rows, use_cache=False).logits[:, :-1].float()
-    return torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows[:, 1:], reduction="none")
+    wanted = rows.shape[1] - after
+    fewer = {"logits_to_keep": wanted} if after and "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    logits = model(input_ids=rows, use_cache=False, **fewer).logits[:, -wanted:]
+    # The last logits predict nothing; to take their loss of some token and drop it costs less than to copy all the others.
+    targets = rows[:, after:].roll(-1, dims=1)
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+    return losses.view(len(rows), wanted)[:, :-1]
 
 
 def windowed_losses(model: PreTrainedModel, rows: Tensor, window: int, sinks: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -118,5 +124,5 @@ def windowed_losses(model: PreTrainedModel, rows: Tensor, window: int, sinks: Se
     losses = []
     for kept in (sinks, ()):
         with limited_attention(model, window, kept):
-            losses.append(token_losses(model, rows)[:, window:])
+            losses.append(token_losses(model, rows, after=window))
     return losses[0], losses[1]
