@@ -76,7 +76,7 @@ class SinkCallback(TrainerCallback):
     first step, every ``every`` steps and after the last, in evaluation mode and in the precision of the weights (no autocast),
     and leaves weights, modes and random states as they were: training gives the same bits with it and without. Memory is linear
     in the length of the rows but for two boolean masks. In a run of several processes all of them measure (sharded weights need
-    it) and the main one keeps the rows. Of a model whose loss is no number any more only that is written down: a null ``loss``.
+    it) and the main one writes. Of a model whose loss is no number any more only that is written down: a null ``loss``.
 
     ``trainer.add_callback(SinkCallback(rows, trainer=trainer))`` also sends the headline numbers through ``Trainer.log`` to
     TensorBoard and the other trackers.
@@ -155,8 +155,6 @@ class SinkCallback(TrainerCallback):
         self.seconds += clock.seconds
         self._measured_at = state.global_step
         self.table.writes &= state.is_world_process_zero
-        if not state.is_world_process_zero:
-            return
         known = {
             "model": getattr(plain.config, "name_or_path", "") or type(plain).__name__,
             "operation": self.last.operation or None,

@@ -90,7 +90,7 @@ def newest(table: pd.DataFrame) -> dict[str, float | None]:
         "sink_rate": whole[(whole["metric"] == "gu2024") & (whole["key_position"] == 0)],
     }
     last = {name: rows["value"].iloc[-1] if len(rows) else None for name, rows in chosen.items()}
-    return {name: None if pd.isna(value) else float(value) for name, value in last.items()}
+    return {name: None if value is None or pd.isna(value) else float(value) for name, value in last.items()}
 
 
 def definitions() -> list[dict[str, Any]]:
