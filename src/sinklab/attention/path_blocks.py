@@ -48,8 +48,8 @@ def worthwhile(operation: Operation, inputs: Inputs) -> bool:
 def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:
     """Head outputs ``(batch, num_heads, q_len, value_dim)``; no tensor has the size of the score matrix.
 
-    With a row kernel (:meth:`Operation.row_kernel`) only queries, keys, values and outputs are kept for the backward, and there
-    is no second derivative. Outputs and gradients agree with the plain path to 1e-5 in float32; in bfloat16 their errors are at
+    With a row kernel (:meth:`Operation.row_kernel`) only queries, keys and values are kept for the backward, and there is
+    no second derivative. Outputs and gradients agree with the plain path to 1e-5 in float32; in bfloat16 their errors are at
     most twice those of the plain path. Without one, blocks are left to autograd.
     """
     queries, keys = operation.features(inputs.queries, inputs.keys, inputs.state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 from collections.abc import Iterator
@@ -15,15 +14,10 @@ from torch import Tensor
 from sinklab.attention.matmul_precision import is_float32_product
 from sinklab.attention.operation import Operation
 from sinklab.attention.row_kernel import RowKernel, Rows
+from sinklab.attention.row_plan import Block, Plans
 from sinklab.errors import ConfigurationError
 
 __all__ = ["kernel_key", "row_attention"]
-
-_ROWS = 256
-"""Rows of a block. Fewer make slower products, more waste arithmetic above the diagonal."""
-_SCORES = 2**20
-"""Scores of a block beyond which it has fewer rows, so that a long sequence does not leave the cache."""
-
 
 # --- which operation a node of the graph is for ------------------------------------------------------------------------------
 
@@ -61,77 +55,6 @@ def _kernel(key: str) -> RowKernel:
     return kernel
 
 
-# --- which keys a block of rows needs ----------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Block:
-    """Some rows, the keys that one of them sees, and among these the range in which some rows do not see some keys.
-
-    Attributes:
-        keys: needed keys; at least one, so that there is a row to weigh.
-        edge: keys, counted from ``keys.start``, outside of which every row sees every key; ``None`` if that is so everywhere.
-        hidden: boolean ``(rows, edge)``; ``None`` if the edge is the causal triangle.
-        counts: visible keys of every row ``(rows, 1)``, in the dtype of the scores.
-        blank: boolean ``(rows, 1)``: rows that see no key; ``None`` if there are none.
-    """
-
-    rows: slice
-    keys: slice
-    edge: slice | None
-    hidden: Tensor | None
-    counts: Tensor
-    blank: Tensor | None
-
-
-class _Plans:
-    """The blocks of every head; planned once for each mask that differs."""
-
-    def __init__(self, queries: Tensor, keys: Tensor, visible: Tensor | None, causal: bool, dtype: torch.dtype) -> None:
-        self.visible, self.causal, self.dtype, self.device = visible, causal, dtype, queries.device
-        self.q_len, self.kv_len = queries.shape[2], keys.shape[2]
-        self.rows = min(_ROWS, self.q_len, max(16, _SCORES // self.kv_len))
-        self.place: tuple[int, int] | None = None
-        self.plan: list[_Block] = []
-
-    def of(self, sample: int, head: int) -> list[_Block]:
-        batch, heads = (1, 1) if self.visible is None else self.visible.shape[:2]
-        place = (sample % batch, head % heads)
-        if place != self.place:
-            mask = None if self.visible is None else self.visible[place].expand(self.q_len, self.kv_len)
-            starts = range(0, self.q_len, self.rows)
-            rows = [slice(start, min(start + self.rows, self.q_len)) for start in starts]
-            self.place, self.plan = place, [self._causal(part) if mask is None else self._masked(part, mask) for part in rows]
-        return self.plan
-
-    def _causal(self, rows: slice) -> _Block:
-        if not self.causal:
-            counts = torch.full((rows.stop - rows.start, 1), float(self.kv_len), dtype=self.dtype, device=self.device)
-            return _Block(rows, slice(0, self.kv_len), None, None, counts, None)
-        counts = torch.arange(rows.start + 1, rows.stop + 1, dtype=self.dtype, device=self.device)
-        stop = min(rows.stop, self.kv_len)
-        edge = slice(rows.start, stop) if rows.start < stop else None
-        return _Block(rows, slice(0, stop), edge, None, counts.clamp_(max=self.kv_len)[:, None], None)
-
-    def _masked(self, rows: slice, mask: Tensor) -> _Block:
-        seen = mask[rows]
-        needed = seen.any(dim=0).nonzero()
-        keys = slice(int(needed[0]), int(needed[-1]) + 1) if len(needed) else slice(0, 1)
-        seen = seen[:, keys]
-        partly = (~seen.all(dim=0)).nonzero()
-        edge = slice(int(partly[0]), int(partly[-1]) + 1) if len(partly) else None
-        counts = seen.sum(dim=1, keepdim=True)
-        blank = counts == 0
-        return _Block(
-            rows,
-            keys,
-            edge,
-            None if edge is None else ~seen[:, edge],
-            counts.to(self.dtype),
-            blank if bool(blank.any()) else None,
-        )
-
-
 # --- the work on one block ---------------------------------------------------------------------------------------------------
 
 
@@ -142,7 +65,7 @@ class _Work:
     as it is on the plain path, but elementwise functions are slower in bfloat16 than with a conversion on either side.
     """
 
-    def __init__(self, kernel: RowKernel, plans: _Plans, queries: Tensor, scaling: float) -> None:
+    def __init__(self, kernel: RowKernel, plans: Plans, queries: Tensor, scaling: float) -> None:
         self.kernel, self.scaling = kernel, scaling
         self.narrow, self.wide = queries.dtype, plans.dtype
         self.device = queries.device
@@ -181,7 +104,7 @@ class _Work:
             total.add_(self.product("term", left, right))
 
     def weigh(
-        self, query: Tensor, key: Tensor, null_scores: Tensor | None, block: _Block
+        self, query: Tensor, key: Tensor, null_scores: Tensor | None, block: Block
     ) -> tuple[Tensor, Tensor, Tensor, Rows]:
         """Scores and scratch as the kernel left them, weights divided by their factor, and the rows."""
         kernel = self.kernel
@@ -202,7 +125,7 @@ class _Work:
 
 
 @contextlib.contextmanager
-def _fast_products(queries: Tensor, values: Tensor, plans: _Plans) -> Iterator[None]:
+def _fast_products(queries: Tensor, values: Tensor, plans: Plans) -> Iterator[None]:
     """Let oneDNN multiply float32 matrices where it has proved to do so in float32 accuracy at the sizes of this call."""
     setting: Any = getattr(torch.backends.mkldnn, "matmul", None)
     if queries.dtype != torch.float32 or queries.device.type != "cpu" or not hasattr(setting, "fp32_precision"):
@@ -249,13 +172,13 @@ def row_attention(
 
     Returns:
         ``(batch, num_heads, q_len, value_dim)`` in the dtype of the queries, and float32 (or float64)
-        ``(batch, num_heads, q_len)``, empty without null scores. Extra memory is O(q_len + kv_len) for each of 128 rows.
+        ``(batch, num_heads, q_len)``, empty without null scores. Extra memory is O(kv_len) for each row of one block.
     """
     kernel = _kernel(operation)
     batch, num_heads = queries.shape[:2]
     groups = num_heads // keys.shape[1]
     outputs, null_mass = _empty(queries, values, null_scores)
-    plans = _Plans(queries, keys, visible, causal, torch.promote_types(queries.dtype, torch.float32))
+    plans = Plans(queries, keys, visible, causal, torch.promote_types(queries.dtype, torch.float32))
     work = _Work(kernel, plans, queries, scaling)
     with _fast_products(queries, values, plans):
         for sample, head in itertools.product(range(batch), range(num_heads)):
@@ -298,7 +221,6 @@ def _row_attention_backward(
     values: Tensor,
     visible: Tensor | None,
     null_scores: Tensor | None,
-    outputs: Tensor,
     causal: bool,
     scaling: float,
     operation: str,
@@ -309,31 +231,33 @@ def _row_attention_backward(
     groups = num_heads // keys.shape[1]
     gradients = _empty_gradients(queries, keys, values, null_scores)
     query_gradient, key_gradient, value_gradient, null_score_gradient = gradients
-    plans = _Plans(queries, keys, visible, causal, torch.promote_types(queries.dtype, torch.float32))
+    plans = Plans(queries, keys, visible, causal, torch.promote_types(queries.dtype, torch.float32))
     work = _Work(kernel, plans, queries, scaling)
     with _fast_products(queries, values, plans):
         for sample, head in itertools.product(range(batch), range(num_heads)):
             shared = head // groups
             query, key, value = queries[sample, head], keys[sample, shared], values[sample, shared]
             nulls = None if null_scores is None else null_scores[sample, head]
-            upstream = output_gradient[sample, head].to(work.wide)
-            # Σ_j weight_j · gradient_j of every row, from what came out of it.
-            terms = (upstream * outputs[sample, head]).sum(dim=1, keepdim=True)
+            upstream = output_gradient[sample, head]
             if head % groups == 0:
                 key_sum, value_sum = (torch.zeros(tensor.shape, dtype=work.wide, device=work.device) for tensor in (key, value))
             for block in plans.of(sample, head):
                 scores, scratch, weights, rows = work.weigh(query, key, nulls, block)
-                raised, rows.term = upstream[block.rows], terms[block.rows]
-                if rows.null_mass is not None:
-                    # Nothing is one more term of the softmax, and what it carries has the gradient of the null mass.
-                    null_upstream = null_gradient[sample, head, block.rows, None]
-                    rows.term = rows.term + rows.null_mass * null_upstream
-                    null_score_gradient[sample, head, block.rows] = (rows.null_mass * (null_upstream - rows.term))[:, 0]
+                raised = upstream[block.rows]
                 if rows.factor is not None:
-                    raised, rows.term = raised * rows.factor, rows.term * rows.factor
-                raised = raised.to(work.narrow)
+                    raised = (raised * rows.factor).to(work.narrow)
                 work.accumulate(value_sum[block.keys], work.narrowed("weights", weights).t(), raised)
                 gradient = work.widened("gradient", work.product("gradient", raised, value[block.keys].t()))
+                if kernel.needs_term:
+                    # Not <output, its gradient>: that is the same but for roundings, and those of the gradient must cancel.
+                    rows.term = torch.mul(weights, gradient, out=scratch).sum(dim=1, keepdim=True)
+                    if rows.null_mass is not None:
+                        # Nothing is one more term of the softmax, and what it carries has the gradient of the null mass.
+                        null_upstream = null_gradient[sample, head, block.rows, None]
+                        rows.term += rows.null_mass * null_upstream
+                        null_score_gradient[sample, head, block.rows] = (rows.null_mass * (null_upstream - rows.term))[:, 0]
+                    if rows.factor is not None:
+                        rows.term *= rows.factor
                 kernel.differentiate(scores, gradient, scratch, rows)
                 gradient = work.narrowed("gradient", gradient)
                 query_gradient[sample, head, block.rows] = work.product("result", gradient, key[block.keys], scaling)
@@ -357,11 +281,11 @@ def _(output_gradient, null_gradient, queries, keys, values, visible, null_score
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     queries, keys, values, visible, null_scores, ctx.causal, ctx.scaling, ctx.operation = inputs
-    ctx.save_for_backward(queries, keys, values, visible, null_scores, output[0])
+    ctx.save_for_backward(queries, keys, values, visible, null_scores)
 
 
 def _backward(context: Any, output_gradient: Tensor, null_gradient: Tensor) -> tuple[Tensor | None, ...]:
-    queries, keys, values, visible, null_scores, outputs = context.saved_tensors
+    queries, keys, values, visible, null_scores = context.saved_tensors
     found = _row_attention_backward(
         output_gradient,
         null_gradient,
@@ -370,7 +294,6 @@ def _backward(context: Any, output_gradient: Tensor, null_gradient: Tensor) -> t
         values,
         visible,
         null_scores,
-        outputs,
         context.causal,
         context.scaling,
         context.operation,

@@ -28,7 +28,7 @@ class Rows:
         null_mass: set by :meth:`RowKernel.weigh` when there are null scores.
         kept: what :meth:`RowKernel.weigh` leaves for :meth:`RowKernel.differentiate`, if anything.
         term: ``factor`` times the sum, over all keys and nothing, of weight times gradient; set before
-            :meth:`RowKernel.differentiate`, which needs it when ``factor`` is one over a sum of the row.
+            :meth:`RowKernel.differentiate` if the kernel ``needs_term``.
     """
 
     counts: Tensor
@@ -56,11 +56,14 @@ class RowKernel(abc.ABC):
         unit: what natural scores have been multiplied by when the kernel receives them.
         hidden: what it finds in the place of the score of a hidden key; its weight and gradient must come out as exactly 0.
         takes_null: null scores are served; the weights are then a softmax, to which nothing is one more term.
+        needs_term: ``rows.term`` is read, as it must be where ``factor`` is one over a sum of the row: through that sum every
+            score of the row has a gradient.
     """
 
     unit: ClassVar[float] = 1.0
     hidden: ClassVar[float] = LOWEST
     takes_null: ClassVar[bool] = False
+    needs_term: bool = False
 
     @abc.abstractmethod
     def weigh(self, scores: Tensor, scratch: Tensor, rows: Rows) -> Tensor:
@@ -71,7 +74,7 @@ class RowKernel(abc.ABC):
         """Turn ``gradient`` in place into the gradient with respect to natural scores.
 
         Args:
-            scores, scratch: as :meth:`weigh` left them; they may be overwritten.
+            scores, scratch: as :meth:`weigh` left them, but for ``scratch`` if the kernel ``needs_term``; may be overwritten.
             gradient: of the loss with respect to what :meth:`weigh` returned, ``rows.factor`` held fixed.
         """
 

@@ -54,20 +54,20 @@ class _Kernel(RowKernel):
     unit: ClassVar[float] = LOG2E
 
     def __init__(self, normalize: bool) -> None:
-        self.normalize = normalize
+        self.needs_term = normalize
 
     def weigh(self, scores: Tensor, scratch: Tensor, rows: Rows) -> Tensor:
         torch.clamp(scores, min=0.0, out=scratch)
         scores.clamp_(max=0.0)
-        if self.normalize:
+        if self.needs_term:
             # Where all scores are negative, the largest is taken out, so that the sum does not underflow.
             scores.sub_(scores.amax(dim=1, keepdim=True))
         scores.exp2_().add_(scratch, alpha=1 / LOG2E)
-        if self.normalize:
+        if self.needs_term:
             rows.divide_by(scores.sum(dim=1, keepdim=True))
         return scores
 
     def differentiate(self, scores: Tensor, gradient: Tensor, scratch: Tensor, rows: Rows) -> None:
-        if self.normalize:
+        if self.needs_term:
             gradient.sub_(rows.term)
         gradient.mul_(scores.clamp_(max=1.0))  # the slope is the weight itself below 0, and 1 above

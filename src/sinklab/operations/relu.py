@@ -85,7 +85,7 @@ class Relu(Operation):
 
 class _Kernel(RowKernel):
     def __init__(self, operation: Relu) -> None:
-        self.operation = operation
+        self.operation, self.needs_term = operation, operation.normalize
 
     def weigh(self, scores: Tensor, scratch: Tensor, rows: Rows) -> Tensor:
         scores.relu_()
@@ -93,6 +93,6 @@ class _Kernel(RowKernel):
         return scores
 
     def differentiate(self, scores: Tensor, gradient: Tensor, scratch: Tensor, rows: Rows) -> None:
-        if self.operation.normalize:
+        if self.needs_term:
             gradient.sub_(rows.term)
         torch.ops.aten.threshold_backward(gradient, scores, 0.0, grad_input=gradient)

@@ -87,6 +87,7 @@ class _NormalizedKernel(_Kernel):
     """``sigmoid(s) / exp(m) = 1 / (exp(m) + exp(m - s))``, with m the largest score or 0: the sum does not underflow."""
 
     unit: ClassVar[float] = LOG2E
+    needs_term = True
 
     def weigh(self, scores: Tensor, scratch: Tensor, rows: Rows) -> Tensor:
         self.shift_scores(scores, rows)

@@ -51,6 +51,7 @@ class _Kernel(RowKernel):
 
     unit: ClassVar[float] = LOG2E
     takes_null: ClassVar[bool] = True
+    needs_term = True
 
     def weigh(self, scores: Tensor, scratch: Tensor, rows: Rows) -> Tensor:
         top = scores.amax(dim=1, keepdim=True)

@@ -59,6 +59,7 @@ class Softpick(Operation):
 class _Kernel(RowKernel):
     unit: ClassVar[float] = LOG2E
     hidden: ClassVar[float] = 0.0
+    needs_term = True
 
     def weigh(self, scores: Tensor, scratch: Tensor, rows: Rows) -> Tensor:
         top = scores.amax(dim=1, keepdim=True)
