@@ -64,9 +64,9 @@ def test_divergence_is_status_three(sinklab):
         (["tiny"], ("watch.window=31",), "error: watch.window 31 leaves no token beyond it in rows of watch.seq_len 32 tokens"),
         (["tiny"], ("model.vocab_size=5000",), "error: model.vocab_size 5000 cannot take effect: the tokenizer has "),
         (["tiny"], ("training.device=cuda",), "error: training.device is cuda and this machine's torch "),
-        (["tiny"], ("data.corpus=nowhere.txt",), "error: "),
-        (["tiny"], ("training.batch_size=100000",), "error: "),
-        (["tiny", "--init-from", "nowhere"], (), "error: "),
+        (["tiny"], ("data.corpus=nowhere.txt",), "error: there is no text file 'nowhere.txt'"),
+        (["tiny"], ("training.batch_size=100000",), "error: too little data for one batch: "),
+        (["tiny", "--init-from", "nowhere"], (), "error: there is no directory nowhere to take weights from"),
         (["./mine.py"], (), "error: there is no file mine.py"),
     ],
 )

@@ -342,6 +342,12 @@ def test_weights_that_do_not_fit_are_refused(finished, run, tmp_path):
     with pytest.raises(InputError, match=r"embed_tokens\.weight has the shape .* there and .* here"):
         run("training.vocab_multiple=1000", init_from=finished.folder)
     (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="there is no directory nowhere to take weights from"):
+        run(init_from=Path("nowhere"))
+    with pytest.raises(
+        InputError, match=r"embedded_checkpoints/softmax do not fit model: hidden_size is 128 there and 32 here"
+    ):
+        run(init_from=Path("embedded:softmax"))
     with pytest.raises(InputError, match=r"holds no weights: expected config\.json and model\.safetensors there"):
         run(init_from=tmp_path / "empty")
 

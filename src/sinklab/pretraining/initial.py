@@ -50,11 +50,16 @@ def build_model(config: PretrainingConfig, tokenizer: PreTrainedTokenizerBase, v
 
 
 def weights_folder(source: Path) -> Path:
-    """The model directory that ``--init-from`` means: the directory itself, the model of a run, or its newest checkpoint.
+    """The directory of weights that ``--init-from`` means: a model's own, the model of a run or its newest checkpoint.
+
+    ``embedded:NAME`` is the directory of an embedded model.
 
     Raises:
+        UnknownNameError: ``embedded:`` and no such model.
         InputError: nothing of the kind there.
     """
+    if not source.is_dir() and not str(source).startswith("embedded:"):
+        raise InputError(f"there is no directory {source} to take weights from")
     folder, _ = locate(str(source), None, trust_remote_code=False)
     if (folder / "config.json").is_file():
         return folder

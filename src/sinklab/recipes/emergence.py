@@ -34,7 +34,7 @@ def emergence() -> PretrainingConfig:
             max_position_embeddings=256,
             initialization="normal",
         ),
-        data=DataConfig(corpus="python_source", vocab_size=2048, bos="rows"),
+        data=DataConfig(corpus="python_source", vocab_size=2048, max_tokens=8_000_000, bos="rows"),
         optimizer=OptimizerConfig(name="adamw", learning_rate=5e-3, weight_decay=0.1),
         schedule=ScheduleConfig(name="cosine", warmup_steps=200, min_ratio=0.1),
         training=TrainingConfig(steps=2000, batch_size=8, snapshots=(500, 1000, 1500, 2000)),
