@@ -61,15 +61,16 @@ def pretrain(
     """
     prepare_libraries()
     from sinklab.configuration import with_overrides
+    from sinklab.pretraining.process import is_main
     from sinklab.pretraining.resolve import resolve_recipe
     from sinklab.pretraining.train import pretrain as run
 
     config = with_overrides(resolve_recipe(recipe), changes or [])
     folder = Path("sinklab-runs") / config.name if out is None else out
     result = run(config, folder, resume=resume, init_from=init_from, overwrite=overwrite, cache=cache)
-    if as_json:
+    if is_main() and as_json:  # of several processes one speaks
         output.print_json({"folder": str(folder), "status": result.status, **result.run["result"]})
-    else:
+    elif is_main():
         _print_result(result)
     if result.status != "finished":
         raise typer.Exit(DIVERGED if result.status == "diverged" else 130)

@@ -197,7 +197,8 @@ def measuring(model: nn.Module) -> Iterator[tuple[PreTrainedModel, Clock]]:
     patched = plain.__dict__.pop("forward", None) if "_original_forward" in plain.__dict__ else None
     try:
         plain.eval()
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
+        # Blocks of sharded models are compiled in place; what a measurement puts into them must not be compiled with them.
+        with torch.compiler.set_stance("force_eager"), torch.random.fork_rng(devices=devices), torch.no_grad():
             yield plain, clock
     finally:
         if patched is not None:

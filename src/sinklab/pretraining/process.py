@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers import TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
@@ -34,8 +35,9 @@ def process_settings(config: PretrainingConfig) -> Iterator[None]:
     """What a run sets for the whole process, and puts back."""
     threads, verbosity = torch.get_num_threads(), transformers.logging.get_verbosity()
     bars = transformers.logging.is_progress_bar_enabled()
-    names = ("ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_DYNAMO_MODE", "FSDP_CPU_RAM_EFFICIENT_LOADING")
-    before = {name: os.environ.get(name) for name in names}  # TrainingArguments speaks to accelerate through these
+    # transformers and accelerate speak to each other through these.
+    names = ("ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_DYNAMO_MODE", "ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING")
+    before = {name: os.environ.get(name) for name in names}
     if chosen_device(config) == "cpu" and config.training.threads is not None:
         torch.set_num_threads(config.training.threads)
     transformers.logging.set_verbosity_error()
@@ -94,7 +96,8 @@ def training_arguments(config: PretrainingConfig, out: Path) -> TrainingArgument
     """What the configuration means to transformers; setting it up joins the processes of a distributed run.
 
     Raises:
-        ConfigurationError: a batch that cannot be divided among the processes and their micro-batches.
+        ConfigurationError: a batch that cannot be divided among the processes and their micro-batches, or an optimiser that
+            cannot be sharded.
     """
     training, device = config.training, chosen_device(config)
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -106,6 +109,10 @@ def training_arguments(config: PretrainingConfig, out: Path) -> TrainingArgument
             f"{training.micro_batch_size or 'one row or more'}"
         )
     sharded = training.parallel == "fsdp" and world > 1
+    if sharded and config.optimizer.name == "adafactor":
+        raise ConfigurationError(
+            "torch's Adafactor cannot update sharded weights; use another optimizer, or training.parallel=ddp"
+        )
     arguments = TrainingArguments(
         output_dir=str(out / "checkpoints"),
         max_steps=training.steps,
@@ -132,6 +139,8 @@ def training_arguments(config: PretrainingConfig, out: Path) -> TrainingArgument
         log_level="error",
         log_level_replica="error",
     )
+    if sharded:  # bfloat16 is autocast over float32 weights here too; accelerate would cast the weights and the gradients
+        arguments.fsdp_plugin_args["mixed_precision_policy"] = MixedPrecisionPolicy()
     arguments._n_gpu = min(arguments.n_gpu, 1)  # several GPUs are for several processes, not for nn.DataParallel
     return arguments
 

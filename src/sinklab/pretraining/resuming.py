@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.pretraining.checkpoints import saved_steps
 from sinklab.pretraining.config import PretrainingConfig
 from sinklab.pretraining.data import PreparedData
 from sinklab.pretraining.initial import weights_folder
@@ -35,6 +37,7 @@ def earlier_run(out: Path, config: PretrainingConfig, init_from: Path | None) ->
     if earlier.get("kind") != "pretrain":
         raise InputError(f"{out} holds no run of pretrain but of {earlier.get('kind')!r}; choose another directory with --out")
     require_same_config(earlier, config, out)
+    _require_same_sharding(earlier, config, out)
     begun = (earlier.get("init_from") or {}).get("path")
     if init_from is not None and begun != str(weights_folder(init_from)):
         raise ConfigurationError(
@@ -42,6 +45,22 @@ def earlier_run(out: Path, config: PretrainingConfig, init_from: Path | None) ->
             "another directory with --out"
         )
     return earlier
+
+
+def _require_same_sharding(earlier: dict[str, Any], config: PretrainingConfig, out: Path) -> None:
+    """Refuse checkpoints of sharded weights for others and the other way round: their optimiser's state has another form."""
+
+    def sharded(parallel: str, processes: int) -> bool:
+        return parallel == "fsdp" and processes > 1
+
+    before = earlier["config"]["training"]["parallel"], earlier["resolved"]["processes"]
+    now = config.training.parallel, int(os.environ.get("WORLD_SIZE", "1"))
+    if sharded(*before) != sharded(*now) and saved_steps(out / "checkpoints"):
+        raise ConfigurationError(
+            f"the checkpoints in {out} are of training.parallel {before[0]} with {before[1]} processes, and cannot be gone on "
+            f"with under training.parallel {now[0]} with {now[1]}; resume the run as it was, or start from its weights with "
+            "--init-from"
+        )
 
 
 def require_same_text(earlier: dict[str, Any] | None, data: PreparedData, out: Path) -> None:

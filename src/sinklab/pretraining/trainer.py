@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -10,10 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 from transformers import Trainer
 
+from sinklab.errors import ConfigurationError
 from sinklab.pretraining import checkpoints
 from sinklab.pretraining.config import PretrainingConfig
 from sinklab.pretraining.optimizers import make_optimizer
@@ -72,6 +76,27 @@ class PretrainingTrainer(Trainer):
 
     optimizer: Any  # transformers sets both in its __init__, without saying so
     lr_scheduler: Any
+
+    def create_accelerator_and_postprocess(self) -> None:
+        state = PartialState()
+        if self.args.fsdp and state.distributed_type is DistributedType.MULTI_CPU:
+            # accelerate shards on GPUs only and would train replicas here without a word. Behind this switch nothing in it
+            # minds the device, so what is tested on CPUs is what runs on GPUs.
+            state.distributed_type = DistributedType.MULTI_GPU
+        super().create_accelerator_and_postprocess()
+        if self.is_fsdp_enabled != bool(self.args.fsdp):
+            told = "shard the weights" if self.is_fsdp_enabled else "train replicas"
+            raise ConfigurationError(
+                f"training.parallel is {self.config.training.parallel}, and accelerate was told to {told} (by 'accelerate "
+                "launch', or by ACCELERATE_USE_FSDP in the environment); make the two agree"
+            )
+        if self.is_fsdp_enabled:
+            # Block by block and in place: a compiled whole would be the root of the shards, and measurements need the model.
+            self.accelerator.state.dynamo_plugin.use_regional_compilation = True
+
+    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
+        # accelerate puts no autocast around sharded models: it would cast their weights to bfloat16 instead.
+        return self.accelerator.autocast() if self.is_fsdp_enabled else super().compute_loss_context_manager()
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
