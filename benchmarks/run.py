@@ -1,4 +1,4 @@
-"""Run every benchmark of the column statistics, print the table, and fail when a bar is missed.
+"""Run every benchmark, print the table, and fail when a bar is missed.
 
 python benchmarks/run.py [--write docs/benchmarks.md] [NAME …]
 """
@@ -15,7 +15,17 @@ from pathlib import Path
 import torch
 from _timing import Bar, show
 
-BENCHMARKS = ("column_statistics", "known_keys", "exactness", "long_context", "end_to_end", "flash_null", "linear")
+BENCHMARKS = (
+    "column_statistics",
+    "known_keys",
+    "exactness",
+    "long_context",
+    "end_to_end",
+    "flash_null",
+    "linear",
+    "training_throughput",
+    "instrumentation",
+)
 
 
 def main() -> int:

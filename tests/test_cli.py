@@ -204,7 +204,7 @@ class TestShow:
 
     def test_an_operation_with_parameters(self):
         (record,) = json.loads(run("show", "sigmoid", "--json").stdout)
-        assert record["parameters"][0] == {"name": "bias", "type": "float", "default": "0.0"}
+        assert record["parameters"][0] == {"name": "bias", "type": "float", "default": "0.0", "text": ""}
         assert record["kind"] == "operation"
 
     @pytest.mark.parametrize(("plural", "name"), [(plural, name) for plural in KINDS for name in KINDS[plural]])

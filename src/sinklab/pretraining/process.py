@@ -120,6 +120,7 @@ def training_arguments(config: PretrainingConfig, out: Path) -> TrainingArgument
         gradient_accumulation_steps=share // micro,
         max_grad_norm=config.optimizer.max_grad_norm,
         bf16=training.dtype == "bfloat16",
+        tf32=False,  # transformers would switch it on with compilation, and what is measured in float32 would not be float32
         use_cpu=device == "cpu",
         torch_compile=compiles(config),
         activation_checkpointing=training.gradient_checkpointing,
