@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from sinklab.pretraining import checkpoints
-from sinklab.pretraining.callback import SinkCallback, log_between, measuring
+from sinklab.pretraining.callback import TOKENS_PER_FORWARD, SinkCallback, log_between, measuring
 from sinklab.pretraining.config import PretrainingConfig
 from sinklab.pretraining.progress import Display
 from sinklab.pretraining.run_table import RunTable
@@ -41,12 +41,13 @@ METRICS: dict[str, tuple[str, str]] = {
     "diverged": (
         "step",
         "First step known to be bad, in the row of the step at which it was found: the loss or the gradient norm was no finite "
-        "number, or the train_loss above training.diverged_above times its best.",
+        "number, or the train_loss above training.diverged_above times its best (and a nat above it).",
     ),
 }
 """Metrics of the probe ``training``: unit and definition."""
 
-TOKENS_PER_FORWARD = 2048
+LEAST_RISE = 1.0
+"""Nats by which a loss must exceed its best to be called diverged: twice next to nothing is next to nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +162,7 @@ class Bookkeeper(TrainerCallback):
             reason = f"the training loss is {loss} from step {first} on"
         elif not math.isfinite(gradient_norm):
             reason = f"the norm of the gradients is {gradient_norm}"
-        elif loss > self.config.training.diverged_above * self._best:
+        elif loss > max(self.config.training.diverged_above * self._best, self._best + LEAST_RISE):
             times = self.config.training.diverged_above
             reason = f"the training loss is {loss:.4g}, above {times:g} times its best, {self._best:.4g}"
         self.diverged = reason is not None
@@ -222,11 +223,10 @@ def held_out_loss(model: PreTrainedModel, rows: Dataset) -> tuple[float, int]:
             inside = batch["position_ids"] if "position_ids" in batch else torch.arange(labels.shape[1])[None]
             labels.masked_fill_((inside < prefix).to(labels.device), -100)
         logits = model(**{name: tensor.to(model.device) for name, tensor in batch.items()}, use_cache=False).logits
-        losses = torch.nn.functional.cross_entropy(
-            logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), reduction="sum"
-        )
-        total += losses.item()
-        count += int((labels[:, 1:] != -100).sum())
+        targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+        total += loss.item()
+        count += int((targets != -100).sum())
     return total / max(count, 1), count
 
 
@@ -235,10 +235,13 @@ def save_model(trainer: PretrainingTrainer, tokenizer: Any, folder: Path) -> Non
     model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
     state = trainer.accelerator.get_state_dict(model)  # collective when the weights are sharded
     if trainer.args.should_save:
+        plain = trainer.accelerator.unwrap_model(trainer.model)
+        for name in plain.all_tied_weights_keys:  # gathered from shards, they no longer share memory and would be saved twice
+            state.pop(name, None)
         staged = folder.parent / f"{checkpoints.STAGING}-{folder.name}"
         with checkpoints.writing(f"the model of step {trainer.state.global_step}", folder.parent, staged):
             shutil.rmtree(staged, ignore_errors=True)
-            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(staged, state_dict=state)
+            plain.save_pretrained(staged, state_dict=state)
             tokenizer.save_pretrained(staged)
             shutil.rmtree(folder, ignore_errors=True)
             staged.replace(folder)
