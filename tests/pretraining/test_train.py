@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -289,9 +290,20 @@ def test_the_step_of_the_first_nan_is_known(run, monkeypatch):
 
 
 def test_a_run_that_may_diverge_goes_on(run):
-    result = run("training.diverged_above=1.0001", "training.stop_when_diverged=false", "optimizer.learning_rate=0.3")
+    changes = ("optimizer.learning_rate=100", "optimizer.max_grad_norm=0", "schedule.warmup_steps=0")
+    result = run("training.stop_when_diverged=false", *changes)
     assert result.steps == 8
-    assert result.run["divergence"] is not None
+    assert result.run["divergence"]["found_at"] < 8
+
+
+def test_a_loss_of_next_to_nothing_may_double(finished):
+    book = Bookkeeper(short(Path("text")), table=None, held_out=None, tokens_per_step=1, screen=None, snapshot=None)
+    book.trainer = SimpleNamespace(losses=[])
+    assert book._judge(1, 0.01, 1.0, 1) is None
+    assert book._judge(2, 0.9, 1.0, 1) is None
+    assert book._judge(3, 1.02, 1.0, 1).reason == "the training loss is 1.02, above 2 times its best, 0.01"
+    assert book._judge(4, 0.02, float("inf"), 1).reason == "the norm of the gradients is inf"
+    assert book.divergence.step == 3
 
 
 def test_ctrl_c_stops_with_a_checkpoint_and_resumes(finished, run, monkeypatch):

@@ -23,7 +23,7 @@ from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.results.table import unpacked
 
-__all__ = ["READOUT", "SinkCallback", "SinkMeasurement", "log_between", "measure_sinks", "measuring"]
+__all__ = ["READOUT", "TOKENS_PER_FORWARD", "SinkCallback", "SinkMeasurement", "log_between", "measure_sinks", "measuring"]
 
 FIRST_POSITIONS = 8
 """Positions that get rows of their own for each layer and head; the profile over all positions is that of the whole model."""
@@ -32,6 +32,7 @@ READOUT_ROWS = 16
 """Rows of the read-out, the first ones: it takes two more forward passes, and the two losses of a token go together."""
 
 TOKENS_PER_FORWARD = 2048
+"""Of a measurement; the logits of more would fill the memory of small machines."""
 
 READOUT: dict[str, tuple[str, str]] = {
     "loss": ("nats", "Mean next-token loss on the probe rows, float32."),

@@ -130,7 +130,7 @@ class TrainingConfig(Section):
         (), description="trackers besides the run's table"
     )
     diverged_above: float = Field(
-        2.0, gt=1, description="a training loss above so many times its best is recorded as divergence; NaN always is"
+        2.0, gt=1, description="a training loss above so many times its best (and a nat above it) is divergence; NaN always is"
     )
     stop_when_diverged: bool = Field(True, description="end the run then; the record stays")
 
