@@ -53,7 +53,8 @@ def _plain_product(left: Tensor, right: Tensor, out: Tensor) -> None:
 def is_float32_product(precision: str, inner: int, rows: int, columns: int) -> bool:
     """Whether products under a setting of ``torch.backends.mkldnn.matmul.fp32_precision`` have float32 accuracy.
 
-    Checked once per process and shape, on the full tile and on a ragged one, because the kernel is chosen by shape.
+    Checked once per process and shape, on the full tile and on a ragged one, alone and in a batch, because the kernel is chosen
+    by shape.
     """
     setting = _setting()
     if setting is None:
@@ -64,7 +65,9 @@ def is_float32_product(precision: str, inner: int, rows: int, columns: int) -> b
     before = setting.fp32_precision
     setting.fp32_precision = precision
     try:
-        products = [torch.mm(left[:r], right[:c].t()) for r, c in ((rows, columns), (rows - rows // 3, columns // 3 + 1))]
+        factors = [(left[:r], right[:c].t()) for r, c in ((rows, columns), (rows - rows // 3, columns // 3 + 1))]
+        products = [torch.mm(*pair) for pair in factors]
+        products += [torch.bmm(*(factor.expand(2, -1, -1) for factor in pair))[1] for pair in factors]
     finally:
         setting.fp32_precision = before
     exact = left.double() @ right.double().t()

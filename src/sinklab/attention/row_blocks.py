@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from sinklab.attention.matmul_precision import is_float32_product
 from sinklab.attention.operation import Operation
 from sinklab.attention.row_kernel import RowKernel, Rows
-from sinklab.attention.row_plan import Block, Plans
+from sinklab.attention.row_plan import Block, Part, Plan
 from sinklab.errors import ConfigurationError
 
 __all__ = ["kernel_key", "row_attention"]
@@ -63,32 +63,45 @@ class _Work:
 
     Products are of the dtype of the inputs, everything else is float32 (or float64): a bfloat16 product is rounded to bfloat16,
     as it is on the plain path, but elementwise functions are slower in bfloat16 than with a conversion on either side.
+
+    A matrix is ``(num_kv_heads, rows, columns)``, the rows of the query heads of a group following one another.
     """
 
-    def __init__(self, kernel: RowKernel, plans: Plans, queries: Tensor, scaling: float) -> None:
+    def __init__(self, kernel: RowKernel, plan: Plan, queries: Tensor, scaling: float) -> None:
         self.kernel, self.scaling = kernel, scaling
-        self.narrow, self.wide = queries.dtype, plans.dtype
+        self.narrow, self.wide = queries.dtype, plan.dtype
         self.device = queries.device
         self.flat: dict[str, Tensor] = {}
-        self.views: dict[tuple[str, torch.dtype, int, int], Tensor] = {}
-        triangle = torch.ones(plans.rows, plans.rows, dtype=self.wide, device=self.device).triu_(1)
-        self.triangle = triangle.mul_(kernel.hidden) if plans.causal else triangle
+        self.views: dict[tuple[Any, ...], Tensor] = {}
+        triangle = torch.ones(plan.rows, plan.rows, dtype=self.wide, device=self.device).triu_(1)
+        self.triangle = triangle.mul_(kernel.hidden) if plan.causal else triangle
 
-    def buffer(self, name: str, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
-        """Room for a matrix, which holds what was last written under the name, or anything."""
-        key = (name, dtype, rows, columns)
+    def buffer(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Room for a tensor, which holds what was last written under the name, or anything."""
+        key = (name, dtype, *shape)
         if key not in self.views:
-            flat = self.flat.get(f"{name} {dtype}")
-            if flat is None or flat.numel() < rows * columns:
-                flat = self.flat[f"{name} {dtype}"] = torch.empty(rows * columns, dtype=dtype, device=self.device)
+            flat, size = self.flat.get(f"{name} {dtype}"), math.prod(shape)
+            if flat is None or flat.numel() < size:
+                flat = self.flat[f"{name} {dtype}"] = torch.empty(size, dtype=dtype, device=self.device)
                 self.views = {key: view for key, view in self.views.items() if key[:2] != (name, dtype)}
-            self.views[key] = flat[: rows * columns].view(rows, columns)
+            self.views[key] = flat[:size].view(shape)
         return self.views[key]
+
+    def packed(self, name: str, tensor: Tensor) -> Tensor:
+        """A copy without gaps, which products are much faster with."""
+        return self.buffer(name, self.narrow, *tensor.shape).copy_(tensor)
 
     def product(self, name: str, left: Tensor, right: Tensor, alpha: float = 1.0) -> Tensor:
         """``alpha · left · right``, rounded to the dtype of the factors."""
-        out = self.buffer(name, self.narrow, left.shape[0], right.shape[1])
-        return torch.addmm(out, left, right, beta=0, alpha=alpha, out=out)
+        out = self.buffer(name, self.narrow, left.shape[0], left.shape[1], right.shape[2])
+        return torch.baddbmm(out, left, right, beta=0, alpha=alpha, out=out)
+
+    def accumulate(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add ``left · right``, of the dtype of the inputs, to a wide ``total``."""
+        if self.wide == self.narrow:
+            total.baddbmm_(left, right)
+        else:
+            total.add_(self.product("term", left, right))
 
     def widened(self, name: str, narrow: Tensor) -> Tensor:
         return narrow if self.wide == self.narrow else self.buffer(name, self.wide, *narrow.shape).copy_(narrow)
@@ -96,43 +109,50 @@ class _Work:
     def narrowed(self, name: str, wide: Tensor) -> Tensor:
         return wide if self.wide == self.narrow else self.buffer(name, self.narrow, *wide.shape).copy_(wide)
 
-    def accumulate(self, total: Tensor, left: Tensor, right: Tensor) -> None:
-        """Add ``left · right``, of the dtype of the inputs, to a wide ``total``."""
-        if self.wide == self.narrow:
-            total.addmm_(left, right)
-        else:
-            total.add_(self.product("term", left, right))
+    def rows_of(self, name: str, tensor: Tensor, part: Part, block: Block) -> Tensor:
+        """The rows of a block, out of ``(num_heads, q_len, …)``."""
+        return self.packed(name, tensor[part.heads, block.rows]).view(part.num_kv_heads, -1, tensor.shape[2])
 
     def weigh(
-        self, query: Tensor, key: Tensor, null_scores: Tensor | None, block: Block
+        self, queries: Tensor, keys: Tensor, null_scores: Tensor | None, part: Part, block: Block
     ) -> tuple[Tensor, Tensor, Tensor, Rows]:
-        """Scores and scratch as the kernel left them, weights divided by their factor, and the rows."""
+        """Scores and scratch as the kernel left them, weights divided by their factor, and the rows.
+
+        Args:
+            queries: rows of the block, ``(num_kv_heads, rows, head_dim)``.
+            keys: its keys, ``(num_kv_heads, keys, head_dim)``.
+            null_scores: ``(num_heads, q_len)`` or ``None``.
+        """
         kernel = self.kernel
-        product = self.product("scores", query[block.rows], key[block.keys].t(), self.scaling * kernel.unit)
-        scores = self.widened("scores", product)
+        scores = self.widened("scores", self.product("scores", queries, keys.mT, self.scaling * kernel.unit))
+        heads, rows = part.heads.stop - part.heads.start, block.rows.stop - block.rows.start
         if block.edge is not None:
-            edge = scores[:, block.edge]
+            edge = scores.view(heads, rows, -1)[:, :, block.edge]
             if block.hidden is not None:
                 edge.masked_fill_(block.hidden, kernel.hidden)
             elif kernel.hidden == 0:
                 edge.tril_()
             else:  # several times as fast as filling
-                edge.add_(self.triangle[: edge.shape[0], : edge.shape[1]])
+                edge.add_(self.triangle[:rows, : edge.shape[2]])
         scratch = self.buffer("scratch", self.wide, *scores.shape)
-        nulls = None if null_scores is None else null_scores[block.rows, None].to(self.wide)
-        rows = Rows(counts=block.counts, blank=block.blank, null_scores=nulls)
-        return scores, scratch, kernel.weigh(scores, scratch, rows), rows
+        told = Rows(
+            counts=block.counts.repeat(heads, 1),
+            blank=None if block.blank is None else block.blank.repeat(heads, 1),
+            null_scores=None if null_scores is None else null_scores[part.heads, block.rows].to(self.wide).reshape(-1, 1),
+        )
+        weights = kernel.weigh(scores.flatten(0, 1), scratch.flatten(0, 1), told)
+        return scores, scratch, weights.view(scores.shape), told
 
 
 @contextlib.contextmanager
-def _fast_products(queries: Tensor, values: Tensor, plans: Plans) -> Iterator[None]:
+def _fast_products(queries: Tensor, values: Tensor, plan: Plan) -> Iterator[None]:
     """Let oneDNN multiply float32 matrices where it has proved to do so in float32 accuracy at the sizes of this call."""
     setting: Any = getattr(torch.backends.mkldnn, "matmul", None)
     if queries.dtype != torch.float32 or queries.device.type != "cpu" or not hasattr(setting, "fp32_precision"):
         yield
         return
     # Lengths are rounded up to powers of two: one comparison serves a whole range of them.
-    rows, keys = (2 ** (length - 1).bit_length() for length in (plans.rows, plans.kv_len))
+    rows, keys = (2 ** (length - 1).bit_length() for length in (plan.rows, plan.kv_len))
     sizes = {
         size
         for dim in (queries.shape[3], values.shape[3])
@@ -174,25 +194,25 @@ def row_attention(
         ``(batch, num_heads, q_len, value_dim)`` in the dtype of the queries, and float32 (or float64)
         ``(batch, num_heads, q_len)``, empty without null scores. Extra memory is O(kv_len) for each row of one block.
     """
-    kernel = _kernel(operation)
-    batch, num_heads = queries.shape[:2]
-    groups = num_heads // keys.shape[1]
     outputs, null_mass = _empty(queries, values, null_scores)
-    plans = Plans(queries, keys, visible, causal, torch.promote_types(queries.dtype, torch.float32))
-    work = _Work(kernel, plans, queries, scaling)
-    with _fast_products(queries, values, plans):
-        for sample, head in itertools.product(range(batch), range(num_heads)):
-            query, key, value = queries[sample, head], keys[sample, head // groups], values[sample, head // groups]
-            nulls = None if null_scores is None else null_scores[sample, head]
-            for block in plans.of(sample, head):
-                _, _, weights, rows = work.weigh(query, key, nulls, block)
-                result = work.product("result", work.narrowed("weights", weights), value[block.keys])
+    plan = Plan(queries, keys, visible, causal, torch.promote_types(queries.dtype, torch.float32))
+    work = _Work(_kernel(operation), plan, queries, scaling)
+    with _fast_products(queries, values, plan):
+        for sample in range(queries.shape[0]):
+            nulls = None if null_scores is None else null_scores[sample]
+            for part, block in plan.parts(sample):
+                query = work.rows_of("query", queries[sample], part, block)
+                key = work.packed("key", keys[sample, part.kv_heads, block.keys])
+                value = work.packed("value", values[sample, part.kv_heads, block.keys])
+                _, _, weights, rows = work.weigh(query, key, nulls, part, block)
+                result = work.product("result", work.narrowed("weights", weights), value)
+                place = outputs[sample, part.heads, block.rows]
                 if rows.factor is None:
-                    outputs[sample, head, block.rows] = result
+                    place.copy_(result.view(place.shape))
                 else:
-                    torch.mul(result, rows.factor, out=outputs[sample, head, block.rows])
+                    torch.mul(result.view(place.shape), rows.factor.view(*place.shape[:2], 1), out=place)
                 if rows.null_mass is not None:
-                    null_mass[sample, head, block.rows] = rows.null_mass[:, 0]
+                    null_mass[sample, part.heads, block.rows] = rows.null_mass.view(place.shape[:2])
     return outputs, null_mass
 
 
@@ -226,44 +246,44 @@ def _row_attention_backward(
     operation: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients with respect to queries, keys, values and null scores (empty without them)."""
-    kernel = _kernel(operation)
-    batch, num_heads = queries.shape[:2]
-    groups = num_heads // keys.shape[1]
     gradients = _empty_gradients(queries, keys, values, null_scores)
     query_gradient, key_gradient, value_gradient, null_score_gradient = gradients
-    plans = Plans(queries, keys, visible, causal, torch.promote_types(queries.dtype, torch.float32))
-    work = _Work(kernel, plans, queries, scaling)
-    with _fast_products(queries, values, plans):
-        for sample, head in itertools.product(range(batch), range(num_heads)):
-            shared = head // groups
-            query, key, value = queries[sample, head], keys[sample, shared], values[sample, shared]
-            nulls = None if null_scores is None else null_scores[sample, head]
-            upstream = output_gradient[sample, head]
-            if head % groups == 0:
-                key_sum, value_sum = (torch.zeros(tensor.shape, dtype=work.wide, device=work.device) for tensor in (key, value))
-            for block in plans.of(sample, head):
-                scores, scratch, weights, rows = work.weigh(query, key, nulls, block)
-                raised = upstream[block.rows]
+    plan = Plan(queries, keys, visible, causal, torch.promote_types(queries.dtype, torch.float32))
+    work = _Work(_kernel(operation), plan, queries, scaling)
+    kernel = work.kernel
+    with _fast_products(queries, values, plan):
+        for sample in range(queries.shape[0]):
+            nulls = None if null_scores is None else null_scores[sample]
+            key_sum, value_sum = (
+                torch.zeros(tensor.shape[1:], dtype=work.wide, device=work.device) for tensor in (keys, values)
+            )
+            for part, block in plan.parts(sample):
+                query = work.rows_of("query", queries[sample], part, block)
+                key = work.packed("key", keys[sample, part.kv_heads, block.keys])
+                value = work.packed("value", values[sample, part.kv_heads, block.keys])
+                scores, scratch, weights, rows = work.weigh(query, key, nulls, part, block)
+                upstream = work.rows_of("upstream", output_gradient[sample], part, block)
                 if rows.factor is not None:
-                    raised = (raised * rows.factor).to(work.narrow)
-                work.accumulate(value_sum[block.keys], work.narrowed("weights", weights).t(), raised)
-                gradient = work.widened("gradient", work.product("gradient", raised, value[block.keys].t()))
+                    upstream.copy_(upstream * rows.factor.view(*upstream.shape[:2], 1))
+                work.accumulate(value_sum[part.kv_heads, block.keys], work.narrowed("weights", weights).mT, upstream)
+                gradient = work.widened("gradient", work.product("gradient", upstream, value.mT))
                 if kernel.needs_term:
                     # Not <output, its gradient>: that is the same but for roundings, and those of the gradient must cancel.
-                    rows.term = torch.mul(weights, gradient, out=scratch).sum(dim=1, keepdim=True)
+                    rows.term = torch.mul(weights, gradient, out=scratch).sum(dim=2).view(-1, 1)
                     if rows.null_mass is not None:
                         # Nothing is one more term of the softmax, and what it carries has the gradient of the null mass.
-                        null_upstream = null_gradient[sample, head, block.rows, None]
+                        place = null_score_gradient[sample, part.heads, block.rows]
+                        null_upstream = null_gradient[sample, part.heads, block.rows].reshape(-1, 1)
                         rows.term += rows.null_mass * null_upstream
-                        null_score_gradient[sample, head, block.rows] = (rows.null_mass * (null_upstream - rows.term))[:, 0]
+                        place.copy_((rows.null_mass * (null_upstream - rows.term)).view(place.shape))
                     if rows.factor is not None:
                         rows.term *= rows.factor
-                kernel.differentiate(scores, gradient, scratch, rows)
+                kernel.differentiate(scores.flatten(0, 1), gradient.flatten(0, 1), scratch.flatten(0, 1), rows)
                 gradient = work.narrowed("gradient", gradient)
-                query_gradient[sample, head, block.rows] = work.product("result", gradient, key[block.keys], scaling)
-                work.accumulate(key_sum[block.keys], gradient.t(), query[block.rows])
-            if head % groups == groups - 1:
-                key_gradient[sample, shared], value_gradient[sample, shared] = key_sum.mul_(scaling), value_sum
+                place = query_gradient[sample, part.heads, block.rows]
+                place.copy_(work.product("result", gradient, key, scaling).view(place.shape))
+                work.accumulate(key_sum[part.kv_heads, block.keys], gradient.mT, query)
+            key_gradient[sample], value_gradient[sample] = key_sum.mul_(scaling), value_sum
     return gradients
 
 

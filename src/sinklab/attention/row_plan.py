@@ -1,18 +1,22 @@
-"""Row plan: blocks of rows of the score matrix, and which keys each of them needs."""
+"""Row plan: which rows of which heads are worked on at a time, and which keys they need."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-__all__ = ["Block", "Plans"]
+__all__ = ["Block", "Part", "Plan"]
 
 _ROWS = 256
-"""Rows of a block. Fewer make slower products, more waste arithmetic above the diagonal."""
+"""Rows of a block, over the heads of a group. Fewer make slower products, more waste arithmetic above the diagonal."""
+_SHORT, _FEW = 512, 128
+"""Up to this many keys half of the rows suffice: with several heads at a time the products are large enough all the same."""
 _SCORES = 2**20
-"""Scores of a block beyond which it has fewer rows, so that a long sequence does not leave the cache."""
+"""Scores of a block beyond which it has fewer rows, so that a long sequence does not leave the cache. Half of it is the size up to
+which heads are taken together, so that a short one does not spend its time between the products."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,25 +39,64 @@ class Block:
     blank: Tensor | None
 
 
-class Plans:
-    """The blocks of every head; planned once for each mask that differs."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """Query heads that are worked on together, and their key-value heads."""
+
+    heads: slice
+    kv_heads: slice
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Number of key-value heads."""
+        return self.kv_heads.stop - self.kv_heads.start
+
+
+class Plan:
+    """The parts of every sample; blocks are planned once for each mask that differs.
+
+    Args:
+        queries, keys: as in :class:`~sinklab.attention.inputs.Inputs`.
+        visible: boolean ``(batch or 1, num_heads or 1, q_len or 1, kv_len or 1)``, or ``None``.
+        causal: query ``i`` sees keys ``0 … i``.
+        dtype: of the scores.
+    """
 
     def __init__(self, queries: Tensor, keys: Tensor, visible: Tensor | None, causal: bool, dtype: torch.dtype) -> None:
         self.visible, self.causal, self.dtype, self.device = visible, causal, dtype, queries.device
         self.q_len, self.kv_len = queries.shape[2], keys.shape[2]
-        self.rows = min(_ROWS, self.q_len, max(16, _SCORES // self.kv_len))
+        self.num_heads, self.num_kv_heads = queries.shape[1], keys.shape[1]
+        self.by_head = visible is not None and visible.shape[1] > 1
+        groups = 1 if self.by_head else self.num_heads // self.num_kv_heads
+        rows = min(_ROWS if self.kv_len > _SHORT else _FEW, _SCORES // self.kv_len) // groups
+        self.rows = min(max(16, rows), self.q_len)
+        size = self.rows * groups * self.kv_len
+        self.together = 1 if self.by_head else min(self.num_kv_heads, max(1, _SCORES // 2 // size))
         self.place: tuple[int, int] | None = None
-        self.plan: list[Block] = []
+        self.blocks: list[Block] = []
 
-    def of(self, sample: int, head: int) -> list[Block]:
+    def parts(self, sample: int) -> Iterator[tuple[Part, Block]]:
+        """All heads and rows of a sample."""
+        groups = self.num_heads // self.num_kv_heads
+        if self.by_head:
+            parts = [Part(slice(h, h + 1), slice(h // groups, h // groups + 1)) for h in range(self.num_heads)]
+        else:
+            starts = range(0, self.num_kv_heads, self.together)
+            shared = [slice(start, min(start + self.together, self.num_kv_heads)) for start in starts]
+            parts = [Part(slice(kv.start * groups, kv.stop * groups), kv) for kv in shared]
+        for part in parts:
+            for block in self._blocks(sample, part.heads.start):
+                yield part, block
+
+    def _blocks(self, sample: int, head: int) -> list[Block]:
         batch, heads = (1, 1) if self.visible is None else self.visible.shape[:2]
         place = (sample % batch, head % heads)
         if place != self.place:
             mask = None if self.visible is None else self.visible[place].expand(self.q_len, self.kv_len)
             starts = range(0, self.q_len, self.rows)
             rows = [slice(start, min(start + self.rows, self.q_len)) for start in starts]
-            self.place, self.plan = place, [self._causal(part) if mask is None else self._masked(part, mask) for part in rows]
-        return self.plan
+            self.place, self.blocks = place, [self._causal(part) if mask is None else self._masked(part, mask) for part in rows]
+        return self.blocks
 
     def _causal(self, rows: slice) -> Block:
         if not self.causal:
@@ -71,13 +114,7 @@ class Plans:
         seen = seen[:, keys]
         partly = (~seen.all(dim=0)).nonzero()
         edge = slice(int(partly[0]), int(partly[-1]) + 1) if len(partly) else None
+        hidden = None if edge is None else ~seen[:, edge]
         counts = seen.sum(dim=1, keepdim=True)
         blank = counts == 0
-        return Block(
-            rows,
-            keys,
-            edge,
-            None if edge is None else ~seen[:, edge],
-            counts.to(self.dtype),
-            blank if bool(blank.any()) else None,
-        )
+        return Block(rows, keys, edge, hidden, counts.to(self.dtype), blank if bool(blank.any()) else None)

@@ -55,6 +55,7 @@ class ClippedSoftmax(Operation):
 
     @property
     def normalized(self) -> bool:  # type: ignore[override]
+        """Whether weights and null mass sum to one in every row, which the settings decide."""
         return self.zeta == 1.0
 
     def weights(self, scores: Tensor, visible: Tensor | None, null_scores: Tensor | None = None) -> Tensor:

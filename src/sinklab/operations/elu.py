@@ -32,6 +32,7 @@ class Elu(Operation):
 
     @property
     def normalized(self) -> bool:  # type: ignore[override]
+        """Whether weights and null mass sum to one in every row, which the settings decide."""
         return self.normalize
 
     def weights(self, scores: Tensor, visible: Tensor | None, null_scores: Tensor | None = None) -> Tensor:
