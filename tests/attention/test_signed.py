@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.conftest import make_sinklm
 
 from sinklab.attention.session import attend
 from sinklab.probes.attention_received import AttentionReceived
 from sinklab.probes.null_mass import NullMass
 from sinklab.probes.sink_rate import SinkRate
-from tests.conftest import make_sinklm
 
 
 @pytest.mark.parametrize("name", ["identity", "mlp_kernel"])

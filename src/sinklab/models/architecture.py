@@ -54,7 +54,7 @@ class Architecture(Section):
         "initializer_range throughout; or as released by Gu et al.: std sqrt(0.4/fan_in), feed-forward output "
         "1/(sqrt(fan_in)·layers)",
     )
-    initializer_range: float = Field(0.02, gt=0, description="standard deviation of the depth-scaled and the normal initialisation")
+    initializer_range: float = Field(0.02, gt=0, description="standard deviation, except as released")
     tie_word_embeddings: bool = Field(True, description="one matrix for the embedding and the head")
 
     @model_validator(mode="after")
