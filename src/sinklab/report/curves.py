@@ -92,15 +92,16 @@ def draw_runs(runs: Sequence[RunCurves]) -> Figure:
     """One figure: loss, sink rate and loss gap of all runs together; below, for every run, its layers, heads and positions."""
     from matplotlib.figure import Figure
 
-    mapped = [run for run in runs[:MOST_MAPS] if len(run.heads())]
+    mapped = [(run, label) for run, label in zip(runs, _labels(runs), strict=True) if len(run.heads())][:MOST_MAPS]
     height = 3.4 + 2.6 * len(mapped)
     figure = Figure(figsize=(13.0, height), layout="constrained", dpi=130)
     grid = figure.add_gridspec(1 + len(mapped), 3, height_ratios=[1.25] + [1.0] * len(mapped))
     top = [figure.add_subplot(grid[0, column]) for column in range(3)]
-    for run, colour in zip(runs, _colours(len(runs)), strict=True):
-        _draw_losses(top[0], run, colour)
-        _draw_rates(top[1], run, colour)
-        _line(top[2], run.series("sink_readout", "sink_loss_gap"), colour, _label(run))
+    labels = _labels(runs)
+    for run, label, colour in zip(runs, labels, _colours(len(runs)), strict=True):
+        _draw_losses(top[0], run, label, colour)
+        _draw_rates(top[1], run, label, colour)
+        _line(top[2], run.series("sink_readout", "sink_loss_gap"), colour, label)
     _finish(top[0], "loss", "nats per token", legend="strong: held-out; faint: training")
     _finish(top[1], "sink rate (Gu et al. 2024)", "% of heads and samples", floor=0.0)
     _finish(top[2], "what the sink is worth to a windowed model", "nats per token")
@@ -108,11 +109,11 @@ def draw_runs(runs: Sequence[RunCurves]) -> Figure:
     handles, labels = top[1].get_legend_handles_labels()
     if handles:
         top[1].legend(handles, labels, fontsize=8, frameon=False)
-    for row, run in enumerate(mapped, start=1):
+    for row, (run, label) in enumerate(mapped, start=1):
         layers, heads, profile = (figure.add_subplot(grid[row, column]) for column in range(3))
-        _draw_layers(layers, run)
-        _draw_map(heads, run.heads(), f"{_label(run)}: heads, sink rate at position {run.sink}", "layer.head", heads=True)
-        _draw_map(profile, run.profile(), f"{_label(run)}: positions, whole model", "key position", heads=False)
+        _draw_layers(layers, run, label)
+        _draw_map(heads, run.heads(), f"{label}: heads, sink rate at position {run.sink}", "layer.head", heads=True)
+        _draw_map(profile, run.profile(), f"{label}: positions, whole model", "key position", heads=False)
     return figure
 
 
@@ -144,8 +145,12 @@ def _colours(number: int) -> list[str]:
     return [COLOURS[index % len(COLOURS)] for index in range(number)]
 
 
-def _label(run: RunCurves) -> str:
-    return run.name if run.operation in run.name else f"{run.name} ({run.operation})"
+def _labels(runs: Sequence[RunCurves]) -> list[str]:
+    """The operations, where they tell the runs apart; otherwise the names of the folders, with the operation."""
+    operations = [run.operation for run in runs]
+    if len(set(operations)) == len(runs) > 1:
+        return operations
+    return [run.name if run.operation in run.name else f"{run.name} ({run.operation})" for run in runs]
 
 
 def _line(axes: Axes, points: tuple[NDArray[Any], NDArray[Any]], colour: str, label: str | None, **style: Any) -> None:
@@ -153,25 +158,25 @@ def _line(axes: Axes, points: tuple[NDArray[Any], NDArray[Any]], colour: str, la
         axes.plot(*points, color=colour, label=label, linewidth=style.pop("linewidth", 1.8), **style)
 
 
-def _draw_losses(axes: Axes, run: RunCurves, colour: str) -> None:
+def _draw_losses(axes: Axes, run: RunCurves, label: str, colour: str) -> None:
     _line(axes, run.series("training", "train_loss"), colour, None, linewidth=0.8, alpha=0.4)
-    _line(axes, run.series("training", "held_out_loss"), colour, _label(run), marker="o", markersize=3)
+    _line(axes, run.series("training", "held_out_loss"), colour, label, marker="o", markersize=3)
 
 
-def _draw_rates(axes: Axes, run: RunCurves, colour: str) -> None:
-    _line(axes, run.series("sink_rate", "gu2024", run.sink), colour, f"{_label(run)}, position {run.sink}")
+def _draw_rates(axes: Axes, run: RunCurves, label: str, colour: str) -> None:
+    _line(axes, run.series("sink_rate", "gu2024", run.sink), colour, f"{label}, position {run.sink}")
     # The mass on a sink logit or key bias is the same kind of sink at no position of the text.
-    _line(axes, run.series("sink_rate", "gu2024_null"), colour, f"{_label(run)}, on nothing", linestyle="--")
+    _line(axes, run.series("sink_rate", "gu2024_null"), colour, f"{label}, on nothing", linestyle="--")
 
 
-def _draw_layers(axes: Axes, run: RunCurves) -> None:
+def _draw_layers(axes: Axes, run: RunCurves, label: str) -> None:
     from matplotlib import colormaps
 
     layers = run.layers()
     for index, (layer, values) in enumerate(layers.iterrows()):
         shade = colormaps["viridis"](index / max(1, len(layers) - 1) * 0.92)
         axes.plot(values.index.to_numpy(np.int64), values.to_numpy(np.float64), color=shade, label=f"{layer}", linewidth=1.4)
-    _finish(axes, f"{_label(run)}: layers, sink rate at position {run.sink}", "% of heads and samples", floor=0.0)
+    _finish(axes, f"{label}: layers, sink rate at position {run.sink}", "% of heads and samples", floor=0.0)
     axes.legend(title="layer", fontsize=7, title_fontsize=7, frameon=False, ncols=2)
 
 
