@@ -58,7 +58,7 @@ def test_what_is_drawn_is_what_the_table_says(tmp_path):
     assert run.heads().loc[(1, 1)].tolist() == [0.0, 20.0, 40.0]
     assert run.layers().loc[0].tolist() == [0.0, 5.0, 10.0]
     assert run.profile().loc[2].tolist() == [0.0, 10.0, 20.0]
-    assert run.profile().shape == (6, 3)
+    assert run.profile().shape == (3, 3)  # of six positions, those that half of the queries see
 
     figure = draw_runs([run])
     losses, rates, gaps, layers, heads, positions = figure.axes[:6]
@@ -68,7 +68,15 @@ def test_what_is_drawn_is_what_the_table_says(tmp_path):
     assert "sink rate at position 2" in layers.get_title()
     assert heads.images[0].get_array().shape == (4, 3)
     assert [label.get_text() for label in heads.get_yticklabels()] == ["0.0", "0.1", "1.0", "1.1"]
-    assert positions.images[0].get_array().shape == (6, 3)
+    assert positions.images[0].get_array().shape == (3, 3)
+
+
+def test_a_late_key_that_few_queries_see_is_no_sink(tmp_path):
+    folder = make_run(tmp_path / "run", sink=1)
+    table = read_curves(folder).table
+    table.loc[(table["key_position"] == 5) & (table["metric"] == "gu2024"), "value"] = 99.0
+    write_table(table, folder / "table.parquet")
+    assert read_curves(folder).sink == 1
 
 
 def test_mass_on_nothing_has_a_curve_of_its_own(tmp_path):

@@ -23,6 +23,9 @@ __all__ = ["RunCurves", "draw_runs", "read_curves", "write_plot"]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's colours, which people with any kind of colour vision tell apart; black comes last."""
 
+SHARE_OF_QUERIES = 0.5
+"""The mean weight on a key that few queries see is large by chance; positions that fewer than this share see are no sinks."""
+
 MOST_MAPS = 8
 """Runs whose maps are drawn; of more, a page could not be read."""
 
@@ -35,7 +38,8 @@ class RunCurves:
         name: name of its folder.
         operation: attention operation.
         table: its long table.
-        sink: position with the largest sink rate at the last measurement, 0-based.
+        sink: position with the largest sink rate at the last measurement, 0-based, among those that at least
+            :data:`SHARE_OF_QUERIES` of the queries see.
     """
 
     name: str
@@ -51,8 +55,9 @@ class RunCurves:
         return rows["step"].to_numpy(np.int64), rows["value"].to_numpy(np.float64)
 
     def profile(self) -> pd.DataFrame:
-        """Sink rate in percent by position (rows) and step (columns)."""
+        """Sink rate in percent by position (rows) and step (columns); late positions, which few queries see, are left out."""
         rows = self._rate().query("layer.isna() and key_position.notna()")
+        rows = rows[_seen_by_enough(rows)]
         return rows.pivot(index="key_position", columns="step", values="value").sort_index()
 
     def heads(self) -> pd.DataFrame:
@@ -81,11 +86,16 @@ def read_curves(folder: Path) -> RunCurves:
     rates = table[(table["probe"] == "sink_rate") & (table["metric"] == "gu2024") & table["layer"].isna()]
     sink = 0
     if len(rates):
+        rates = rates[_seen_by_enough(rates)]
         last = rates[rates["step"] == rates["step"].max()].sort_values("key_position")
         sink = int(last["key_position"].iloc[int(last["value"].to_numpy().argmax())])
     operations = table["operation"].dropna()
     operation = str(operations.iloc[-1]) if len(operations) else str(run.get("config", {}).get("name", ""))
     return RunCurves(name=folder.resolve().name, operation=operation, table=table, sink=sink)
+
+
+def _seen_by_enough(rates: pd.DataFrame) -> pd.Series:
+    return rates["key_position"] <= rates["key_position"].max() * (1.0 - SHARE_OF_QUERIES)
 
 
 def draw_runs(runs: Sequence[RunCurves]) -> Figure:
