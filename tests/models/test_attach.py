@@ -19,8 +19,31 @@ from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
+ATTACHABLE = [name for name in operations if name != "sink_token"]
 
-@pytest.fixture(autouse=True)
+
+@pytest.mark.parametrize("name", ATTACHABLE)
+def test_every_operation_trains_and_comes_back(name, tmp_path):
+    """Gradients reach every parameter at random values, a session accounts for the outputs, and a checkpoint keeps all of it."""
+    model = randomize(attach(llama(), name))
+    model(TOKENS, labels=TOKENS).loss.backward()
+    assert not [key for key, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
+    with attend(model.eval(), verify=True) as session, torch.no_grad():
+        logits = model(TOKENS).logits
+    assert session.checks["calls_verified"] == 2
+    save_model(model, tmp_path)
+    loaded = load_model(str(tmp_path))
+    assert loaded.operation == name
+    with torch.no_grad():
+        assert torch.equal(loaded.model(TOKENS).logits, logits)
+
+
+def test_a_sink_token_needs_the_model():
+    with pytest.raises(UnsupportedModelError, match="puts learned tokens in front, which only SinkLM does by itself"):
+        attach(llama(), "sink_token")
+
+
+@pytest.fixture
 def gated_sink(monkeypatch):
     """An operation with everything: a learned null score, a null value, an output bias and a gate on the layer's input."""
 
@@ -88,7 +111,7 @@ def test_softmax_attached_changes_nothing():
     torch.testing.assert_close(model(TOKENS).logits, before, rtol=0, atol=1e-5)
 
 
-def test_parameters_train():
+def test_parameters_train(gated_sink):
     model = attach(llama(), "gated_sink")
     names = [name for name, _ in model.named_parameters() if "operation_state" in name]
     assert len(names) == 2 * 4
@@ -100,7 +123,7 @@ def test_parameters_train():
         assert float(parameter.grad.abs().sum()) > 0, name
 
 
-def test_measured_as_what_it_computes():
+def test_measured_as_what_it_computes(gated_sink):
     model = randomize(attach(llama(), "gated_sink"))
     with attend(model, verify=True) as session, torch.no_grad():
         model(TOKENS)
@@ -108,7 +131,7 @@ def test_measured_as_what_it_computes():
     assert session.normalized
 
 
-def test_round_trip(tmp_path):
+def test_round_trip(gated_sink, tmp_path):
     model = randomize(attach(llama(), {"name": "gated_sink", "initial": -1.0}))
     save_model(model, tmp_path / "model")
     loaded = load_model(str(tmp_path / "model"))
@@ -118,7 +141,7 @@ def test_round_trip(tmp_path):
     assert loaded.model.model.layers[0].self_attn.operation.initial == -1.0
 
 
-def test_a_checkpoint_without_the_parameters(tmp_path):
+def test_a_checkpoint_without_the_parameters(gated_sink, tmp_path):
     model = attach(llama(), "gated_sink")
     config = model.config
     plain = llama()
@@ -144,7 +167,7 @@ def test_a_sibling_of_the_same_config_is_untouched():
     assert not torch.equal(model(TOKENS).logits, before)
 
 
-def test_encoder_decoder_gets_every_attention():
+def test_encoder_decoder_gets_every_attention(gated_sink):
     torch.manual_seed(0)
     config = transformers.BartConfig(
         vocab_size=50,
@@ -165,7 +188,7 @@ def test_encoder_decoder_gets_every_attention():
     assert session.checks["calls_verified"] == 3
 
 
-def test_no_graph_is_kept_alive():
+def test_no_graph_is_kept_alive(gated_sink):
     model = attach(llama(), "gated_sink")
     model(TOKENS)
     assert model.model.layers[0].self_attn.operation_state.layer_input is None
