@@ -7,8 +7,7 @@ import tempfile
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from sinklab import attach, load_model, save_model
-from sinklab.pretraining.callback import SinkCallback
+from sinklab import SinkCallback, attach, load_model, save_model
 
 
 def main() -> None:

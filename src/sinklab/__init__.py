@@ -13,23 +13,42 @@ if TYPE_CHECKING:
     from sinklab.auditing import audit, measure
     from sinklab.models.attach import attach, save_model
     from sinklab.models.loading import load_model
+    from sinklab.pretraining.callback import SinkCallback
+    from sinklab.pretraining.config import PretrainingConfig
+    from sinklab.pretraining.train import pretrain
     from sinklab.probes.sink_rate import SinkRate
     from sinklab.report.html import write_report
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "PretrainingConfig": "sinklab.pretraining.config",
+    "SinkCallback": "sinklab.pretraining.callback",
     "SinkRate": "sinklab.probes.sink_rate",
     "attach": "sinklab.models.attach",
     "attend": "sinklab.attention.session",
     "audit": "sinklab.auditing",
     "load_model": "sinklab.models.loading",
     "measure": "sinklab.auditing",
+    "pretrain": "sinklab.pretraining.train",
     "save_model": "sinklab.models.attach",
     "write_report": "sinklab.report.html",
 }
 
-__all__ = ["SinkRate", "__version__", "attach", "attend", "audit", "load_model", "measure", "save_model", "write_report"]
+__all__ = [
+    "PretrainingConfig",
+    "SinkCallback",
+    "SinkRate",
+    "__version__",
+    "attach",
+    "attend",
+    "audit",
+    "load_model",
+    "measure",
+    "pretrain",
+    "save_model",
+    "write_report",
+]
 
 
 def __getattr__(name: str) -> Any:

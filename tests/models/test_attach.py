@@ -24,7 +24,7 @@ ATTACHABLE = [name for name in operations if name != "sink_token"]
 
 @pytest.mark.parametrize("name", ATTACHABLE)
 def test_every_operation_trains_and_comes_back(name, tmp_path):
-    """Gradients reach every parameter at random values, a session accounts for the outputs, and a checkpoint keeps all of it."""
+    """Gradients reach every parameter at random values, a session accounts for the outputs, a checkpoint keeps all of it."""
     model = randomize(attach(llama(), name))
     model(TOKENS, labels=TOKENS).loss.backward()
     assert not [key for key, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]

@@ -73,8 +73,11 @@ class Operation(abc.ABC):
         return {}
 
     def prepare(self, module: nn.Module) -> None:  # noqa: B027  optional on purpose
-        """Change the attention module itself (reparametrise its projections); called when it is built, and again once its weights
-        are drawn, so a second call must find its own work and bring it up to date."""
+        """Change the attention module itself (reparametrise its projections).
+
+        Called when it is built, and again once its weights are drawn: a second call must find its own work and bring it up to
+        date.
+        """
 
     @property
     def tokens_in_front(self) -> int:

@@ -110,7 +110,7 @@ class Session:
             tables.append(make_table(probe.rows(), probe=probe.name, version=probe.version))
         table = append(tables)
         table["model"] = getattr(getattr(self.model, "config", None), "name_or_path", "") or type(self.model).__name__
-        table["operation"] = self._operation_names()
+        table["operation"] = self.operation
         return table.astype({"model": "string", "operation": "string"})
 
     def __repr__(self) -> str:
@@ -123,7 +123,9 @@ class Session:
         """Whether every operation seen gives rows that, with their mass on nothing, sum to one."""
         return all(operation.normalized for operation in self._operations)
 
-    def _operation_names(self) -> str:
+    @property
+    def operation(self) -> str:
+        """Names of the operations seen, joined by `` + `` where a model has several; empty before the first call."""
         return " + ".join(sorted({operation.name for operation in self._operations}))
 
     # --- life ---

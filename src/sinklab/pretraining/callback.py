@@ -255,7 +255,7 @@ def measure_sinks(model: PreTrainedModel, rows: Tensor, *, threshold: float = 0.
         "probe_loss": readout[0]["value"],
         "sink_loss_gap": readout[3]["value"],
     }
-    return SinkMeasurement([row for row in measured if _wanted(row, sinks)] + readout, headline, session._operation_names())
+    return SinkMeasurement([row for row in measured if _wanted(row, sinks)] + readout, headline, session.operation)
 
 
 def _measured(model: PreTrainedModel, rows: Tensor, threshold: float, window: int) -> SinkMeasurement:
