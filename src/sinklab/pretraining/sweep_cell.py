@@ -24,7 +24,7 @@ from sinklab.pretraining.record import Status
 from sinklab.pretraining.train import pretrain
 from sinklab.results.table import read_run, write_json
 
-__all__ = ["ENDED", "NUMBERS", "PLAN", "REFUSED", "Plan", "last_line", "read_plan", "run_cell", "text_of"]
+__all__ = ["ENDED", "NUMBERS", "PLAN", "REFUSED", "Plan", "last_line", "read_plan", "run_cell", "stop_with_driver", "text_of"]
 
 PLAN = "sweep.json"
 
@@ -165,16 +165,16 @@ def _alone(plan: Plan, name: str) -> Iterator[None]:
         ) from None
 
 
-def _stop_with_driver() -> None:
+def stop_with_driver(descriptor: int = 0) -> None:
     """Stop when the driver is gone: it holds the other end of our standard input and never writes."""
     with contextlib.suppress(OSError):
-        os.read(0, 1)
+        os.read(descriptor, 1)
     os.kill(os.getpid(), signal.SIGTERM)  # which pretrain answers with a checkpoint
 
 
 def main(folder: str, name: str) -> None:
     """The process of a cell that the local driver starts."""
-    threading.Thread(target=_stop_with_driver, daemon=True).start()
+    threading.Thread(target=stop_with_driver, daemon=True).start()
     try:
         run_cell(Path(folder), name)
     except SinklabError as error:
