@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sinklab.attention.session import attend
-    from sinklab.auditing import audit, measure
+    from sinklab.auditing.audit import audit
+    from sinklab.auditing.measure import measure
     from sinklab.models.attach import attach, save_model
     from sinklab.models.loading import load_model
     from sinklab.pretraining.callback import SinkCallback
