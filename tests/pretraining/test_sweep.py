@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -22,11 +23,13 @@ from tests.pretraining.conftest import EIGHT_STEPS, short
 from typer.testing import CliRunner
 
 from sinklab.cli.app import app
+from sinklab.cli.sweep import EPILOG
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.pretraining import sweep as sweep_module
 from sinklab.pretraining import sweep_cell, sweep_local
 from sinklab.pretraining.config import PretrainingConfig
 from sinklab.pretraining.grid import ALIASES, field_path, make_cells, parse_grid, parse_seeds
+from sinklab.pretraining.resolve import resolve_recipe
 from sinklab.pretraining.sweep import sweep
 from sinklab.pretraining.sweep_cell import REFUSED, Plan, last_line, read_plan, run_cell, stop_with_driver
 from sinklab.pretraining.sweep_local import run_processes
@@ -81,7 +84,7 @@ def test_an_operation_in_the_grid_drops_the_settings_of_the_one_before():
         ("optimizer.learning_rate=5e-3", RATE, [5e-3]),
         ("operation=softmax,sigmoid", "model.operation.name", ["softmax", "sigmoid"]),
         ("operation={name: softmax}", "model.operation", [{"name": "softmax"}]),
-        ("operation.normalized=true,false", "model.operation.normalized", [True, False]),
+        ("operation.normalize=true,false", "model.operation.normalize", [True, False]),
         ("model.window=8", "model.window", [8]),
         ("steps=10,20", "training.steps", [10, 20]),
         ("betas=[0.9,0.95],[0.9,0.99]", "optimizer.betas", [[0.9, 0.95], [0.9, 0.99]]),
@@ -570,6 +573,14 @@ def test_failed_cells_are_told_and_end_in_status_1(sinklab, monkeypatch):
     assert "failed: learning_rate=0.001-" in err
     assert "KeyError: 'x' (attempt 3)" in err
     assert [line.split()[1:] for line in out.splitlines()[1:3]] == [["0,", "1", "failed", "or", "unfinished", "–", "–"]] * 2
+
+
+@pytest.mark.parametrize("line", re.findall(r"^sinklab sweep .*?(?=  |$)", EPILOG, re.MULTILINE))
+def test_the_examples_of_the_help_are_sweeps(line):
+    _, _, recipe, *rest = shlex.split(line)
+    options = {name: [rest[at + 1] for at, word in enumerate(rest) if word == name] for name in ("--grid", "--seeds")}
+    seeds = parse_seeds(options["--seeds"][0]) if options["--seeds"] else None
+    assert len(make_cells(resolve_recipe(recipe), parse_grid(options["--grid"]), seeds)) > 1
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ EPILOG = (
     "Examples:\n\n"
     "sinklab sweep tiny --grid lr=1e-3,4e-3 --seeds 0..2\n\n"
     "sinklab sweep emergence --grid operation=softmax,sigmoid --grid optimizer.weight_decay=0,0.1 --seeds 0..4 --jobs 2\n\n"
-    "sinklab sweep emergence --grid 'model.operation={name: sigmoid, normalized: true},{name: softmax}'\n\n"
+    "sinklab sweep emergence --grid 'model.operation={name: sigmoid, normalize: true},{name: softmax}'\n\n"
     "sinklab sweep emergence --grid lr=1e-3,4e-3 --seeds 0..9 --resume  (after Ctrl-C, or to add seeds)\n\n"
     "sinklab sweep emergence --grid lr=1e-3,4e-3 --seeds 0..4 --ray auto --out /shared/sweep"
 )

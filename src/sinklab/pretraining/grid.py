@@ -69,7 +69,7 @@ def make_cells(
     Args:
         config: what the cells have in common.
         grid: field (see :func:`field_path`) to its values; a dictionary as a value sets the fields below, as in
-            ``{"model.operation": [{"name": "sigmoid", "normalized": True}]}``.
+            ``{"model.operation": [{"name": "sigmoid", "normalize": True}]}``.
         seeds: each is ``training.seed`` and ``data.seed`` of its cells; ``None`` leaves those of ``config``.
         changes: ``path=value``, applied to every cell.
 
