@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import pytest
 import torch
@@ -41,7 +40,7 @@ def words(value):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Blocks of 16 rows: fifty tokens are then several whole blocks and a ragged one."""
-    monkeypatch.setattr(row_plan, "_ROWS", 16)
+    monkeypatch.setattr(row_plan, "_FEW", 16)
     monkeypatch.setattr(path_blocks, "_BLOCK_SCORES", 4096)
 
 
@@ -374,14 +373,17 @@ def test_no_tensor_has_the_size_of_the_score_matrix():
 def test_counts_are_those_of_the_mask():
     for visible in masks().values():
         whole = visible.expand(2, 4, 50, 50)
-        plans = row_plan.Plans(*tensors()[:2], visible[(None,) * (4 - visible.ndim)], False, torch.float64)
-        for sample, head in itertools.product(range(2), range(4)):
-            plan = plans.of(sample, head)
-            assert torch.equal(torch.cat([block.counts for block in plan])[:, 0], whole[sample, head].sum(-1).double())
-            for block in plan:
-                seen = torch.zeros(50, 50, dtype=torch.bool)
-                seen[block.rows, block.keys] = True
+        plan = row_plan.Plan(*tensors()[:2], visible[(None,) * (4 - visible.ndim)], False, torch.float64)
+        for sample in range(2):
+            found = torch.zeros(4, 50, 50, dtype=torch.bool)
+            counts = torch.zeros(4, 50, 1, dtype=torch.float64)
+            for part, block in plan.parts(sample):
+                assert part.kv_heads == slice(part.heads.start // 2, (part.heads.stop + 1) // 2)
+                found[part.heads, block.rows, block.keys] = True
+                heads = part.heads.stop - part.heads.start
+                counts[part.heads, block.rows] = block.counts.unflatten(0, (plan.heads, -1))[:heads]
                 if block.edge is not None:
-                    start = block.keys.start
-                    seen[block.rows, start + block.edge.start : start + block.edge.stop] &= ~block.hidden
-                assert torch.equal(seen[block.rows], whole[sample, head, block.rows])
+                    edge = slice(block.keys.start + block.edge.start, block.keys.start + block.edge.stop)
+                    found[part.heads, block.rows, edge] = ~block.hidden
+            assert torch.equal(found, whole[sample])
+            assert torch.equal(counts, whole[sample].sum(-1, keepdim=True).double())

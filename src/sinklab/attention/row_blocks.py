@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,8 +59,25 @@ def _kernel(key: str) -> RowKernel:
 # --- the work on one block ---------------------------------------------------------------------------------------------------
 
 
+class _Room(threading.local):
+    """Memory of the buffers, kept from call to call: to ask the system for it anew would cost as much as a short call."""
+
+    def __init__(self) -> None:
+        self.flat: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+
+    def take(self, name: str, dtype: torch.dtype, device: torch.device, size: int) -> Tensor:
+        key = (name, dtype, device)
+        if key not in self.flat or self.flat[key].numel() < size:
+            with torch.inference_mode(False):  # a tensor made in that mode could not be written outside of it
+                self.flat[key] = torch.empty(size, dtype=dtype, device=device)
+        return self.flat[key][:size]
+
+
+_room = _Room()
+
+
 class _Work:
-    """Buffers for the largest block, and the steps that forward and backward share.
+    """Buffers for one block, and the steps that forward and backward share.
 
     Products are of the dtype of the inputs, everything else is float32 (or float64): a bfloat16 product is rounded to bfloat16,
     as it is on the plain path, but elementwise functions are slower in bfloat16 than with a conversion on either side.
@@ -71,7 +89,6 @@ class _Work:
         self.kernel, self.scaling = kernel, scaling
         self.narrow, self.wide = queries.dtype, plan.dtype
         self.device = queries.device
-        self.flat: dict[str, Tensor] = {}
         self.views: dict[tuple[Any, ...], Tensor] = {}
         triangle = torch.ones(plan.rows, plan.rows, dtype=self.wide, device=self.device).triu_(1)
         self.triangle = triangle.mul_(kernel.hidden) if plan.causal else triangle
@@ -80,11 +97,7 @@ class _Work:
         """Room for a tensor, which holds what was last written under the name, or anything."""
         key = (name, dtype, *shape)
         if key not in self.views:
-            flat, size = self.flat.get(f"{name} {dtype}"), math.prod(shape)
-            if flat is None or flat.numel() < size:
-                flat = self.flat[f"{name} {dtype}"] = torch.empty(size, dtype=dtype, device=self.device)
-                self.views = {key: view for key, view in self.views.items() if key[:2] != (name, dtype)}
-            self.views[key] = flat[:size].view(shape)
+            self.views[key] = _room.take(name, dtype, self.device, math.prod(shape)).view(shape)
         return self.views[key]
 
     def packed(self, name: str, tensor: Tensor) -> Tensor:
@@ -136,8 +149,8 @@ class _Work:
                 edge.add_(self.triangle[:rows, : edge.shape[2]])
         scratch = self.buffer("scratch", self.wide, *scores.shape)
         told = Rows(
-            counts=block.counts.repeat(heads, 1),
-            blank=None if block.blank is None else block.blank.repeat(heads, 1),
+            counts=block.counts[: heads * rows],
+            blank=None if block.blank is None else block.blank[: heads * rows],
             null_scores=None if null_scores is None else null_scores[part.heads, block.rows].to(self.wide).reshape(-1, 1),
         )
         weights = kernel.weigh(scores.flatten(0, 1), scratch.flatten(0, 1), told)

@@ -12,11 +12,11 @@ __all__ = ["Block", "Part", "Plan"]
 
 _ROWS = 256
 """Rows of a block, over the heads of a group. Fewer make slower products, more waste arithmetic above the diagonal."""
-_SHORT, _FEW = 512, 128
+_SHORT, _FEW = 1024, 128
 """Up to this many keys half of the rows suffice: with several heads at a time the products are large enough all the same."""
 _SCORES = 2**20
-"""Scores of a block beyond which it has fewer rows, so that a long sequence does not leave the cache. Half of it is the size up to
-which heads are taken together, so that a short one does not spend its time between the products."""
+"""Scores of a block beyond which it has fewer rows, so that a long sequence does not leave the cache. Up to half of them, heads
+are taken together, so that a short sequence does not spend its time between the products."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,8 +27,9 @@ class Block:
         keys: needed keys; at least one, so that there is a row to weigh.
         edge: keys, counted from ``keys.start``, outside of which every row sees every key; ``None`` if that is so everywhere.
         hidden: boolean ``(rows, edge)``; ``None`` if the edge is the causal triangle.
-        counts: visible keys of every row ``(rows, 1)``, in the dtype of the scores.
-        blank: boolean ``(rows, 1)``: rows that see no key; ``None`` if there are none.
+        counts: visible keys of every row, in the dtype of the scores, over and over for all heads that are taken together:
+            ``(heads · rows, 1)``.
+        blank: boolean, likewise: rows that see no key; ``None`` if there are none.
     """
 
     rows: slice
@@ -71,7 +72,8 @@ class Plan:
         rows = min(_ROWS if self.kv_len > _SHORT else _FEW, _SCORES // self.kv_len) // groups
         self.rows = min(max(16, rows), self.q_len)
         size = self.rows * groups * self.kv_len
-        self.together = 1 if self.by_head else min(self.num_kv_heads, max(1, _SCORES // 2 // size))
+        self.together = 1 if self.by_head else min(self.num_kv_heads, max(1, 2**19 // size))
+        self.heads = self.together * groups
         self.place: tuple[int, int] | None = None
         self.blocks: list[Block] = []
 
@@ -101,11 +103,11 @@ class Plan:
     def _causal(self, rows: slice) -> Block:
         if not self.causal:
             counts = torch.full((rows.stop - rows.start, 1), float(self.kv_len), dtype=self.dtype, device=self.device)
-            return Block(rows, slice(0, self.kv_len), None, None, counts, None)
+            return Block(rows, slice(0, self.kv_len), None, None, counts.repeat(self.heads, 1), None)
         counts = torch.arange(rows.start + 1, rows.stop + 1, dtype=self.dtype, device=self.device)
         stop = min(rows.stop, self.kv_len)
         edge = slice(rows.start, stop) if rows.start < stop else None
-        return Block(rows, slice(0, stop), edge, None, counts.clamp_(max=self.kv_len)[:, None], None)
+        return Block(rows, slice(0, stop), edge, None, counts.clamp_(max=self.kv_len)[:, None].repeat(self.heads, 1), None)
 
     def _masked(self, rows: slice, mask: Tensor) -> Block:
         seen = mask[rows]
@@ -115,6 +117,6 @@ class Plan:
         partly = (~seen.all(dim=0)).nonzero()
         edge = slice(int(partly[0]), int(partly[-1]) + 1) if len(partly) else None
         hidden = None if edge is None else ~seen[:, edge]
-        counts = seen.sum(dim=1, keepdim=True)
+        counts = seen.sum(dim=1, keepdim=True).repeat(self.heads, 1)
         blank = counts == 0
         return Block(rows, keys, edge, hidden, counts.to(self.dtype), blank if bool(blank.any()) else None)
