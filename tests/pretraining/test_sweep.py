@@ -418,14 +418,15 @@ def test_another_text_than_planned_is_refused_and_the_others_are_kept(swept, her
     assert result.settings[1]["other"] == 1
 
 
-def test_an_interrupted_sweep_writes_what_there_is(swept, monkeypatch, tmp_path):
+def test_an_interrupted_sweep_writes_what_there_is(swept, monkeypatch, tmp_path, capsys):
     def run_local(plan, names, **options):
         run_cell(plan.folder, names[0])
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sweep_module, "run_local", run_local)
     with pytest.raises(KeyboardInterrupt):
-        swept({"lr": [5e-3, 1e-3]})
+        swept({"lr": [5e-3, 1e-3]}, progress=True)
+    assert capsys.readouterr().err.endswith("stopped; the same command with --resume goes on\n")
     cells = pd.read_csv(tmp_path / "sweep" / "cells.csv")
     assert list(cells["status"]) == ["finished", "waiting"]
     assert len(read_table(tmp_path / "sweep" / "table.parquet"))
@@ -507,11 +508,11 @@ def test_as_many_jobs_as_cores_have_threads_for(tmp_path, monkeypatch):
 
 def test_a_killed_cell_goes_on_to_the_same_numbers(text, cache, tmp_path, run):
     """The whole way once: an interpreter of its own, killed after a checkpoint, and another one that goes on."""
-    changes = ("training.steps=300", "training.save_every=25", "data.seed=1")
+    changes = ("training.steps=160", "training.save_every=20", "training.log_every=20", "watch.every=80")
     folder = tmp_path / "sweep"
 
     def kill() -> None:
-        while not list(folder.glob("*/checkpoints/checkpoint-25")):
+        while not list(folder.glob("*/checkpoints/checkpoint-20")):
             time.sleep(0.01)
         (log,) = folder.glob("logs/*.log")
         os.kill(int(log.read_text().split()[2]), signal.SIGKILL)

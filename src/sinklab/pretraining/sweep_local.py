@@ -135,6 +135,7 @@ class _Running:
 def _start(command: Sequence[str], log: Path, slot: int, environment: Mapping[str, str]) -> _Running:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
+        before = file.tell()
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -143,7 +144,7 @@ def _start(command: Sequence[str], log: Path, slot: int, environment: Mapping[st
             env=dict(environment),
             start_new_session=True,  # Ctrl-C is for the driver, which tells its cells
         )
-        return _Running(process, slot, file.tell())
+        return _Running(process, slot, before)
 
 
 def _stop(processes: Sequence[subprocess.Popen], watch: Watch) -> None:
