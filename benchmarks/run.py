@@ -22,6 +22,7 @@ BENCHMARKS = (
     "long_context",
     "end_to_end",
     "flash_null",
+    "row_blocks",
     "linear",
     "training_throughput",
     "instrumentation",

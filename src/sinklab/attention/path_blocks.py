@@ -39,10 +39,7 @@ def worthwhile(operation: Operation, inputs: Inputs) -> bool:
         return False
     if kernel_key(operation) is None:
         return length >= 256 and queries.shape[0] * queries.shape[1] * inputs.q_len * inputs.kv_len >= 2**23
-    if queries.dtype != torch.bfloat16:
-        return length >= 256
-    trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (queries, inputs.keys, inputs.values))
-    return length >= (512 if trains else 384)
+    return length >= 256
 
 
 def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:
