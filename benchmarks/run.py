@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import multiprocessing
 import platform
 import re
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -34,11 +36,10 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones; all by default: {', '.join(BENCHMARKS)}")
     parser.add_argument("--write", type=Path, help="Markdown file to write the table to")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     bars: list[Bar] = []
     for name in arguments.names or BENCHMARKS:
         print(f"{name} …", file=sys.stderr, flush=True)
-        bars += importlib.import_module(name).measure()
+        bars += alone(name)
     table = show(bars)
     print(table)
     if arguments.write:
@@ -46,12 +47,26 @@ def main() -> int:
     return int(not all(bar.met for bar in bars))
 
 
+def alone(name: str) -> list[Bar]:
+    """The bars of one benchmark, in a process of its own: memory kept from others would favour the wasteful."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(bars_of, name).result()
+
+
+def bars_of(name: str) -> list[Bar]:
+    """The bars of one benchmark, here."""
+    torch.set_num_threads(1)
+    bars: list[Bar] = importlib.import_module(name).measure()
+    return bars
+
+
 def document(table: str) -> str:
     """The page around the table."""
     return f"""# Benchmarks
 
 Written by `python benchmarks/run.py --write docs/benchmarks.md`. Figures are ratios of CPU times taken in one run: one thread,
-candidates in turn, the shortest time of each; other work on the machine moves them by some ten percent. "Forward" is
+candidates in turn, the shortest time of each, every benchmark in a process of its own; other work on the machine moves them by
+some ten percent. "Forward" is
 `torch.nn.functional.scaled_dot_product_attention` with a causal mask; batch 1, 8 heads of size 64 unless it says otherwise.
 
 Machine: {processor()}, one thread; torch {torch.__version__}, {platform.system()}.
