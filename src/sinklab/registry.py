@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from sinklab.errors import ConfigurationError, ContractError, UnknownNameError
 
-__all__ = ["KINDS", "Registry", "corpora", "operations", "positions", "probes", "recipes", "registry_of"]
+__all__ = ["KINDS", "Registry", "corpora", "operations", "policies", "positions", "probes", "recipes", "registry_of"]
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -154,4 +154,5 @@ operations: Registry[Any] = Registry("operation", "operations")
 probes: Registry[Any] = Registry("probe", "probes")
 corpora: Registry[Any] = Registry("corpus", "corpora")
 positions: Registry[Any] = Registry("position", "positions")
+policies: Registry[Any] = Registry("policy", "policies")
 recipes: Registry[Any] = Registry("recipe", "recipes")
