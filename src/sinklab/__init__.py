@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     from sinklab.pretraining.train import pretrain
     from sinklab.probes.sink_rate import SinkRate
     from sinklab.report.html import write_report
+    from sinklab.streaming.cache import PolicyCache, SinkCache
+    from sinklab.streaming.reader import open_reader
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "PolicyCache": "sinklab.streaming.cache",
     "PretrainingConfig": "sinklab.pretraining.config",
+    "SinkCache": "sinklab.streaming.cache",
     "SinkCallback": "sinklab.pretraining.callback",
     "SinkRate": "sinklab.probes.sink_rate",
     "attach": "sinklab.models.attach",
@@ -31,13 +35,16 @@ _HOMES = {
     "audit": "sinklab.auditing.audit",
     "load_model": "sinklab.models.loading",
     "measure": "sinklab.auditing.measure",
+    "open_reader": "sinklab.streaming.reader",
     "pretrain": "sinklab.pretraining.train",
     "save_model": "sinklab.models.attach",
     "write_report": "sinklab.report.html",
 }
 
 __all__ = [
+    "PolicyCache",
     "PretrainingConfig",
+    "SinkCache",
     "SinkCallback",
     "SinkRate",
     "__version__",
@@ -46,6 +53,7 @@ __all__ = [
     "audit",
     "load_model",
     "measure",
+    "open_reader",
     "pretrain",
     "save_model",
     "write_report",

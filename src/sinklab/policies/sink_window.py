@@ -1,0 +1,58 @@
+"""Sink and window: the first tokens, which carry the sink, and the most recent ones; StreamingLLM."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor
+
+from sinklab.errors import ConfigurationError
+from sinklab.registry import policies
+from sinklab.streaming.policy import SlotPolicy
+
+__all__ = ["SinkWindow"]
+
+
+@policies.register("sink_window")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SinkWindow(SlotPolicy):
+    """A query sees the first ``num_sinks`` tokens, the ``window`` tokens before it, and itself.
+
+    Xiao et al. 2024 (arXiv 2309.17453), where it is written "4+1020". Their positions are those in the cache: once tokens have
+    been evicted, the sinks keep standing right before the window. With ``positions="original"`` nothing moves and the distance
+    to the sinks grows without bound.
+
+    Attributes:
+        num_sinks: first tokens that stay, 0 or more.
+        window: tokens before the query that are held besides, 1 or more.
+    """
+
+    num_sinks: int = 4
+    window: int = 1020
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_sinks < 0:
+            raise ConfigurationError(f"num_sinks {self.num_sinks} must be 0 or more")
+        if self.window < 1:
+            raise ConfigurationError(f"window {self.window} must be 1 or more: a query sees so many tokens before it")
+
+    @property
+    def pinned(self) -> tuple[int, ...]:
+        return tuple(range(self.num_sinks))
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_sinks + self.window + 1
+
+    def slots(self, tokens: Tensor) -> Tensor:
+        behind = tokens - self.num_sinks
+        return tokens.where(behind < 0, behind.remainder(self.window + 1) + self.num_sinks)
+
+    def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        distance = query_positions - key_positions
+        return (distance >= 0) & ((distance <= self.window) | (key_positions < self.num_sinks))
+
+    def describe(self) -> str:
+        mode = "" if self.positions == "in_cache" else ", original positions"
+        return f"{self.num_sinks}+{self.window}{mode}"

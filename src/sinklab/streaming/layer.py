@@ -1,0 +1,159 @@
+"""Slot layer: keys and values of one layer in slots of their own, written in place; to decode a token nothing is copied."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from sinklab.errors import ConfigurationError
+from sinklab.streaming.rotation import Rotation
+
+if TYPE_CHECKING:
+    from sinklab.streaming.cache import PolicyCache
+    from sinklab.streaming.step import Step
+
+__all__ = ["SlotLayer"]
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer of a :class:`~sinklab.streaming.cache.PolicyCache` under a slot policy.
+
+    Attention depends on differences of positions, so keys stay as they were turned when they were written; only pinned keys,
+    whose distance to the query is not their distance in the text, are turned anew at every step, each from its first form: no
+    error adds up.
+
+    Attributes:
+        keys, values: ``(batch, num_kv_heads, slots, head_dim)``, pinned slots first; allocated at the first call.
+        masters: pinned keys as they were written, ``(batch, num_kv_heads, pinned, head_dim)``, float32 or float64.
+    """
+
+    is_sliding = False
+
+    def __init__(self, cache: PolicyCache, rotation: Rotation | None) -> None:
+        super().__init__()
+        self.cache, self.rotation = cache, rotation
+        self.pinned = len(cache.policy.pinned)
+        self.masters: Tensor | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        batch, heads, _, size = key_states.shape
+        slots = self.cache.policy.num_slots
+        wide = torch.promote_types(self.dtype, torch.float32)
+        with torch.inference_mode(False):  # tensors made in that mode could not be written outside of it
+            self.keys = key_states.new_zeros(batch, heads, slots, size)
+            self.values = value_states.new_zeros(batch, heads, slots, value_states.shape[-1])
+            self.masters = torch.zeros(batch, heads, self.pinned, size, dtype=wide, device=self.device)
+        self.is_initialized = True
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the buffers; -1 before the first call."""
+        return -1 if self.keys is None else len(self.keys)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write new keys and values, ``(batch, num_kv_heads, length, head_dim)``; those that this step's queries may see."""
+        step = self.cache.step
+        if step is None or key_states.shape[2] != step.length:
+            raise ConfigurationError(self.cache.misuse(key_states.shape[2]))
+        if key_states.requires_grad:
+            raise ConfigurationError("a bounded cache is written in place and has no gradient; run under torch.no_grad()")
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if step.slot is None:
+            return self._chunk(step, key_states, value_states)
+        return self._one(step, step.slot, key_states, value_states)
+
+    def _one(self, step: Step, slot: int, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values, masters = self.keys, self.values, self.masters
+        assert keys is not None
+        assert values is not None
+        assert masters is not None
+        keys[:, :, slot] = key_states[:, :, 0]
+        values[:, :, slot] = value_states[:, :, 0]
+        if slot < self.pinned:
+            masters[:, :, slot] = key_states[:, :, 0]
+        if step.turns is not None and self.rotation is not None:
+            keys[:, :, : self.pinned] = self._turned(step, masters)
+        if step.filled == keys.shape[2]:
+            return keys, values
+        return keys[:, :, : step.filled], values[:, :, : step.filled]
+
+    def _turned(self, step: Step, masters: Tensor) -> Tensor:
+        assert self.rotation is not None
+        matrices = step.rotation_matrices(self.rotation, masters.dtype)
+        if len(matrices) == 1:
+            return masters @ matrices[0]
+        return (masters[:, :, :, None] @ matrices)[:, :, :, 0]
+
+    def _chunk(self, step: Step, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values, masters = self.keys, self.values, self.masters
+        assert keys is not None
+        assert values is not None
+        assert masters is not None
+        assert step.source is not None
+        pinned = self.pinned
+        source = step.source.expand(len(keys), -1)
+        # Keys of the ring as they were before the chunk: its queries may still see tokens whose slots the chunk takes.
+        ring = slice(pinned, pinned + step.used)
+        old = keys[:, :, ring].clone(), values[:, :, ring].clone()
+        masters.copy_(_received(masters, key_states, source[:, :pinned]))
+        keys.copy_(_received(keys, key_states, source))
+        values.copy_(_received(values, value_states, source))
+        if step.turns is None:
+            return torch.cat((old[0], key_states), dim=2), torch.cat((old[1], value_states), dim=2)
+        copies = step.turns.shape[1]
+        sinks = masters[:, :, None].expand(-1, -1, copies, -1, -1)
+        if self.rotation is not None:
+            matrices = step.rotation_matrices(self.rotation, masters.dtype)  # (rows, copies, 1 or pinned, size, size)
+            if matrices.shape[2] == 1:
+                sinks = sinks @ matrices[:, None, :, 0]
+            else:
+                sinks = (sinks[..., None, :] @ matrices[:, None])[..., 0, :]
+            keys[:, :, :pinned] = sinks[:, :, -1]  # as the last query sees them
+        copied = sinks.flatten(2, 3).to(keys.dtype)
+        repeated = values[:, :, :pinned].repeat(1, 1, copies, 1)
+        return torch.cat((copied, old[0], key_states), dim=2), torch.cat((repeated, old[1], value_states), dim=2)
+
+    def move(self, steps: int) -> None:
+        """Turn all keys of the ring by ``steps`` positions, because positions are counted from elsewhere."""
+        if self.keys is None or self.rotation is None:
+            return
+        wide = torch.promote_types(self.dtype, torch.float32)
+        matrix = self.rotation.matrices(torch.tensor(steps, device=self.device), wide)
+        ring = self.keys[:, :, self.pinned :]
+        ring.copy_(ring.to(wide) @ matrix)
+
+    # --- what transformers asks of a layer -----------------------------------------------------------------------------------
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Number of keys that :meth:`update` returns, and the index of the first of them as the host's causal rule counts."""
+        return self.cache.mask_sizes(query_length)
+
+    def get_seq_length(self) -> int:
+        """Tokens seen, padding included; not the tokens held."""
+        return self.cache.books.columns
+
+    def get_max_length(self) -> int:
+        """-1: there is no end."""
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+    def reset(self) -> None:
+        """Nothing: what the tables do not list is not visible, and they are the cache's."""
+
+    def take(self, rows: Tensor) -> None:
+        """Rows of the batch are taken again, left out or reordered."""
+        if self.keys is not None and self.values is not None and self.masters is not None:
+            rows = rows.to(self.device)
+            self.keys, self.values, self.masters = (held[rows] for held in (self.keys, self.values, self.masters))
+
+
+def _received(held: Tensor, given: Tensor, source: Tensor) -> Tensor:
+    """``held`` with what each slot receives: ``given`` at ``source``, ``(batch, slots)``, or what it had, where that is -1."""
+    index = source.clamp(min=0)[:, None, :, None].expand(-1, held.shape[1], -1, held.shape[3])
+    return torch.where((source >= 0)[:, None, :, None], given.gather(2, index).to(held.dtype), held)

@@ -1,0 +1,195 @@
+"""Policy: which past tokens a query may still attend to, as a mask and as an eviction; the contract of one plug-in file.
+
+    sink_window, 2 sinks, window 3          eviction: what is in the cache when query 6 has been written
+    query 0   ■                             slot      0  1 │ 2  3  4  5
+          1   ■ ■                           token     0  1 │ 6  3  4  5
+          2   ■ ■ ■                                  sinks │ ring: the slot of token 2 was taken
+          3   ■ ■ ■ ■
+          4   ■ ■ ■ ■ ■
+          5   ■ ■ ■ ■ ■ ■
+          6   ■ ■ ⬚ ■ ■ ■ ■
+
+Both views are one rule. A policy whose rule depends on positions alone is a :class:`SlotPolicy`: it says in which slot a token
+is written, and a token is visible until its slot is taken. A policy that looks at what was computed is a :class:`ScoredPolicy`:
+it scores the tokens that are held, and the least one goes.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sinklab.errors import ConfigurationError
+from sinklab.registry import policies
+
+if TYPE_CHECKING:
+    from sinklab.streaming.reader import Reader
+
+__all__ = ["Policy", "Positions", "ScoredPolicy", "SlotPolicy"]
+
+Positions = Literal["in_cache", "original"]
+"""Where a key seems to stand: among the tokens that are held, as StreamingLLM has it, or where it stood in the text."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Policy(abc.ABC):
+    """Which keys a query may see; a frozen dataclass whose fields are its settings.
+
+    Token indices count the tokens of a sequence from 0, padding left out. What is visible to a query is what the cache holds
+    when the query's own token has been written, so a rule is causal, every query sees itself, and a key that one query does not
+    see is seen by no later one.
+
+    Attributes:
+        name: set by the registry.
+        positions: in-cache or original positions; a policy that supports one of them only refuses the other.
+        bounded: whether :meth:`max_held` stays finite however long the sequence gets.
+    """
+
+    name: ClassVar[str]
+    bounded: ClassVar[bool] = True
+    positions: Positions = "in_cache"
+
+    def __post_init__(self) -> None:
+        if self.positions not in ("in_cache", "original"):
+            raise ConfigurationError(f"positions {self.positions!r} is neither 'in_cache' nor 'original'")
+
+    @abc.abstractmethod
+    def max_held(self, seq_len: int) -> int:
+        """The most tokens held, the one being processed included, in a sequence of ``seq_len`` tokens."""
+
+    @abc.abstractmethod
+    def reader(self, model: PreTrainedModel, *, chunk: int = 128) -> Reader:
+        """A reader of ``model`` under this policy; see :func:`~sinklab.streaming.reader.open_reader`."""
+
+    def describe(self) -> str:
+        """The policy in a few characters, for tables and plots; by default its name and settings."""
+        settings = ", ".join(
+            f"{field.name}={getattr(self, field.name)}"
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        )
+        return f"{self.name}({settings})" if settings else self.name
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name and settings; tuples become lists when it is written as JSON."""
+        return {"name": self.name, **dataclasses.asdict(self)}
+
+    @staticmethod
+    def from_dict(settings: dict[str, Any]) -> Policy:
+        """The policy of ``{"name": …, setting: …}``.
+
+        Raises:
+            UnknownNameError: no policy has the name.
+            ConfigurationError: a setting that the policy does not have, or a value it refuses.
+        """
+        settings = dict(settings)
+        if "name" not in settings:
+            raise ConfigurationError(f"a policy needs a name; got {settings}. Known: {', '.join(policies)}")
+        cls = policies[settings.pop("name")]
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        unknown = sorted(settings.keys() - known.keys())
+        if unknown:
+            raise ConfigurationError(f"policy {cls.name!r} has no setting {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+        policy: Policy = cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()})
+        return policy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SlotPolicy(Policy):
+    """A rule of positions alone: every token has its slot, and is visible until another token takes it.
+
+    Slots come in two kinds. Pinned ones, first in the cache, are those of :attr:`pinned` tokens and never taken. The others are
+    taken again and again. Under in-cache positions a pinned key is turned so that it keeps standing right before the tokens
+    that are held; see :meth:`evicted`.
+    """
+
+    @property
+    def pinned(self) -> tuple[int, ...]:
+        """Token indices that are never evicted, ascending; token ``pinned[j]`` is in slot ``j``."""
+        return ()
+
+    @property
+    @abc.abstractmethod
+    def num_slots(self) -> int:
+        """Slots of the cache, pinned ones included: the most tokens that are held."""
+
+    @abc.abstractmethod
+    def slots(self, tokens: Tensor) -> Tensor:
+        """Slot of each token index, int64 of the same shape."""
+
+    @abc.abstractmethod
+    def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        """Whether each query sees each key; token indices that broadcast against each other, boolean of the common shape."""
+
+    def max_held(self, seq_len: int) -> int:
+        return min(seq_len, self.num_slots)
+
+    def reader(self, model: PreTrainedModel, *, chunk: int = 128) -> Reader:
+        from sinklab.streaming.cache import PolicyCache
+        from sinklab.streaming.reader import CacheReader
+
+        return CacheReader(model, self, PolicyCache(self, model, chunk=chunk))
+
+    def evicted(self, query_positions: Tensor) -> Tensor:
+        """Evicted tokens between each pinned token and the query, int64 ``(*query_positions.shape, len(pinned))``.
+
+        It is the distance by which the in-cache position of the pinned token differs from the original one. This form suits
+        policies that hold their pinned tokens and the most recent others; a policy that does not supports original positions
+        only.
+        """
+        pinned = torch.tensor(self.pinned, dtype=torch.long, device=query_positions.device)
+        recent = self.num_slots - len(self.pinned)
+        return (self.unpinned(query_positions)[..., None] - recent - self.unpinned(pinned)).clamp(min=0)
+
+    def unpinned(self, tokens: Tensor) -> Tensor:
+        """How many tokens up to and including each are not pinned; int64 of the same shape."""
+        pinned = torch.tensor(self.pinned, dtype=torch.long, device=tokens.device)
+        return tokens + 1 - (pinned <= tokens[..., None]).sum(dim=-1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoredPolicy(Policy):
+    """A rule that looks at what was computed: tokens beyond the budget leave in the order of a score, head by head.
+
+    Attributes:
+        needs_weights: whether :meth:`score` reads attention weights; the cache then computes those of every step.
+    """
+
+    needs_weights: ClassVar[bool] = False
+    positions: Positions = "original"
+
+    @property
+    @abc.abstractmethod
+    def num_slots(self) -> int:
+        """Tokens that are held, the one being processed included."""
+
+    @property
+    @abc.abstractmethod
+    def protected(self) -> int:
+        """How many of the most recent tokens are not up for eviction; at least 1."""
+
+    @abc.abstractmethod
+    def score(self, previous: Tensor, keys: Tensor, values: Tensor, weights: Tensor | None) -> Tensor:
+        """New scores of the tokens held; the lowest one that is not protected leaves when room is needed.
+
+        Args:
+            previous: float32 ``(batch, num_kv_heads, held)``; 0 for the newest token.
+            keys, values: ``(batch, num_kv_heads, held, head_dim)``, the newest token last written but anywhere among them.
+            weights: attention of the newest query, summed over the query heads of a group, like ``previous``; only if
+                :attr:`needs_weights`.
+        """
+
+    def max_held(self, seq_len: int) -> int:
+        return min(seq_len, self.num_slots)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.positions != "original":
+            raise ConfigurationError(
+                f"policy {self.name!r} keeps original positions; positions={self.positions!r} is not there"
+            )

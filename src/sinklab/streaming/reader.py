@@ -1,0 +1,113 @@
+"""Reader: a model that reads a text under a policy, as much at a time as one likes; streams, losses and scores rest on it."""
+
+from __future__ import annotations
+
+import abc
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, PreTrainedModel
+
+from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.policy import Policy
+
+__all__ = ["CacheReader", "Reader", "open_reader"]
+
+
+class Reader(abc.ABC):
+    """A model, a policy, and what has been read so far.
+
+    Attributes:
+        model: in the mode (training or not) in which it was given.
+        policy: what a token may see of those before it.
+    """
+
+    def __init__(self, model: PreTrainedModel, policy: Policy) -> None:
+        self.model, self.policy = model, policy
+
+    @abc.abstractmethod
+    def read(self, tokens: Tensor, attention_mask: Tensor | None = None, *, keep: int = 0) -> Tensor:
+        """Logits for the token behind each of these, ``(batch, length or keep, vocab_size)``; no gradient.
+
+        Args:
+            tokens: int64 ``(batch, length)``; they go on where the last call ended; how a text is divided among calls does not
+                matter.
+            attention_mask: ``(batch, length)``, 1 for tokens and 0 for padding; of these tokens only.
+            keep: logits of the last so many tokens; 0 for all.
+        """
+
+    @property
+    @abc.abstractmethod
+    def position(self) -> int:
+        """Columns read so far, padding included."""
+
+    @abc.abstractmethod
+    def bytes_held(self) -> int:
+        """Bytes of the keys and values that are kept between calls."""
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Begin a new text."""
+
+
+class CacheReader(Reader):
+    """Reads with a key-value cache.
+
+    Attributes:
+        cache: any transformers cache that follows the policy.
+    """
+
+    def __init__(self, model: PreTrainedModel, policy: Policy, cache: Cache) -> None:
+        super().__init__(model, policy)
+        self.cache = cache
+        self._columns = 0
+        # A cache of ours sees all it needs in the mask of the new tokens; others want that of every column.
+        self._masks: list[Tensor] | None = None if isinstance(cache, PolicyCache) else []
+
+    @torch.no_grad()
+    def read(self, tokens: Tensor, attention_mask: Tensor | None = None, *, keep: int = 0) -> Tensor:
+        tokens = tokens.to(self.model.device)
+        if self._masks is not None:
+            self._masks.append(torch.ones_like(tokens) if attention_mask is None else attention_mask.to(tokens.device))
+            attention_mask = torch.cat(self._masks, dim=1)
+            attention_mask = None if bool(attention_mask.all()) else attention_mask
+        kept = {"logits_to_keep": keep} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
+        logits: Tensor = self.model(
+            input_ids=tokens, attention_mask=attention_mask, past_key_values=self.cache, use_cache=True, **kept
+        ).logits
+        self._columns += tokens.shape[1]
+        return logits[:, -keep:] if keep else logits
+
+    @property
+    def position(self) -> int:
+        return self._columns
+
+    def bytes_held(self) -> int:
+        layers = self.cache.layers
+        tensors = (getattr(layer, name, None) for layer in layers for name in ("keys", "values", "masters"))
+        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+
+    def reset(self) -> None:
+        if isinstance(self.cache, PolicyCache):
+            self.cache.reset()
+        else:
+            self.cache = DynamicCache(config=self.model.config)
+            self._masks = []
+        self._columns = 0
+
+
+def open_reader(model: PreTrainedModel, policy: Policy | str | dict[str, Any], *, chunk: int = 128) -> Reader:
+    """A reader of ``model`` under a policy: the object, its name, or ``{"name": …, setting: …}``.
+
+    Args:
+        chunk: most tokens that a cache takes at once; the result does not depend on it.
+
+    Raises:
+        UnknownNameError, ConfigurationError: no such policy, or a setting it refuses.
+        UnsupportedModelError: it cannot be had with this model; see :class:`~sinklab.streaming.cache.PolicyCache`.
+    """
+    if not isinstance(policy, Policy):
+        policy = Policy.from_dict({"name": policy} if isinstance(policy, str) else policy)
+    return policy.reader(model, chunk=chunk)

@@ -1,0 +1,240 @@
+"""Rotation: how a model turns its keys with the position, read off the model itself and proved on it.
+
+A cache that turns stored keys must know which coordinates a layer turns, in which pairs and by which frequencies; partial
+rotary, interleaved pairs, layers without positions and scaled frequencies all differ. Instead of a list of architectures, one
+forward of a single token at several positions shows the keys of every layer; the frequencies are the model's own buffers, and a
+layout is accepted only if it turns the key of one position into those of the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
+
+from sinklab.errors import UnsupportedModelError
+
+__all__ = ["KeyRotations", "Rotation", "read_rotations"]
+
+_MARGIN = {torch.float64: 2e-3, torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
+"""Largest distance, relative to the root mean square of a key, at which two keys count as the same: rounding of the angles,
+float32 in any model, at the positions of the probe, and of the products. A wrong layout is off by about 1."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rotation:
+    """The turn of the keys of one layer.
+
+    Attributes:
+        frequencies: float64 ``(pairs,)``, radians for each step of the position.
+        first, second: coordinates of each pair, int64 ``(pairs,)``; the others are not turned.
+        head_dim: size of a key.
+    """
+
+    frequencies: Tensor
+    first: Tensor
+    second: Tensor
+    head_dim: int
+
+    def matrices(self, steps: Tensor, dtype: torch.dtype) -> Tensor:
+        """Matrices ``(*steps.shape, head_dim, head_dim)`` by which a key, as a row, is moved by ``steps`` positions.
+
+        Angles are float64 and reduced before they are rounded, so a million steps turn as exactly as one.
+        """
+        angles = (steps.to(torch.float64)[..., None] * self.frequencies.to(steps.device)).remainder(2 * torch.pi)
+        cosines, sines = angles.cos().to(dtype), angles.sin().to(dtype)
+        result = torch.eye(self.head_dim, dtype=dtype, device=steps.device).repeat(*steps.shape, 1, 1)
+        result[..., self.first, self.first] = cosines
+        result[..., self.second, self.second] = cosines
+        result[..., self.first, self.second] = sines
+        result[..., self.second, self.first] = -sines
+        return result
+
+    def same_as(self, other: Rotation) -> bool:
+        """Whether both turn alike, so that they can share matrices."""
+        mine, others = (self.frequencies, self.first, self.second), (other.frequencies, other.first, other.second)
+        return self.head_dim == other.head_dim and all(
+            one.shape == two.shape and bool((one == two).all()) for one, two in zip(mine, others, strict=True)
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KeyRotations:
+    """What the keys of a model do with positions.
+
+    Attributes:
+        layers: index of every layer that writes keys to a cache, and its rotation; ``None`` where keys are not turned. Layers
+            that turn alike share the object.
+        limit: positions below which the model computes its angles from the same frequencies, or has a table of them; ``None``
+            if there is no end.
+    """
+
+    layers: dict[int, Rotation | None]
+    limit: int | None
+
+
+_known: weakref.WeakKeyDictionary[nn.Module, KeyRotations] = weakref.WeakKeyDictionary()
+
+
+def read_rotations(model: PreTrainedModel) -> KeyRotations:
+    """Rotations of the keys of every layer; one forward of one token at a few positions, once for a model.
+
+    Raises:
+        UnsupportedModelError: positions enter the hidden states (learned or sinusoidal embeddings), the second tensor of the
+            cache is the one that turns (multi-head latent attention), or keys turn in a way that none of the model's
+            frequencies explains.
+    """
+    known = _known.get(model)
+    if known is None:
+        known = _known[model] = _read(model)
+    return known
+
+
+def _read(model: PreTrainedModel) -> KeyRotations:
+    limit = _limit(model)
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} takes no position_ids, so the positions of its keys cannot be told; a cache of this kind "
+            "needs rotary positions or none"
+        )
+    last = min(255, (limit or 256) - 1)
+    positions = torch.tensor([0, 1, min(31, last), last])
+    seen = _keys_at(model, positions)
+    layers: dict[int, Rotation | None] = {}
+    for index, (keys, values) in sorted(seen.items()):
+        margin = _MARGIN.get(keys.dtype, 6e-2)
+        if not _alike(values, values[:1], margin):
+            raise UnsupportedModelError(_moving_values(model, index, keys, margin))
+        if _alike(keys, keys[:1], margin):
+            layers[index] = None
+            continue
+        rotation = _explain(model, positions, keys, margin)
+        if rotation is None:
+            raise UnsupportedModelError(
+                f"layer {index} of {type(model).__name__} turns its keys with the position in a way that none of the model's "
+                "frequencies explains, in halves or interleaved; its cached keys cannot be moved"
+            )
+        shared = (other for other in layers.values() if other is not None and other.same_as(rotation))
+        layers[index] = next(shared, rotation)
+    if not layers:
+        raise UnsupportedModelError(f"{type(model).__name__} writes no keys to a cache; there is nothing to bound")
+    return KeyRotations(layers, limit)
+
+
+def _moving_values(model: PreTrainedModel, index: int, keys: Tensor, margin: float) -> str:
+    name = type(model).__name__
+    if _alike(keys, keys[:1], margin):
+        return (
+            f"layer {index} of {name} keeps its rotated keys in the second tensor of the cache (multi-head latent attention); "
+            "turning the first would corrupt it. Such models are not supported"
+        )
+    return (
+        f"{name} adds positions to its hidden states (learned or sinusoidal embeddings): what is cached cannot be moved to "
+        "another position. The policy 'recompute' encodes the window anew and works"
+    )
+
+
+def _alike(some: Tensor, others: Tensor, margin: float) -> bool:
+    scale = others.float().pow(2).mean().sqrt().clamp(min=1e-12)
+    return bool((some - others).abs().max() <= margin * scale)
+
+
+def _explain(model: PreTrainedModel, positions: Tensor, keys: Tensor, margin: float) -> Rotation | None:
+    """The rotation that turns ``keys`` of the first position into those of the others, of those that the model may use."""
+    head_dim = keys.shape[-1]
+    wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
+    for frequencies in _frequencies(model, head_dim):
+        pairs = len(frequencies)
+        for start in dict.fromkeys((0, head_dim - 2 * pairs)):
+            index = torch.arange(pairs, device=keys.device)
+            for first, second in ((index, index + pairs), (2 * index, 2 * index + 1)):
+                rotation = Rotation(frequencies.to(keys.device, torch.float64), start + first, start + second, head_dim)
+                moved = wide[:1] @ rotation.matrices(positions.to(keys.device), wide.dtype)[:, None]
+                if _alike(moved, wide, margin):
+                    return rotation
+    return None
+
+
+def _frequencies(model: PreTrainedModel, head_dim: int) -> Iterator[Tensor]:
+    """Frequencies that the model may use: its own buffers, then the common formula for models that keep a table instead."""
+    for name, buffer in model.named_buffers():
+        if "inv_freq" in name and "original" not in name and buffer.ndim == 1 and 2 * len(buffer) <= head_dim:
+            yield buffer
+    config = model.config.get_text_config()
+    theta = (getattr(config, "rope_parameters", None) or {}).get("rope_theta") or getattr(config, "rope_theta", None) or 1e4
+    position = getattr(model, "position", None)  # SinkLM
+    for base in dict.fromkeys((getattr(position, "theta", None) or theta, 1e4)):
+        for size in dict.fromkeys((getattr(config, "rotary_dim", None) or head_dim, head_dim)):
+            exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
+            yield float(base) ** -exponents
+
+
+def _limit(model: PreTrainedModel) -> int | None:
+    """Positions below which frequencies do not change: those of ``dynamic`` and ``longrope``, and the length of a table."""
+    limits = []
+    has_frequencies = False
+    for module in model.modules():
+        if any("inv_freq" in name for name, _ in module.named_buffers(recurse=False)):
+            has_frequencies = True
+            kind = str(getattr(module, "rope_type", "default"))
+            if "dynamic" in kind or "longrope" in kind:
+                config = getattr(module, "config", model.config)
+                scaling = getattr(config, "rope_parameters", None) or {}
+                original = scaling.get("original_max_position_embeddings") or getattr(
+                    config, "original_max_position_embeddings", None
+                )
+                limits.append(int(original or config.max_position_embeddings))
+    config = model.config.get_text_config()
+    if not has_frequencies and not hasattr(model, "position"):
+        table = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+        if table:
+            limits.append(int(table))
+    return min(limits) if limits else None
+
+
+class _Seen(CacheLayerMixin):
+    """A layer that only looks: what it is given is what it returns."""
+
+    def __init__(self, found: dict[int, tuple[Tensor, Tensor]], index: int) -> None:
+        super().__init__()
+        self.found, self.index = found, index
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.found[self.index] = key_states.detach().clone(), value_states.detach().clone()
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+
+@torch.no_grad()
+def _keys_at(model: PreTrainedModel, positions: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
+    """Keys and values ``(positions, num_kv_heads, 1, head_dim)`` that a single token leaves in every layer."""
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    config = model.config.get_text_config()
+    cache = Cache(layers=[_Seen(found, index) for index in range(config.num_hidden_layers)])
+    token = torch.full((len(positions), 1), min(7, config.vocab_size - 1), device=model.device)
+    training = model.training
+    model.eval()
+    try:
+        model(input_ids=token, position_ids=positions[:, None].to(model.device), past_key_values=cache, use_cache=True)
+    finally:
+        model.train(training)
+    return found

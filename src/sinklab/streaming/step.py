@@ -1,0 +1,238 @@
+"""Step: what one forward does to a cache of slots, the same for all layers: where tokens go, what is turned, who sees what."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from sinklab.errors import ConfigurationError
+from sinklab.streaming.policy import SlotPolicy
+from sinklab.streaming.rotation import Rotation
+
+__all__ = ["Books", "Step"]
+
+
+@dataclasses.dataclass(eq=False)
+class Step:
+    """One forward of ``length`` new tokens.
+
+    Attributes:
+        length: columns of the forward, padding included.
+        slot: slot of the one new token, where a step is that simple; ``None`` in a chunk.
+        filled: slots that hold a token behind the step, from the first one on.
+        turns: steps by which pinned keys are moved, int64: ``(1 or pinned,)`` for one token; for a chunk
+            ``(rows, copies, 1 or pinned)``, one copy of the pinned keys for every distance at which a query of it sees them.
+            ``None`` when none is moved.
+        visible: boolean ``(rows, 1, length, keys)`` over the keys that a layer returns; ``None`` when all are visible.
+        source: for a chunk, ``(rows, slots)``: which new token a slot receives, -1 for none.
+        used: for a chunk, slots of the ring that held a token before it, from the first one on.
+        position_ids: int64 ``(rows, length)`` for the model.
+    """
+
+    length: int
+    slot: int | None
+    filled: int
+    turns: Tensor | None
+    visible: Tensor | None
+    source: Tensor | None
+    used: int
+    position_ids: Tensor
+    matrices: dict[tuple[int, torch.dtype], Tensor] = dataclasses.field(default_factory=dict)
+
+    def rotation_matrices(self, rotation: Rotation, dtype: torch.dtype) -> Tensor:
+        """Matrices of :attr:`turns` for layers that turn like ``rotation``; made once a step."""
+        key = (id(rotation), dtype)
+        if key not in self.matrices:
+            assert self.turns is not None
+            self.matrices[key] = rotation.matrices(self.turns, dtype)
+        return self.matrices[key]
+
+
+class Books:
+    """Which token is in which slot, how many have been seen, and where positions are counted from.
+
+    Tokens are counted row by row, padding left out. As long as no row has had padding all rows agree, and the tables have one
+    row for all (``rows`` is 1).
+
+    Attributes:
+        seen: tokens of every row, int64 ``(rows,)``, on the CPU.
+        columns: columns fed so far, padding included; what generate() calls the length of the cache.
+        base: token index that has position 0; see :meth:`rebase`.
+        index: token in every slot, int64 ``(rows, slots)``, -1 where there is none; on the CPU.
+        anchors: position at which a pinned key was turned when it was written, int64 ``(rows, pinned)``.
+    """
+
+    def __init__(self, policy: SlotPolicy, device: torch.device) -> None:
+        self.policy, self.device = policy, device
+        self.pinned = torch.tensor(policy.pinned, dtype=torch.long)
+        self.in_cache = policy.positions == "in_cache" and bool(policy.pinned)
+        self.clear()
+
+    def clear(self) -> None:
+        """Back to an empty cache."""
+        self.seen = torch.zeros(1, dtype=torch.long)
+        self.columns = self.base = self.rebases = 0
+        self.index = torch.full((1, self.policy.num_slots), -1)
+        self.anchors = torch.zeros(1, len(self.policy.pinned), dtype=torch.long)
+        self.full = self.turned = False
+
+    @property
+    def rows(self) -> int:
+        """Rows of the tables: 1 as long as all rows of the batch agree."""
+        return len(self.seen)
+
+    @property
+    def next_position(self) -> int:
+        """Largest position that the next token of a row would have."""
+        return int(self.seen.max()) - self.base
+
+    def spread(self, batch: int) -> None:
+        """Give every row of the batch its own table, because one of them has padding."""
+        if self.rows != batch:
+            self.seen, self.index, self.anchors = (table.expand(batch, *table.shape[1:]).clone() for table in self.tables())
+
+    def tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        """``seen``, ``index`` and ``anchors``."""
+        return self.seen, self.index, self.anchors
+
+    def take(self, rows: Tensor) -> None:
+        """Rows of the batch are taken again, left out or reordered."""
+        if self.rows > 1:
+            self.seen, self.index, self.anchors = (table[rows.cpu()] for table in self.tables())
+
+    # --- the next step ------------------------------------------------------------------------------------------------------
+
+    def turns(self, queries: Tensor) -> Tensor | None:
+        """Steps by which pinned keys are moved for queries ``(rows, n)``: ``(rows, n, 1 or pinned)``; ``None`` without any."""
+        if not len(self.pinned):
+            return None
+        original = self.pinned - self.base - self.anchors[:, None]
+        held = self.anchors_known()[:, None]
+        moved = original + self.policy.evicted(queries) if self.in_cache else original.expand(*queries.shape, -1)
+        moved = moved.where(held, moved.new_zeros(()))
+        first = moved[..., :1]
+        return first if bool((moved == first).all()) else moved
+
+    def anchors_known(self) -> Tensor:
+        """Boolean ``(rows, pinned)``: the pinned tokens that have been written."""
+        return self.index[:, : len(self.pinned)] >= 0
+
+    def plan(self, length: int, valid: Tensor | None) -> Step:
+        """What a forward of ``length`` columns does; ``valid`` is boolean ``(batch, length)`` if some of them are padding.
+
+        The books are those behind the step when this returns.
+        """
+        if valid is None and length == 1 and self.rows == 1:
+            return self._plan_one()
+        return self._plan_chunk(length, valid)
+
+    def _plan_one(self) -> Step:
+        token = int(self.seen[0])
+        tokens = torch.tensor([[token]])
+        slot = int(self.policy.slots(tokens))
+        self.index[0, slot] = token
+        if slot < len(self.pinned):
+            self.anchors[0, slot] = token - self.base
+        visible = None
+        if not self.full:
+            present = self.index[0] >= 0
+            filled = int(present.sum())
+            self.full = filled == self.policy.num_slots
+            if not self.full and not bool(present[:filled].all()):
+                filled = self.policy.num_slots
+                visible = present[None, None, None].to(self.device)
+        else:
+            filled = self.policy.num_slots
+        turns = self.turns(tokens)
+        if turns is not None:
+            self.turned |= bool(turns.any())
+            turns = turns[0, 0].to(self.device) if self.turned else None
+        self.seen += 1
+        self.columns += 1
+        positions = torch.tensor([[token - self.base]], device=self.device)
+        return Step(1, slot, filled, turns, visible, None, 0, positions)
+
+    def _plan_chunk(self, length: int, valid: Tensor | None) -> Step:
+        if valid is None:
+            valid = torch.ones(self.rows, length, dtype=torch.bool)
+        ranks = valid.long().cumsum(dim=1)
+        tokens = torch.where(valid, self.seen[:, None] + ranks - 1, -1)
+        pinned, slots = len(self.pinned), self.policy.num_slots
+        before = self.index[:, pinned:]  # pinned keys are given as copies, one for each distance
+        used = int(torch.cat(((before >= 0).any(dim=0).nonzero().flatten() + 1, torch.zeros(1, dtype=torch.long))).max())
+        before = before[:, :used]
+        slot = torch.where(valid, self.policy.slots(tokens.clamp(min=0)), slots)
+        column = torch.arange(length).expand_as(slot)
+        source = torch.full((self.rows, slots + 1), -1).scatter_reduce_(1, slot, column, "amax")[:, :slots]
+        taken = source >= 0
+        self.index = torch.where(taken, tokens.gather(1, source.clamp(min=0)), self.index)
+        self.anchors = torch.where(taken[:, :pinned], self.pinned - self.base, self.anchors)
+        self.seen = self.seen + ranks[:, -1]
+        self.columns += length
+        self.full = bool((self.index >= 0).all())
+
+        queries = tokens.clamp(min=0)
+        turns, visible = self._copies(queries, tokens)
+        self.turned |= turns is not None and bool(turns.any())
+        old = self._sees(queries, before) & (before >= 0)[:, None]
+        new = self._sees(queries, tokens) & (valid & (slot >= pinned))[:, None]
+        # Padding sees itself: what a row without a visible key comes out as depends on the kernel, and may not be a number.
+        new |= torch.eye(length, dtype=torch.bool) & ~valid[:, None]
+        visible = torch.cat([*visible, old, new], dim=2)[:, None].to(self.device)
+        positions = (queries - self.base).clamp(min=0).to(self.device)
+        filled = int((self.index >= 0).any(dim=0).sum())
+        return Step(length, None, filled, turns, visible, source.to(self.device), used, positions)
+
+    def _sees(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return self.policy.visible(queries[:, :, None], keys[:, None])
+
+    def _copies(self, queries: Tensor, tokens: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+        """Turns ``(rows, copies, 1 or pinned)`` of the copies of the pinned keys, and which query sees which of them."""
+        turns = self.turns(queries)
+        if turns is None:
+            return None, []
+        length = queries.shape[1]
+        if self.rows == 1:
+            distinct, which = torch.unique(turns[0], dim=0, return_inverse=True)
+            turns = distinct[None]
+        else:
+            which = torch.arange(length)
+        mine = torch.nn.functional.one_hot(which, turns.shape[1]).bool()  # (length, copies)
+        held = self.policy.visible(queries[:, :, None], self.pinned) & self.anchors_known()[:, None] & (tokens >= 0)[..., None]
+        seen = mine[None, :, :, None] & held[:, :, None]
+        return turns.to(self.device), [seen.flatten(2)]
+
+    def crop(self, keep: int) -> None:
+        """Forget all but the first ``keep`` tokens.
+
+        Raises:
+            ConfigurationError: rows do not agree on their tokens, or some that would be held again have been evicted.
+        """
+        if self.rows > 1:
+            raise ConfigurationError("a padded batch cannot be cropped: its rows do not agree on their last tokens")
+        kept = (self.index >= 0) & (self.index < keep)
+        if keep:
+            kept &= self.policy.visible(torch.tensor(keep - 1), self.index)
+            everything = torch.arange(keep)
+            needed = int(self.policy.visible(torch.tensor(keep - 1), everything).sum())
+            if int(kept.sum()) < needed:
+                raise ConfigurationError(
+                    f"cannot go back to {keep} tokens: {needed - int(kept.sum())} of the {needed} that the policy held then "
+                    "have been evicted since. Save the state before, and load it"
+                )
+        self.index = torch.where(kept, self.index, -1)
+        self.seen.fill_(keep)
+        self.columns, self.full = keep, bool(kept.all())
+
+    # --- positions -----------------------------------------------------------------------------------------------------------
+
+    def rebase(self) -> int:
+        """Count positions from the oldest token in the ring; by how many steps the keys there have to move back."""
+        ring = self.index[:, len(self.pinned) :]
+        oldest = int(ring.where(ring >= 0, self.seen.max()).min())
+        steps = oldest - self.base
+        self.base = oldest
+        self.rebases += 1
+        return steps
