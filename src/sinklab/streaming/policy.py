@@ -132,7 +132,9 @@ class SlotPolicy(Policy):
     def reader(self, model: PreTrainedModel, *, chunk: int = 128) -> Reader:
         from sinklab.streaming.cache import PolicyCache
         from sinklab.streaming.reader import CacheReader
+        from sinklab.streaming.verify import verify_model
 
+        verify_model(model)
         return CacheReader(model, self, PolicyCache(self, model, chunk=chunk))
 
     def evicted(self, query_positions: Tensor) -> Tensor:

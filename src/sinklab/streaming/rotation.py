@@ -125,7 +125,23 @@ def _read(model: PreTrainedModel) -> KeyRotations:
         layers[index] = next(shared, rotation)
     if not layers:
         raise UnsupportedModelError(f"{type(model).__name__} writes no keys to a cache; there is nothing to bound")
+    _require_position_ids(model, layers)
     return KeyRotations(layers, limit)
+
+
+def _require_position_ids(model: PreTrainedModel, layers: dict[int, Rotation | None]) -> None:
+    """Refuse a model that turns keys by a count of its own: without position_ids it must turn the second token by one step."""
+    first, rotation = next(iter(layers.items()))
+    keys = _keys_at(model, None)[first][0]
+    wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
+    before, after = wide[:, :, :1], wide[:, :, 1:]
+    if rotation is not None:
+        before = before @ rotation.matrices(torch.tensor(1, device=keys.device), wide.dtype)
+    if not _alike(before, after, _MARGIN.get(keys.dtype, 6e-2)):
+        raise UnsupportedModelError(
+            f"layer {first} of {type(model).__name__} does not turn its keys by the position_ids that it is given; a cache "
+            "cannot say where its tokens stand"
+        )
 
 
 def _moving_values(model: PreTrainedModel, index: int, keys: Tensor, margin: float) -> str:
@@ -225,16 +241,22 @@ class _Seen(CacheLayerMixin):
 
 
 @torch.no_grad()
-def _keys_at(model: PreTrainedModel, positions: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
-    """Keys and values ``(positions, num_kv_heads, 1, head_dim)`` that a single token leaves in every layer."""
+def _keys_at(model: PreTrainedModel, positions: Tensor | None) -> dict[int, tuple[Tensor, Tensor]]:
+    """Keys and values ``(positions, num_kv_heads, 1, head_dim)`` that a single token leaves in every layer.
+
+    Without positions those of two equal tokens in a row, ``(1, num_kv_heads, 2, head_dim)``.
+    """
     found: dict[int, tuple[Tensor, Tensor]] = {}
     config = model.config.get_text_config()
     cache = Cache(layers=[_Seen(found, index) for index in range(config.num_hidden_layers)])
-    token = torch.full((len(positions), 1), min(7, config.vocab_size - 1), device=model.device)
+    tokens = torch.full(
+        (1, 2) if positions is None else (len(positions), 1), min(7, config.vocab_size - 1), device=model.device
+    )
+    where = None if positions is None else positions[:, None].to(model.device)
     training = model.training
     model.eval()
     try:
-        model(input_ids=token, position_ids=positions[:, None].to(model.device), past_key_values=cache, use_cache=True)
+        model(input_ids=tokens, position_ids=where, past_key_values=cache, use_cache=True)
     finally:
         model.train(training)
     return found
