@@ -1,0 +1,67 @@
+"""Pinned: tokens that stay wherever they stand, found rather than assumed, and a window of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from sinklab.errors import ConfigurationError
+from sinklab.registry import policies
+from sinklab.streaming.policy import SlotPolicy
+
+__all__ = ["Pinned"]
+
+
+@policies.register("pinned")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pinned(SlotPolicy):
+    """A query sees the pinned tokens behind it, the last ``window`` others before it, and itself.
+
+    A sink is a role, not position 0: in some models it is a delimiter or the second token (Sun et al. 2024, arXiv 2402.17762,
+    find massive activations at first tokens, at the first full stop and at the first line break). An audit finds the
+    positions, or a system prompt names them.
+
+    With ``n(t)`` the tokens up to and including ``t`` that are not pinned, key ``k`` is visible to query ``q ≥ k`` if it is
+    pinned or ``n(q) - n(k) <= window``. The window is counted in tokens that are not pinned, so a pinned token inside it takes
+    nobody's place.
+
+    Attributes:
+        pinned: token indices that stay, ascending, each 0 or more.
+        window: tokens before the query that are held besides, pinned ones not counted; 1 or more.
+    """
+
+    pinned: tuple[int, ...] = (0,)
+    window: int = 1020
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = self.pinned
+        fine = isinstance(given, tuple) and all(isinstance(token, int) and token >= 0 for token in given)
+        if not fine or sorted(set(given)) != list(given):
+            raise ConfigurationError(f"pinned {given!r} must be a tuple of token indices, ascending, each once and 0 or more")
+        if self.window < 1:
+            raise ConfigurationError(f"window {self.window} must be 1 or more: a query sees so many tokens before it")
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.pinned) + self.window + 1
+
+    def _is_pinned(self, tokens: Tensor) -> Tensor:
+        return torch.isin(tokens, torch.tensor(self.pinned, dtype=tokens.dtype, device=tokens.device))
+
+    def slots(self, tokens: Tensor) -> Tensor:
+        unpinned = self.unpinned(tokens)
+        ring = (unpinned - 1).remainder(self.window + 1) + len(self.pinned)
+        before = tokens - unpinned + 1  # how many pinned tokens there are up to this one
+        return torch.where(self._is_pinned(tokens), before - 1, ring)
+
+    def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        recent = self.unpinned(query_positions) - self.unpinned(key_positions) <= self.window
+        return (key_positions <= query_positions) & (recent | self._is_pinned(key_positions))
+
+    def describe(self) -> str:
+        mode = "" if self.positions == "in_cache" else ", original positions"
+        shown = ", ".join(map(str, self.pinned)) if len(self.pinned) <= 4 else f"{len(self.pinned)} tokens"
+        return f"{{{shown}}}+{self.window}{mode}"

@@ -1,0 +1,48 @@
+"""Window: only the most recent tokens stay, and no sink among them; the baseline that breaks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor
+
+from sinklab.errors import ConfigurationError
+from sinklab.registry import policies
+from sinklab.streaming.policy import SlotPolicy
+
+__all__ = ["Window"]
+
+
+@policies.register("window")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Window(SlotPolicy):
+    """A query sees the ``window`` tokens before it, and itself: ``0 <= query - key <= window``.
+
+    "Window attention" of Xiao et al. 2024 (arXiv 2309.17453), written "0+1024": as soon as the first token has left, models
+    whose surplus attention went there lose their footing. It is :class:`~sinklab.policies.sink_window.SinkWindow` without
+    sinks. No distance between tokens that are held ever changes, so both kinds of positions are the same.
+
+    Attributes:
+        window: tokens before the query that are held besides it, 1 or more.
+    """
+
+    window: int = 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window < 1:
+            raise ConfigurationError(f"window {self.window} must be 1 or more: a query sees so many tokens before it")
+
+    @property
+    def num_slots(self) -> int:
+        return self.window + 1
+
+    def slots(self, tokens: Tensor) -> Tensor:
+        return tokens.remainder(self.window + 1)
+
+    def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        distance = query_positions - key_positions
+        return (distance >= 0) & (distance <= self.window)
+
+    def describe(self) -> str:
+        return f"0+{self.window}"
