@@ -67,27 +67,37 @@ class SlotLayer(CacheLayerMixin):
             return self._chunk(step, key_states, value_states)
         return self._one(step, step.slot, key_states, value_states)
 
-    def _one(self, step: Step, slot: int, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+    def _one(self, step: Step, slot: int | Tensor, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         keys, values, masters = self.keys, self.values, self.masters
         assert keys is not None
         assert values is not None
         assert masters is not None
-        keys[:, :, slot] = key_states[:, :, 0]
-        values[:, :, slot] = value_states[:, :, 0]
-        if slot < self.pinned:
-            masters[:, :, slot] = key_states[:, :, 0]
+        if isinstance(slot, int):
+            keys[:, :, slot] = key_states[:, :, 0]
+            values[:, :, slot] = value_states[:, :, 0]
+            if slot < self.pinned:
+                masters[:, :, slot] = key_states[:, :, 0]
+        else:
+            rows = torch.arange(len(slot), device=slot.device)
+            keys[rows, :, slot] = key_states[:, :, 0]
+            values[rows, :, slot] = value_states[:, :, 0]
+            pins = (slot[:, None] == torch.arange(self.pinned, device=slot.device))[:, None, :, None]
+            masters.copy_(torch.where(pins, key_states.to(masters.dtype), masters))
         if step.turns is not None and self.rotation is not None:
-            keys[:, :, : self.pinned] = self._turned(step, masters)
+            keys[:, :, : self.pinned] = self._turned(step, masters)[:, :, 0]
         if step.filled == keys.shape[2]:
             return keys, values
         return keys[:, :, : step.filled], values[:, :, : step.filled]
 
     def _turned(self, step: Step, masters: Tensor) -> Tensor:
+        """Copies of the pinned keys as this step's queries see them, ``(batch, num_kv_heads, copies, pinned, head_dim)``."""
         assert self.rotation is not None
-        matrices = step.rotation_matrices(self.rotation, masters.dtype)
-        if len(matrices) == 1:
-            return masters @ matrices[0]
-        return (masters[:, :, :, None] @ matrices)[:, :, :, 0]
+        matrices = step.rotation_matrices(self.rotation, masters.dtype)[:, None]  # (rows, 1, copies, 1 or pinned, size, size)
+        if matrices.shape[:4].numel() == 1:  # one product instead of one for every head
+            return (masters @ matrices[0, 0, 0, 0])[:, :, None]
+        if matrices.shape[3] == 1:
+            return masters[:, :, None] @ matrices[:, :, :, 0]
+        return (masters[:, :, None, :, None] @ matrices)[..., 0, :]
 
     def _chunk(self, step: Step, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         keys, values, masters = self.keys, self.values, self.masters
@@ -106,13 +116,10 @@ class SlotLayer(CacheLayerMixin):
         if step.turns is None:
             return torch.cat((old[0], key_states), dim=2), torch.cat((old[1], value_states), dim=2)
         copies = step.turns.shape[1]
-        sinks = masters[:, :, None].expand(-1, -1, copies, -1, -1)
-        if self.rotation is not None:
-            matrices = step.rotation_matrices(self.rotation, masters.dtype)  # (rows, copies, 1 or pinned, size, size)
-            if matrices.shape[2] == 1:
-                sinks = sinks @ matrices[:, None, :, 0]
-            else:
-                sinks = (sinks[..., None, :] @ matrices[:, None])[..., 0, :]
+        if self.rotation is None:
+            sinks = masters[:, :, None].expand(-1, -1, copies, -1, -1)
+        else:
+            sinks = self._turned(step, masters)
             keys[:, :, :pinned] = sinks[:, :, -1]  # as the last query sees them
         copied = sinks.flatten(2, 3).to(keys.dtype)
         repeated = values[:, :, :pinned].repeat(1, 1, copies, 1)

@@ -20,19 +20,20 @@ class Step:
 
     Attributes:
         length: columns of the forward, padding included.
-        slot: slot of the one new token, where a step is that simple; ``None`` in a chunk.
+        slot: slot of the one new token: a number where all rows agree, int64 ``(rows,)`` where not; ``None`` in a chunk.
         filled: slots that hold a token behind the step, from the first one on.
-        turns: steps by which pinned keys are moved, int64: ``(1 or pinned,)`` for one token; for a chunk
-            ``(rows, copies, 1 or pinned)``, one copy of the pinned keys for every distance at which a query of it sees them.
-            ``None`` when none is moved.
+        turns: steps by which pinned keys are moved, int64 ``(rows, copies, 1 or pinned)``: in a chunk, one copy of the pinned
+            keys for every distance at which a query of it sees them. ``None`` when none is moved.
         visible: boolean ``(rows, 1, length, keys)`` over the keys that a layer returns; ``None`` when all are visible.
         source: for a chunk, ``(rows, slots)``: which new token a slot receives, -1 for none.
         used: for a chunk, slots of the ring that held a token before it, from the first one on.
         position_ids: int64 ``(rows, length)`` for the model.
+        matrices: those of :attr:`turns` by rotation and dtype.
+        at: the step among those of :attr:`turns`, ``(steps, 1, 1 or pinned)``, where several were planned at once.
     """
 
     length: int
-    slot: int | None
+    slot: int | Tensor | None
     filled: int
     turns: Tensor | None
     visible: Tensor | None
@@ -40,14 +41,34 @@ class Step:
     used: int
     position_ids: Tensor
     matrices: dict[tuple[int, torch.dtype], Tensor] = dataclasses.field(default_factory=dict)
+    at: int | None = None
 
     def rotation_matrices(self, rotation: Rotation, dtype: torch.dtype) -> Tensor:
-        """Matrices of :attr:`turns` for layers that turn like ``rotation``; made once a step."""
+        """Matrices ``(rows, copies, 1 or pinned, head_dim, head_dim)`` for layers that turn like ``rotation``; made once."""
         key = (id(rotation), dtype)
-        if key not in self.matrices:
+        matrices = self.matrices.get(key)
+        if matrices is None:
             assert self.turns is not None
-            self.matrices[key] = rotation.matrices(self.turns, dtype)
-        return self.matrices[key]
+            matrices = self.matrices[key] = rotation.matrices(self.turns, dtype)
+        return matrices if self.at is None else matrices[self.at : self.at + 1]
+
+
+_AHEAD = 32
+"""Single tokens that are planned at once: a function of one number costs as much as one of some dozens."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Ahead:
+    """Single tokens from ``start`` on in a full cache; good as long as ``base`` and ``anchors`` are those of the books."""
+
+    start: int
+    base: int
+    anchors: Tensor
+    slots: list[int]
+    turns: Tensor | None
+    turned: list[bool]
+    positions: Tensor
+    matrices: dict[tuple[int, torch.dtype], Tensor] = dataclasses.field(default_factory=dict)
 
 
 class Books:
@@ -77,6 +98,7 @@ class Books:
         self.index = torch.full((1, self.policy.num_slots), -1)
         self.anchors = torch.zeros(1, len(self.policy.pinned), dtype=torch.long)
         self.full = self.turned = False
+        self._ahead: _Ahead | None = None
 
     @property
     def rows(self) -> int:
@@ -124,35 +146,93 @@ class Books:
 
         The books are those behind the step when this returns.
         """
-        if valid is None and length == 1 and self.rows == 1:
-            return self._plan_one()
+        if length == 1 and valid is None and self.rows == 1:
+            return self._plan_next() if self.full else self._plan_one()
+        if length == 1 and self.rows > 1 and (valid is None or bool(valid.all())):
+            return self._plan_rows()
         return self._plan_chunk(length, valid)
 
+    def _plan_next(self) -> Step:
+        """One token where every slot is taken and no row is padded: a look at what was worked out ahead."""
+        token, ahead = int(self.seen), self._ahead
+        if ahead is None or ahead.base != self.base or ahead.anchors is not self.anchors or token >= ahead.start + _AHEAD:
+            ahead = self._ahead = self._look_ahead(token)
+        at = token - ahead.start
+        self.index[0, ahead.slots[at]] = token
+        self.seen += 1
+        self.columns += 1
+        self.turned |= ahead.turned[at]
+        return Step(
+            length=1,
+            slot=ahead.slots[at],
+            filled=self.policy.num_slots,
+            turns=ahead.turns if self.turned else None,
+            visible=None,
+            source=None,
+            used=0,
+            position_ids=ahead.positions[at : at + 1],
+            matrices=ahead.matrices,
+            at=at,
+        )
+
+    def _look_ahead(self, token: int) -> _Ahead:
+        tokens = torch.arange(token, token + _AHEAD)
+        turns = self.turns(tokens[None])
+        return _Ahead(
+            start=token,
+            base=self.base,
+            anchors=self.anchors,
+            slots=self.policy.slots(tokens).tolist(),
+            turns=None if turns is None else turns.to(self.device).transpose(0, 1),
+            turned=[False] * _AHEAD if turns is None else (turns[0] != 0).any(dim=1).tolist(),
+            positions=(tokens - self.base)[:, None].to(self.device),
+        )
+
     def _plan_one(self) -> Step:
-        token = int(self.seen[0])
+        """One token, no row padded, while the cache fills."""
+        token = int(self.seen)
         tokens = torch.tensor([[token]])
         slot = int(self.policy.slots(tokens))
         self.index[0, slot] = token
         if slot < len(self.pinned):
             self.anchors[0, slot] = token - self.base
-        visible = None
-        if not self.full:
-            present = self.index[0] >= 0
-            filled = int(present.sum())
-            self.full = filled == self.policy.num_slots
-            if not self.full and not bool(present[:filled].all()):
-                filled = self.policy.num_slots
-                visible = present[None, None, None].to(self.device)
-        else:
+        present = self.index[0] >= 0
+        filled, visible = int(present.sum()), None
+        self.full = filled == self.policy.num_slots
+        if not bool(present[:filled].all()):
             filled = self.policy.num_slots
-        turns = self.turns(tokens)
-        if turns is not None:
-            self.turned |= bool(turns.any())
-            turns = turns[0, 0].to(self.device) if self.turned else None
+            visible = present[None, None, None].to(self.device)
+        turns = self._turns_of(tokens)
         self.seen += 1
         self.columns += 1
+        self._ahead = None
         positions = torch.tensor([[token - self.base]], device=self.device)
         return Step(1, slot, filled, turns, visible, None, 0, positions)
+
+    def _plan_rows(self) -> Step:
+        """One token in every row of a batch whose rows do not agree on their tables."""
+        tokens = self.seen[:, None]
+        slots = self.policy.slots(tokens)
+        self.index = self.index.scatter(1, slots, tokens)
+        pinned = len(self.pinned)
+        self.anchors = torch.where(self.index[:, :pinned] == tokens, tokens - self.base, self.anchors)
+        filled, visible = self.policy.num_slots, None
+        if not self.full:
+            present = self.index >= 0
+            self.full = bool(present.all())
+            filled = int(present.any(dim=0).nonzero().max()) + 1
+            visible = None if self.full else present[:, None, None, :filled].to(self.device)
+        turns = self._turns_of(tokens)
+        positions = (tokens - self.base).clamp(min=0).to(self.device)
+        self.seen = self.seen + 1
+        self.columns += 1
+        return Step(1, slots[:, 0].to(self.device), filled, turns, visible, None, 0, positions)
+
+    def _turns_of(self, tokens: Tensor) -> Tensor | None:
+        """Turns for queries ``(rows, 1)``; ``None`` as long as no pinned key has ever been moved."""
+        turns = self.turns(tokens)
+        self.turned |= turns is not None and bool(turns.any())
+        return turns.to(self.device) if turns is not None and self.turned else None
 
     def _plan_chunk(self, length: int, valid: Tensor | None) -> Step:
         if valid is None:
