@@ -1,0 +1,174 @@
+"""Perplexity of long texts under a cache policy: the loss of every token, read in chunks, and how fast tokens are decoded."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sinklab.errors import InputError
+from sinklab.results.statistics import mean_interval
+from sinklab.streaming.policy import Policy
+from sinklab.streaming.reader import open_reader
+
+__all__ = ["Decoding", "Estimate", "decoding", "estimate", "losses", "unit_means"]
+
+LOGITS_AT_ONCE = 2**26
+"""Logits that are held at once: 256 MiB in float32."""
+
+LEAST_UNITS = 8
+"""Parts of the text that an interval rests on at least; Student's t for 7 degrees of freedom is 2.4, for infinitely many 2."""
+
+
+def losses(
+    model: PreTrainedModel,
+    tokens: Tensor,
+    policy: Policy | str | dict[str, Any],
+    *,
+    first: int = 1,
+    chunk: int = 64,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tensor:
+    """Losses of tokens in nats: ``-ln p(token | what the policy lets the token before it see)``.
+
+    The text is read in chunks, in memory that does not depend on its length unless the policy's does, and the result is that of
+    feeding one token after the other. Perplexity is the exponential of the mean.
+
+    Args:
+        model: in evaluation mode.
+        tokens: int64 ``(batch, length)``, whole rows without padding.
+        policy: the object, its name, or ``{"name": …, setting: …}``.
+        first: position of the first token that is scored; those before it are only read.
+        chunk: most tokens of a row that are read at once; fewer where batch and vocabulary are large.
+        progress: told the tokens that have been read and those to read, rows times columns.
+
+    Returns:
+        float32 ``(batch, length - first)`` on the CPU, of the tokens ``first`` to ``length - 1``.
+
+    Raises:
+        InputError: no token is left to score.
+        SinklabError: the policy cannot be had with this model; see :func:`~sinklab.streaming.reader.open_reader`.
+    """
+    batch, length = tokens.shape
+    if not 1 <= first < length:
+        raise InputError(
+            f"of {length} tokens those from {first} on cannot be scored: a loss needs a token to predict from and one to predict"
+        )
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    chunk = max(1, min(chunk, LOGITS_AT_ONCE // (batch * vocabulary)))
+    reader = open_reader(model, policy, chunk=chunk)
+    found = []
+    for start in range(0, first - 1, chunk):
+        reader.read(tokens[:, start : min(start + chunk, first - 1)], keep=1)
+    for start in range(first - 1, length - 1, chunk):
+        stop = min(start + chunk, length - 1)
+        logits = reader.read(tokens[:, start:stop])
+        wanted = tokens[:, start + 1 : stop + 1].to(logits.device)
+        found.append(torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), wanted, reduction="none").cpu())
+        if progress is not None:
+            progress(batch * stop, batch * (length - 1))
+    return torch.cat(found, dim=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A mean and its 95 % interval.
+
+    Attributes:
+        mean: in the unit of the values.
+        low, high: ends of the interval; ``None`` where one part alone was measured.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+def unit_means(values: Tensor) -> Tensor:
+    """Means of the parts of the text that an interval may take for independent, ``(units,)``; NaN counts as not measured.
+
+    Tokens of one text are correlated, so a row is one part. Where there are fewer than 8 rows, each is cut into as many blocks
+    of consecutive tokens as make 8; blocks of some hundred tokens are far less correlated than tokens, but not independent.
+
+    Args:
+        values: ``(batch, length)``.
+    """
+    blocks = math.ceil(LEAST_UNITS / len(values))
+    parts = [part for row in values for part in row.tensor_split(blocks)]
+    means = torch.stack([part.double().nanmean() for part in parts])
+    return means[~means.isnan()]
+
+
+def estimate(values: Tensor) -> Estimate:
+    """Mean and 95 % interval (Student's t over :func:`unit_means`) of values ``(batch, length)``; of differences, paired.
+
+    Raises:
+        InputError: nothing was measured.
+    """
+    means = unit_means(values).tolist()
+    if not means:
+        raise InputError("there is no value to take a mean of")
+    if len(means) == 1:
+        return Estimate(means[0], None, None)
+    mean, half = mean_interval(means)
+    return Estimate(mean, mean - half, mean + half)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """How one row is decoded.
+
+    Attributes:
+        tokens_per_second: of single-token steps: one over the median of their times.
+        steps: steps that were timed.
+        bytes_held: keys and values that are kept between the steps, at the end.
+        position: tokens read at the end.
+    """
+
+    tokens_per_second: float
+    steps: int
+    bytes_held: int
+    position: int
+
+
+def decoding(
+    model: PreTrainedModel,
+    tokens: Tensor,
+    policy: Policy | str | dict[str, Any],
+    *,
+    steps: int = 128,
+    warm_up: int = 16,
+    chunk: int = 64,
+) -> Decoding:
+    """Time single-token steps at the end of a text: all but the last ``warm_up + steps`` tokens are read in chunks before.
+
+    Args:
+        tokens: int64 ``(1, length)``; what is decoded is the text itself, as the time does not depend on what is chosen.
+
+    Raises:
+        InputError: more than one row, or fewer tokens than steps.
+        SinklabError: the policy cannot be had with this model.
+    """
+    if len(tokens) != 1 or tokens.shape[1] <= warm_up + steps:
+        raise InputError(
+            f"decoding is timed on one row of more than {warm_up} + {steps} tokens; got {len(tokens)} of {tokens.shape[1]}"
+        )
+    reader = open_reader(model, policy, chunk=chunk)
+    begin = tokens.shape[1] - warm_up - steps
+    for start in range(0, begin, chunk):
+        reader.read(tokens[:, start : min(start + chunk, begin)], keep=1)
+    times = []
+    for position in range(begin, tokens.shape[1]):
+        started = time.perf_counter()
+        reader.read(tokens[:, position : position + 1], keep=1)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        times.append(time.perf_counter() - started)
+    return Decoding(1.0 / statistics.median(times[warm_up:]), steps, reader.bytes_held(), reader.position)
