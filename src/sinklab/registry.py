@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from sinklab.errors import ConfigurationError, ContractError, UnknownNameError
 
-__all__ = ["KINDS", "Registry", "corpora", "operations", "policies", "positions", "probes", "recipes", "registry_of"]
+__all__ = ["KINDS", "Registry", "corpora", "operations", "policies", "positions", "probes", "recipes", "registry_of", "tasks"]
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -156,3 +156,4 @@ corpora: Registry[Any] = Registry("corpus", "corpora")
 positions: Registry[Any] = Registry("position", "positions")
 policies: Registry[Any] = Registry("policy", "policies")
 recipes: Registry[Any] = Registry("recipe", "recipes")
+tasks: Registry[Any] = Registry("task", "tasks")

@@ -1,0 +1,116 @@
+"""What a task is: texts of one layout with answers at known columns, and how far back lies what an answer needs."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from sinklab.corpora._corpus import Encoder, Identity
+from sinklab.errors import ConfigurationError
+from sinklab.registry import tasks
+
+__all__ = ["Axis", "Metric", "Question", "Sheet", "Task"]
+
+Metric = Literal["choice", "log_likelihood"]
+"""``choice``: share of the answer's tokens at which the right symbol is the likeliest of the alphabet. ``log_likelihood``: nats
+per token of the answer. Both are better when larger."""
+
+Axis = Literal["distance", "context", "position"]
+"""What the sheets of a task vary: how far back the fact lies, how many tokens stand before the answer, or how late it comes."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Question:
+    """Columns ``[start, stop)`` hold the right answer; it is scored given everything before it.
+
+    Attributes:
+        start, stop: columns, ``1 <= start < stop``.
+        distance: tokens before the query of the last answer token, column ``stop - 2``, that must be held for the whole fact to be
+            visible; 0 if no single fact is needed.
+        alphabet: int64 ``(symbols,)``, the ids among which the right one is to be chosen at each column; ``None`` if only the
+            log-likelihood counts. The right ones are drawn from it evenly, so chance is ``1 / symbols``.
+    """
+
+    start: int
+    stop: int
+    distance: int = 0
+    alphabet: Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sheet:
+    """Texts of one layout.
+
+    Attributes:
+        tokens: int64 ``(rows, length)``; row ``r`` of every sheet of a task belongs to the same item.
+        questions: in the order of their columns; they do not overlap.
+        at: where the sheet stands on the task's axis; on the axis ``position`` the questions' starts are used instead.
+    """
+
+    tokens: Tensor
+    questions: tuple[Question, ...]
+    at: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task(abc.ABC):
+    """Sheets made from a seed; a frozen dataclass whose fields are its settings.
+
+    Attributes:
+        name: set by the registry.
+        metric: the score that verdicts are about.
+        axis: what varies from sheet to sheet.
+        chance: value of the metric for a model that knows nothing; ``None`` if there is no such value.
+        minimal_effect: smallest difference of the metric that counts as one.
+    """
+
+    name: ClassVar[str]
+    metric: ClassVar[Metric] = "choice"
+    axis: ClassVar[Axis] = "distance"
+    chance: ClassVar[float | None] = 0.1
+    minimal_effect: ClassVar[float] = 0.05
+
+    @property
+    @abc.abstractmethod
+    def identity(self) -> Identity:
+        """Where the texts come from."""
+
+    @abc.abstractmethod
+    def sheets(self, encoder: Encoder, *, budget: int, rows: int, seed: int, bos: bool) -> Iterator[Sheet]:
+        """Sheets of ``rows`` texts; the same arguments give the same ones.
+
+        Args:
+            encoder: tokenizer and beginning-of-sequence id.
+            budget: tokens before the query that a bounded policy holds; lengths and distances are chosen around it.
+            bos: put the beginning-of-sequence token in front.
+
+        Raises:
+            InputError: a model without a tokenizer, or a source of text that is too short.
+            ConfigurationError: the fact and the question do not fit into the budget.
+        """
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Name and fields, for the run record."""
+        return {"name": self.name, **dataclasses.asdict(self)}
+
+    @staticmethod
+    def from_dict(settings: dict[str, Any]) -> Task:
+        """The task of ``{"name": …, setting: …}``.
+
+        Raises:
+            UnknownNameError: no task has the name.
+            ConfigurationError: a setting that the task does not have, or a value it refuses.
+        """
+        settings = dict(settings)
+        cls = tasks[settings.pop("name")]
+        known = [field.name for field in dataclasses.fields(cls)]
+        unknown = sorted(settings.keys() - set(known))
+        if unknown:
+            raise ConfigurationError(f"task {cls.name!r} has no setting {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+        task: Task = cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()})
+        return task

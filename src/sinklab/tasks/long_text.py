@@ -1,0 +1,59 @@
+"""Long text: how well the next tokens of a real text are predicted, after more and more of the text before them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import ClassVar
+
+from sinklab.corpora._corpus import Encoder, Identity
+from sinklab.corpora._resolve import resolve_corpus
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.registry import tasks
+from sinklab.tasks._task import Axis, Metric, Sheet, Task
+from sinklab.tasks._writer import Writer
+
+__all__ = ["LongText"]
+
+
+@tasks.register("long_text")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LongText(Task):
+    """Nats per token of the last tokens of a passage, read after contexts of several lengths.
+
+    The scored tokens are the same for every length, so that lengths are compared pair by pair: where a longer context lowers the
+    loss no further, what lies farther back is of no use under the policy. Perplexity is ``exp(-score)``.
+
+    Args:
+        corpus: what ``--corpus`` of the other commands takes: a name, a text file or a folder.
+        scored: tokens at the end of each passage that are scored.
+        contexts: tokens before them, as shares of the budget.
+    """
+
+    metric: ClassVar[Metric] = "log_likelihood"
+    axis: ClassVar[Axis] = "context"
+    chance: ClassVar[float | None] = None
+
+    corpus: str = "python_source"
+    scored: int = 64
+    contexts: tuple[float, ...] = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
+
+    def __post_init__(self) -> None:
+        if self.scored < 1 or not self.contexts or min(self.contexts) <= 0:
+            raise ConfigurationError(f"task 'long_text': scored {self.scored} and contexts {self.contexts} must be above 0")
+
+    @property
+    def identity(self) -> Identity:
+        return resolve_corpus(self.corpus).identity
+
+    def sheets(self, encoder: Encoder, *, budget: int, rows: int, seed: int, bos: bool) -> Iterator[Sheet]:
+        contexts = sorted({max(1, round(share * budget)) for share in self.contexts})
+        if encoder.tokenizer is None:
+            raise InputError("task 'long_text' reads text and this model has no tokenizer; give a model directory that holds one")
+        length = contexts[-1] + self.scored
+        passages = resolve_corpus(self.corpus).sample(encoder, seq_len=length, samples=rows, seed=seed, bos=False)
+        for context in contexts:
+            writer = Writer(encoder, rows, bos=bos, task=self.name)
+            writer.put(passages[:, -self.scored - context : -self.scored])
+            writer.ask(passages[:, -self.scored :], None)
+            yield writer.sheet(at=context)
