@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention import path_blocks, path_flash, path_flex, path_linear
+from sinklab.attention import path_blocks, path_decode, path_flash, path_flex, path_linear
 from sinklab.attention.inputs import Inputs
 from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
@@ -17,6 +17,7 @@ __all__ = ["PATHS", "Inputs", "Path", "choose", "compute", "obstacle", "set_atte
 
 PATHS: dict[str, str] = {
     "plain": "the reference: every weight is materialised",
+    "decode": "one query against a cache, in two products over groups of heads; nothing is repeated",
     "flash": "the stock flash kernel, forward and backward, with the null term folded in afterwards; softmax operations",
     "blocks": "a block of rows at a time, recomputed in the backward; any operation whose rows do not need each other",
     "linear": "chunks of keys summed up as head_dim × head_dim states; feature kernels, causal",
@@ -38,7 +39,13 @@ class Path(Protocol):
         """Head outputs ``(batch, num_heads, q_len, value_dim)``, differentiable, equal to the plain reference."""
 
 
-_MODULES: dict[str, Path] = {"flash": path_flash, "linear": path_linear, "blocks": path_blocks, "flex": path_flex}
+_MODULES: dict[str, Path] = {
+    "decode": path_decode,
+    "flash": path_flash,
+    "linear": path_linear,
+    "blocks": path_blocks,
+    "flex": path_flex,
+}
 """In the order in which ``auto`` asks them."""
 
 

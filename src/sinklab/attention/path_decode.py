@@ -1,0 +1,70 @@
+"""The decode path: one query against a cache in two products, its heads grouped so that no key or value is repeated.
+
+Query heads that share a key head become the rows of one product, ``(groups, head_dim) · (head_dim, kv_len)``. The plain path
+copies the whole cache for that, once for every query head; and the stock CPU kernel, made for blocks of queries, needs several
+times as long in bfloat16 as the two products.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.inputs import Inputs
+from sinklab.attention.operation import Operation
+
+__all__ = ["head_outputs", "obstacle", "worthwhile"]
+
+_HAS_AMX = torch.cpu._is_amx_tile_supported()
+
+_LONG = 256
+"""Keys from which on the saved copies count for more than the calls of two products."""
+
+
+def obstacle(operation: Operation, inputs: Inputs) -> str | None:
+    """Why this path cannot serve the call, or ``None``."""
+    if inputs.q_len != 1:
+        return f"it takes one query, and there are {inputs.q_len}"
+    if not inputs.kv_len:
+        return "there is no key"
+    if inputs.causal and inputs.kv_len > 1:
+        return "a causal mask without an offset shows the only query the first key alone"
+    if type(operation).head_outputs is not Operation.head_outputs:
+        return "the operation computes its head outputs in a way of its own"
+    return inputs.plain_scores()
+
+
+def worthwhile(operation: Operation, inputs: Inputs) -> bool:
+    """Whether it beats the others, as measured on one core without AMX: on grouped heads, and for a softmax in bfloat16."""
+    queries = inputs.queries
+    if queries.device.type != "cpu" or queries.dtype == torch.float16 or inputs.kv_len < _LONG:
+        return False
+    if operation.is_softmax and queries.dtype == torch.bfloat16:
+        return not _HAS_AMX
+    return queries.shape[1] > inputs.keys.shape[1]
+
+
+def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:
+    """Head outputs ``(batch, num_heads, 1, value_dim)``, differentiable; temporary memory ``O(batch · num_heads · kv_len)``."""
+    queries, keys = operation.features(inputs.queries, inputs.keys, inputs.state)
+    values, visible = inputs.values, inputs.visible
+    null_scores = operation.null_scores(queries, inputs.scaling, inputs.state)
+    # Under autocast a feature map may have left the common dtype.
+    queries, keys = queries.to(values.dtype), keys.to(values.dtype)
+    batch, num_heads, _, head_dim = queries.shape
+    heads = (batch, keys.shape[1], num_heads // keys.shape[1])  # query heads of a group stand where queries stand otherwise
+    if null_scores is not None:
+        null_scores = null_scores.expand(batch, num_heads, 1).reshape(heads)
+    if visible is not None:
+        visible = visible[(None,) * (4 - visible.ndim)]
+        if visible.shape[1] > 1:
+            visible = visible.expand(batch, -1, -1, -1).reshape(*heads, -1)
+    scores = torch.matmul(queries.reshape(*heads, head_dim), keys.transpose(2, 3)) * inputs.scaling
+    weights = operation.weights(scores, visible, null_scores).to(values.dtype)
+    outputs = torch.matmul(weights, values).reshape(batch, num_heads, 1, -1)
+    null_mass = None
+    if operation.null_value(inputs.state) is not None:
+        null_mass = operation.null_mass(scores, visible, null_scores)
+        assert null_mass is not None
+        null_mass = null_mass.reshape(batch, num_heads, 1)
+    return operation.finish(outputs, null_mass, inputs.state)
