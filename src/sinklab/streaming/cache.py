@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
@@ -15,9 +15,11 @@ from transformers import Cache, PreTrainedModel
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.registry import policies
 from sinklab.streaming.layer import SlotLayer
+from sinklab.streaming.ordered import OrderedBooks, OrderedLayer, has_ordered_bias, require_ordered
 from sinklab.streaming.policy import Policy, SlotPolicy
-from sinklab.streaming.rotation import read_rotations
-from sinklab.streaming.step import Books, Step
+from sinklab.streaming.rotation import KeyRotations, read_rotations
+from sinklab.streaming.step import Books
+from sinklab.streaming.telemetry import Telemetry, cache_telemetry, describe_slots, note_ids
 
 __all__ = ["PolicyCache", "SinkCache"]
 
@@ -43,7 +45,12 @@ class PolicyCache(Cache):
         ConfigurationError: sizes that do not fit together, a cache used with another model or batch size, gradients.
         UnsupportedModelError: see :func:`read_rotations`; also linear attention, encoder-decoders, sliding windows smaller than
             what the policy holds, and attention functions that take no 4-D mask.
+
+    Attributes:
+        ids: token id in every slot, int64 ``(batch, slots)``, -1 where embeddings were given.
     """
+
+    takes: ClassVar[Any] = SlotPolicy
 
     def __init__(
         self,
@@ -53,18 +60,22 @@ class PolicyCache(Cache):
         chunk: int = 128,
         rebase_at: int | None = None,
     ) -> None:
-        if not isinstance(policy, SlotPolicy):
+        if not isinstance(policy, self.takes):
             raise ConfigurationError(
-                f"policy {policy.name!r} is no rule of positions; make its cache with make_cache(model, policy)"
+                f"{type(self).__name__} takes a {self.takes.__name__}, and policy {policy.name!r} is none; "
+                "open_reader(model, policy) picks what a policy needs"
             )
         if chunk < 1:
             raise ConfigurationError(f"chunk {chunk} must be 1 or more")
         super().__init__(layers=[])
-        self.policy, self.chunk, self.rebase_at = policy, chunk, rebase_at
-        self.step: Step | None = None
-        self._books: Books | None = None
+        self.policy: Any = policy
+        self.chunk, self.rebase_at = chunk, rebase_at
+        self.step: Any = None
+        self.ids: Tensor | None = None
+        self._books: Any = None
         self._model: weakref.ref[PreTrainedModel] | None = None
         self._parts: list[Any] = []
+        self._kept = 0
         if model is not None:
             self.bind(model)
 
@@ -76,8 +87,8 @@ class PolicyCache(Cache):
         return None if self._model is None else self._model()
 
     @property
-    def books(self) -> Books:
-        """Which token is in which slot."""
+    def books(self) -> Any:
+        """Which token is in which slot, :class:`Books` or what does its work."""
         if self._books is None:
             self.bind(_generating_model())
         assert self._books is not None
@@ -94,8 +105,26 @@ class PolicyCache(Cache):
             return self
         if self._model is not None:
             raise ConfigurationError(f"this cache belongs to another {type(self.model).__name__}; make one for each model")
-        config = model.config.get_text_config()
         _require_decoder(model, self.policy)
+        self._fit(model)
+        self._model = weakref.ref(model)
+        _hook(model)
+        return self
+
+    def _fit(self, model: PreTrainedModel) -> None:
+        """Make layers and books for a model."""
+        if has_ordered_bias(model):
+            require_ordered(self.policy, model)
+            self.layers = [OrderedLayer(self) for _ in range(model.config.get_text_config().num_hidden_layers)]
+            self._books, self.rebase_at = OrderedBooks(self.policy, model.device), sys.maxsize
+            return
+        rotations = self._fit_positions(model)
+        self.layers = [SlotLayer(self, rotation) for rotation in rotations.layers.values()]
+        self._books = Books(self.policy, model.device)
+
+    def _fit_positions(self, model: PreTrainedModel) -> KeyRotations:
+        """Rotations of the keys of all layers; from now on positions stay below what the model can tell apart."""
+        config = model.config.get_text_config()
         rotations = read_rotations(model)
         _require_positions(self.policy, rotations.limit, type(model).__name__)
         room = self.policy.num_slots + self.chunk
@@ -115,11 +144,7 @@ class PolicyCache(Cache):
                 f"layers {missing} of {type(model).__name__} write no keys to the cache (shared or linear attention); a policy "
                 "must hold for every layer"
             )
-        self.layers = [SlotLayer(self, rotations.layers[index]) for index in range(config.num_hidden_layers)]
-        self._books = Books(self.policy, model.device)
-        self._model = weakref.ref(model)
-        _hook(model)
-        return self
+        return rotations
 
     def misuse(self, length: int) -> str:
         """What went wrong when a layer is given ``length`` keys that no step was planned for."""
@@ -138,22 +163,45 @@ class PolicyCache(Cache):
         held = self.layers[0].batch_size if self.layers else -1
         if held not in (-1, len(tokens)) and self.books.columns:
             raise ConfigurationError(f"the cache holds {held} rows and is given {len(tokens)}; reset() it or make another")
-        *pieces, arguments = _pieces(arguments, self.chunk)
-        parts = [module(**piece) for piece in pieces]
-        kept = arguments.get("logits_to_keep")
-        if parts and kept:  # a model that makes its logits itself
-            if not isinstance(kept, int) or kept > _tokens(arguments).shape[1]:
-                raise ConfigurationError(
-                    f"logits_to_keep must be a number up to the {self.chunk} tokens of a chunk; got {kept}"
-                )
-            parts = []
-        tokens = _tokens(arguments)
         batch, length = tokens.shape[:2]
+        parts: list[Any] = []
+        kept = _kept(arguments)
+        while (size := self._room(arguments.get("attention_mask"), batch, length)) < length:
+            piece, arguments = _split(arguments, size)
+            length -= size
+            wanted = kept is None or kept > length
+            if kept is not None:
+                piece["logits_to_keep"] = 0 if wanted else 1
+            output = module(**piece)
+            if wanted:
+                parts.append(output)
+        if kept is not None and parts:
+            arguments = dict(arguments, logits_to_keep=0)
         valid = self._valid(arguments.get("attention_mask"), batch, length)
         if self.books.next_position + length > cast(int, self.rebase_at):
             self.rebase()
-        self.step, self._parts = self.books.plan(length, valid), parts
-        return dict(arguments, attention_mask=self._mask(module, tokens), position_ids=self.step.position_ids.expand(batch, -1))
+        self.step, self._parts, self._kept = self.books.plan(length, valid), parts, kept or 0
+        self.ids = note_ids(self.ids, self.step, arguments.get("input_ids"), batch, self.books)
+        return self._told(module, arguments)
+
+    def _room(self, mask: Tensor | None, batch: int, length: int) -> int:
+        """How many of ``length`` new columns can be taken at once."""
+        size = min(length, self.chunk)
+        if not isinstance(self.books, OrderedBooks):
+            return size
+        head = None if mask is None or length == size else mask[:, : size - length]
+        return self.books.room(size, self._valid(mask if head is None else head, batch, size))
+
+    def _told(self, module: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments with the mask and the positions of this step."""
+        step = self.step
+        if isinstance(self.books, OrderedBooks):  # these models count positions along the columns of a 2-D mask
+            told = {name: given for name, given in arguments.items() if name != "position_ids"}
+            return dict(told, attention_mask=step.attention_mask)
+        tokens = _tokens(arguments)
+        return dict(
+            arguments, attention_mask=self._mask(module, tokens), position_ids=step.position_ids.expand(len(tokens), -1)
+        )
 
     def close(self, output: Any) -> Any:
         """The forward is over; its output with those of the chunks before it in front."""
@@ -162,7 +210,7 @@ class PolicyCache(Cache):
         if not parts or output is None:
             return output
         name = "last_hidden_state" if hasattr(output, "last_hidden_state") else "logits"
-        output[name] = torch.cat([*(part[name] for part in parts), output[name]], dim=1)
+        output[name] = torch.cat([*(part[name] for part in parts), output[name]], dim=1)[:, -self._kept :]
         return output
 
     def _valid(self, mask: Tensor | None, batch: int, length: int) -> Tensor | None:
@@ -205,6 +253,8 @@ class PolicyCache(Cache):
         step = self.step
         if step is None:
             return query_length, 0
+        if isinstance(self.books, OrderedBooks):
+            return step.held + step.length, 0
         if step.slot is None:
             assert step.visible is not None
             keys = step.visible.shape[-1]
@@ -218,12 +268,29 @@ class PolicyCache(Cache):
         for layer in self.layers:
             layer.move(-steps)
 
+    # --- what it holds -------------------------------------------------------------------------------------------------------
+
+    def bytes_held(self) -> int:
+        """Bytes of keys, values and the pinned keys' masters, as allocated."""
+        buffers = (getattr(layer, name, None) for layer in self.layers for name in ("keys", "values", "masters"))
+        return sum(tensor.nbytes for tensor in buffers if isinstance(tensor, Tensor))
+
+    def telemetry(self) -> Telemetry:
+        """What is held, and what has gone, in figures."""
+        return cache_telemetry(self)
+
+    def describe(self, tokenizer: Any = None) -> pd.DataFrame:
+        """The tokens held, one a line, with slot, position and distance; see :func:`describe_slots`."""
+        return describe_slots(self, tokenizer)
+
     # --- what transformers asks of a cache -----------------------------------------------------------------------------------
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens seen, padding included; during a forward, those before it."""
-        books = self.books
-        return books.columns - self.step.length if self.step is not None else books.columns
+        books, step = self.books, self.step
+        if step is None:
+            return cast(int, books.columns)
+        return cast(int, step.held if isinstance(books, OrderedBooks) else books.columns - step.length)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """See :meth:`mask_sizes`."""
@@ -237,6 +304,7 @@ class PolicyCache(Cache):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Rows of the batch in another order, as beam search wants them."""
         self.books.take(beam_idx)
+        self.ids = self.ids[beam_idx.to(self.ids.device)] if self.ids is not None else None
         for layer in self.layers:
             layer.take(beam_idx)
 
@@ -306,27 +374,34 @@ def _tokens(arguments: dict[str, Any]) -> Tensor:
     return cast(Tensor, arguments.get("inputs_embeds") if tokens is None else tokens)
 
 
-def _pieces(arguments: dict[str, Any], chunk: int) -> Iterator[dict[str, Any]]:
-    """The arguments of a forward for each chunk of its tokens."""
+def _split(arguments: dict[str, Any], size: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of a forward of the first ``size`` tokens, and those of the others."""
     length, mask = _tokens(arguments).shape[1], arguments.get("attention_mask")
-    if length <= chunk:
-        yield arguments
-        return
-    kept = [name for name in ("output_attentions", "output_hidden_states", "labels") if arguments.get(name)]
-    if kept:
+    whole = [name for name in ("output_attentions", "output_hidden_states", "labels") if arguments.get(name) is not None]
+    whole = [name for name in whole if arguments[name] is not False]
+    if isinstance(arguments.get("logits_to_keep"), Tensor):
+        whole.append("logits_to_keep as indices")
+    if whole:
         raise ConfigurationError(
-            f"{kept[0]} cannot be had of {length} tokens at once, which are processed in chunks of {chunk}; give "
+            f"{whole[0]} cannot be had of {length} tokens at once, which are processed in chunks of {size}; give "
             "fewer, or make the cache with a larger chunk"
         )
-    for start in range(0, length, chunk):
-        stop = min(start + chunk, length)
-        piece = dict(arguments)
-        for name in ("input_ids", "inputs_embeds", "position_ids"):
-            if piece.get(name) is not None:
-                piece[name] = piece[name][..., start:stop] if name != "inputs_embeds" else piece[name][:, start:stop]
-        if mask is not None and mask.ndim == 2:
-            piece["attention_mask"] = mask[:, : mask.shape[1] - length + stop]
-        yield piece
+    first, rest = dict(arguments), dict(arguments)
+    for name in ("input_ids", "inputs_embeds", "position_ids"):
+        given = arguments.get(name)
+        if given is not None:
+            axis = 1 if name == "inputs_embeds" else -1
+            first[name] = given.narrow(axis, 0, size)
+            rest[name] = given.narrow(axis, size, length - size)
+    if mask is not None and mask.ndim == 2:
+        first["attention_mask"] = mask[:, : mask.shape[1] - length + size]
+    return first, rest
+
+
+def _kept(arguments: dict[str, Any]) -> int | None:
+    """How many of the last tokens get logits; ``None`` for all, or where the model leaves that to its head."""
+    kept = arguments.get("logits_to_keep")
+    return kept if isinstance(kept, int) and kept else None
 
 
 def _require_decoder(model: PreTrainedModel, policy: SlotPolicy) -> None:
