@@ -1,4 +1,4 @@
-"""The decoders that the streaming tests run on: those of the zoo that a bounded cache takes, and what the others are refused for."""
+"""The decoders that the streaming tests run on, those that are refused, and how the tests read with them."""
 
 from __future__ import annotations
 

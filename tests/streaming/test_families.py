@@ -1,4 +1,4 @@
-"""Every decoder family: the cache follows StreamingLLM's published rule however the text is cut; before it is full, it is dense."""
+"""Every decoder family: the cache follows the published rule of StreamingLLM, and is dense before it is full."""
 
 from __future__ import annotations
 

@@ -80,21 +80,38 @@ class KeyRotations:
     limit: int | None
 
 
-_known: weakref.WeakKeyDictionary[nn.Module, KeyRotations] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[nn.Module, tuple[list[Tensor], KeyRotations]] = weakref.WeakKeyDictionary()
 
 
 def read_rotations(model: PreTrainedModel) -> KeyRotations:
     """Rotations of the keys of every layer; one forward of one token at a few positions, once for a model.
 
+    They are read again when the model's frequencies have changed: ``model.to(torch.bfloat16)`` rounds them, and keys turn by
+    the rounded ones from then on.
+
     Raises:
         UnsupportedModelError: positions enter the hidden states (learned or sinusoidal embeddings), the second tensor of the
             cache is the one that turns (multi-head latent attention), or keys turn in a way that none of the model's
-            frequencies explains.
+            frequencies explains; layers that are no attention.
     """
     known = _known.get(model)
-    if known is None:
-        known = _known[model] = _read(model)
-    return known
+    if known is None or not _same(known[0], _fingerprint(model)):
+        rotations = _read(model)
+        known = _known[model] = _fingerprint(model), rotations
+    return known[1]
+
+
+def _fingerprint(model: PreTrainedModel) -> list[Tensor]:
+    """What the rotations of a model depend on and may change: its frequencies, their dtype, and that of the keys."""
+    buffers = [buffer.detach().clone() for name, buffer in model.named_buffers() if "inv_freq" in name]
+    return [*buffers, torch.empty(0, dtype=model.dtype, device=model.device)]
+
+
+def _same(some: list[Tensor], others: list[Tensor]) -> bool:
+    return len(some) == len(others) and all(
+        one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
+        for one, other in zip(some, others, strict=True)
+    )
 
 
 def _read(model: PreTrainedModel) -> KeyRotations:
@@ -103,6 +120,11 @@ def _read(model: PreTrainedModel) -> KeyRotations:
         raise UnsupportedModelError(
             f"{type(model).__name__} takes no position_ids, so the positions of its keys cannot be told; a cache of this kind "
             "needs rotary positions or none"
+        )
+    if getattr(model.config.get_text_config(), "attn_temperature_tuning", False):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} scales queries by the number of tokens seen (attn_temperature_tuning), which grows "
+            "without end in a stream"
         )
     last = min(255, (limit or 256) - 1)
     positions = torch.tensor([0, 1, min(31, last), last])
@@ -188,12 +210,12 @@ def _frequencies(model: PreTrainedModel, head_dim: int) -> Iterator[Tensor]:
     position = getattr(model, "position", None)  # SinkLM
     for base in dict.fromkeys((getattr(position, "theta", None) or theta, 1e4)):
         for size in dict.fromkeys((getattr(config, "rotary_dim", None) or head_dim, head_dim)):
-            exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
+            exponents = torch.arange(0, size, 2, dtype=torch.promote_types(model.dtype, torch.float32)) / size
             yield float(base) ** -exponents
 
 
 def _limit(model: PreTrainedModel) -> int | None:
-    """Positions below which frequencies do not change: those of ``dynamic`` and ``longrope``, and the length of a table."""
+    """Positions below which a model computes alike: those of ``dynamic`` and ``longrope``, the length of a table."""
     limits = []
     has_frequencies = False
     for module in model.modules():
@@ -208,6 +230,10 @@ def _limit(model: PreTrainedModel) -> int | None:
                 )
                 limits.append(int(original or config.max_position_embeddings))
     config = model.config.get_text_config()
+    # Ministral scales its queries by a step function of the position, which is 1 up to the first step.
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("llama_4_scaling_beta"):
+        limits.append(int(rope["original_max_position_embeddings"]))
     if not has_frequencies and not hasattr(model, "position"):
         table = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
         if table:
@@ -257,6 +283,11 @@ def _keys_at(model: PreTrainedModel, positions: Tensor | None) -> dict[int, tupl
     model.eval()
     try:
         model(input_ids=tokens, position_ids=where, past_key_values=cache, use_cache=True)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} does not run one token with a cache of keys and values: {error}. A bounded cache needs a "
+            "decoder whose layers are all attention"
+        ) from error
     finally:
         model.train(training)
     return found
