@@ -181,7 +181,7 @@ class PolicyCache(Cache):
         if self.books.next_position + length > cast(int, self.rebase_at):
             self.rebase()
         self.step, self._parts, self._kept = self.books.plan(length, valid), parts, kept or 0
-        self.ids = note_ids(self.ids, self.step, arguments.get("input_ids"), batch, self.books)
+        self.ids = note_ids(self.ids, self.step, arguments.get("input_ids"), batch, self.policy.num_slots)
         return self._told(module, arguments)
 
     def _room(self, mask: Tensor | None, batch: int, length: int) -> int:

@@ -12,6 +12,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.policy import Policy
+from sinklab.streaming.telemetry import Telemetry, reader_telemetry
 
 __all__ = ["CacheReader", "Reader", "open_reader"]
 
@@ -46,6 +47,10 @@ class Reader(abc.ABC):
     @abc.abstractmethod
     def bytes_held(self) -> int:
         """Bytes of the keys and values that are kept between calls."""
+
+    def telemetry(self) -> Telemetry:
+        """What is held, and what has gone, in figures."""
+        return reader_telemetry(self)
 
     @abc.abstractmethod
     def reset(self) -> None:
@@ -83,6 +88,9 @@ class CacheReader(Reader):
     @property
     def position(self) -> int:
         return self._columns
+
+    def telemetry(self) -> Telemetry:
+        return self.cache.telemetry() if isinstance(self.cache, PolicyCache) else super().telemetry()
 
     def bytes_held(self) -> int:
         layers = self.cache.layers

@@ -83,6 +83,8 @@ class Books:
         base: token index that has position 0; see :meth:`rebase`.
         index: token in every slot, int64 ``(rows, slots)``, -1 where there is none; on the CPU.
         anchors: position at which a pinned key was turned when it was written, int64 ``(rows, pinned)``.
+        rebases: how often positions were counted anew.
+        highest: largest position of a token before the last time they were.
     """
 
     def __init__(self, policy: SlotPolicy, device: torch.device) -> None:
@@ -95,6 +97,7 @@ class Books:
         """Back to an empty cache."""
         self.seen = torch.zeros(1, dtype=torch.long)
         self.columns = self.base = self.rebases = 0
+        self.highest = -1
         self.index = torch.full((1, self.policy.num_slots), -1)
         self.anchors = torch.zeros(1, len(self.policy.pinned), dtype=torch.long)
         self.full = self.turned = False
@@ -109,6 +112,11 @@ class Books:
     def next_position(self) -> int:
         """Largest position that the next token of a row would have."""
         return int(self.seen.max()) - self.base
+
+    @property
+    def highest_position(self) -> int:
+        """Largest position that a token was given so far; -1 before the first."""
+        return max(self.highest, self.next_position - 1)
 
     def spread(self, batch: int) -> None:
         """Give every row of the batch its own table, because one of them has padding."""
@@ -312,6 +320,7 @@ class Books:
         """Count positions from the oldest token in the ring; by how many steps the keys there have to move back."""
         ring = self.index[:, len(self.pinned) :]
         oldest = int(ring.where(ring >= 0, self.seen.max()).min())
+        self.highest = self.highest_position
         steps = oldest - self.base
         self.base = oldest
         self.rebases += 1

@@ -1,0 +1,206 @@
+"""State: a cache on disk, so that a stream goes on later, elsewhere, with the same tokens; safetensors, and no pickle."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import sinklab
+from sinklab.errors import ConfigurationError, InputError, SinklabError
+from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.layer import SlotLayer
+from sinklab.streaming.policy import Policy
+from sinklab.streaming.reader import CacheReader, Reader
+
+__all__ = ["SavedState", "fingerprint", "load_state", "read_state", "save_state"]
+
+_FORMAT = 1
+"""Of the file; raised when an older reader would misread it."""
+
+_BOOKS = ("columns", "base", "rebases", "full", "turned", "highest")
+_TABLES = ("seen", "index", "anchors")
+_BUFFERS = ("keys", "values", "masters")
+
+_VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
+"""Fields of a config that do not change what a model computes, or that the tensors tell better."""
+
+_SAMPLED = 8
+"""Tensors of a model that its fingerprint reads: enough to tell checkpoints of one training apart, in milliseconds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedState:
+    """What a file held.
+
+    Attributes:
+        reader: goes on where the saved one was.
+        notes, tensors: whatever else was saved with it.
+    """
+
+    reader: CacheReader
+    notes: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def save_state(
+    held: PolicyCache | Reader,
+    path: str | Path,
+    *,
+    notes: dict[str, Any] | None = None,
+    tensors: dict[str, Tensor] | None = None,
+) -> None:
+    """Write a cache, or a reader's, so that going on from the file equals going on now, bit for bit on the same device.
+
+    The file is whole or not there: it is written beside its place and then moved. It has the keys and values, which token
+    is in which slot, the policy, and a fingerprint of the model, whose weights it does not have.
+
+    Args:
+        notes, tensors: kept beside it, for the caller; notes are JSON.
+
+    Raises:
+        ConfigurationError: nothing has been read yet, or a reader that keeps no cache of slots.
+        InputError: the directory is not there.
+    """
+    cache = held if isinstance(held, PolicyCache) else getattr(held, "cache", None)
+    if not isinstance(cache, PolicyCache):
+        raise ConfigurationError(
+            f"policy {held.policy.name!r} keeps no cache of slots, so there is no state to save; use sink_window, for example"
+        )
+    model = cache.model
+    if model is None or cache.layers[0].batch_size < 0:
+        raise ConfigurationError("the cache has read nothing yet, so there is no state to save")
+    books = cache.books
+    found = {f"books.{name}": table for name, table in zip(_TABLES, books.tables(), strict=True)}
+    found |= {f"layers.{index}.{name}": getattr(layer, name) for index, layer in enumerate(cache.layers) for name in _BUFFERS}
+    found |= {} if cache.ids is None else {"ids": cache.ids}
+    found |= {f"more.{name}": tensor for name, tensor in (tensors or {}).items()}
+    record = {
+        "format": _FORMAT,
+        "sinklab": sinklab.__version__,
+        "model": {"class": type(model).__name__, "dtype": str(model.dtype), "fingerprint": fingerprint(model)},
+        "policy": cache.policy.to_dict(),
+        "chunk": cache.chunk,
+        "rebase_at": cache.rebase_at,
+        "books": {name: getattr(books, name) for name in _BOOKS},
+        "notes": notes or {},
+    }
+    data = to_bytes({name: tensor.contiguous() for name, tensor in found.items()}, {"sinklab_state": json.dumps(record)})
+    _write_whole(Path(path), data)
+
+
+def load_state(path: str | Path, model: PreTrainedModel) -> CacheReader:
+    """A reader that goes on where the saved cache was; its ``.cache`` may go to ``generate()`` too.
+
+    Raises:
+        InputError: a file that is missing, damaged, of another format, or written with another model.
+    """
+    return read_state(path, model).reader
+
+
+def read_state(path: str | Path, model: PreTrainedModel) -> SavedState:
+    """As :func:`load_state`, with whatever was saved beside the cache."""
+    path = Path(path)
+    record, tensors = _read(path)
+    if record.get("format") != _FORMAT:
+        raise InputError(
+            f"{path} has format {record.get('format')} of sinklab {record.get('sinklab', '?')}; sinklab "
+            f"{sinklab.__version__} reads format {_FORMAT}. Read the text again with this version"
+        )
+    _require_same(path, record["model"], model)
+    try:
+        cache = PolicyCache(Policy.from_dict(record["policy"]), model, chunk=record["chunk"], rebase_at=record["rebase_at"])
+        _fill(cache, record["books"], tensors)
+    except (KeyError, TypeError, RuntimeError) as error:
+        if isinstance(error, SinklabError):
+            raise
+        raise InputError(f"{path} is damaged: {type(error).__name__} {error}") from error
+    more = {name.removeprefix("more."): tensor for name, tensor in tensors.items() if name.startswith("more.")}
+    return SavedState(CacheReader(model, cache.policy, cache), record["notes"], more)
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """16 hexadecimal digits of a hash over the config and some of the weights.
+
+    Eight tensors, spread over the model, are read at both ends: another checkpoint of the same architecture differs, and so
+    does another dtype.
+    """
+    config = {name: value for name, value in model.config.to_dict().items() if name not in _VOLATILE}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    weights = sorted(model.named_parameters())
+    for name, weight in weights[:: max(1, len(weights) // _SAMPLED)]:
+        flat = weight.detach().flatten()
+        ends = torch.cat((flat[:256], flat[-256:])).cpu().contiguous()
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        digest.update(ends.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _fill(cache: PolicyCache, books: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Put what was saved into a fresh cache."""
+    device = cache.books.device
+    for name in _BOOKS:
+        setattr(cache.books, name, books[name])
+    for name in _TABLES:
+        setattr(cache.books, name, tensors[f"books.{name}"])
+    for index, layer in enumerate(cache.layers):
+        assert isinstance(layer, SlotLayer)
+        keys, values = (tensors[f"layers.{index}.{name}"].to(device) for name in ("keys", "values"))
+        layer.lazy_initialization(keys, values)
+        for name in _BUFFERS:
+            getattr(layer, name).copy_(tensors[f"layers.{index}.{name}"])
+    cache.ids = tensors["ids"].to(device) if "ids" in tensors else None
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise InputError(f"there is no state at {path}; save one first")
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise InputError(f"{path} is cut short or no safetensors file: {error}") from error
+    if "sinklab_state" not in metadata:
+        raise InputError(f"{path} is no saved state but another safetensors file")
+    record: dict[str, Any] = json.loads(metadata["sinklab_state"])
+    return record, tensors
+
+
+def _require_same(path: Path, saved: dict[str, Any], model: PreTrainedModel) -> None:
+    mine = {"class": type(model).__name__, "dtype": str(model.dtype), "fingerprint": fingerprint(model)}
+    if saved == mine:
+        return
+    if saved["class"] != mine["class"]:
+        what = f"a {saved['class']} and this is a {mine['class']}"
+    elif saved["dtype"] != mine["dtype"]:
+        what = f"a model in {saved['dtype'].removeprefix('torch.')} and this one is in {mine['dtype'].removeprefix('torch.')}"
+    else:
+        what = f"other weights or another config (fingerprint {saved['fingerprint']}, this one's is {mine['fingerprint']})"
+    raise InputError(f"{path} was written with {what}; load the model that it was written with")
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    if not path.parent.is_dir():
+        raise InputError(f"there is no directory {path.parent} to save {path.name} in")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    staged = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(path)
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,405 @@
+"""Stream: tokens for ever, from a model that holds no more than a policy lets it; ``generate()`` keeps every id and mask."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.registry import policies
+from sinklab.streaming.decoding import TextDecoder
+from sinklab.streaming.policy import Policy
+from sinklab.streaming.reader import Reader, open_reader
+from sinklab.streaming.sampling import Sampler, Sampling
+from sinklab.streaming.state import read_state, save_state
+from sinklab.streaming.telemetry import Telemetry
+
+__all__ = ["Settings", "Stream", "StreamedToken", "default_policy", "stream"]
+
+T = TypeVar("T")
+
+Given: TypeAlias = str | Tensor | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+"""What may be fed: a text or its ids, or one of them for each row of a batch."""
+
+_WINDOW = 1020
+"""Tokens before the query that are held, unless the model was trained on fewer; Xiao et al. 2024 write it 4+1020."""
+
+
+class Settings(TypedDict, total=False):
+    """Keyword arguments of :class:`Stream`, which explains them."""
+
+    policy: Policy | Reader | str | dict[str, Any] | None
+    tokenizer: Any
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    seed: int
+    stop: Sequence[str]
+    stop_ids: Sequence[int] | None
+    keep: str | Sequence[int] | None
+    chunk: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamedToken:
+    """One new token in every row that has not ended.
+
+    Attributes:
+        ids: token of each row; ``None`` in a row that had ended before.
+        texts: characters that are complete with it, '' without a tokenizer; together the text of the row up to its stop
+            string, special tokens left out.
+        position: its index in the stream, prompt and padding counted.
+        ended: whether each row has ended, with this token or before.
+    """
+
+    ids: tuple[int | None, ...]
+    texts: tuple[str, ...]
+    position: int
+    ended: tuple[bool, ...]
+
+    @property
+    def id(self) -> int:
+        """The token of the only row."""
+        return self._only(self.ids)  # type: ignore[return-value]
+
+    @property
+    def text(self) -> str:
+        """The text of the only row."""
+        return self._only(self.texts)
+
+    def _only(self, of_rows: tuple[T, ...]) -> T:
+        if len(of_rows) > 1:
+            raise ConfigurationError(f"this stream has {len(of_rows)} rows; ask for .ids and .texts")
+        return of_rows[0]
+
+
+class Stream:
+    """A model that goes on for ever: feed it, take tokens, feed it again; between tokens nothing grows.
+
+    Greedy tokens are those of ``model.generate(past_key_values=SinkCache(…), do_sample=False)`` with the same policy.
+
+    Args:
+        model: a decoder with a language-model head, in evaluation mode.
+        policy: the policy, its name, ``{"name": …, setting: …}``, or a reader to go on with. By default
+            :func:`default_policy`.
+        tokenizer: of transformers; needed for text in or out.
+        temperature, top_k, top_p, seed: see :class:`~sinklab.streaming.sampling.Sampling`; by default the likeliest token.
+        stop: strings at which a row ends.
+        stop_ids: tokens with which a row ends; by default those of the model's generation config, ``()`` for none.
+        keep: text (or ids) that begins the stream and is never evicted, such as a system prompt. The policy's ``num_sinks`` is
+            raised to its number of tokens, and the window counts besides.
+        chunk: most tokens of a prompt that are read at once; the result does not depend on it.
+
+    Raises:
+        ConfigurationError: settings that do not fit together, or ``keep`` that does not fit the policy or the model.
+        UnsupportedModelError: the policy cannot be had with this model.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        policy: Policy | Reader | str | dict[str, Any] | None = None,
+        tokenizer: Any = None,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        stop_ids: Sequence[int] | None = None,
+        keep: str | Sequence[int] | None = None,
+        chunk: int = 128,
+    ) -> None:
+        if chunk < 1:
+            raise ConfigurationError(f"chunk {chunk} must be 1 or more")
+        if isinstance(stop, str) or "" in stop:
+            raise ConfigurationError(f"stop is a list of strings that are not empty; got {stop!r}")
+        if stop and tokenizer is None:
+            raise ConfigurationError(f"stop strings {list(stop)} need a tokenizer; give one, or stop_ids")
+        self.model, self.tokenizer, self.stop, self.chunk = model, tokenizer, tuple(stop), chunk
+        self.stop_ids = frozenset(_end_tokens(model) if stop_ids is None else stop_ids)
+        self._sampler = Sampler(
+            Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed), next(model.parameters()).device
+        )
+        self._decoders: list[TextDecoder] = []
+        self._logits: Tensor | None = None  # for the next token, (batch, vocab_size), once all is read
+        self._pending: Tensor | None = None  # tokens that were given out and are not read yet, (batch,)
+        self._valid = torch.empty(0, dtype=torch.bool)  # rows of which that is a token and no padding
+        self._ended: list[bool] = []
+        self._kept = [] if keep is None else self._encode(keep, first=True)
+        if isinstance(policy, Reader):
+            if self._kept:
+                raise ConfigurationError("keep must begin a stream; this one goes on with a reader")
+            self.reader = policy
+        else:
+            self.reader = open_reader(model, _pinning(model, _policy(model, policy), len(self._kept)), chunk=chunk)
+
+    # --- in ------------------------------------------------------------------------------------------------------------------
+
+    def feed(self, given: Given, attention_mask: Tensor | None = None) -> Stream:
+        """Read more text, and let rows that had ended go on; returns the stream.
+
+        Args:
+            given: text, ids ``(length,)`` or ``(batch, length)``, or a list of texts or of ids, one a row, which are padded on
+                the left. The tokenizer adds its special tokens to a text that begins the stream, and to no other.
+            attention_mask: ``(batch, length)`` of these ids: 1 for tokens and 0 for padding; the last column has none of it.
+
+        Raises:
+            InputError: nothing to read, text without a tokenizer, or ids that the model does not have.
+            ConfigurationError: another number of rows than before.
+        """
+        ids, mask = self._rows(given, attention_mask)
+        if self._ended and len(ids) != len(self._ended):
+            raise ConfigurationError(f"the stream has {len(self._ended)} rows and is fed {len(ids)}; begin another one")
+        if not self._ended:
+            self._decoders = [TextDecoder(self.tokenizer, self.stop) for _ in ids] if self.tokenizer is not None else []
+        for row, decoder in enumerate(self._decoders):
+            decoder.follow(ids[row][mask[row]].tolist())
+        if self._pending is not None:
+            ids = torch.cat((self._pending[:, None], ids), dim=1)
+            mask = torch.cat((self._valid[:, None], mask), dim=1)
+        for piece, valid in zip(ids.split(self.chunk, dim=1), mask.split(self.chunk, dim=1), strict=True):
+            self._read(piece, valid)
+        self._ended = [False] * len(ids)
+        return self
+
+    def _read(self, ids: Tensor, valid: Tensor) -> None:
+        mask = None if bool(valid.all()) else valid.long()
+        self._logits, self._pending = self.reader.read(ids, mask, keep=1)[:, -1], None
+
+    def _rows(self, given: Given, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Ids and which of them are tokens, ``(batch, length)`` on the CPU."""
+        if isinstance(given, Tensor):
+            ids = given.cpu()[None] if given.ndim == 1 else given.cpu()
+            if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
+                raise InputError(f"ids are an integer tensor (batch, length); got {ids.dtype} of shape {tuple(ids.shape)}")
+            valid = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.cpu().bool()
+            if valid.shape != ids.shape or not bool(valid[:, -1:].all()):
+                raise InputError(
+                    f"attention_mask must have the shape of the ids, {tuple(ids.shape)}, and end with a token in every row: "
+                    "pad on the left"
+                )
+        else:
+            if mask is not None:
+                raise InputError("an attention_mask goes with a tensor of ids; lists are padded here")
+            several = not isinstance(given, str) and len(given) > 0 and not isinstance(given[0], int)
+            first = not self._ended and not self._kept
+            ids, valid = _padded([self._encode(row, first=first) for row in (given if several else [given])])  # type: ignore[arg-type]
+        if not ids.numel() or not bool(valid.any(dim=1).all()):
+            raise InputError("there is nothing to read: a prompt needs a token or more in every row")
+        vocabulary = self.model.get_input_embeddings().weight.shape[0]
+        if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+            raise InputError(f"token ids go from {int(ids.min())} to {int(ids.max())}, and the model has 0 to {vocabulary - 1}")
+        if self._kept:
+            ids, valid = _padded([self._kept + row[real].tolist() for row, real in zip(ids, valid, strict=True)])
+            self._kept = []
+        return ids.long(), valid
+
+    def _encode(self, given: str | Sequence[int], *, first: bool) -> list[int]:
+        if not isinstance(given, str):
+            return list(given)
+        if self.tokenizer is None:
+            raise InputError("text needs a tokenizer; give one, or token ids")
+        ids: list[int] = self.tokenizer(given, add_special_tokens=first)["input_ids"]
+        return ids
+
+    # --- out -----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        """Whether all rows have ended; :meth:`feed` lets them go on."""
+        return bool(self._ended) and all(self._ended)
+
+    @property
+    def position(self) -> int:
+        """Index of the next token in the stream, prompt and padding counted."""
+        return self.reader.position + (self._pending is not None)
+
+    def step(self) -> StreamedToken:
+        """The next token of every row.
+
+        Raises:
+            ConfigurationError: nothing has been fed yet, or all rows have ended.
+            InputError: the model's logits are not numbers.
+        """
+        if not self._ended:
+            raise ConfigurationError("the stream has nothing to go on from; feed() it a prompt")
+        if self.ended:
+            raise ConfigurationError("every row of the stream has ended; feed() it more text")
+        if self._pending is not None:
+            self._read(self._pending[:, None], self._valid[:, None])
+        assert self._logits is not None
+        position, chosen = self.reader.position, self._sampler(self._logits).cpu()
+        self._valid = ~torch.tensor(self._ended)
+        self._pending, self._logits = chosen.where(self._valid, chosen.new_zeros(())), None
+        ids = [None if over else token for over, token in zip(self._ended, chosen.tolist(), strict=True)]
+        texts = [""] * len(ids)
+        for row, token in enumerate(ids):
+            if token is None:
+                continue
+            if self._decoders:
+                texts[row] = self._decoders[row].push(token)
+                self._ended[row] = self._decoders[row].stopped
+            if token in self.stop_ids:
+                self._ended[row] = True
+                texts[row] += self._rest(row)
+        return StreamedToken(tuple(ids), tuple(texts), position, tuple(self._ended))
+
+    def __iter__(self) -> Iterator[StreamedToken]:
+        """Tokens until all rows have ended."""
+        while not self.ended:
+            yield self.step()
+
+    def generate(self, count: int) -> list[StreamedToken]:
+        """The next ``count`` tokens, or fewer if all rows end before."""
+        if count < 1:
+            raise ConfigurationError(f"count {count} must be 1 or more")
+        return [token for token, _ in zip(self, range(count), strict=False)]
+
+    def rest(self) -> tuple[str, ...]:
+        """Text of each row that waits for the next token, because a character or a stop string may be in the making."""
+        return tuple(self._rest(row) for row in range(len(self._ended)))
+
+    def _rest(self, row: int) -> str:
+        return self._decoders[row].rest() if self._decoders else ""
+
+    def telemetry(self) -> Telemetry:
+        """What is held, and what has gone; see :class:`~sinklab.streaming.telemetry.Telemetry`."""
+        return self.reader.telemetry()
+
+    # --- kept ----------------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write everything that is needed to go on with the same tokens; see :func:`~sinklab.streaming.state.save_state`."""
+        if not self._ended:
+            raise ConfigurationError("the stream has read nothing yet, so there is no state to save")
+        sampler = self._sampler
+        tensors = {"valid": self._valid, "generator": sampler.generator.get_state()}
+        tensors |= {"pending": self._pending} if self._pending is not None else {}
+        tensors |= {"logits": self._logits} if self._logits is not None else {}
+        settings = {
+            **dataclasses.asdict(sampler.sampling),
+            "stop": self.stop,
+            "stop_ids": sorted(self.stop_ids),
+            "chunk": self.chunk,
+        }
+        notes = {"settings": settings, "ended": self._ended, "text": [decoder.state() for decoder in self._decoders]}
+        save_state(self.reader, path, notes=notes, tensors=tensors)
+
+    @classmethod
+    def load(cls, path: str | Path, model: PreTrainedModel, *, tokenizer: Any = None, **changes: Any) -> Stream:
+        """Go on with a stream that :meth:`save` wrote.
+
+        Args:
+            model: the same model with the same weights.
+            tokenizer: as before.
+            changes: other settings than before; a change of the sampling begins its draws anew.
+
+        Raises:
+            InputError: a file that cannot be used, or was written with another model.
+        """
+        saved = read_state(path, model)
+        notes, tensors = saved.notes, saved.tensors
+        if "settings" not in notes:
+            raise InputError(f"{path} is the state of a cache and not of a stream; load it with load_state()")
+        loaded = cls(model, policy=saved.reader, tokenizer=tokenizer, **{**notes["settings"], **changes})
+        loaded._ended, loaded._valid = list(notes["ended"]), tensors["valid"]
+        loaded._pending, loaded._logits = tensors.get("pending"), tensors.get("logits")
+        if not changes.keys() & {"temperature", "top_k", "top_p", "seed"}:
+            loaded._sampler.generator.set_state(tensors["generator"].cpu())
+        if tokenizer is not None:
+            loaded._decoders = [TextDecoder(tokenizer, loaded.stop) for _ in loaded._ended]
+            for decoder, state in zip(loaded._decoders, notes["text"], strict=False):
+                decoder.restore(state)
+        return loaded
+
+
+def stream(
+    model: PreTrainedModel, prompt: Given, *, max_new_tokens: int | None = None, **settings: Unpack[Settings]
+) -> Iterator[StreamedToken]:
+    """Tokens behind a prompt, for ever, in constant memory; the last one comes with all of its text.
+
+    Args:
+        prompt: text or ids, of any length; a list of them makes a batch.
+        max_new_tokens: end after so many; otherwise only stop tokens and stop strings end it.
+        settings: as :class:`Stream` has them.
+    """
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise ConfigurationError(f"max_new_tokens {max_new_tokens} must be 1 or more")
+    source = Stream(model, **settings).feed(prompt)
+    return _tokens(source, max_new_tokens)
+
+
+def _tokens(source: Stream, count: int | None) -> Iterator[StreamedToken]:
+    for number, token in enumerate(source, 1):
+        if number == count:
+            texts = tuple(text + rest for text, rest in zip(token.texts, source.rest(), strict=True))
+            yield dataclasses.replace(token, texts=texts)
+            return
+        yield token
+
+
+def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Rows of ids as one tensor ``(batch, longest)``, padded on the left, and which of it is no padding."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows], dtype=torch.long)
+    return ids, torch.arange(longest) >= torch.tensor([longest - len(row) for row in rows])[:, None]
+
+
+def default_policy(model: PreTrainedModel) -> Policy:
+    """Four sinks and the 1,020 tokens before the query, or as many as the model was trained to see at once."""
+    context = _context(model)
+    policy: Policy = policies["sink_window"](window=_WINDOW if context is None else max(1, min(_WINDOW, context - 5)))
+    return policy
+
+
+def _context(model: PreTrainedModel) -> int | None:
+    """Positions that the model was trained on, if its config says."""
+    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return length if isinstance(length, int) and length > 0 else None
+
+
+def _end_tokens(model: PreTrainedModel) -> Sequence[int]:
+    config = getattr(model, "generation_config", None)
+    end = getattr(config, "eos_token_id", None)
+    return [] if end is None else [end] if isinstance(end, int) else list(end)
+
+
+def _policy(model: PreTrainedModel, policy: Policy | str | dict[str, Any] | None) -> Policy:
+    if policy is None:
+        return default_policy(model)
+    if isinstance(policy, Policy):
+        return policy
+    return Policy.from_dict({"name": policy} if isinstance(policy, str) else policy)
+
+
+def _pinning(model: PreTrainedModel, policy: Policy, kept: int) -> Policy:
+    """The policy that pins at least the first so many tokens."""
+    if not kept:
+        return policy
+    fields = {field.name for field in dataclasses.fields(policy)}
+    change: dict[str, Any]
+    if "num_sinks" in fields:
+        change = {"num_sinks": max(kept, getattr(policy, "num_sinks"))}  # noqa: B009
+    elif "pinned" in fields:
+        change = {"pinned": tuple(sorted({*range(kept), *getattr(policy, "pinned")}))}  # noqa: B009
+    else:
+        raise ConfigurationError(
+            f"policy {policy.name!r} cannot keep a text: it pins no tokens. Use sink_window, or leave the text out"
+        )
+    pinned = dataclasses.replace(policy, **change)
+    held, context = pinned.max_held(1 << 62), _context(model)
+    if context is not None and held > context:
+        spare = context - (held - getattr(pinned, "window", 0))
+        advice = f"choose a window of {spare} or less, or a shorter text" if spare > 0 else "choose a shorter text"
+        raise ConfigurationError(
+            f"the text to keep has {kept} tokens and the policy holds {held} with it; the model was trained on {context}: "
+            f"{advice}"
+        )
+    return pinned
