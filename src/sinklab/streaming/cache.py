@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import weakref
@@ -76,6 +77,7 @@ class PolicyCache(Cache):
         self._model: weakref.ref[PreTrainedModel] | None = None
         self._parts: list[Any] = []
         self._kept = 0
+        self._unfinished = False
         if model is not None:
             self.bind(model)
 
@@ -104,7 +106,7 @@ class PolicyCache(Cache):
         if self.model is model:
             return self
         if self._model is not None:
-            raise ConfigurationError(f"this cache belongs to another {type(self.model).__name__}; make one for each model")
+            raise ConfigurationError(self._belongs())
         _require_decoder(model, self.policy)
         self._fit(model)
         self._model = weakref.ref(model)
@@ -146,10 +148,17 @@ class PolicyCache(Cache):
             )
         return rotations
 
+    def _belongs(self) -> str:
+        whose = "a model that is gone" if self.model is None else f"another model, a {type(self.model).__name__}"
+        return f"this cache belongs to {whose}; make one for each model"
+
     def misuse(self, length: int) -> str:
         """What went wrong when a layer is given ``length`` keys that no step was planned for."""
         if self.step is None:
-            return "the cache was given keys outside of its model's forward; pass it to the model as past_key_values"
+            return (
+                f"the cache was given keys outside of a forward of its model, a {type(self.model).__name__}; pass it to that "
+                "model as past_key_values"
+            )
         return f"a layer writes {length} keys where {self.step.length} tokens were given"
 
     # --- one forward ---------------------------------------------------------------------------------------------------------
@@ -159,11 +168,13 @@ class PolicyCache(Cache):
 
         Of more tokens than a chunk has, all but the last chunk are processed here and now.
         """
-        tokens = _tokens(arguments)
-        held = self.layers[0].batch_size if self.layers else -1
-        if held not in (-1, len(tokens)) and self.books.columns:
-            raise ConfigurationError(f"the cache holds {held} rows and is given {len(tokens)}; reset() it or make another")
-        batch, length = tokens.shape[:2]
+        if arguments.get("use_cache") is False:
+            raise ConfigurationError(
+                f"{type(module).__name__} is given a cache and use_cache=False, with which generate() feeds the whole text "
+                "again at every step; pass use_cache=True"
+            )
+        batch, length = _tokens(arguments).shape[:2]
+        self._require_ready(module, arguments, batch)
         parts: list[Any] = []
         kept = _kept(arguments)
         while (size := self._room(arguments.get("attention_mask"), batch, length)) < length:
@@ -178,11 +189,45 @@ class PolicyCache(Cache):
         if kept is not None and parts:
             arguments = dict(arguments, logits_to_keep=0)
         valid = self._valid(arguments.get("attention_mask"), batch, length)
-        if self.books.next_position + length > cast(int, self.rebase_at):
-            self.rebase()
-        self.step, self._parts, self._kept = self.books.plan(length, valid), parts, kept or 0
-        self.ids = note_ids(self.ids, self.step, arguments.get("input_ids"), batch, self.policy.num_slots)
+        self._unfinished = True  # until the forward returns: in between, some layers hold its tokens and others do not
+        with _kept_tensors():
+            if self.books.next_position + length > cast(int, self.rebase_at):
+                self.rebase()
+            self.step, self._parts, self._kept = self.books.plan(length, valid), parts, kept or 0
+            self.ids = note_ids(self.ids, self.step, arguments.get("input_ids"), batch, self.policy.num_slots)
         return self._told(module, arguments)
+
+    def _require_ready(self, module: nn.Module, arguments: dict[str, Any], batch: int) -> None:
+        """Refuse what cannot go well, before anything is written."""
+        books, model = self.books, self.model
+        if model is None or model.base_model is not module:
+            raise ConfigurationError(self._belongs())
+        if self._unfinished:
+            raise ConfigurationError(
+                "a forward with this cache was interrupted: some of its layers hold the tokens of that forward and others do "
+                "not; reset() it, or make another"
+            )
+        if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()):
+            raise ConfigurationError("a bounded cache is written in place and has no gradient; run under torch.no_grad()")
+        name = str(getattr(module.config, "_attn_implementation", "eager"))
+        if ("flash" in name or "flex" in name) and not isinstance(books, OrderedBooks):
+            raise UnsupportedModelError(
+                f"attention {name!r} takes no 4-D mask, which prompts and padded batches need; load the model with "
+                'attn_implementation="sdpa"'
+            )
+        held = self.layers[0].batch_size
+        if held in (-1, batch):
+            return
+        if books.columns:
+            raise ConfigurationError(f"the cache holds {held} rows and is given {batch}; reset() it or make another")
+        self._release()
+
+    def _release(self) -> None:
+        """Give the buffers back: the next text has another number of rows."""
+        self.ids = None
+        for layer in self.layers:
+            layer.keys = layer.values = None
+            layer.is_initialized = False
 
     def _room(self, mask: Tensor | None, batch: int, length: int) -> int:
         """How many of ``length`` new columns can be taken at once."""
@@ -207,7 +252,10 @@ class PolicyCache(Cache):
         """The forward is over; its output with those of the chunks before it in front."""
         self.step = None
         parts, self._parts = self._parts, []
-        if not parts or output is None:
+        if output is None:  # an exception is on its way up
+            return None
+        self._unfinished = False
+        if not parts:
             return output
         name = "last_hidden_state" if hasattr(output, "last_hidden_state") else "logits"
         output[name] = torch.cat([*(part[name] for part in parts), output[name]], dim=1)[:, -self._kept :]
@@ -226,7 +274,8 @@ class PolicyCache(Cache):
             valid = mask[:, -length:].bool().cpu()
             valid = None if bool(valid.all()) else valid
         if valid is not None:
-            self.books.spread(batch)
+            with _kept_tensors():
+                self.books.spread(batch)
         if self.books.rows > 1:
             return torch.ones(batch, length, dtype=torch.bool) if valid is None else valid
         return valid
@@ -238,11 +287,6 @@ class PolicyCache(Cache):
             return None
         visible = visible.expand(len(tokens), -1, -1, -1)
         name = str(getattr(module.config, "_attn_implementation", "eager"))
-        if "flash" in name or "flex" in name:
-            raise UnsupportedModelError(
-                f"attention {name!r} takes no 4-D mask, which prompts and padded batches need; load the model with "
-                'attn_implementation="sdpa"'
-            )
         if name == "eager":
             dtype = next(parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
             return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
@@ -297,16 +341,19 @@ class PolicyCache(Cache):
         return self.mask_sizes(query_length if isinstance(query_length, int) else len(query_length))
 
     def reset(self) -> None:
-        """Forget everything; buffers stay."""
+        """Forget everything; buffers stay as long as the number of rows does."""
+        self._unfinished, self.step, self._parts = False, None, []
         if self._books is not None:
-            self._books.clear()
+            with _kept_tensors():
+                self._books.clear()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Rows of the batch in another order, as beam search wants them."""
-        self.books.take(beam_idx)
-        self.ids = self.ids[beam_idx.to(self.ids.device)] if self.ids is not None else None
-        for layer in self.layers:
-            layer.take(beam_idx)
+        with _kept_tensors():
+            self.books.take(beam_idx)
+            self.ids = self.ids[beam_idx.to(self.ids.device)] if self.ids is not None else None
+            for layer in self.layers:
+                layer.take(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows of the batch."""
@@ -326,7 +373,8 @@ class PolicyCache(Cache):
         columns = self.books.columns
         keep = columns + tokens_to_remove if tokens_to_remove <= 0 else tokens_to_remove
         if 0 <= keep < columns:
-            self.books.crop(keep)
+            with _kept_tensors():
+                self.books.crop(keep)
 
 
 class SinkCache(PolicyCache):
@@ -353,6 +401,11 @@ class SinkCache(PolicyCache):
 # --- the host ----------------------------------------------------------------------------------------------------------------
 
 
+def _kept_tensors() -> contextlib.AbstractContextManager[Any]:
+    """For making tensors that are kept: those made in inference mode could not be written outside of it."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+
+
 def _generating_model() -> PreTrainedModel:
     """The model whose generate() is asking; transformers hands a cache everything but its model."""
     frame = sys._getframe(1)
@@ -377,7 +430,11 @@ def _tokens(arguments: dict[str, Any]) -> Tensor:
 def _split(arguments: dict[str, Any], size: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arguments of a forward of the first ``size`` tokens, and those of the others."""
     length, mask = _tokens(arguments).shape[1], arguments.get("attention_mask")
-    whole = [name for name in ("output_attentions", "output_hidden_states", "labels") if arguments.get(name) is not None]
+    whole = [
+        name
+        for name in ("output_attentions", "output_hidden_states", "output_router_logits", "labels")
+        if arguments.get(name) is not None
+    ]
     whole = [name for name in whole if arguments[name] is not False]
     if isinstance(arguments.get("logits_to_keep"), Tensor):
         whole.append("logits_to_keep as indices")
@@ -412,7 +469,14 @@ def _require_decoder(model: PreTrainedModel, policy: SlotPolicy) -> None:
     strange = sorted(kinds - {"full_attention", "sliding_attention"})
     if strange:
         raise UnsupportedModelError(f"{name} has layers of the kind {', '.join(strange)}; a policy needs full attention")
-    sliding = getattr(config, "sliding_window", None)
+    if getattr(model, "tokens_in_front", 0):  # SinkLM
+        raise UnsupportedModelError(
+            f"{name} puts learned tokens in front of every text, which its cache counts and its arguments do not; a bounded "
+            "cache for it is not there"
+        )
+    if getattr(config, "prefix", 0):  # SinkLM
+        raise UnsupportedModelError(f"{name} has a prefix of tokens that see those behind them; a policy needs a causal model")
+    sliding = getattr(config, "sliding_window", None) or getattr(config, "window", None)
     slides = "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True))
     if sliding and slides and sliding < policy.num_slots:
         raise UnsupportedModelError(
@@ -448,10 +512,8 @@ class _Hooks:
         return cache.close(output) if isinstance(cache, PolicyCache) else None
 
 
-_hooks: weakref.WeakKeyDictionary[nn.Module, _Hooks] = weakref.WeakKeyDictionary()
-
-
 def _hook(model: PreTrainedModel) -> None:
     decoder = model.base_model
-    if decoder not in _hooks:
-        _hooks[decoder] = _Hooks(decoder)
+    # A copy of a model has copies of its hooks.
+    if not any(isinstance(getattr(hook, "__self__", None), _Hooks) for hook in decoder._forward_pre_hooks.values()):
+        _Hooks(decoder)

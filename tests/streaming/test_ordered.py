@@ -1,0 +1,239 @@
+"""Models whose bias goes by the order of the keys: held in order, they stream as if the evicted tokens had never been."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from tests.architectures.zoo import VOCAB, enliven, shape
+from torch import Tensor
+from transformers.models.falcon import modeling_falcon
+
+from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.policies.pinned import Pinned
+from sinklab.policies.sink_window import SinkWindow
+from sinklab.policies.strided import Strided
+from sinklab.policies.window import Window
+from sinklab.streaming.cache import PolicyCache, SinkCache
+from sinklab.streaming.ordered import has_ordered_bias
+from sinklab.streaming.reader import open_reader
+
+HEADS, LENGTH = 4, 34
+GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, "use_cache": True}
+FAMILIES = ("bloom", "mpt", "falcon", "alibi", "relative", "bucket_index")
+POLICIES = (SinkWindow(num_sinks=2, window=8), Window(window=6), Pinned(pinned=(0, 5, 20), window=6))
+
+TOLERANCE = 1e-4
+"""Sums of some tens of products of size up to ten, each rounded to 2**-24, through two layers: 1e-5 at most in practice. A bias
+that is off by one column moves these logits by more than 0.05 (test_the_oracle_can_tell)."""
+
+
+def build(family: str):
+    torch.manual_seed(0)
+    if family == "bloom":
+        model = transformers.BloomForCausalLM(transformers.BloomConfig(**shape(n_layer=2, n_head=HEADS)))
+    elif family == "mpt":
+        model = transformers.MptForCausalLM(
+            transformers.MptConfig(vocab_size=VOCAB, d_model=32, n_heads=HEADS, n_layers=2, max_seq_len=64)
+        )
+    elif family == "falcon":
+        model = transformers.FalconForCausalLM(transformers.FalconConfig(**shape(alibi=True, new_decoder_architecture=False)))
+    else:
+        model = SinkLM(SinkLMConfig(**shape(head_dim=8, position={"name": family}), operation={"name": "softmax"}))
+    enliven(model, seed=7)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {family: build(family) for family in FAMILIES}
+
+
+def text(length: int = LENGTH, rows: int = 1, seed: int = 3) -> Tensor:
+    return torch.randint(4, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def biases(model, columns: int) -> Tensor:
+    """The model's own bias ``(heads, columns)`` of the newest of so many columns."""
+    if isinstance(model, SinkLM):
+        position = torch.tensor([[columns - 1]])
+        return model.position.score_bias(position, torch.arange(columns)[None])[0, :, 0]
+    if isinstance(model, transformers.MptForCausalLM):
+        return model.transformer.build_mpt_alibi_tensor(HEADS, 64)[:, 0, 64 - columns :]
+    build = modeling_falcon if isinstance(model, transformers.FalconForCausalLM) else transformers.models.bloom.modeling_bloom
+    return build.build_alibi_tensor(torch.ones(1, columns, dtype=torch.long), HEADS, torch.float32)[:, 0]
+
+
+@torch.no_grad()
+def by_hand(model, tokens: Tensor, policy, monkeypatch, off: int = 0) -> Tensor:
+    """One dense forward in which each query's bias counts the tokens that the policy holds at that query, and no others."""
+    length = tokens.shape[1]
+    index = torch.arange(length)
+    visible = policy.visible(index[:, None], index[None])
+    table = torch.zeros(HEADS, length, length)
+    for query in range(length):
+        held = visible[query].nonzero().flatten()
+        shown = biases(model, len(held) + off)[:, : len(held)]
+        table[:, query, held] = shown
+    mask = torch.where(visible, 0.0, torch.finfo(torch.float32).min)[None, None]
+    with monkeypatch.context() as patch:
+        if isinstance(model, SinkLM):
+            patch.setattr(model.position, "score_bias", lambda queries, keys: table[None])
+            mask = visible[None, None]
+        elif isinstance(model, transformers.MptForCausalLM):
+            patch.setattr(model.transformer, "build_mpt_alibi_tensor", lambda *args, **kwargs: table)
+        elif isinstance(model, transformers.BloomForCausalLM):
+            patch.setattr(model.transformer, "build_alibi_tensor", lambda *args, **kwargs: table)
+        else:
+            patch.setattr(modeling_falcon, "build_alibi_tensor", lambda *args, **kwargs: table)
+        return model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
+
+
+@torch.no_grad()
+def read(model, tokens: Tensor, cache, pieces=(LENGTH,), **arguments) -> Tensor:
+    parts = tokens.split(list(pieces), dim=1)
+    return torch.cat([model(input_ids=part, past_key_values=cache, **arguments).logits for part in parts], dim=1)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.describe())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_as_by_hand(models, family, policy, monkeypatch):
+    model, tokens = models[family], text()
+    expected = by_hand(model, tokens, policy, monkeypatch)
+    for pieces in ([LENGTH], [1] * LENGTH, [7, 1, 13, 2, 11]):
+        found = read(model, tokens, PolicyCache(policy, model), pieces)
+        torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_oracle_can_tell(models, family, monkeypatch):
+    """Without eviction it is the model; and one column too many on the sinks' side of the bias shows."""
+    model, tokens = models[family], text(12)
+    wide = SinkWindow(num_sinks=2, window=20)
+    with torch.no_grad():
+        dense = model(input_ids=tokens, use_cache=False).logits
+    torch.testing.assert_close(by_hand(model, tokens, wide, monkeypatch), dense, atol=TOLERANCE, rtol=0)
+    narrow = SinkWindow(num_sinks=2, window=3)
+    original = by_hand(model, tokens, wide, monkeypatch)
+    assert float((by_hand(model, tokens, narrow, monkeypatch) - original).abs().max()) > 0.05
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padded_rows_are_the_rows_alone(models, family):
+    model, policy = models[family], POLICIES[0]
+    short, long = text(19, seed=5), text(LENGTH, seed=6)
+    pads = LENGTH - 19
+    tokens = torch.cat((torch.cat((torch.zeros(1, pads, dtype=torch.long), short), dim=1), long))
+    mask = torch.ones_like(tokens)
+    mask[0, :pads] = 0
+    alone = [read(model, row, PolicyCache(policy, model), [row.shape[1]]) for row in (short, long)]
+    for pieces in ([LENGTH], [4, 20, 1, 9]):
+        reader = open_reader(model, policy)
+        parts = zip(tokens.split(pieces, dim=1), mask.split(pieces, dim=1), strict=True)
+        found = torch.cat([reader.read(part, shown) for part, shown in parts], dim=1)
+        torch.testing.assert_close(found[:1, pads:], alone[0], atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(found[1:], alone[1], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_between_turns(models, family):
+    """The first row says less in its first turn; the hole behind it is closed."""
+    model, policy = models[family], POLICIES[0]
+    whole = text(30, rows=2, seed=8)
+    turn = whole.clone()
+    mask = torch.ones_like(whole)
+    turn[0, 9:14], mask[0, 9:14] = 0, 0
+    alone = read(model, torch.cat((turn[:1, :9], turn[:1, 14:]), dim=1), PolicyCache(policy, model), [25])
+    other = read(model, whole[1:], PolicyCache(policy, model), [30])
+    reader = open_reader(model, policy)
+    found = torch.cat([reader.read(turn[:, :14], mask[:, :14]), reader.read(turn[:, 14:], mask[:, 14:])], dim=1)
+    torch.testing.assert_close(torch.cat((found[:1, :9], found[:1, 14:]), dim=1), alone, atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(found[1:], other, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generate_is_the_loop(models, family):
+    model, policy, prompt = models[family], POLICIES[0], text(15)
+    cache = PolicyCache(policy, model)
+    made = model.generate(prompt, past_key_values=cache, **GREEDY)
+    reader, token, tokens = open_reader(model, policy), prompt, []
+    for _ in range(12):
+        token = reader.read(token, keep=1)[:, -1].argmax(dim=-1, keepdim=True)
+        tokens.append(token)
+    assert made[:, 15:].tolist() == torch.cat(tokens, dim=1).tolist()
+    assert cache.layers[0].keys.shape[2] == policy.num_slots
+    assert cache.get_seq_length() == 26
+
+
+def test_generate_of_a_padded_batch(models):
+    model, policy = models["bloom"], POLICIES[0]
+    rows = [text(9, seed=1), text(15, seed=2)]
+    padded = torch.cat((torch.nn.functional.pad(rows[0], (6, 0)), rows[1]))
+    mask = (torch.arange(15) >= torch.tensor([[6], [0]])).long()
+    made = model.generate(padded, attention_mask=mask, past_key_values=PolicyCache(policy, model), **GREEDY)
+    for row, expected in zip(made, rows, strict=True):
+        alone = model.generate(expected, past_key_values=PolicyCache(policy, model), **GREEDY)
+        assert row[15:].tolist() == alone[0, expected.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("family", ["bloom", "alibi"])
+def test_reset_crop_and_beams(models, family):
+    model, policy, tokens = models[family], POLICIES[0], text(rows=3)
+    cache = PolicyCache(policy, model)
+    first = read(model, tokens, cache)
+    cache.reset()
+    assert torch.equal(read(model, tokens, cache), first)
+    with pytest.raises(ConfigurationError, match="cannot go back to 30 tokens: 4 of the 11 that the policy held then"):
+        cache.crop(30)
+    cache.reset()
+    read(model, tokens[:, :10], cache, [10])
+    cache.crop(-3)
+    assert cache.get_seq_length() == 7
+    torch.testing.assert_close(read(model, tokens[:, 7:], cache, [LENGTH - 7]), first[:, 7:], atol=TOLERANCE, rtol=0)
+
+    cache.reset()
+    read(model, tokens[:, :20], cache, [20])
+    order = torch.tensor([2, 0, 0])
+    cache.reorder_cache(order)
+    found = read(model, tokens[order][:, 20:], cache, [LENGTH - 20])
+    torch.testing.assert_close(found, first[order][:, 20:], atol=TOLERANCE, rtol=0)
+
+
+def test_as_much_as_fits_is_read_at_once(models):
+    """A prompt costs one forward until the cache is full, and one for each token from then on."""
+    model = models["bloom"]
+    calls = []
+    handle = model.transformer.h[0].register_forward_pre_hook(lambda module, args: calls.append(args[0].shape[1]))
+    read(model, text(), SinkCache(model, num_sinks=2, window=8, chunk=6))
+    handle.remove()
+    assert calls == [6, 5, *[1] * (LENGTH - 11)]
+
+
+def test_which_models_these_are(models):
+    assert all(has_ordered_bias(model) for model in models.values())
+    rotary = transformers.FalconForCausalLM(transformers.FalconConfig(**shape()))
+    assert not has_ordered_bias(rotary)
+    assert not has_ordered_bias(SinkLM(SinkLMConfig(**shape(head_dim=8))))
+
+
+def test_refusals(models):
+    with pytest.raises(UnsupportedModelError, match=r"Bloom.* counts the keys .* '2\+8, original positions' has original"):
+        PolicyCache(SinkWindow(num_sinks=2, window=8, positions="original"), models["bloom"])
+    with pytest.raises(UnsupportedModelError, match="SinkLM adds a bias that counts the keys"):
+        open_reader(models["alibi"], Strided(num_sinks=0, dense=4, span=8, stride=2))
+    with pytest.raises(UnsupportedModelError, match=r"Mpt.* has biases for 64 keys and the policy holds 65; choose a smaller"):
+        PolicyCache(Window(window=64), models["mpt"])
+    tokens = text(4)
+    with pytest.raises(ConfigurationError, match=r"no gradient; run under torch.no_grad"):
+        models["bloom"](input_ids=tokens, past_key_values=PolicyCache(POLICIES[0], models["bloom"]))
+    # The config of this family says use_cache=False, and so does generate().
+    with pytest.raises(ConfigurationError, match=r"MptModel is given a cache and use_cache=False, .* pass use_cache=True"):
+        models["mpt"].generate(tokens, past_key_values=PolicyCache(POLICIES[0], models["mpt"]), max_new_tokens=2)
+    cache = PolicyCache(POLICIES[0], models["bloom"])
+    with pytest.raises(ConfigurationError, match="outside of its model's forward"):
+        cache.layers[0].update(torch.zeros(1, 4, 1, 8), torch.zeros(1, 4, 1, 8))
+    reader = open_reader(models["bloom"], POLICIES[0])
+    reader.read(text(5, rows=2), torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]]))
+    with pytest.raises(ConfigurationError, match="a padded batch cannot be cropped"):
+        reader.cache.crop(2)
