@@ -156,8 +156,8 @@ class PolicyCache(Cache):
         """What went wrong when a layer is given ``length`` keys that no step was planned for."""
         if self.step is None:
             return (
-                f"the cache was given keys outside of a forward of its model, a {type(self.model).__name__}; pass it to that "
-                "model as past_key_values"
+                f"the cache was given keys outside of its model's forward; pass it to the {type(self.model).__name__} that it "
+                "belongs to as past_key_values"
             )
         return f"a layer writes {length} keys where {self.step.length} tokens were given"
 
