@@ -13,6 +13,7 @@ import typer
 from sinklab import __version__
 from sinklab.cli import output
 from sinklab.cli import plot as plot_command
+from sinklab.cli import stream as stream_command
 from sinklab.cli import sweep as sweep_command
 from sinklab.cli.describe import catalogue, describe
 from sinklab.cli.guard import Guarded
@@ -181,6 +182,7 @@ def measure(
 app.command(epilog=EPILOG)(pretrain)
 app.command(epilog=sweep_command.EPILOG)(sweep_command.sweep)
 app.command(epilog=plot_command.EPILOG)(plot_command.plot)
+app.command(epilog=stream_command.EPILOG)(stream_command.stream)
 
 
 @app.command("list", epilog="Examples:\n\nsinklab list\n\nsinklab list probes --json")

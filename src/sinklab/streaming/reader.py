@@ -61,13 +61,13 @@ class CacheReader(Reader):
     """Reads with a key-value cache.
 
     Attributes:
-        cache: any transformers cache that follows the policy.
+        cache: any transformers cache that follows the policy; it may have read something.
     """
 
     def __init__(self, model: PreTrainedModel, policy: Policy, cache: Cache) -> None:
         super().__init__(model, policy)
         self.cache = cache
-        self._columns = 0
+        self._columns = cache.get_seq_length()
         # A cache of ours sees all it needs in the mask of the new tokens; others want that of every column.
         self._masks: list[Tensor] | None = None if isinstance(cache, PolicyCache) else []
 

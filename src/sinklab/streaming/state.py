@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 import sinklab
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.streaming.cache import PolicyCache
-from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.policy import Policy
 from sinklab.streaming.reader import CacheReader, Reader
 
@@ -81,8 +80,9 @@ def save_state(
     if model is None or cache.layers[0].batch_size < 0:
         raise ConfigurationError("the cache has read nothing yet, so there is no state to save")
     books = cache.books
-    found = {f"books.{name}": table for name, table in zip(_TABLES, books.tables(), strict=True)}
-    found |= {f"layers.{index}.{name}": getattr(layer, name) for index, layer in enumerate(cache.layers) for name in _BUFFERS}
+    found = {f"books.{name}": getattr(books, name) for name in _TABLES if hasattr(books, name)}
+    for index, layer in enumerate(cache.layers):
+        found |= {f"layers.{index}.{name}": getattr(layer, name) for name in _BUFFERS if hasattr(layer, name)}
     found |= {} if cache.ids is None else {"ids": cache.ids}
     found |= {f"more.{name}": tensor for name, tensor in (tensors or {}).items()}
     record = {
@@ -92,7 +92,7 @@ def save_state(
         "policy": cache.policy.to_dict(),
         "chunk": cache.chunk,
         "rebase_at": cache.rebase_at,
-        "books": {name: getattr(books, name) for name in _BOOKS},
+        "books": {name: getattr(books, name) for name in _BOOKS if hasattr(books, name)},
         "notes": notes or {},
     }
     data = to_bytes({name: tensor.contiguous() for name, tensor in found.items()}, {"sinklab_state": json.dumps(record)})
@@ -150,15 +150,16 @@ def _fill(cache: PolicyCache, books: dict[str, Any], tensors: dict[str, Tensor])
     """Put what was saved into a fresh cache."""
     device = cache.books.device
     for name in _BOOKS:
-        setattr(cache.books, name, books[name])
+        if hasattr(cache.books, name):
+            setattr(cache.books, name, books[name])
     for name in _TABLES:
-        setattr(cache.books, name, tensors[f"books.{name}"])
+        if hasattr(cache.books, name):
+            setattr(cache.books, name, tensors[f"books.{name}"])
     for index, layer in enumerate(cache.layers):
-        assert isinstance(layer, SlotLayer)
-        keys, values = (tensors[f"layers.{index}.{name}"].to(device) for name in ("keys", "values"))
-        layer.lazy_initialization(keys, values)
-        for name in _BUFFERS:
-            getattr(layer, name).copy_(tensors[f"layers.{index}.{name}"])
+        mine = {name: tensors[f"layers.{index}.{name}"].to(device) for name in _BUFFERS if hasattr(layer, name)}
+        layer.lazy_initialization(mine["keys"], mine["values"])
+        for name, buffer in mine.items():
+            setattr(layer, name, buffer)
     cache.ids = tensors["ids"].to(device) if "ids" in tensors else None
 
 
@@ -166,7 +167,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.is_file():
         raise InputError(f"there is no state at {path}; save one first")
     try:
-        with safe_open(path, "pt") as file:
+        with safe_open(path, "pt") as file, torch.inference_mode(False):  # buffers are written outside of that mode too
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:

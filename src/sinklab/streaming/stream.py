@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.registry import policies
 from sinklab.streaming.decoding import TextDecoder
 from sinklab.streaming.policy import Policy
 from sinklab.streaming.reader import Reader, open_reader
@@ -26,9 +25,6 @@ T = TypeVar("T")
 
 Given: TypeAlias = str | Tensor | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 """What may be fed: a text or its ids, or one of them for each row of a batch."""
-
-_WINDOW = 1020
-"""Tokens before the query that are held, unless the model was trained on fewer; Xiao et al. 2024 write it 4+1020."""
 
 
 class Settings(TypedDict, total=False):
@@ -86,8 +82,8 @@ class Stream:
 
     Args:
         model: a decoder with a language-model head, in evaluation mode.
-        policy: the policy, its name, ``{"name": …, setting: …}``, or a reader to go on with. By default
-            :func:`default_policy`.
+        policy: the policy, its name, ``{"name": …, setting: …}``, or a reader to go on with. By default sinks and a window
+            that fit the model, see :func:`default_policy`.
         tokenizer: of transformers; needed for text in or out.
         temperature, top_k, top_p, seed: see :class:`~sinklab.streaming.sampling.Sampling`; by default the likeliest token.
         stop: strings at which a row ends.
@@ -221,6 +217,19 @@ class Stream:
         """Index of the next token in the stream, prompt and padding counted."""
         return self.reader.position + (self._pending is not None)
 
+    @property
+    def last_ids(self) -> tuple[int | None, ...]:
+        """Token that each row was given last, unless more has been fed since; ``None`` in a row that had ended before."""
+        if self._pending is None:
+            return (None,) * len(self._ended)
+        pairs = zip(self._pending.tolist(), self._valid.tolist(), strict=True)
+        return tuple(token if valid else None for token, valid in pairs)
+
+    @property
+    def stopped_by_text(self) -> tuple[bool, ...]:
+        """Whether each row has ended with a stop string."""
+        return tuple(decoder.stopped for decoder in self._decoders)
+
     def step(self) -> StreamedToken:
         """The next token of every row.
 
@@ -352,11 +361,23 @@ def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     return ids, torch.arange(longest) >= torch.tensor([longest - len(row) for row in rows])[:, None]
 
 
-def default_policy(model: PreTrainedModel) -> Policy:
-    """Four sinks and the 1,020 tokens before the query, or as many as the model was trained to see at once."""
-    context = _context(model)
-    policy: Policy = policies["sink_window"](window=_WINDOW if context is None else max(1, min(_WINDOW, context - 5)))
+def default_policy(model: PreTrainedModel, name: str = "sink_window", **settings: Any) -> Policy:
+    """A policy that fits the model: unless a window is given, it is 1,020 tokens or what the model's trained context leaves.
+
+    Raises:
+        UnknownNameError, ConfigurationError: no such policy, or a setting it refuses.
+    """
+    policy = Policy.from_dict({"name": name, **settings})
+    excess = _beyond(model, policy)
+    if excess > 0 and "window" not in settings and hasattr(policy, "window"):
+        policy = dataclasses.replace(policy, window=max(1, policy.window - excess))  # type: ignore[call-arg]
     return policy
+
+
+def _beyond(model: PreTrainedModel, policy: Policy) -> int:
+    """By how many tokens a policy holds more than the model was trained to see at once; negative if it holds fewer."""
+    context = _context(model)
+    return 0 if context is None or not policy.bounded else policy.max_held(1 << 62) - context
 
 
 def _context(model: PreTrainedModel) -> int | None:
@@ -394,12 +415,12 @@ def _pinning(model: PreTrainedModel, policy: Policy, kept: int) -> Policy:
             f"policy {policy.name!r} cannot keep a text: it pins no tokens. Use sink_window, or leave the text out"
         )
     pinned = dataclasses.replace(policy, **change)
-    held, context = pinned.max_held(1 << 62), _context(model)
-    if context is not None and held > context:
-        spare = context - (held - getattr(pinned, "window", 0))
+    excess = _beyond(model, pinned)
+    if excess > 0:
+        spare = getattr(pinned, "window", 0) - excess
         advice = f"choose a window of {spare} or less, or a shorter text" if spare > 0 else "choose a shorter text"
         raise ConfigurationError(
-            f"the text to keep has {kept} tokens and the policy holds {held} with it; the model was trained on {context}: "
-            f"{advice}"
+            f"the text to keep has {kept} tokens and the policy holds {pinned.max_held(1 << 62)} with it; the model was "
+            f"trained on {_context(model)}: {advice}"
         )
     return pinned

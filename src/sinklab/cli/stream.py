@@ -1,0 +1,305 @@
+"""The command ``sinklab stream``: text from a model, for as long as you like, in memory that does not grow."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sinklab.cli.libraries import prepare_libraries
+from sinklab.errors import ConfigurationError, InputError
+
+if TYPE_CHECKING:
+    from sinklab.models.loading import LoadedModel
+    from sinklab.streaming.chat import Chat
+    from sinklab.streaming.stream import Stream
+
+__all__ = ["EPILOG", "stream"]
+
+EPILOG = (
+    "Examples:\n\n"
+    "sinklab stream embedded:softmax --prompt 'import os' --max-new-tokens 200\n\n"
+    "sinklab stream embedded:softmax --prompt 'import os' --endless --temperature 0.8 --top-k 50  (until Ctrl-C)\n\n"
+    "sinklab stream ORG/MODEL --sinks 4 --window 1020 --file book.txt --max-new-tokens 300 --save book.safetensors\n\n"
+    "sinklab stream ORG/MODEL --resume book.safetensors --prompt 'Who was that?' --max-new-tokens 300\n\n"
+    "sinklab stream ORG/MODEL --chat --system 'You answer in one sentence.' --temperature 0.7\n\n"
+    "cat log.txt | sinklab stream ./my-checkpoint --policy window --set window=256 --json > tokens.jsonl\n\n"
+    "The cache holds the first tokens, which carry the sink, and the most recent ones. Positions are those in the cache, so "
+    "neither memory nor the model's longest position puts an end to it. Policies: sinklab list policies; their fields: sinklab "
+    "show NAME. 'full' evicts nothing and grows; 'recompute' reads its window again for every token. At the end, which Ctrl-C "
+    "brings about too, one line on stderr says how fast it was and what is held."
+)
+
+
+def stream(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="embedded:softmax, a directory, or a hub id.")],
+    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="Text to go on from; by default stdin, if piped.")] = None,
+    file: Annotated[Path | None, typer.Option(metavar="FILE", help="UTF-8 text to go on from, of any length.")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Take turns: one line of stdin each, in the model's chat template.")
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="With --chat: a system message, which is never evicted.")
+    ] = None,
+    keep: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Text in front of the prompt, which is never evicted.")
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="What the cache holds: a name from 'sinklab list policies'.", show_default="sink_window"
+        ),
+    ] = None,
+    sinks: Annotated[
+        int | None, typer.Option(help="First tokens that stay: num_sinks of the policy.", show_default="4")
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens before the next one that are held besides.", show_default="1020, or what the model was trained on"
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="FIELD=VALUE", help="Another field of the policy, such as positions=original; repeatable."
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="End after so many (in a chat: end the answer).", show_default="no end")
+    ] = None,
+    endless: Annotated[bool, typer.Option("--endless", help="Go on past the model's end-of-text token.")] = False,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End where this text would come; repeatable.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; higher is more varied.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens of this total probability.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    chunk: Annotated[
+        int, typer.Option(help="Tokens of a prompt that are read at once; the result does not depend on it.")
+    ] = 128,
+    save: Annotated[
+        Path | None, typer.Option(metavar="STATE", help="At the end, write what is needed to go on with the same tokens.")
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="STATE", help="Go on from a saved state, with its policy and sampling; a prompt is put behind it."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, …")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="auto (float32 on a CPU, else the checkpoint's), float32, bfloat16, float16, float64.")
+    ] = "auto",
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run model code that comes with the checkpoint.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A line of JSON for every token (position, id, text), and a last one: summary.")
+    ] = False,
+) -> None:
+    """Generate for ever: tokens as they come, in bounded memory, from a prompt, a file, a pipe or a conversation."""
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise ConfigurationError(f"--max-new-tokens {max_new_tokens} must be 1 or more; leave it out for no end")
+    if system is not None and not chat:
+        raise ConfigurationError("--system goes with --chat; to pin a text in front of a prompt, use --keep")
+    if keep is not None and chat:
+        raise ConfigurationError("--keep goes with a prompt; what a chat keeps is its --system message")
+    if chat and (prompt is not None or file is not None):
+        raise ConfigurationError("--chat takes its turns from stdin, one a line; leave out --prompt and --file")
+    if save is not None and not save.absolute().parent.is_dir():
+        raise InputError(f"there is no directory {save.parent} to save {save.name} in")
+    chosen = {"--policy": policy, "--sinks": sinks, "--window": window, "--set": changes, "--keep": keep, "--system": system}
+    if resume is not None and (given := [name for name, value in chosen.items() if value]):
+        raise ConfigurationError(f"{given[0]} cannot change a state that is resumed: leave it out, or begin anew")
+    text = None if chat else _text(prompt, file, needed=resume is None)
+    prepare_libraries()
+    from sinklab.models.loading import load_model
+    from sinklab.streaming.chat import Chat
+    from sinklab.streaming.stream import Stream, default_policy
+
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    sampling = {name: value for name, value in sampling.items() if value not in (None, 0) or resume is None}
+    loaded = load_model(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+    if loaded.tokenizer is None:
+        raise InputError(f"{model} has no tokenizer, and text goes in and out; use sinklab.streaming.stream with token ids")
+    settings: dict[str, Any] = {"tokenizer": loaded.tokenizer, "chunk": chunk, "stop": stop or [], **sampling}
+    if endless:
+        settings["stop_ids"] = ()
+    talk: Chat | None = None
+    if resume is not None:
+        changed = {name: value for name, value in settings.items() if name != "stop" or value}
+        source = Stream.load(resume, loaded.model, **changed)
+        talk = Chat(loaded.model, stream=source) if chat else None
+    else:
+        named = {"num_sinks": sinks, "window": window}
+        fields = {name: value for name, value in named.items() if value is not None} | _fields(changes or [])
+        settings["policy"] = default_policy(loaded.model, policy or "sink_window", **fields)
+        if chat:
+            talk = Chat(loaded.model, system=system, **settings)
+            source = talk.stream
+        else:
+            source = Stream(loaded.model, keep=keep, **settings)
+    _warn(loaded, source)
+    if text is not None:
+        source.feed(text)
+    writer = _Writer(source, as_json, max_new_tokens)
+    try:
+        if talk is None:
+            writer.write()
+        else:
+            _converse(talk, writer)
+        if save is not None:
+            source.save(save)
+        writer.finish()
+    except BrokenPipeError:
+        # Whoever read the tokens has had enough; that is an end like another, and nothing more can be said on stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _converse(talk: Chat, writer: _Writer) -> None:
+    """Turns from stdin until its end, or Ctrl-C."""
+    asking = sys.stdin.isatty()
+    while not writer.interrupted:
+        if asking:
+            sys.stderr.write("> ")
+            sys.stderr.flush()
+        try:
+            line = sys.stdin.readline()
+        except KeyboardInterrupt:
+            return
+        if not line:
+            return
+        if line.strip():
+            talk.say(line.strip())
+            writer.write()
+            if not writer.as_json:
+                sys.stdout.write("\n")
+                sys.stdout.flush()
+
+
+class _Writer:
+    """Writes tokens as they come, and at the end what there is to say of them."""
+
+    def __init__(self, source: Stream, as_json: bool, most: int | None) -> None:
+        self.source, self.as_json, self.most = source, as_json, most
+        self.tokens, self.seconds, self.interrupted = 0, 0.0, False
+
+    def write(self) -> None:
+        """Tokens until the stream ends, the number is reached, or Ctrl-C, which waits for the token at hand."""
+        before, started, end = self.tokens, time.perf_counter(), ""
+        with self._until_interrupted():
+            for token in self.source:
+                self.tokens += 1
+                end = token.text
+                if self.as_json:
+                    self._out(
+                        json.dumps({"position": token.position, "id": token.id, "text": token.text}, ensure_ascii=False) + "\n"
+                    )
+                elif token.text:
+                    self._out(token.text)
+                if self.interrupted or self.tokens - before == self.most:
+                    break
+        self.seconds += time.perf_counter() - started
+        if not self.as_json:
+            waiting = self.source.rest()[0]  # no token follows that would show it
+            self._out(waiting)
+            if sys.stdout.isatty() and not (waiting or end).endswith("\n"):
+                self._out("\n")
+
+    def finish(self) -> None:
+        """One line on stderr, or the summary as a line of JSON."""
+        telemetry = self.source.telemetry()
+        speed = self.tokens / self.seconds if self.seconds else 0.0
+        if self.as_json:
+            figures = {
+                "tokens": self.tokens,
+                "seconds": self.seconds,
+                "tokens_per_second": speed,
+                "position": self.source.position,
+                "interrupted": self.interrupted,
+                **dataclasses.asdict(telemetry),
+                "evicted": telemetry.evicted,
+            }
+            self._out(json.dumps({"summary": figures}) + "\n")
+        else:
+            sys.stderr.write(f"{self.tokens:,} tokens, {speed:,.1f} tokens/s, position {self.source.position:,}; {telemetry}\n")
+
+    def _out(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    @contextmanager
+    def _until_interrupted(self) -> Iterator[None]:
+        """Ctrl-C ends the loop between two tokens, so that the state can be saved; a second one is an interruption."""
+
+        def note(number: int, frame: Any) -> None:
+            if self.interrupted:
+                raise KeyboardInterrupt
+            self.interrupted = True
+
+        before = signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _text(prompt: str | None, file: Path | None, *, needed: bool) -> str | None:
+    """The text to go on from; ``None`` if there is none and none is needed."""
+    if prompt is not None and file is not None:
+        raise ConfigurationError("give one of --prompt and --file")
+    if prompt is not None:
+        text, where = prompt, "--prompt"
+    elif file is not None:
+        if not file.is_file():
+            raise InputError(f"there is no text file {file}")
+        try:
+            text, where = file.read_text(encoding="utf-8"), str(file)
+        except UnicodeDecodeError as error:
+            raise InputError(f"{file} is no UTF-8 text: {error.reason} at byte {error.start}") from error
+    elif not needed:
+        return None
+    elif sys.stdin.isatty():
+        raise ConfigurationError("there is nothing to go on from; give --prompt, --file or --chat, or pipe a text in")
+    else:
+        text, where = sys.stdin.read(), "stdin"
+    if not text:
+        raise InputError(f"{where} is empty; a stream needs a text to go on from")
+    return text
+
+
+def _fields(changes: list[str]) -> dict[str, Any]:
+    """Fields of a policy from ``name=value``, the value in YAML."""
+    import yaml
+
+    fields = {}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not equals or not name:
+            raise ConfigurationError(f"--set {change!r} is not of the form FIELD=VALUE, such as positions=original")
+        try:
+            fields[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigurationError(f"--set {change!r}: the value cannot be read: {error}") from error
+    return fields
+
+
+def _warn(loaded: LoadedModel, source: Stream) -> None:
+    """One line on stderr about a policy that works, but not as one might think."""
+    policy = source.reader.policy
+    context = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    if not policy.bounded:
+        typer.echo(f"note: policy {policy.name!r} evicts nothing, so memory grows with every token", err=True)
+    elif isinstance(context, int) and policy.max_held(1 << 62) > context:
+        held = policy.max_held(1 << 62)
+        typer.echo(f"note: the policy holds {held:,} tokens and the model was trained on {context:,}", err=True)
