@@ -94,12 +94,14 @@ class TestEstimate:
 
 class TestDecoding:
     def test_bytes_are_those_of_the_slots(self, model, tokens):
-        found = decoding(model, tokens[:1], SinkWindow(num_sinks=2, window=7), steps=5, warm_up=2)
+        policies = [SinkWindow(num_sinks=2, window=7), "full"]
+        bounded, full = decoding(model, tokens[:1], policies, steps=5, warm_up=2)
         # Keys and values of 10 slots and the first form of the 2 sinks: 2 layers of 2 heads of 16 in float32.
-        assert found.bytes_held == (2 * 10 + 2) * 2 * 2 * 16 * 4
-        assert (found.steps, found.position) == (5, 50)
-        assert found.tokens_per_second > 0
+        assert bounded.bytes_held == (2 * 10 + 2) * 2 * 2 * 16 * 4
+        assert full.bytes_held == 2 * 50 * 2 * 2 * 16 * 4
+        assert {(found.steps, found.position) for found in (bounded, full)} == {(5, 50)}
+        assert bounded.tokens_per_second > 0
 
     def test_a_text_that_is_too_short(self, model, tokens):
         with pytest.raises(InputError, match=r"one row of more than 16 \+ 128 tokens; got 1 of 50"):
-            decoding(model, tokens[:1], "sink_window")
+            decoding(model, tokens[:1], ["sink_window"])

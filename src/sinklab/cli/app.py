@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from sinklab import __version__
+from sinklab.cli import cache as cache_command
 from sinklab.cli import output
 from sinklab.cli import plot as plot_command
 from sinklab.cli import stream as stream_command
@@ -179,6 +180,7 @@ def measure(
             typer.echo(f"\ntable  {out / 'table.parquet'}")
 
 
+app.command(epilog=cache_command.EPILOG)(cache_command.cache)
 app.command(epilog=EPILOG)(pretrain)
 app.command(epilog=sweep_command.EPILOG)(sweep_command.sweep)
 app.command(epilog=plot_command.EPILOG)(plot_command.plot)

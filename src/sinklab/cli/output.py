@@ -24,6 +24,7 @@ __all__ = [
     "print_description",
     "print_json",
     "print_measurement",
+    "print_policies",
     "print_summary",
     "progress",
 ]
@@ -119,6 +120,24 @@ def print_measurement(table: pd.DataFrame) -> None:
         place = "position 0" if at_first else "all positions"
         shown.add_row(str(probe), str(metric), place, str(len(rows)), *numbers, str(unit))
     _out().print(shown)
+
+
+def print_policies(summary: Mapping[str, Any]) -> None:
+    """One row a cache policy, what was left out and why, and what to use."""
+    from sinklab.report.policies import HEADINGS, policy_rows
+
+    shown = Table(box=None, pad_edge=False)
+    for heading in HEADINGS:
+        shown.add_column(heading, justify="left" if heading == HEADINGS[0] else "right")
+    for row in policy_rows(summary):
+        shown.add_row(*row)
+    out = _out()
+    texts = f"{summary['documents']} texts of {summary['tokens']} tokens of {summary['corpus']} {_bos(summary)}"
+    out.print(f"{summary['model']}: {texts}, scored from token {summary['scored_from']} on\n", markup=False)
+    out.print(shown)
+    for entry in summary["left_out"]:
+        out.print(f"left out  {entry['label']}: {entry['reason']}", markup=False)
+    out.print(f"\n{summary['recommendation']}", markup=False)
 
 
 def print_comparison(table: pd.DataFrame, verdicts: Sequence[str]) -> None:

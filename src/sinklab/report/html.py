@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from sinklab.report.data import Audit, Maps, read_audit
 from sinklab.report.figures import add_maps, cards, head_data, layer_figures, layer_table
+from sinklab.report.policies import policy_curves, policy_section
 from sinklab.report.words import (
     DEFINITIONS,
     condition_name,
@@ -74,6 +75,7 @@ def render_report(audit: Audit) -> str:
         "sinks": _sinks(audit),
         "sinks_known": isinstance(audit.summary.get("sink_positions"), list),
         "conditions": _conditions(audit),
+        "policies": policy_section(audit.summary["cache"]) if "cache" in audit.summary else None,
         "definitions": _definitions(audit),
         "metrics": _metrics(audit),
         "checks": _checks(audit.run.get("checks")),
@@ -82,7 +84,7 @@ def render_report(audit: Audit) -> str:
     figures = layer_figures([("", audit)])
     context["layer_headings"], context["layer_rows"] = layer_table(figures)
     data, blobs = head_data(audit)
-    data.update(page="report", figures=figures)
+    data.update(page="report", figures=figures, policies=_policies(audit.summary.get("cache")))
     if audit.maps is not None:
         # The maps get what everything else leaves of the budget.
         spent = len(_json(data).encode()) + sum(map(len, blobs.values())) + _map_overhead(audit.maps) + _RESERVE
@@ -170,6 +172,10 @@ def _sinks(audit: Audit) -> list[dict[str, Any]]:
             }
         )
     return result
+
+
+def _policies(comparison: Any) -> dict[str, Any] | None:
+    return policy_curves(comparison) if isinstance(comparison, dict) and "policies" in comparison else None
 
 
 def _conditions(audit: Audit) -> list[dict[str, Any]]:

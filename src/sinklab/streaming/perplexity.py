@@ -6,7 +6,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ def losses(
     batch, length = tokens.shape
     if not 1 <= first < length:
         raise InputError(
-            f"of {length} tokens those from {first} on cannot be scored: a loss needs a token to predict from and one to predict"
+            f"of {length} tokens those from {first} on cannot be scored: a loss needs a token before the one it predicts"
         )
     vocabulary = int(model.config.get_text_config().vocab_size)
     chunk = max(1, min(chunk, LOGITS_AT_ONCE // (batch * vocabulary)))
@@ -141,34 +141,45 @@ class Decoding:
 def decoding(
     model: PreTrainedModel,
     tokens: Tensor,
-    policy: Policy | str | dict[str, Any],
+    policies: Sequence[Policy | str | dict[str, Any]],
     *,
     steps: int = 128,
     warm_up: int = 16,
     chunk: int = 64,
-) -> Decoding:
-    """Time single-token steps at the end of a text: all but the last ``warm_up + steps`` tokens are read in chunks before.
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Decoding]:
+    """Time single-token steps at the end of a text, under several policies in turn, so that a busy machine slows all alike.
+
+    All but the last ``warm_up + steps`` tokens are read in chunks before; the first ``warm_up`` steps are not timed.
 
     Args:
         tokens: int64 ``(1, length)``; what is decoded is the text itself, as the time does not depend on what is chosen.
+        progress: told the steps done and those to do.
 
     Raises:
         InputError: more than one row, or fewer tokens than steps.
-        SinklabError: the policy cannot be had with this model.
+        SinklabError: a policy cannot be had with this model.
     """
     if len(tokens) != 1 or tokens.shape[1] <= warm_up + steps:
         raise InputError(
             f"decoding is timed on one row of more than {warm_up} + {steps} tokens; got {len(tokens)} of {tokens.shape[1]}"
         )
-    reader = open_reader(model, policy, chunk=chunk)
-    begin = tokens.shape[1] - warm_up - steps
-    for start in range(0, begin, chunk):
-        reader.read(tokens[:, start : min(start + chunk, begin)], keep=1)
-    times = []
-    for position in range(begin, tokens.shape[1]):
-        started = time.perf_counter()
-        reader.read(tokens[:, position : position + 1], keep=1)
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
-        times.append(time.perf_counter() - started)
-    return Decoding(1.0 / statistics.median(times[warm_up:]), steps, reader.bytes_held(), reader.position)
+    readers = [open_reader(model, policy, chunk=chunk) for policy in policies]
+    begin, length = tokens.shape[1] - warm_up - steps, tokens.shape[1]
+    for reader in readers:
+        for start in range(0, begin, chunk):
+            reader.read(tokens[:, start : min(start + chunk, begin)], keep=1)
+    times: list[list[float]] = [[] for _ in readers]
+    for position in range(begin, length):
+        for reader, own in zip(readers, times, strict=True):
+            started = time.perf_counter()
+            reader.read(tokens[:, position : position + 1], keep=1)
+            if model.device.type == "cuda":
+                torch.cuda.synchronize(model.device)
+            own.append(time.perf_counter() - started)
+        if progress is not None:
+            progress(position - begin + 1, length - begin)
+    return [
+        Decoding(1.0 / statistics.median(own[warm_up:]), steps, reader.bytes_held(), reader.position)
+        for reader, own in zip(readers, times, strict=True)
+    ]

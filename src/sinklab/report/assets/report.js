@@ -199,7 +199,7 @@
     if (inside.length > 5) inside = inside.filter((t) => /^1(e|0*$|\.0*$)/.test(String(t)) || /^(0\.0*1)$/.test(String(t)));
     return inside.length > 1 ? inside : [low, high];
   }
-  // figure: {title, axis, caption?, labels, series: [{name, kind, y}], log?, threshold?, area?, tip?: i => text, height?}
+  // figure: {title, axis, caption?, labels, series: [{name, kind, y}], log?, threshold?, area?, tip?: i => text, height?, zoom?: not from 0}
   function chart(host, figure) {
     const values = figure.series.flatMap((s) => s.y).filter((y) => y !== null && Number.isFinite(y));
     const keys = el("div", { class: "keys" });
@@ -227,7 +227,8 @@
       if (figure.log) { low /= 1.15; high *= 1.15; }
       else {
         if (figure.threshold !== undefined) high = Math.max(high, figure.threshold * 1.08);
-        low = Math.min(0, low);
+        if (figure.zoom) low -= (high - low) * 0.06;
+        else low = Math.min(0, low);
         high = high === low ? low + 1 : high + (high - low) * 0.04;
       }
       const scale = figure.log ? (v) => Math.log(v / low) / Math.log(high / low) : (v) => (v - low) / (high - low);
@@ -467,6 +468,7 @@
       });
     } else $("profile").append(el("p", { class: "missing", text: "The sink rate was not measured per position." }));
     for (const figure of data.figures) chart($("figures"), figure);
+    if (data.policies) chart($("policy-curves"), { ...data.policies, tip: (i) => data.policies.ranges[i] });
   }
 
   const binName = ([start, stop]) => (stop - start === 1 ? `position ${start}` : `positions ${start}–${stop - 1}, the largest`);

@@ -1,0 +1,379 @@
+"""compare_policies(): loss, speed and memory of a model under every cache policy, over long texts, and which one to use."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sinklab.auditing.long_texts import long_texts
+from sinklab.auditing.measure import Progress, is_causal_lm, opened, uses_bos
+from sinklab.auditing.output import check_free, environment, new_run_id, whole_folder
+from sinklab.auditing.policy_plan import (
+    checked_budgets,
+    checked_names,
+    default_length,
+    label,
+    left_out_row,
+    plan_policies,
+    trained_length,
+)
+from sinklab.auditing.recommendation import recommend
+from sinklab.corpora._corpus import Corpus, hash_tokens
+from sinklab.corpora._resolve import resolve_corpus
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.models.loading import LoadedModel
+from sinklab.results.table import make_table, write_json, write_table
+from sinklab.streaming.perplexity import Decoding, Estimate, decoding, estimate, losses
+from sinklab.streaming.policy import Policy, SlotPolicy
+
+__all__ = ["CacheResult", "compare_policies", "compared"]
+
+SUMMARY_VERSION = 1
+BUCKETS = 24
+"""Points of the curve of loss against position."""
+
+STRETCH = 8
+"""Tokens of a point of the curve that are scored under re-computation, which encodes a whole window for each of them."""
+
+STEPS, WARM_UP = 128, 16
+"""Single tokens that are timed, and those before them that are not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheResult:
+    """What :func:`compare_policies` gives: summary, long table, run record, and the directory they were written to, if any."""
+
+    summary: dict[str, Any]
+    table: pd.DataFrame
+    run: dict[str, Any]
+    folder: Path | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Measured:
+    """One policy: losses ``(documents, tokens - 1)`` in nats, NaN where not scored, and tokens scored a second."""
+
+    policy: Policy
+    budget: int | None
+    losses: Tensor
+    reading: float
+
+
+def compare_policies(
+    model: str | LoadedModel | PreTrainedModel,
+    *,
+    corpus: str | Corpus = "python_source",
+    policies: Sequence[str] | None = None,
+    windows: Sequence[int] | None = None,
+    sinks: Sequence[int] = (0, 1, 2, 4, 8),
+    tokens: int | None = None,
+    documents: int = 8,
+    seed: int = 0,
+    bos: str = "auto",
+    device: str = "auto",
+    dtype: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    out: Path | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> CacheResult:
+    """Read long texts under every cache policy: what each loses, how fast it decodes, what it holds, and which one to use.
+
+    Policies of bounded memory are compared at equal size: the sinks are part of the window's budget, as in Table 2 of Xiao et
+    al. 2024 (arXiv 2309.17453).
+
+    Args:
+        model: a name for :func:`sinklab.load_model`, or a model in memory.
+        corpus: a registered name, the path of a text, or a corpus; of a corpus with documents, those held out of training.
+        policies: registered names; by default all.
+        windows: tokens held before the query, sinks included; by default a quarter and half of what the model was trained on.
+        sinks: numbers of first tokens that ``sink_window`` keeps; 0 is the plain window.
+        tokens: tokens of a document, the beginning-of-sequence token included.
+        documents: how many texts, at most.
+        seed: of corpora that are drawn; documents are taken in their order.
+        bos: ``auto`` (as the tokenizer does by itself), ``always`` or ``none``.
+        out: directory for ``summary.json``, ``table.parquet``, ``run.json`` and ``loss.png``.
+        overwrite: replace an earlier result in ``out``.
+        progress: told about every chunk.
+
+    Raises:
+        UnknownNameError: no such policy, corpus or model.
+        InputError: a text too short, or of no more tokens than the policies hold.
+        ConfigurationError: sizes that do not fit together.
+        UnsupportedModelError: a model that predicts no next token.
+    """
+    if out is not None:
+        check_free(out, overwrite)
+    names = checked_names(policies)
+    text = resolve_corpus(corpus) if isinstance(corpus, str) else corpus
+    loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+    started = time.time()
+    budgets = checked_budgets(loaded, windows, sinks)
+    length = tokens or default_length(loaded, budgets)
+    with_bos = uses_bos(loaded.encoder, bos)
+    rows = long_texts(text, loaded.encoder, tokens=length, documents=documents, seed=seed, bos=with_bos)
+    run_id = new_run_id()
+    summary, table = compared(
+        loaded, rows, names=names, budgets=budgets, sinks=sinks, corpus=text.name, bos=with_bos, run_id=run_id, seed=seed,
+        progress=progress,
+    )  # fmt: skip
+    run = {
+        "run_id": run_id,
+        "kind": "cache",
+        "model": {"name": loaded.name, "class": type(loaded.model).__name__, "revision": loaded.revision},
+        "config": {"corpus": text.name, "tokens": length, "documents": len(rows), "windows": budgets,
+                   "sinks": sorted(set(sinks)), "policies": names, "seed": seed, "bos": bos,
+                   "bos_tokens_per_sample": int(with_bos)},
+        "corpus": {"name": text.name, **dataclasses.asdict(text.identity)},
+        "token_sha256": hash_tokens(rows),
+        **environment(loaded),
+        "wall_seconds": round(time.time() - started, 3),
+    }  # fmt: skip
+    if out is not None:
+        from sinklab.report.policies import write_policy_plot
+
+        with whole_folder(out) as folder:
+            write_table(table, folder / "table.parquet")
+            write_json(summary, folder / "summary.json")
+            write_json(run, folder / "run.json")
+            write_policy_plot(summary, folder / "loss.png")
+    return CacheResult(summary, table, run, out)
+
+
+def compared(
+    loaded: LoadedModel,
+    rows: Tensor,
+    *,
+    names: Sequence[str],
+    budgets: Sequence[int],
+    sinks: Sequence[int],
+    corpus: str,
+    bos: bool,
+    run_id: str,
+    seed: int,
+    found: Sequence[int] | None = None,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Summary and long table of :func:`compare_policies`, for texts ``rows``, int64 ``(documents, tokens)``.
+
+    Args:
+        found: positions of sinks that are known; looked for if ``None``.
+    """
+    if not is_causal_lm(loaded.model):
+        raise UnsupportedModelError(
+            f"{type(loaded.model).__name__} predicts no next token, so policies have no loss to compare"
+        )
+    length, held = rows.shape[1], max(budgets)
+    if length <= held + 1:
+        raise InputError(
+            f"a window of {held} tokens covers the {length} tokens of a text, so nothing is ever evicted and all policies are "
+            f"one; choose a smaller --window or more --tokens than {held + 1}"
+        )
+    trained = trained_length(loaded)
+    # Where every policy has long evicted and, if the text is long enough, dense attention is past its training.
+    first = max(held + 1, min(max(2 * held, trained or 0), length // 2))
+    left_out: list[dict[str, str]] = []
+    measured: list[_Measured] = []
+    plan = list(plan_policies(loaded, rows, names, budgets, sinks, found, bos, left_out))
+    for number, (policy, budget) in enumerate(plan, start=1):
+        stage = f"{number}/{len(plan)} {label(policy)}"
+        report = None if progress is None else (lambda done, total, stage=stage: progress(stage, done, total))
+        try:
+            measured.append(_measure(loaded.model, rows, policy, budget, first, report))
+        except (ConfigurationError, UnsupportedModelError) as error:
+            left_out.append(left_out_row(policy.name, str(error)) | {"label": label(policy)})
+    if not measured:
+        raise UnsupportedModelError(
+            f"no policy can be had with {loaded.name}; {left_out[0]['policy'] if left_out else 'none'}: "
+            f"{left_out[0]['reason'] if left_out else 'nothing was asked for'}"
+        )
+    steps = max(1, min(STEPS, length - WARM_UP - 1))
+    timed = decoding(
+        loaded.model, rows[:1], [entry.policy for entry in measured], steps=steps, warm_up=min(WARM_UP, length - steps - 1),
+        progress=None if progress is None else (lambda done, total: progress("decoding", done, total)),
+    )  # fmt: skip
+    summary = _summary(loaded, rows, measured, timed, left_out, first, trained, budgets, corpus, bos)
+    return summary, _table(summary, loaded, corpus, bos, run_id, seed)
+
+
+# --- one policy ---------------------------------------------------------------------------------------------------------------
+
+
+def _measure(
+    model: PreTrainedModel,
+    rows: Tensor,
+    policy: Policy,
+    budget: int | None,
+    first: int,
+    report: Callable[[int, int], None] | None,
+) -> _Measured:
+    started = time.perf_counter()
+    if policy.name == "recompute":
+        found, read = _recomputed(model, rows, policy, first, report)
+    else:
+        found, read = losses(model, rows, policy, progress=report), rows.numel()
+    seconds = time.perf_counter() - started
+    return _Measured(policy, budget, found, read / seconds)
+
+
+def _recomputed(
+    model: PreTrainedModel, rows: Tensor, policy: Policy, first: int, report: Callable[[int, int], None] | None
+) -> tuple[Tensor, int]:
+    """Losses at stretches of tokens from ``first`` on; what such a policy sees is its window, wherever the reading began."""
+    length = rows.shape[1]
+    found = torch.full((len(rows), length - 1), torch.nan)
+    stretches = [range(max(first, stop - STRETCH), stop) for stop in _edges(length)[1:] if stop > first]
+    read = 0
+    for number, (start, stop) in enumerate(((part.start, part.stop) for part in stretches), start=1):
+        before = max(0, start - policy.max_held(length))
+        part = losses(model, rows[:, before:stop], policy, first=start - before)
+        found[:, start - 1 : stop - 1] = part
+        read += part.numel()
+        if report is not None:
+            report(number, len(stretches))
+    return found, read
+
+
+# --- what is reported ---------------------------------------------------------------------------------------------------------
+
+
+def _summary(
+    loaded: LoadedModel,
+    rows: Tensor,
+    measured: list[_Measured],
+    timed: list[Decoding],
+    left_out: list[dict[str, str]],
+    first: int,
+    trained: int | None,
+    budgets: Sequence[int],
+    corpus: str,
+    bos: bool,
+) -> dict[str, Any]:
+    length = rows.shape[1]
+    scored = [entry.losses[:, first - 1 :] for entry in measured]
+    by_sinks: dict[int, dict[int, Tensor]] = {budget: {} for budget in budgets}
+    others: dict[str, dict[int | None, Tensor]] = {"full": {}, "recompute": {}}
+    for entry, part in zip(measured, scored, strict=True):
+        if entry.policy.name in ("window", "sink_window") and entry.budget is not None:
+            by_sinks[entry.budget][_num_sinks(entry.policy) or 0] = part
+        if entry.policy.name in others:
+            others[entry.policy.name][entry.budget] = part
+    edges = _edges(length)
+    entries = []
+    for entry, part, speed in zip(measured, scored, timed, strict=True):
+        plain = by_sinks.get(entry.budget or -1, {}).get(0)
+        anew = others["recompute"].get(entry.budget)
+        dense = others["full"].get(None)
+        entries.append(
+            {
+                "policy": entry.policy.name,
+                "label": label(entry.policy),
+                "num_sinks": _num_sinks(entry.policy),
+                "window": getattr(entry.policy, "window", None),
+                "held": entry.policy.max_held(length),
+                "budget": entry.budget,
+                "settings": entry.policy.to_dict(),
+                **_estimated("loss", estimate(part)),
+                "scored_tokens": int((~part.isnan()).sum()),
+                "against_window": _difference(part, plain),
+                "against_recompute": _difference(part, anew),
+                "against_full": _difference(part, dense),
+                "tokens_per_second": speed.tokens_per_second,
+                "reading_tokens_per_second": entry.reading,
+                "bytes_held": speed.bytes_held,
+                "loss_by_position": [_mean(entry.losses[:, start - 1 : stop - 1]) for start, stop in itertools.pairwise(edges)],
+            }
+        )
+    usable = {budget: sizes for budget, sizes in by_sinks.items() if 0 in sizes and len(sizes) > 1}
+    advice = None
+    if usable:
+        anew = {budget: part for budget, part in others["recompute"].items() if budget is not None}
+        advice = recommend(usable, recompute=anew, full=others["full"].get(None), length=length, trained_length=trained)
+    return {
+        "summary_version": SUMMARY_VERSION,
+        "model": loaded.name,
+        "revision": loaded.revision,
+        "operation": loaded.operation,
+        "corpus": corpus,
+        "bos": int(bos),
+        "documents": len(rows),
+        "tokens": length,
+        "scored_from": first,
+        "trained_length": trained,
+        "positions": [list(pair) for pair in itertools.pairwise(edges)],
+        "policies": entries,
+        "left_out": left_out,
+        "sinks_needed": advice.needed if advice else None,
+        "recommended": {"num_sinks": advice.num_sinks, "window": advice.window} if advice else None,
+        "recommendation": advice.sentence if advice else _no_advice(by_sinks),
+    }
+
+
+def _no_advice(by_sinks: dict[int, dict[int, Tensor]]) -> str:
+    have = sorted({number for sizes in by_sinks.values() for number in sizes})
+    return (
+        "No recommendation: it takes a window without sinks and one with some, and measured were "
+        f"{', '.join(map(str, have)) + ' sinks' if have else 'neither'}."
+    )
+
+
+def _edges(length: int) -> list[int]:
+    """Positions of tokens at which the points of the curve begin, and the end."""
+    points = min(BUCKETS, length - 1)
+    return [1 + (length - 1) * point // points for point in range(points + 1)]
+
+
+def _num_sinks(policy: Policy) -> int | None:
+    if isinstance(policy, SlotPolicy):
+        return len(policy.pinned)
+    number = getattr(policy, "num_sinks", None)
+    return number if isinstance(number, int) else None
+
+
+def _estimated(name: str, found: Estimate) -> dict[str, Any]:
+    return {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
+
+
+def _difference(part: Tensor, other: Tensor | None) -> dict[str, float | None] | None:
+    if other is None or other is part:
+        return None
+    return dataclasses.asdict(estimate(part - other))
+
+
+def _mean(part: Tensor) -> float | None:
+    mean = float(part.nanmean())
+    return None if mean != mean else mean
+
+
+def _table(summary: dict[str, Any], loaded: LoadedModel, corpus: str, bos: bool, run_id: str, seed: int) -> pd.DataFrame:
+    rows: list[dict[str, Any]] = []
+    for entry in summary["policies"]:
+        for metric, unit, count in (
+            ("loss", "nats", entry["scored_tokens"]),
+            ("tokens_per_second", "tokens/s", STEPS),
+            ("reading_tokens_per_second", "tokens/s", 1),
+            ("bytes_held", "bytes", 1),
+        ):
+            rows.append(
+                {"policy": entry["label"], "metric": metric, "value": float(entry[metric]), "count": count, "unit": unit}
+            )
+        for (start, stop), value in zip(summary["positions"], entry["loss_by_position"], strict=True):
+            if value is not None:
+                rows.append(
+                    {"policy": entry["label"], "metric": "loss_by_position", "value": value, "unit": "nats",
+                     "query_position": start - 1, "count": (stop - start) * summary["documents"]}
+                )  # fmt: skip
+    return make_table(
+        rows, run_id=run_id, model=loaded.name, revision=loaded.revision, operation=loaded.operation, corpus=corpus,
+        bos=int(bos), seed=seed, probe="cache_policies", version=SUMMARY_VERSION,
+    )  # fmt: skip

@@ -1,0 +1,164 @@
+"""Which policies are compared: every registered one at equal size, with sizes that suit the model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinklab.auditing.measure import run_probes
+from sinklab.errors import ConfigurationError
+from sinklab.models.loading import LoadedModel
+from sinklab.registry import policies as policy_registry
+from sinklab.registry import probes as probe_registry
+from sinklab.streaming.policy import Policy
+
+__all__ = ["checked_budgets", "checked_names", "default_length", "label", "left_out_row", "plan_policies", "trained_length"]
+
+LARGEST_WINDOW, LONGEST = 1024, 8192
+"""Tokens held, and tokens of a document, that are not exceeded unless asked for."""
+
+
+def checked_names(names: Sequence[str] | None) -> list[str]:
+    """Names without repetition, all registered ones by default.
+
+    Raises:
+        UnknownNameError: no such policy.
+    """
+    return list(dict.fromkeys(policy_registry[name].name for name in names or policy_registry))
+
+
+def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: Sequence[int]) -> list[int]:
+    """Tokens that bounded policies hold before the query, ascending; by default a quarter and half of the trained length.
+
+    Raises:
+        ConfigurationError: no room for the sinks.
+    """
+    if not sinks or min(sinks) < 0:
+        raise ConfigurationError(f"--sinks {list(sinks)} must be numbers of tokens, 0 or more")
+    if windows is None:
+        half = min((trained_length(loaded) or 2 * LARGEST_WINDOW) // 2, LARGEST_WINDOW)
+        windows = [half // 2, half] if half // 2 > max(sinks) else [half]
+    if not windows or min(windows) <= max(sinks):
+        raise ConfigurationError(
+            f"a window of {min(windows, default=0)} tokens has no room for {max(sinks)} sinks and one recent token: the sinks "
+            "are part of it, so that policies of one size are compared; choose a larger --window or fewer --sinks"
+        )
+    return sorted(set(windows))
+
+
+def trained_length(loaded: LoadedModel) -> int | None:
+    """Tokens that the model was made for at once, as its configuration says; ``None`` if it does not."""
+    length = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    return int(length) if isinstance(length, int) and length > 0 else None
+
+
+def default_length(loaded: LoadedModel, budgets: Sequence[int]) -> int:
+    """Tokens of a text: four times what is held, and past the trained length where that is short."""
+    return max(4 * max(budgets), min(6 * (trained_length(loaded) or LARGEST_WINDOW), LONGEST))
+
+
+def plan_policies(
+    loaded: LoadedModel,
+    rows: Tensor,
+    names: Sequence[str],
+    budgets: Sequence[int],
+    sinks: Sequence[int],
+    found: Sequence[int] | None,
+    bos: bool,
+    left_out: list[dict[str, str]],
+) -> Iterator[tuple[Policy, int | None]]:
+    """Policies with their budget, ``None`` for those that hold everything.
+
+    Args:
+        names: as :func:`checked_names` gives them.
+        budgets: tokens held before the query, sinks included.
+        sinks: numbers of first tokens that ``sink_window`` keeps.
+        found: positions of sinks that are known; looked for in ``rows`` if ``None``.
+        left_out: is told what cannot be built, and why.
+    """
+    numbers = sorted(set(sinks))
+    for name in names:
+        if not policy_registry[name].bounded:
+            yield policy_registry[name](), None
+    bounded = [name for name in names if policy_registry[name].bounded]
+    if "pinned" in bounded:
+        found = _found_sinks(loaded, rows, bos) if found is None else found
+        if list(found) == list(range(len(found))):
+            where = "at the first tokens alone" if found else "nowhere"
+            left_out.append(left_out_row("pinned", f"sinks were found {where}, which sink_window keeps just as well"))
+            bounded.remove("pinned")
+    for budget in budgets:
+        # The two ends first: what it would be with the window computed anew, and without anything but a window.
+        for name in sorted(bounded, key=lambda name: (name != "recompute", name != "window", name != "sink_window", name)):
+            for settings in _settings(name, budget, numbers, found or (), "window" in names):
+                try:
+                    yield policy_registry[name](**settings) if settings else _sized(policy_registry[name], budget), budget
+                except ConfigurationError as error:
+                    left_out.append(left_out_row(name, str(error)))
+
+
+def _settings(
+    name: str, budget: int, numbers: Sequence[int], found: Sequence[int], has_window: bool
+) -> Iterator[dict[str, Any]]:
+    """Settings of a policy that holds ``budget`` tokens and the query; none for one that is sized by its window alone."""
+    if name == "sink_window":
+        for number in numbers:
+            if number or not has_window:  # without sinks it is the policy "window"
+                yield {"num_sinks": number, "window": budget - number}
+    elif name == "pinned":
+        yield {"pinned": tuple(found), "window": budget - len(found)}
+    elif name == "strided":
+        # Half of the budget for the last tokens, and the rest for every fourth of those before.
+        stride, kept = 4, 1 if 1 in numbers else max(numbers)
+        room = budget + 1 - kept
+        dense = max(stride, room // 2 // stride * stride)
+        span = max(dense, (room - dense + dense // stride) * stride)
+        yield {"num_sinks": kept, "dense": dense, "span": span, "stride": stride}
+    else:
+        yield {}
+
+
+def left_out_row(name: str, reason: str) -> dict[str, str]:
+    """Why a policy is not compared."""
+    return {"policy": name, "label": name, "reason": reason}
+
+
+def _sized(cls: type[Policy], budget: int) -> Policy:
+    """The policy that holds ``budget`` tokens and the query, by its setting ``window``; other settings are its defaults."""
+    if "window" not in {field.name for field in dataclasses.fields(cls)}:
+        raise ConfigurationError(
+            f"policy {cls.name!r} has no setting 'window' by which it could be given the size of the others"
+        )
+    window = budget
+    for _ in range(2):  # what it holds besides its window is a constant, or a constant and then nothing
+        policy = cls(window=window)  # type: ignore[call-arg]
+        over = policy.max_held(2**31) - (budget + 1)
+        if over == 0:
+            return policy
+        window -= over
+    raise ConfigurationError(
+        f"policy {cls.name!r} cannot be made to hold {budget} tokens and the query; window {window} holds {over} more"
+    )
+
+
+def _found_sinks(loaded: LoadedModel, rows: Tensor, bos: bool) -> list[int]:
+    """Positions at which at least 1 % of samples × heads sink (Gu et al. 2024, 64 tokens, threshold 0.3), ascending."""
+    start = int(bos)
+    length = min(64, rows.shape[1])
+    pieces = rows[:, start:].unfold(1, length - start, length - start).flatten(0, 1)[:100]
+    samples = torch.cat([rows[:1, :start].expand(len(pieces), -1), pieces], dim=1)
+    session = run_probes(loaded.model, samples, [probe_registry["sink_rate"]()], stage="where the sinks are").session
+    table = session.table()
+    table = table[(table["metric"] == "gu2024") & table["layer"].isna() & (table["key_position"] <= length // 2)]
+    strongest = table[table["value"] >= 1.0].sort_values("value", ascending=False).head(8)
+    return sorted(int(position) for position in strongest["key_position"])
+
+
+def label(policy: Policy) -> str:
+    """Name and sizes of a policy."""
+    described = policy.describe()
+    return described if described.startswith(policy.name) else f"{policy.name} {described}"

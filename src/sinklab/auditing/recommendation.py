@@ -1,0 +1,168 @@
+"""Recommendation: from losses under cache policies to one sentence, by rules that look at intervals and not at means alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+from torch import Tensor
+
+from sinklab.errors import InputError
+from sinklab.streaming.perplexity import Estimate, estimate
+
+__all__ = ["SINK_MARGIN", "WINDOW_MARGIN", "Recommendation", "recommend"]
+
+SINK_MARGIN = 0.02
+"""Nats per token (2 % of the perplexity) below which a difference between numbers of sinks does not count."""
+
+WINDOW_MARGIN = 0.05
+"""Nats per token that a smaller cache may cost before the larger one is recommended."""
+
+Needed = Literal["yes", "no", "undecided"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recommendation:
+    """What to use, and what it costs.
+
+    Attributes:
+        needed: whether sinks are: ``yes`` if the best number of them improves on none by more than the margin with 95 %
+            confidence, ``no`` if with that confidence it does not, and otherwise ``undecided``.
+        num_sinks, window: sizes of the policy ``sink_window``; 0 sinks are a plain window.
+        loss: of it, in nats per token.
+        gain: what the sinks gain against a window of the same total size; with 0 sinks, what the best number of them would.
+        against_recompute, against_full: what it loses against re-computing the window and against keeping everything;
+            negative if it is better. ``None`` where that was not measured.
+        sentence: all of it.
+    """
+
+    needed: Needed
+    num_sinks: int
+    window: int
+    loss: Estimate
+    gain: Estimate
+    against_recompute: Estimate | None
+    against_full: Estimate | None
+    sentence: str
+
+
+def recommend(
+    by_sinks: Mapping[int, Mapping[int, Tensor]],
+    *,
+    recompute: Mapping[int, Tensor] | None = None,
+    full: Tensor | None = None,
+    length: int,
+    trained_length: int | None = None,
+) -> Recommendation:
+    """The number of sinks and the window to use.
+
+    In the largest cache that was measured, the fewest sinks are chosen that are not worse than the best number of them by more
+    than :data:`SINK_MARGIN`; then the smallest cache in which so many are not worse than there by more than
+    :data:`WINDOW_MARGIN`. "Not worse" means that the upper end of the 95 % interval of the paired difference is below.
+
+    Args:
+        by_sinks: tokens held before the query, sinks included, to number of sinks to losses ``(documents, tokens)``, all of the
+            same tokens, NaN where not scored. Every cache needs 0 sinks and one other number.
+        recompute: tokens held to the losses of the window computed anew for every token.
+        full: losses of dense attention.
+        length: tokens of a document.
+        trained_length: tokens that the model was trained on at once, if known.
+
+    Raises:
+        InputError: nothing to choose from.
+    """
+    if not by_sinks or any(0 not in sizes or len(sizes) < 2 for sizes in by_sinks.values()):
+        raise InputError(
+            "a recommendation compares a window without sinks with one that keeps some; measure 0 and another number of sinks"
+        )
+    largest = max(by_sinks)
+    needed, sinks, rival = _sinks(by_sinks[largest])
+    budget = next(
+        held
+        for held in sorted(by_sinks)
+        if held == largest
+        or (sinks in by_sinks[held] and _below(estimate(by_sinks[held][sinks] - by_sinks[largest][sinks]), WINDOW_MARGIN))
+    )
+    chosen = by_sinks[budget][sinks]
+    if sinks == 0 and rival not in by_sinks[budget]:
+        rival = max(by_sinks[budget])
+    gain = estimate(by_sinks[budget][0] - by_sinks[budget][sinks or rival])
+    against_recompute = estimate(chosen - recompute[budget]) if recompute and budget in recompute else None
+    against_full = None if full is None else estimate(chosen - full)
+    loss = estimate(chosen)
+    parts = [_opening(needed, sinks, budget - sinks, rival, loss, gain)]
+    if against_recompute is not None:
+        parts.append(f"against re-computing the window for every token it {_loses(against_recompute)}")
+    if against_full is not None:
+        parts.append(
+            f"against keeping all {length:,} tokens it {_loses(against_full)}{_why(against_full, length, trained_length)}"
+        )
+    return Recommendation(
+        needed, sinks, budget - sinks, loss, gain, against_recompute, against_full, "; ".join(parts).rstrip(".") + "."
+    )
+
+
+def _sinks(sizes: Mapping[int, Tensor]) -> tuple[Needed, int, int]:
+    """Whether sinks are needed, how many, and the best number of them that is not 0."""
+    means = {number: estimate(losses).mean for number, losses in sizes.items()}
+    best = min((number for number in sizes if number), key=lambda number: (means[number], number))
+    gain = estimate(sizes[0] - sizes[best])
+    if gain.low is not None and gain.low > SINK_MARGIN:
+        enough = (number for number in sorted(sizes) if number == best or _enough(sizes, number, best))
+        return "yes", next(enough), best
+    # The best of several is the best by luck too, which makes gains look larger: the safe side for a "no".
+    if _below(gain, SINK_MARGIN):
+        return "no", 0, best
+    return "undecided", (best if gain.mean > 0 else 0), best
+
+
+def _enough(sizes: Mapping[int, Tensor], number: int, best: int) -> bool:
+    return _below(estimate(sizes[number] - sizes[best]), SINK_MARGIN)
+
+
+def _below(difference: Estimate, margin: float) -> bool:
+    return difference.high is not None and difference.high <= margin
+
+
+def _opening(needed: Needed, sinks: int, window: int, rival: int, loss: Estimate, gain: Estimate) -> str:
+    tokens = f"a window of {window:,} tokens"
+    if needed == "yes":
+        return f"Keep {_number(sinks)} and {tokens}: {loss.mean:.3f} nats per token, {_signed(gain)} better than without"
+    if needed == "no":
+        return (
+            f"No sinks needed: {tokens} gives {loss.mean:.3f} nats per token, and sinks improve it by {SINK_MARGIN:g} at most "
+            f"({_number(rival)}: by {_signed(gain)})"
+        )
+    kept = f"{_number(sinks)} and {tokens}" if sinks else tokens
+    return (
+        f"Whether sinks are needed is undecided on this text (a gain of {_signed(gain)} nats per token from {_number(rival)}); "
+        f"{kept} gives {loss.mean:.3f}; measure on more text"
+    )
+
+
+def _number(sinks: int) -> str:
+    return "1 sink" if sinks == 1 else f"{sinks} sinks"
+
+
+def _signed(value: Estimate) -> str:
+    if value.low is None or value.high is None:
+        return f"{value.mean:.3f}"
+    return f"{value.mean:.3f} [{value.low:.3f}, {value.high:.3f}]"
+
+
+def _loses(difference: Estimate) -> str:
+    if difference.mean >= 0:
+        return f"loses {_signed(difference)}"
+    turned = Estimate(-difference.mean, _minus(difference.high), _minus(difference.low))
+    return f"gains {_signed(turned)}"
+
+
+def _minus(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
+def _why(against_full: Estimate, length: int, trained_length: int | None) -> str:
+    if trained_length is None or length <= trained_length or not _below(against_full, -SINK_MARGIN):
+        return ""
+    return f", since dense attention fails past the {trained_length:,} tokens that the model was trained on"

@@ -1,0 +1,187 @@
+"""Cache policies in words, tables and curves: a section of the page, a plot for a file, and rows for the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sinklab.report.words import number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["HEADINGS", "policy_curves", "policy_rows", "policy_section", "size", "write_policy_plot"]
+
+HEADINGS = ["Policy", "Sinks", "Window", "Loss, nats", "Against window", "Against re-computation", "Tokens/s", "Held"]
+
+_PLAIN = ("full", "window", "sink_window", "recompute")
+"""Policies of which sinks and window say everything; others are shown with all their sizes."""
+
+_COLOURS = {"sink": "#a8325f", "other": "#a06a10", "rest": "#4a6a86", "audit3": "#5b4aa8"}
+_DASHES = {"sink": "-", "other": ":", "rest": "--", "audit3": "-."}
+
+
+def policy_rows(comparison: Mapping[str, Any]) -> list[list[str]]:
+    """One row a policy under :data:`HEADINGS`, in the order of the comparison.
+
+    Args:
+        comparison: ``summary.json`` of ``sinklab cache``, or the entry ``cache`` of that of an audit.
+    """
+    rows = []
+    for entry in comparison["policies"]:
+        sinks, window = entry.get("num_sinks"), entry.get("window")
+        rows.append(
+            [
+                entry["policy"] if entry["policy"] in _PLAIN else entry["label"],
+                number(sinks),
+                number(window),
+                _with_half(entry["loss"], entry["loss_low"], entry["loss_high"]),
+                _signed(entry.get("against_window")),
+                _signed(entry.get("against_recompute")),
+                number(round(entry["tokens_per_second"])),
+                size(entry["bytes_held"]),
+            ]
+        )
+    return rows
+
+
+def size(count: float) -> str:
+    """Bytes in units of 1,024 with three digits: ``792 KiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1000 or unit == "GiB":
+            return f"{number(round(count) if unit == 'B' else float(f'{count:.3g}'))}\u202f{unit}"
+        count /= 1024
+    raise AssertionError("unreachable: the last unit takes every size")
+
+
+def policy_curves(comparison: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Loss against position of dense attention, of the largest window without and with sinks and computed anew.
+
+    Returns:
+        A figure for the page's script; ``None`` where there is nothing to draw.
+    """
+    entries = comparison["policies"]
+    largest = max((entry["budget"] for entry in entries if entry["budget"]), default=None)
+    sinks = (comparison.get("recommended") or {}).get("num_sinks")
+    series: list[dict[str, Any]] = []
+    for entry in entries:
+        name, label = entry["policy"], entry["label"]
+        if name == "full":
+            kind, label = "rest", "dense"
+        elif entry["budget"] != largest:
+            continue
+        elif name == "window" or (name == "sink_window" and not entry["num_sinks"]):
+            kind, label = "other", f"window {entry['window']}"
+        elif name == "recompute":
+            kind, label = "audit3", "window computed anew"
+        elif name == "sink_window" and not any(one["kind"] == "sink" for one in series) and entry["num_sinks"] >= (sinks or 1):
+            kind, label = "sink", f"{_sinks(entry['num_sinks'])} + {entry['window']}"
+        else:
+            continue
+        values = [None if value is None else float(f"{value:.5g}") for value in entry["loss_by_position"]]
+        series.append({"name": label, "kind": kind, "y": values})
+    order = {"sink": 0, "audit3": 1, "other": 2, "rest": 3}
+    series.sort(key=lambda one: order[one["kind"]])
+    if not series:
+        return None
+    return {
+        "title": "Loss against position",
+        "axis": f"nats per token, mean over {number(comparison['documents'])} texts",
+        "caption": _caption(comparison),
+        "labels": [str(start) for start, _ in comparison["positions"]],
+        "ranges": [f"tokens {start}–{stop - 1}" for start, stop in comparison["positions"]],
+        "series": series,
+        "height": 260,
+        "zoom": True,
+    }
+
+
+def policy_section(comparison: Any) -> dict[str, Any] | None:
+    """What the template needs; ``None`` for an audit that knows of no policies (one made before there were any).
+
+    ``comparison`` may be ``None`` (switched off), ``{"refused": why}``, or what :func:`policy_rows` takes.
+    """
+    if comparison is None:
+        return {"missing": "Not measured in this audit: it was switched off."}
+    if not isinstance(comparison, dict) or "policies" not in comparison:
+        refused = comparison.get("refused") if isinstance(comparison, dict) else None
+        return {"missing": f"Not measured in this audit: {refused or 'no reason is recorded'}"}
+    return {
+        "recommendation": str(comparison["recommendation"]),
+        "headings": HEADINGS,
+        "rows": policy_rows(comparison),
+        "made": _made(comparison),
+        "left_out": [f"{entry['label']}: {entry['reason']}" for entry in comparison.get("left_out") or []],
+    }
+
+
+def write_policy_plot(comparison: Mapping[str, Any], out: Path) -> None:
+    """Draw :func:`policy_curves` to a file; its suffix decides the format."""
+    curves = policy_curves(comparison)
+    if curves is not None:
+        _draw(comparison, curves).savefig(out)
+
+
+def _draw(comparison: Mapping[str, Any], curves: Mapping[str, Any]) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 4.2), layout="constrained", dpi=130)
+    axes = figure.add_subplot()
+    middles = [(start + stop - 1) / 2 for start, stop in comparison["positions"]]
+    for series in curves["series"]:
+        values = [math.nan if value is None else value for value in series["y"]]
+        axes.plot(middles, values, _DASHES[series["kind"]], color=_COLOURS[series["kind"]], label=series["name"], linewidth=1.8)
+    trained = comparison.get("trained_length")
+    if trained is not None and trained < comparison["tokens"]:
+        axes.axvline(trained, color="#8c959f", linewidth=0.8)
+        axes.text(trained, 1, " trained length", transform=axes.get_xaxis_transform(), fontsize=7, color="#59616b", va="top")
+    axes.set_title(f"{comparison['model']}: loss under cache policies", fontsize=10)
+    axes.set_xlabel("position in the text", fontsize=8)
+    axes.set_ylabel("nats per token", fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _caption(comparison: Mapping[str, Any]) -> str:
+    trained = comparison.get("trained_length")
+    if trained is not None and trained < comparison["tokens"]:
+        return (
+            f"The model was trained on {number(trained)} tokens at once. The texts are the same for all, so bumps are theirs."
+        )
+    return "The texts are the same for all policies, so bumps are theirs."
+
+
+def _made(comparison: Mapping[str, Any]) -> str:
+    texts = f"{number(comparison['documents'])} texts of {number(comparison['tokens'])} tokens of {comparison['corpus']}"
+    if comparison["documents"] == 1:
+        texts = texts.replace("texts", "text", 1)
+    return (
+        f"{texts}. The loss is that of the tokens from {number(comparison['scored_from'])} on, with half of its 95 % interval "
+        "over texts; differences are paired, with intervals of their own. Windows count the tokens before the query without "
+        "the sinks; all bounded policies of one size hold equally many. Tokens per second are those of single-token steps at "
+        "the end of a text, one row, all policies in turn."
+    )
+
+
+def _sinks(count: int) -> str:
+    return "1 sink" if count == 1 else f"{count} sinks"
+
+
+def _with_half(mean: float, low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return f"{mean:.3f}"
+    return f"{mean:.3f} ± {(high - low) / 2:.2f}"
+
+
+def _signed(difference: Mapping[str, Any] | None) -> str:
+    if difference is None:
+        return "–"
+    text = f"{difference['mean']:+.3f}"
+    if difference["low"] is not None:
+        text += f" [{difference['low']:.3f}, {difference['high']:.3f}]"
+    return text.replace("-", "\u2212")
