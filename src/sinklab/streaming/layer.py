@@ -125,14 +125,14 @@ class SlotLayer(CacheLayerMixin):
         repeated = values[:, :, :pinned].repeat(1, 1, copies, 1)
         return torch.cat((copied, old[0], key_states), dim=2), torch.cat((repeated, old[1], value_states), dim=2)
 
-    def move(self, steps: int) -> None:
-        """Turn all keys of the ring by ``steps`` positions, because positions are counted from elsewhere."""
+    def move(self, steps: Tensor) -> None:
+        """Turn all keys of the ring by ``steps`` positions, ``(1 or batch,)``, because positions are counted from elsewhere."""
         if self.keys is None or self.rotation is None:
             return
         wide = torch.promote_types(self.dtype, torch.float32)
-        matrix = self.rotation.matrices(torch.tensor(steps, device=self.device), wide)
+        matrices = self.rotation.matrices(steps.to(self.device), wide)
         ring = self.keys[:, :, self.pinned :]
-        ring.copy_(ring.to(wide) @ matrix)
+        ring.copy_(ring.to(wide) @ matrices[:, None])
 
     # --- what transformers asks of a layer -----------------------------------------------------------------------------------
 

@@ -178,9 +178,9 @@ class OrderedBooks:
         self.seen.fill_(keep)
         self.columns = keep
 
-    def rebase(self) -> int:
+    def rebase(self) -> Tensor:
         """Nothing moves; 0."""
-        return 0
+        return torch.zeros(1, dtype=torch.long)
 
 
 class OrderedLayer(CacheLayerMixin):
@@ -240,7 +240,7 @@ class OrderedLayer(CacheLayerMixin):
     def reset(self) -> None:
         """Nothing: the columns go with the first step of the next text."""
 
-    def move(self, steps: int) -> None:
+    def move(self, steps: Tensor) -> None:
         """Nothing: no key is turned."""
 
     def take(self, rows: Tensor) -> None:

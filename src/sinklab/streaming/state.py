@@ -27,8 +27,8 @@ __all__ = ["SavedState", "fingerprint", "load_state", "read_state", "save_state"
 _FORMAT = 1
 """Of the file; raised when an older reader would misread it."""
 
-_BOOKS = ("columns", "base", "rebases", "full", "turned", "highest")
-_TABLES = ("seen", "index", "anchors")
+_BOOKS = ("columns", "rebases", "full", "turned", "highest")
+_TABLES = ("seen", "base", "index", "anchors")
 _BUFFERS = ("keys", "values", "masters")
 
 _VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
@@ -80,7 +80,7 @@ def save_state(
     if model is None or cache.layers[0].batch_size < 0:
         raise ConfigurationError("the cache has read nothing yet, so there is no state to save")
     books = cache.books
-    found = {f"books.{name}": getattr(books, name) for name in _TABLES if hasattr(books, name)}
+    found = {f"books.{name}": getattr(books, name) for name in _TABLES if isinstance(getattr(books, name, None), Tensor)}
     for index, layer in enumerate(cache.layers):
         found |= {f"layers.{index}.{name}": getattr(layer, name) for name in _BUFFERS if hasattr(layer, name)}
     found |= {} if cache.ids is None else {"ids": cache.ids}
@@ -153,7 +153,7 @@ def _fill(cache: PolicyCache, books: dict[str, Any], tensors: dict[str, Tensor])
         if hasattr(cache.books, name):
             setattr(cache.books, name, books[name])
     for name in _TABLES:
-        if hasattr(cache.books, name):
+        if isinstance(getattr(cache.books, name, None), Tensor):
             setattr(cache.books, name, tensors[f"books.{name}"])
     for index, layer in enumerate(cache.layers):
         mine = {name: tensors[f"layers.{index}.{name}"].to(device) for name in _BUFFERS if hasattr(layer, name)}

@@ -62,7 +62,7 @@ class _Ahead:
     """Single tokens from ``start`` on in a full cache; good as long as ``base`` and ``anchors`` are those of the books."""
 
     start: int
-    base: int
+    base: Tensor
     anchors: Tensor
     slots: list[int]
     turns: Tensor | None
@@ -80,7 +80,7 @@ class Books:
     Attributes:
         seen: tokens of every row, int64 ``(rows,)``, on the CPU.
         columns: columns fed so far, padding included; what generate() calls the length of the cache.
-        base: token index that has position 0; see :meth:`rebase`.
+        base: token of every row that has position 0, int64 ``(rows,)``; see :meth:`rebase`.
         index: token in every slot, int64 ``(rows, slots)``, -1 where there is none; on the CPU.
         anchors: position at which a pinned key was turned when it was written, int64 ``(rows, pinned)``.
         rebases: how often positions were counted anew.
@@ -96,7 +96,8 @@ class Books:
     def clear(self) -> None:
         """Back to an empty cache."""
         self.seen = torch.zeros(1, dtype=torch.long)
-        self.columns = self.base = self.rebases = 0
+        self.base = torch.zeros(1, dtype=torch.long)
+        self.columns = self.rebases = 0
         self.highest = -1
         self.index = torch.full((1, self.policy.num_slots), -1)
         self.anchors = torch.zeros(1, len(self.policy.pinned), dtype=torch.long)
@@ -111,7 +112,7 @@ class Books:
     @property
     def next_position(self) -> int:
         """Largest position that the next token of a row would have."""
-        return int(self.seen.max()) - self.base
+        return int((self.seen - self.base).max())
 
     @property
     def highest_position(self) -> int:
@@ -121,16 +122,17 @@ class Books:
     def spread(self, batch: int) -> None:
         """Give every row of the batch its own table, because one of them has padding."""
         if self.rows != batch:
-            self.seen, self.index, self.anchors = (table.expand(batch, *table.shape[1:]).clone() for table in self.tables())
+            tables = (table.expand(batch, *table.shape[1:]).clone() for table in self.tables())
+            self.seen, self.base, self.index, self.anchors = tables
 
-    def tables(self) -> tuple[Tensor, Tensor, Tensor]:
-        """``seen``, ``index`` and ``anchors``."""
-        return self.seen, self.index, self.anchors
+    def tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """``seen``, ``base``, ``index`` and ``anchors``."""
+        return self.seen, self.base, self.index, self.anchors
 
     def take(self, rows: Tensor) -> None:
         """Rows of the batch are taken again, left out or reordered."""
         if self.rows > 1:
-            self.seen, self.index, self.anchors = (table[rows.cpu()] for table in self.tables())
+            self.seen, self.base, self.index, self.anchors = (table[rows.cpu()] for table in self.tables())
 
     # --- the next step ------------------------------------------------------------------------------------------------------
 
@@ -138,7 +140,7 @@ class Books:
         """Steps by which pinned keys are moved for queries ``(rows, n)``: ``(rows, n, 1 or pinned)``; ``None`` without any."""
         if not len(self.pinned):
             return None
-        original = self.pinned - self.base - self.anchors[:, None]
+        original = (self.pinned - self.base[:, None] - self.anchors)[:, None]
         held = self.anchors_known()[:, None]
         moved = original + self.policy.evicted(queries) if self.in_cache else original.expand(*queries.shape, -1)
         moved = moved.where(held, moved.new_zeros(()))
@@ -163,7 +165,7 @@ class Books:
     def _plan_next(self) -> Step:
         """One token where every slot is taken and no row is padded: a look at what was worked out ahead."""
         token, ahead = int(self.seen), self._ahead
-        if ahead is None or ahead.base != self.base or ahead.anchors is not self.anchors or token >= ahead.start + _AHEAD:
+        if ahead is None or ahead.base is not self.base or ahead.anchors is not self.anchors or token >= ahead.start + _AHEAD:
             ahead = self._ahead = self._look_ahead(token)
         at = token - ahead.start
         self.index[0, ahead.slots[at]] = token
@@ -203,7 +205,7 @@ class Books:
         slot = int(self.policy.slots(tokens))
         self.index[0, slot] = token
         if slot < len(self.pinned):
-            self.anchors[0, slot] = token - self.base
+            self.anchors[0, slot] = token - int(self.base)
         present = self.index[0] >= 0
         filled, visible = int(present.sum()), None
         self.full = filled == self.policy.num_slots
@@ -214,7 +216,7 @@ class Books:
         self.seen += 1
         self.columns += 1
         self._ahead = None
-        positions = torch.tensor([[token - self.base]], device=self.device)
+        positions = torch.tensor([[token - int(self.base)]], device=self.device)
         return Step(1, slot, filled, turns, visible, None, 0, positions)
 
     def _plan_rows(self) -> Step:
@@ -223,7 +225,7 @@ class Books:
         slots = self.policy.slots(tokens)
         self.index = self.index.scatter(1, slots, tokens)
         pinned = len(self.pinned)
-        self.anchors = torch.where(self.index[:, :pinned] == tokens, tokens - self.base, self.anchors)
+        self.anchors = torch.where(self.index[:, :pinned] == tokens, tokens - self.base[:, None], self.anchors)
         filled, visible = self.policy.num_slots, None
         if not self.full:
             present = self.index >= 0
@@ -231,7 +233,7 @@ class Books:
             filled = int(present.any(dim=0).nonzero().max()) + 1
             visible = None if self.full else present[:, None, None, :filled].to(self.device)
         turns = self._turns_of(tokens)
-        positions = (tokens - self.base).clamp(min=0).to(self.device)
+        positions = (tokens - self.base[:, None]).to(self.device)
         self.seen = self.seen + 1
         self.columns += 1
         return Step(1, slots[:, 0].to(self.device), filled, turns, visible, None, 0, positions)
@@ -256,7 +258,7 @@ class Books:
         source = torch.full((self.rows, slots + 1), -1).scatter_reduce_(1, slot, column, "amax")[:, :slots]
         taken = source >= 0
         self.index = torch.where(taken, tokens.gather(1, source.clamp(min=0)), self.index)
-        self.anchors = torch.where(taken[:, :pinned], self.pinned - self.base, self.anchors)
+        self.anchors = torch.where(taken[:, :pinned], self.pinned - self.base[:, None], self.anchors)
         self.seen = self.seen + ranks[:, -1]
         self.columns += length
         self.full = bool((self.index >= 0).all())
@@ -269,7 +271,7 @@ class Books:
         # Padding sees itself: what a row without a visible key comes out as depends on the kernel, and may not be a number.
         new |= torch.eye(length, dtype=torch.bool) & ~valid[:, None]
         visible = torch.cat([*visible, old, new], dim=2)[:, None].to(self.device)
-        positions = (queries - self.base).clamp(min=0).to(self.device)
+        positions = torch.where(valid, queries - self.base[:, None], 0).to(self.device)
         filled = int((self.index >= 0).any(dim=0).sum())
         return Step(length, None, filled, turns, visible, source.to(self.device), used, positions)
 
@@ -316,10 +318,11 @@ class Books:
 
     # --- positions -----------------------------------------------------------------------------------------------------------
 
-    def rebase(self) -> int:
-        """Count positions from the oldest token in the ring; by how many steps the keys there have to move back."""
+    def rebase(self) -> Tensor:
+        """Count positions from the oldest token in the ring of each row; by how many steps its keys move back, ``(rows,)``."""
         ring = self.index[:, len(self.pinned) :]
-        oldest = int(ring.where(ring >= 0, self.seen.max()).min())
+        held = ring.where(ring >= 0, self.seen[:, None]).amin(dim=1)
+        oldest = held.where((ring >= 0).any(dim=1), self.base)
         self.highest = self.highest_position
         steps = oldest - self.base
         self.base = oldest

@@ -133,7 +133,7 @@ def _distances(books: Books | OrderedBooks, row: int, query: Tensor, visible: Te
     distances = query - books.index[row]
     if books.in_cache:
         distances[: len(books.pinned)] -= books.policy.evicted(query)
-    return distances.tolist(), int(query) - books.base
+    return distances.tolist(), int(query - books.base[row])
 
 
 def note_ids(table: Tensor | None, step: Step | OrderedStep, ids: Tensor | None, batch: int, slots: int) -> Tensor:
