@@ -12,6 +12,7 @@ import typer
 
 from sinklab import __version__
 from sinklab.cli import cache as cache_command
+from sinklab.cli import depend as depend_command
 from sinklab.cli import output
 from sinklab.cli import plot as plot_command
 from sinklab.cli import stream as stream_command
@@ -181,6 +182,7 @@ def measure(
 
 
 app.command(epilog=cache_command.EPILOG)(cache_command.cache)
+app.command(epilog=depend_command.EPILOG)(depend_command.depend)
 app.command(epilog=EPILOG)(pretrain)
 app.command(epilog=sweep_command.EPILOG)(sweep_command.sweep)
 app.command(epilog=plot_command.EPILOG)(plot_command.plot)
@@ -190,7 +192,10 @@ app.command(epilog=stream_command.EPILOG)(stream_command.stream)
 @app.command("list", epilog="Examples:\n\nsinklab list\n\nsinklab list probes --json")
 def list_(
     kind: Annotated[
-        str | None, typer.Argument(help="probes, operations, positions, corpora, recipes or models; all of them by default.")
+        str | None,
+        typer.Argument(
+            help="probes, operations, positions, policies, corpora, tasks, recipes or models; all of them by default."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

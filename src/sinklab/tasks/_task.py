@@ -29,8 +29,8 @@ class Question:
 
     Attributes:
         start, stop: columns, ``1 <= start < stop``.
-        distance: tokens before the query of the last answer token, column ``stop - 2``, that must be held for the whole fact to be
-            visible; 0 if no single fact is needed.
+        distance: tokens before the query of the last answer token, column ``stop - 2``, that must be held for the whole fact
+            to be visible; 0 if no single fact is needed.
         alphabet: int64 ``(symbols,)``, the ids among which the right one is to be chosen at each column; ``None`` if only the
             log-likelihood counts. The right ones are drawn from it evenly, so chance is ``1 / symbols``.
     """

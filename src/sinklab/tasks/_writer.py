@@ -22,12 +22,15 @@ def encode(encoder: Encoder, text: str, task: str) -> list[int]:
         InputError: the model came without a tokenizer.
     """
     if encoder.tokenizer is None:
-        raise InputError(f"task {task!r} is made of text and this model has no tokenizer; give a model directory that holds one")
+        raise InputError(
+            f"task {task!r} is made of text and this model has no tokenizer; give a model directory that holds one"
+        )
     return encoder.encode(text)
 
 
 def digits(encoder: Encoder, task: str) -> Tensor:
-    """The ids of the digits 0 to 9, int64 ``(10,)``: each the last token of its text, which SentencePiece may begin with a space.
+    """The ids of the digits 0 to 9, int64 ``(10,)``: each the last token of its text, which SentencePiece may begin with a
+    space.
 
     Raises:
         InputError: no tokenizer, or one that does not tell the digits apart by one token each.
@@ -53,8 +56,8 @@ def distances(shares: Sequence[float], budget: int, least: int, task: str) -> li
     """
     if least > budget:
         raise ConfigurationError(
-            f"task {task!r}: fact and question take {least} tokens of this tokenizer, and a window of {budget} never holds both; "
-            f"choose --window {least} or more"
+            f"task {task!r}: fact and question take {least} tokens of this tokenizer, and a window of {budget} never holds "
+            f"both; choose --window {least} or more"
         )
     return sorted({least, *(round(share * budget) for share in shares if round(share * budget) > least)})
 

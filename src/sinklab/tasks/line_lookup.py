@@ -41,8 +41,8 @@ class LineLookup(Task):
 
     every: int = 10
     back: tuple[int, ...] = (20,)
-    shares: tuple[float, ...] = (0.4, 0.6, 0.8, 1.2, 2.0)
-    questions: int = 4
+    shares: tuple[float, ...] = (0.5, 0.8, 1.2, 2.0)
+    questions: int = 2
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.questions < 1 or any(back < 1 for back in self.back):
@@ -79,8 +79,8 @@ class LineLookup(Task):
                 )
             label = alphabet[torch.tensor([[int(digit) for digit in f"{row[number]:0{LABEL}d}"] for row in labels])]
             content = draw(alphabet, rows, CONTENT, generator)
-            begin = writer.text(BEFORE_LABEL)
-            writer.put(label)
+            writer.text(BEFORE_LABEL)
+            begin = writer.put(label)
             writer.text(BEFORE_CONTENT)
             writer.put(content)
             writer.text(END)

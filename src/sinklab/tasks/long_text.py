@@ -21,8 +21,8 @@ __all__ = ["LongText"]
 class LongText(Task):
     """Nats per token of the last tokens of a passage, read after contexts of several lengths.
 
-    The scored tokens are the same for every length, so that lengths are compared pair by pair: where a longer context lowers the
-    loss no further, what lies farther back is of no use under the policy. Perplexity is ``exp(-score)``.
+    The scored tokens are the same for every length, so that lengths are compared pair by pair: where a longer context lowers
+    the loss no further, what lies farther back is of no use under the policy. Perplexity is ``exp(-score)``.
 
     Args:
         corpus: what ``--corpus`` of the other commands takes: a name, a text file or a folder.
@@ -49,7 +49,9 @@ class LongText(Task):
     def sheets(self, encoder: Encoder, *, budget: int, rows: int, seed: int, bos: bool) -> Iterator[Sheet]:
         contexts = sorted({max(1, round(share * budget)) for share in self.contexts})
         if encoder.tokenizer is None:
-            raise InputError("task 'long_text' reads text and this model has no tokenizer; give a model directory that holds one")
+            raise InputError(
+                "task 'long_text' reads text and this model has no tokenizer; give a model directory that holds one"
+            )
         length = contexts[-1] + self.scored
         passages = resolve_corpus(self.corpus).sample(encoder, seq_len=length, samples=rows, seed=seed, bos=False)
         for context in contexts:

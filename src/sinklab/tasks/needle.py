@@ -30,7 +30,7 @@ class Needle(Task):
     Args:
         corpus: the haystack: a name, a text file or a folder.
         length: tokens of a text, in budgets.
-        distances: from the first token of the needle to the end, as shares of the budget.
+        distances: from the first digit of the needle to the end, as shares of the budget.
     """
 
     corpus: str = "python_source"
@@ -44,18 +44,18 @@ class Needle(Task):
     def sheets(self, encoder: Encoder, *, budget: int, rows: int, seed: int, bos: bool) -> Iterator[Sheet]:
         alphabet = digits(encoder, self.name)
         fact_size, end_size, question_size = (len(encode(encoder, text, self.name)) for text in (FACT, END, QUESTION))
-        least = fact_size + DIGITS + end_size + question_size + DIGITS - 2
+        least = DIGITS + end_size + question_size + DIGITS - 2
         chosen = distances(self.distances, budget, least, self.name)
-        length = max(round(self.length * budget), chosen[-1] + 2 + bos)
+        length = max(round(self.length * budget), chosen[-1] + 2 + bos + fact_size)
         haystacks = resolve_corpus(self.corpus).sample(encoder, seq_len=length, samples=rows, seed=seed, bos=False)
         for distance in chosen:
             number = draw(alphabet, rows, DIGITS, random.Random(f"needle {seed} {distance}"))
-            before = length - distance - 2 - bos
+            before = length - distance - 2 - bos - fact_size
             after = distance - least
             writer = Writer(encoder, rows, bos=bos, task=self.name)
             writer.put(haystacks[:, :before])
-            fact = writer.text(FACT)
-            writer.put(number)
+            writer.text(FACT)
+            fact = writer.put(number)
             writer.text(END)
             writer.put(haystacks[:, before : before + after])
             writer.text(QUESTION)

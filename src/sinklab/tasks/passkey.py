@@ -30,7 +30,7 @@ class Passkey(Task):
 
     Args:
         length: tokens of a text, in budgets.
-        distances: from the first token of the key's sentence to the end, as shares of the budget.
+        distances: from the first digit of the key, where it was told, to the end, as shares of the budget.
     """
 
     length: float = 4.0
@@ -43,17 +43,17 @@ class Passkey(Task):
     def sheets(self, encoder: Encoder, *, budget: int, rows: int, seed: int, bos: bool) -> Iterator[Sheet]:
         alphabet = digits(encoder, self.name)
         size = {text: len(encode(encoder, text, self.name)) for text in (INTRODUCTION, FACT, REMINDER, QUESTION)}
-        least = size[FACT] + DIGITS + size[REMINDER] + size[QUESTION] + DIGITS - 2
+        least = DIGITS + size[REMINDER] + size[QUESTION] + DIGITS - 2
         filler = encode(encoder, FILLER, self.name)
         for distance in distances(self.distances, budget, least, self.name):
             key = draw(alphabet, rows, DIGITS, random.Random(f"passkey {seed} {distance}"))
             after = distance - least
-            before = max(0, round(self.length * budget) - distance - 2 - bos - size[INTRODUCTION])
+            before = max(0, round(self.length * budget) - distance - 2 - bos - size[INTRODUCTION] - size[FACT])
             writer = Writer(encoder, rows, bos=bos, task=self.name)
             writer.text(INTRODUCTION)
             writer.put(_repeated(filler, before))
-            fact = writer.text(FACT)
-            writer.put(key)
+            writer.text(FACT)
+            fact = writer.put(key)
             writer.text(REMINDER)
             writer.put(_repeated(filler, after))
             writer.text(QUESTION)

@@ -1,0 +1,156 @@
+"""The command ``sinklab depend``: which scores of a model depend on the sink tokens that a cache keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sinklab.cli import output
+from sinklab.cli.libraries import prepare_libraries
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["EPILOG", "depend"]
+
+EPILOG = (
+    "The verdict compares two caches of the same size, one with sinks and one without. yes: the score is better with sinks by "
+    "more than the task's minimal effect, whole interval. no: the whole interval lies within the minimal effect. undecided: "
+    "neither, or a score at chance. docs/scores-that-depend-on-the-sink.md has the rules.\n\n"
+    "Examples:\n\n"
+    "sinklab depend embedded:softmax --task long_text\n\n"
+    "sinklab depend embedded:softmax --task needle,line_lookup --window 120 --out build/depend\n\n"
+    "sinklab depend ORG/MODEL --task 'long_text(corpus=book.txt)' --policies '8+1016, strided' --json\n\n"
+    "sinklab depend ORG/MODEL --task lm_eval:arc_easy --window 64 --items 200  (needs sinklab[evaluation])"
+)
+
+
+def depend(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="embedded:softmax, embedded:sigmoid, a directory, or a hub id.")
+    ],
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[,NAME…]",
+            help="From 'sinklab list tasks', with settings if need be: needle(corpus=FILE); or lm_eval:TASK. Repeatable.",
+            show_default="long_text",
+        ),
+    ] = None,
+    policies: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY[,…]",
+            help="What to run besides the two that are compared: full, 8+1016 (sinks+window), name(setting=value).",
+            show_default="full, every number of sinks, recompute",
+        ),
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens before the query that a cache holds, sinks included.", show_default="half the trained length, ≤ 1024"
+        ),
+    ] = None,
+    sinks: Annotated[
+        str, typer.Option(metavar="N[,N…]", help="First tokens that are kept; the verdict is on the largest.")
+    ] = "1,4",
+    items: Annotated[
+        int, typer.Option(help="Independent texts, or documents of the harness; more make intervals shorter.")
+    ] = 64,
+    seed: Annotated[int, typer.Option(help="Seed of the texts; the same seed gives the same tokens.")] = 0,
+    bos: Annotated[str, typer.Option(help="Beginning-of-sequence token in front: auto, always, none.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, …")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="auto (float32 on a CPU, else the checkpoint's), float32, bfloat16, float16, float64.")
+    ] = "auto",
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run model code that comes with the checkpoint.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for table.parquet, summary.json, run.json and a plot for each task.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output directory if it exists.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON on stdout and nothing else there.")
+    ] = False,
+) -> None:
+    """Say which scores depend on the sink tokens: every task under every cache policy, with intervals.
+
+    Prints a table and a verdict (yes, no, undecided) for each task, and up to where context is of use under each policy.
+    """
+    prepare_libraries()
+    from sinklab.evaluation import depend as run
+    from sinklab.evaluation.spelling import split_list
+
+    with output.progress() as progress:
+        result = run(
+            model,
+            [part for given in task or ["long_text"] for part in split_list(given)],
+            policies=None if policies is None else split_list(policies),
+            window=window,
+            sinks=_numbers(sinks),
+            items=items,
+            seed=seed,
+            bos=bos,
+            device=device,
+            dtype=dtype,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            out=out,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    if as_json:
+        output.print_json(result.summary)
+        return
+    for number, outcome in enumerate(result.summary["tasks"]):
+        _print(outcome, first=number == 0)
+    if out is not None:
+        typer.echo(f"\ntable  {out / 'table.parquet'}")
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"--sinks {text!r} must be whole numbers with commas between them, such as 1,4") from None
+
+
+def _print(outcome: Mapping[str, Any], first: bool) -> None:
+    console = Console(soft_wrap=True, highlight=False, width=None if Console().is_terminal else output.PIPE_WIDTH)
+    unit = {"log_likelihood": "nats per token", "choice": "share of digits right"}.get(outcome["metric"], outcome["metric"])
+    shown = Table(box=None, pad_edge=False)
+    for name in ("policy", unit, "interval", f"less {outcome['without']}", "interval", AXES.get(outcome["axis"], "")):
+        shown.add_column(name, justify="left" if name == "policy" else "right")
+    for row in outcome["policies"]:
+        if "refused" in row:
+            shown.add_row(row["policy"], "not run")
+            continue
+        shown.add_row(row["policy"], *_cells(row["score"], ""), *_cells(row["difference"], "+"), _length(outcome, row))
+    console.print(f"{'' if first else chr(10)}[bold]{outcome['task']}[/bold], {outcome['items']} items")
+    console.print(shown)
+    for row in outcome["policies"]:
+        if "refused" in row:
+            console.print(f"{row['policy']} was not run: {row['refused']}", markup=False)
+    console.print(outcome["sentence"], markup=False, style="bold")
+
+
+AXES = {"distance": "found back to", "context": "context of use", "position": "answered up to"}
+"""Heading of the effective length, by the task's axis."""
+
+
+def _cells(interval: Mapping[str, float] | None, sign: str) -> tuple[str, str]:
+    if interval is None:
+        return "", ""
+    return f"{interval['mean']:{sign}.3f}", f"{interval['low']:{sign}.3f} … {interval['high']:{sign}.3f}"
+
+
+def _length(outcome: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    if outcome["axis"] is None:
+        return ""
+    return "at chance" if row["effective_length"] is None else f"{row['effective_length']} tokens"

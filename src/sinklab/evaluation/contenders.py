@@ -1,0 +1,81 @@
+"""Contenders: the policies that are compared at one budget, and what a user may write for one."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from sinklab.errors import ConfigurationError
+from sinklab.evaluation.spelling import parse_call
+from sinklab.registry import policies
+from sinklab.streaming.policy import Policy
+
+__all__ = ["Contenders", "make_contenders", "parse_policy"]
+
+KNOWN = "full, 4+1020 (sinks+window), or a name from 'sinklab list policies' with settings, sink_window(num_sinks=8)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Contenders:
+    """Policies by the name under which they are reported.
+
+    Attributes:
+        policies: all of them, in the order in which they are shown.
+        without, with_sinks: the two whose difference is judged; both hold the same number of tokens.
+        floor: the one that keeps next to nothing: the token before the query.
+        budget: tokens before the query that the first two hold.
+    """
+
+    policies: dict[str, Policy]
+    without: str
+    with_sinks: str
+    floor: str
+    budget: int
+
+
+def make_contenders(budget: int, sinks: Sequence[int] = (1, 4), more: Sequence[str | Policy] | None = None) -> Contenders:
+    """The policies to compare.
+
+    Args:
+        budget: tokens before the query, sinks included.
+        sinks: numbers of sinks; verdicts are about the largest.
+        more: what to run beside the two that are judged and the floor; by default the full cache, the other numbers of sinks,
+            and recomputation of the window.
+
+    Raises:
+        ConfigurationError: numbers that do not fit into the budget, or a policy that cannot be read.
+        UnknownNameError: no such policy.
+    """
+    if not sinks or min(sinks) < 1 or max(sinks) >= budget - 1:
+        raise ConfigurationError(
+            f"--sinks {','.join(map(str, sinks))} must each be 1 or more and leave two tokens of the window of "
+            f"{budget}; the window alone, without sinks, is always compared"
+        )
+    window = policies["window"](window=budget)
+    kept = {number: policies["sink_window"](num_sinks=number, window=budget - number) for number in sorted(set(sinks))}
+    floor = policies["window"](window=1)
+    judged = kept[max(sinks)]
+    if more is None:
+        # Recomputation reads the same number of tokens for each one: those before it and itself.
+        others: list[Policy] = [policies["full"](), window, *kept.values(), policies["recompute"](window=budget), floor]
+    else:
+        others = [window, judged, *(parse_policy(policy) if isinstance(policy, str) else policy for policy in more), floor]
+    named = {policy.describe(): policy for policy in others}
+    return Contenders(named, window.describe(), judged.describe(), floor.describe(), budget)
+
+
+def parse_policy(text: str) -> Policy:
+    """The policy that a user writes as ``full``, ``4+1020`` or ``name(setting=value, …)``.
+
+    Raises:
+        ConfigurationError: it reads like none of these, or has a setting that the policy refuses.
+        UnknownNameError: no such policy.
+    """
+    text = text.strip()
+    pair = re.fullmatch(r"(\d+)\+(\d+)", text)
+    if pair:
+        sinks, window = int(pair[1]), int(pair[2])
+        policy: Policy = policies["sink_window"](num_sinks=sinks, window=window) if sinks else policies["window"](window=window)
+        return policy
+    return Policy.from_dict(parse_call(text, f"a policy: {KNOWN}"))

@@ -1,0 +1,139 @@
+"""A task of lm-evaluation-harness under every policy, judged like our own: ``sinklab depend MODEL --task lm_eval:TASK``."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.evaluation.contenders import Contenders
+from sinklab.evaluation.lm_eval import PolicyLM, TaskManager, simple_evaluate
+from sinklab.evaluation.outcome import outcome
+from sinklab.models.loading import LoadedModel
+
+__all__ = ["run_harness"]
+
+SCORES = ("acc", "exact_match")
+"""Per-document numbers of the harness that a verdict can be about, in the order in which they are looked for."""
+MINIMAL_EFFECT = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class _Document:
+    score: float
+    longest: int
+    choices: int
+
+
+def run_harness(
+    loaded: LoadedModel,
+    task: str,
+    contenders: Contenders,
+    items: int,
+    seed: int,
+    level: float,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    """The summary, the rows of the table and the record of one task, as :func:`~sinklab.evaluation.depend.depend` takes them.
+
+    The score is the harness's own ``acc`` (or ``exact_match``) of each document. Only documents that are longer than the
+    window are
+    counted: in the others nothing is evicted, and all policies agree.
+
+    Args:
+        task: a name of the harness, or ``FOLDER:NAME`` for YAML files of one's own.
+        items: documents, from the first one on.
+
+    Raises:
+        InputError: no such task, or one without a score for each document.
+        ConfigurationError: no two documents are longer than the window.
+    """
+    folder, _, name = task.rpartition(":")
+    manager = TaskManager(include_path=folder or None)
+    if name not in manager.all_tasks:
+        raise InputError(
+            f"lm-evaluation-harness {importlib.metadata.version('lm_eval')} has no task {name!r}"
+            f"{f' in {folder}' if folder else ''}; list its tasks with 'lm-eval ls tasks', or name one of your own as lm_eval:FOLDER:TASK"
+        )
+    found: dict[str, list[_Document]] = {}
+    bos: dict[str, Any] = {}
+    refused: dict[str, str] = {}
+    metric = ""
+    for number, (label, policy) in enumerate(contenders.policies.items()):
+        lm = PolicyLM(loaded, policy)
+        try:
+            results = simple_evaluate(
+                lm,
+                tasks=[name],
+                task_manager=manager,
+                limit=items,
+                bootstrap_iters=0,
+                random_seed=seed,
+                numpy_random_seed=seed,
+                torch_random_seed=seed,
+                fewshot_random_seed=seed,
+            )
+        except UnsupportedModelError as error:
+            if label in (contenders.with_sinks, contenders.without, contenders.floor):
+                raise
+            refused[label] = " ".join(str(error).split())
+            continue
+        samples = [
+            sample
+            for part in sorted(results["samples"])
+            for sample in sorted(results["samples"][part], key=lambda sample: int(sample["doc_id"]))
+        ]
+        metric = next((score for score in SCORES if samples and score in samples[0]), "")
+        if not metric:
+            raise InputError(f"task {name!r} has none of {', '.join(SCORES)} for each document, and the verdict needs one")
+        found[label] = [_document(sample, metric, lm) for sample in samples]
+        bos[label] = lm.bos_record()
+        if progress is not None:
+            progress(f"lm_eval:{name}", number + 1, len(contenders.policies))
+    documents = found[contenders.without]
+    counted = [index for index, document in enumerate(documents) if document.longest >= contenders.budget + 2]
+    if len(counted) < 2:
+        longest = max((document.longest for document in documents), default=0)
+        raise ConfigurationError(
+            f"task {name!r}: {len(counted)} of {len(documents)} documents are longer than the window of "
+            f"{contenders.budget} tokens, the longest has {longest}; choose a smaller --window or more "
+            "--items"
+        )
+    choices = [documents[index].choices for index in counted]
+    summary = outcome(
+        {"task": f"lm_eval:{name}", "metric": metric, "unit": "fraction", "axis": None, "documents": len(documents)},
+        {label: np.array([found[label][index].score for index in counted]) for label in found},
+        contenders,
+        chance=float(np.mean([1.0 / number for number in choices])) if min(choices) > 1 else None,
+        minimal_effect=MINIMAL_EFFECT,
+        scale=1.0,
+        level=level,
+        refused=refused,
+        means={label: {"all_documents": float(np.mean([one.score for one in found[label]]))} for label in found},
+        curves={},
+        lengths={},
+    )
+    rows = [
+        {
+            "policy": label,
+            "metric": metric,
+            "value": float(np.mean([one.score for one in found[label]])),
+            "count": len(documents),
+            "unit": "fraction",
+        }
+        for label in found
+    ]
+    record = {"name": f"lm_eval:{name}", "lm_eval": importlib.metadata.version("lm_eval"), "bos": bos, "refused": refused}
+    return summary, rows, record
+
+
+def _document(sample: dict[str, Any], metric: str, lm: PolicyLM) -> _Document:
+    """Score, tokens of the longest text and number of choices of one document."""
+    arguments = list(sample["arguments"].values()) if isinstance(sample["arguments"], dict) else list(sample["arguments"])
+    texts = [list(one.values()) if isinstance(one, dict) else list(one) for one in arguments]
+    lengths = [len(lm.tok_encode("".join(part for part in text if isinstance(part, str)))) for text in texts]
+    return _Document(float(sample[metric]), max(lengths), len(texts))
