@@ -1,0 +1,134 @@
+"""generate() through a bounded cache says what a slow reading of the whole text says: greedy, beams, sampling, several turns."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tests.streaming.decoders import SINKS, WINDOW, backends_of, decoder, gap, one_by_one, read, text
+from tests.streaming.oracle import slow_logits
+
+from sinklab.streaming.cache import SinkCache
+
+NEW = 15
+GREEDY = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None, "pad_token_id": 0}
+PROMPTS = (5, SINKS + WINDOW, 20)
+"""Shorter than the cache, just as long, longer."""
+
+
+def small(model=None, **settings) -> SinkCache:
+    return SinkCache(model, num_sinks=SINKS, window=WINDOW, **settings)
+
+
+def greedy(model, tokens, new=NEW):
+    """The text with what the model says most probably, by the slow oracle."""
+    for _ in range(new):
+        tokens = torch.cat((tokens, slow_logits(model, tokens, SINKS, WINDOW)[:, -1:].argmax(dim=-1)), dim=1)
+    return tokens
+
+
+@pytest.mark.parametrize("length", PROMPTS)
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "cohere2", "gptj", "gpt_oss"])
+def test_greedy(family, length):
+    model, tokens = decoder(family, backends_of(family)[-1]), text(length)
+    expected = greedy(model, tokens)
+    # The first cache finds its model by itself.
+    for cache in (small(), small(model), small(model, chunk=4), small(model, chunk=4, rebase_at=SINKS + WINDOW + 5)):
+        assert (model.generate(tokens, past_key_values=cache, **GREEDY) == expected).all()
+        assert cache.model is model
+        assert cache.get_seq_length() == length + NEW - 1  # the last token is not read
+
+
+def test_prefill_in_chunks_of_the_host():
+    model, tokens = decoder("llama"), text(20)
+    found = model.generate(tokens, past_key_values=small(), prefill_chunk_size=6, **GREEDY)
+    assert (found == greedy(model, tokens)).all()
+
+
+def test_from_embeddings():
+    model, tokens = decoder("llama"), text(20)
+    embedded = model.get_input_embeddings()(tokens).detach()
+    found = model.generate(inputs_embeds=embedded, past_key_values=small(model, chunk=7), **GREEDY)
+    assert (found == greedy(model, tokens)[:, 20:]).all()
+
+
+@pytest.mark.parametrize("extra", [{}, {"num_return_sequences": 3}, {"length_penalty": 2.0, "early_stopping": True}])
+@pytest.mark.parametrize("length", PROMPTS)
+def test_beams(length, extra):
+    """Beam search re-encodes nothing: a cache that holds everything gives the dense beams, and a small one those of a model
+    that has no cache and reads every beam anew under the policy."""
+    model, tokens = decoder("llama"), text(length)
+    settings = {**GREEDY, "num_beams": 3, **extra}
+    dense = model.generate(tokens, **settings)
+    wide = model.generate(tokens, past_key_values=SinkCache(model, num_sinks=SINKS, window=60), **settings)
+    assert (wide == dense).all()
+    found = model.generate(tokens, past_key_values=small(), **settings, output_scores=True, return_dict_in_generate=True)
+    anew = read(model, found.sequences, small(model)).log_softmax(-1)[:, length - 1 : -1]
+    said = anew.gather(2, found.sequences[:, length:, None])[..., 0].sum(1)
+    # The score of a beam is the sum of its log probabilities over the length to the power of the penalty.
+    expected = said / NEW ** extra.get("length_penalty", 1.0)
+    assert gap(found.sequences_scores, expected) < 1e-4
+
+
+def test_sampling_several_sequences():
+    model, tokens = decoder("llama"), text(8)
+    settings = {**GREEDY, "do_sample": True, "num_return_sequences": 3}
+    found = []
+    for cache in (None, SinkCache(num_sinks=SINKS, window=60)):
+        torch.manual_seed(0)
+        found.append(model.generate(tokens, past_key_values=cache, **settings))
+    assert found[0].shape == (6, 8 + NEW)
+    assert (found[0] == found[1]).all()
+    torch.manual_seed(0)
+    narrow = model.generate(tokens, past_key_values=small(), **settings)
+    assert not (narrow == found[0]).all()  # or the window would not matter
+
+
+def test_turns_of_a_talk():
+    """One cache through several calls of generate(): only what is new is read."""
+    model, cache, said = decoder("llama"), small(), text(6)
+    for turn in range(3):
+        said = torch.cat((said, text(4 + turn, seed=turn)), dim=1)
+        expected = greedy(model, said, 6)
+        said = model.generate(said, past_key_values=cache, **{**GREEDY, "max_new_tokens": 6})
+        assert (said == expected).all()
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    one = text(9, rows=1, seed=5)
+    assert (model.generate(one, past_key_values=cache, **GREEDY) == greedy(model, one)).all()  # another batch size too
+
+
+def test_a_prompt_read_once_and_copied():
+    """The recipe of transformers for a prompt that many texts share."""
+    model, prompt, cache = decoder("llama"), text(17, rows=1), small(decoder("llama"))
+    read(model, prompt, cache)
+    for seed in (1, 2):
+        tokens = torch.cat((prompt, text(5, rows=1, seed=seed)), dim=1)
+        found = model.generate(tokens, past_key_values=copy.deepcopy(cache), **GREEDY)
+        assert (found == greedy(model, tokens)).all()
+    assert cache.get_seq_length() == 17
+
+
+@torch.no_grad()
+def test_rows_reordered_repeated_and_left_out():
+    model, tokens = decoder("llama"), text(30, rows=3)
+    expected = one_by_one(model, tokens)
+    cache = small(model)
+    read(model, tokens[:, :20], cache)
+    cache.reorder_cache(torch.tensor([2, 0, 1]))
+    rows = torch.tensor([2, 0, 1])
+    assert gap(read(model, tokens[rows, 20:22], cache), expected[rows, 20:22]) < 1e-4
+    cache.batch_repeat_interleave(2)
+    rows = rows.repeat_interleave(2)
+    assert gap(read(model, tokens[rows, 22:25], cache), expected[rows, 22:25]) < 1e-4
+    cache.batch_select_indices(torch.tensor([5, 0]))
+    rows = rows[[5, 0]]
+    assert gap(read(model, tokens[rows, 25:], cache, pieces=[1, 4]), expected[rows, 25:]) < 1e-4
+
+
+def test_repeated_before_it_has_read_anything():
+    cache = small(decoder("llama"))
+    cache.batch_repeat_interleave(3)
+    tokens = text(5, rows=3)
+    assert gap(read(decoder("llama"), tokens, cache), one_by_one(decoder("llama"), tokens)) < 1e-4
