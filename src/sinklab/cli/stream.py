@@ -125,7 +125,7 @@ def stream(
     prepare_libraries()
     from sinklab.models.loading import load_model
     from sinklab.streaming.chat import Chat
-    from sinklab.streaming.stream import Stream, default_policy
+    from sinklab.streaming.stream import Stream
 
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     sampling = {name: value for name, value in sampling.items() if value not in (None, 0) or resume is None}
@@ -143,7 +143,7 @@ def stream(
     else:
         named = {"num_sinks": sinks, "window": window}
         fields = {name: value for name, value in named.items() if value is not None} | _fields(changes or [])
-        settings["policy"] = default_policy(loaded.model, policy or "sink_window", **fields)
+        settings["policy"] = {"name": policy or "sink_window", **fields}
         if chat:
             talk = Chat(loaded.model, system=system, **settings)
             source = talk.stream

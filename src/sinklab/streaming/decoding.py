@@ -41,6 +41,8 @@ class TextDecoder:
         while self._ids and self._text(self._ids).startswith(_UNFINISHED):  # cut in the middle of a character
             del self._ids[0]
         self._known = len(self._ids)
+        while self._known and self._text(self._ids[: self._known]).endswith(_UNFINISHED):  # and what comes may end one
+            self._known -= 1
 
     def push(self, token: int) -> str:
         """Characters that are complete with this token; '' if there are none."""

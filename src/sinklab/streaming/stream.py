@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
@@ -19,7 +20,7 @@ from sinklab.streaming.sampling import Sampler, Sampling
 from sinklab.streaming.state import read_state, save_state
 from sinklab.streaming.telemetry import Telemetry
 
-__all__ = ["Settings", "Stream", "StreamedToken", "default_policy", "stream"]
+__all__ = ["Settings", "Stream", "StreamedToken", "fitting_policy", "stream"]
 
 T = TypeVar("T")
 
@@ -83,7 +84,7 @@ class Stream:
     Args:
         model: a decoder with a language-model head, in evaluation mode.
         policy: the policy, its name, ``{"name": …, setting: …}``, or a reader to go on with. By default sinks and a window
-            that fit the model, see :func:`default_policy`.
+            that fit the model, see :func:`fitting_policy`.
         tokenizer: of transformers; needed for text in or out.
         temperature, top_k, top_p, seed: see :class:`~sinklab.streaming.sampling.Sampling`; by default the likeliest token.
         stop: strings at which a row ends.
@@ -134,7 +135,7 @@ class Stream:
                 raise ConfigurationError("keep must begin a stream; this one goes on with a reader")
             self.reader = policy
         else:
-            self.reader = open_reader(model, _pinning(model, _policy(model, policy), len(self._kept)), chunk=chunk)
+            self.reader = open_reader(model, fitting_policy(model, policy, pinned=len(self._kept)), chunk=chunk)
 
     # --- in ------------------------------------------------------------------------------------------------------------------
 
@@ -269,7 +270,7 @@ class Stream:
         """The next ``count`` tokens, or fewer if all rows end before."""
         if count < 1:
             raise ConfigurationError(f"count {count} must be 1 or more")
-        return [token for token, _ in zip(self, range(count), strict=False)]
+        return list(itertools.islice(self, count))
 
     def rest(self) -> tuple[str, ...]:
         """Text of each row that waits for the next token, because a character or a stop string may be in the making."""
@@ -361,23 +362,35 @@ def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     return ids, torch.arange(longest) >= torch.tensor([longest - len(row) for row in rows])[:, None]
 
 
-def default_policy(model: PreTrainedModel, name: str = "sink_window", **settings: Any) -> Policy:
-    """A policy that fits the model: unless a window is given, it is 1,020 tokens or what the model's trained context leaves.
+def fitting_policy(model: PreTrainedModel, policy: Policy | str | dict[str, Any] | None = None, *, pinned: int = 0) -> Policy:
+    """The policy that is meant, with at least the first ``pinned`` tokens pinned.
+
+    Where it is given by its settings and they name no window, the window is the policy's own, 1,020 tokens for sinks and
+    window, or less: what is held then fits into the context that the model was trained on.
 
     Raises:
-        UnknownNameError, ConfigurationError: no such policy, or a setting it refuses.
+        UnknownNameError, ConfigurationError: no such policy, a setting it refuses, or tokens to pin that do not fit.
     """
-    policy = Policy.from_dict({"name": name, **settings})
-    excess = _beyond(model, policy)
-    if excess > 0 and "window" not in settings and hasattr(policy, "window"):
-        policy = dataclasses.replace(policy, window=max(1, policy.window - excess))  # type: ignore[call-arg]
+    settings: dict[str, Any] = {}
+    if not isinstance(policy, Policy):
+        settings = {"name": policy or "sink_window"} if not isinstance(policy, dict) else policy
+        policy = Policy.from_dict(settings)
+    if pinned:
+        policy = _pinning(policy, pinned)
+    context, held = _context(model), policy.max_held(1 << 62)
+    if context is None or not policy.bounded or held <= context:
+        return policy
+    window = getattr(policy, "window", 0)
+    room = window - (held - context)
+    if settings and "window" not in settings and room >= 1:
+        return dataclasses.replace(policy, window=room)  # type: ignore[call-arg]
+    if pinned:
+        advice = f"choose a window of {room} or less, or a shorter text" if room >= 1 else "choose a shorter text"
+        raise ConfigurationError(
+            f"the text to keep has {pinned} tokens and the policy holds {held} with it; the model was trained on {context}: "
+            f"{advice}"
+        )
     return policy
-
-
-def _beyond(model: PreTrainedModel, policy: Policy) -> int:
-    """By how many tokens a policy holds more than the model was trained to see at once; negative if it holds fewer."""
-    context = _context(model)
-    return 0 if context is None or not policy.bounded else policy.max_held(1 << 62) - context
 
 
 def _context(model: PreTrainedModel) -> int | None:
@@ -392,35 +405,16 @@ def _end_tokens(model: PreTrainedModel) -> Sequence[int]:
     return [] if end is None else [end] if isinstance(end, int) else list(end)
 
 
-def _policy(model: PreTrainedModel, policy: Policy | str | dict[str, Any] | None) -> Policy:
-    if policy is None:
-        return default_policy(model)
-    if isinstance(policy, Policy):
-        return policy
-    return Policy.from_dict({"name": policy} if isinstance(policy, str) else policy)
-
-
-def _pinning(model: PreTrainedModel, policy: Policy, kept: int) -> Policy:
-    """The policy that pins at least the first so many tokens."""
-    if not kept:
-        return policy
-    fields = {field.name for field in dataclasses.fields(policy)}
+def _pinning(policy: Policy, count: int) -> Policy:
+    """The policy with at least its first so many tokens pinned."""
+    fields = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy)}
     change: dict[str, Any]
     if "num_sinks" in fields:
-        change = {"num_sinks": max(kept, getattr(policy, "num_sinks"))}  # noqa: B009
+        change = {"num_sinks": max(count, fields["num_sinks"])}
     elif "pinned" in fields:
-        change = {"pinned": tuple(sorted({*range(kept), *getattr(policy, "pinned")}))}  # noqa: B009
+        change = {"pinned": tuple(sorted({*range(count), *fields["pinned"]}))}
     else:
         raise ConfigurationError(
             f"policy {policy.name!r} cannot keep a text: it pins no tokens. Use sink_window, or leave the text out"
         )
-    pinned = dataclasses.replace(policy, **change)
-    excess = _beyond(model, pinned)
-    if excess > 0:
-        spare = getattr(pinned, "window", 0) - excess
-        advice = f"choose a window of {spare} or less, or a shorter text" if spare > 0 else "choose a shorter text"
-        raise ConfigurationError(
-            f"the text to keep has {kept} tokens and the policy holds {pinned.max_held(1 << 62)} with it; the model was "
-            f"trained on {_context(model)}: {advice}"
-        )
-    return pinned
+    return dataclasses.replace(policy, **change)

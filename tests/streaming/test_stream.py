@@ -1,0 +1,446 @@
+"""Streams: the tokens of generate() without its growth, text as it completes, rows, turns and what is kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.conftest import make_sinklm
+from transformers import GenerationConfig
+
+from sinklab import SinkCache
+from sinklab.errors import ConfigurationError, InputError, UnknownNameError
+from sinklab.policies.sink_window import SinkWindow
+from sinklab.streaming.chat import Chat
+from sinklab.streaming.decoding import TextDecoder
+from sinklab.streaming.reader import open_reader
+from sinklab.streaming.sampling import Sampler, Sampling
+from sinklab.streaming.stream import Stream, fitting_policy, stream
+
+POLICY = SinkWindow(num_sinks=2, window=9)
+"""12 slots: prompts of 40 tokens are longer, and 60 new tokens take every slot five times."""
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Random weights with sharp attention, in float64, so that every wrong key shows and no rounding turns a token."""
+    model = make_sinklm().double()
+    with torch.no_grad():
+        for layer in model.layers:
+            # What a head reads outweighs the token itself, which tied embeddings would make the next one.
+            for name, factor in (("q_proj", 12), ("k_proj", 12), ("v_proj", 12), ("o_proj", 12)):
+                getattr(layer.self_attn, name).weight.mul_(factor)
+    model.generation_config = GenerationConfig(pad_token_id=1)  # no end: the tests want their tokens
+    return model
+
+
+@pytest.fixture(scope="module")
+def prompt():
+    torch.manual_seed(1)
+    return torch.randint(2, 300, (1, 40))
+
+
+def ids_of(tokens):
+    return [token.id for token in tokens]
+
+
+def generated(model, prompt, cache=None, **settings):
+    found = model.generate(prompt, past_key_values=cache, max_new_tokens=60, **settings)
+    return found[:, prompt.shape[1] :].tolist()
+
+
+class TestTokens:
+    @pytest.mark.parametrize("length", [1, 3, 12, 40])
+    @pytest.mark.parametrize("chunk", [1, 7, 128])
+    def test_greedy_tokens_are_those_of_generate(self, model, prompt, length, chunk):
+        expected = generated(model, prompt[:, :length], SinkCache(num_sinks=2, window=9), do_sample=False)
+        found = stream(model, prompt[:, :length], policy=POLICY, max_new_tokens=60, chunk=chunk)
+        assert ids_of(found) == expected[0]
+
+    def test_the_policy_matters_for_them(self, model, prompt):
+        """Otherwise the equality above would say nothing."""
+        bounded = ids_of(stream(model, prompt, policy=POLICY, max_new_tokens=60))
+        assert bounded != ids_of(stream(model, prompt, policy=SinkWindow(num_sinks=0, window=9), max_new_tokens=60))
+        assert bounded != generated(model, prompt, do_sample=False)[0]
+
+    def test_a_policy_that_evicts_nothing_is_the_model(self, model, prompt):
+        found = ids_of(stream(model, prompt, policy="full", max_new_tokens=60))
+        assert found == generated(model, prompt, do_sample=False)[0]
+
+    @pytest.mark.parametrize("settings", [{}, {"top_k": 20}, {"top_p": 0.7}, {"top_k": 40, "top_p": 0.9}])
+    def test_draws_are_those_of_generate(self, model, prompt, settings):
+        expected_settings = {"top_k": 0, "top_p": 1.0, **settings}
+        torch.manual_seed(5)
+        expected = generated(
+            model, prompt, SinkCache(num_sinks=2, window=9), do_sample=True, temperature=0.8, **expected_settings
+        )
+        found = stream(model, prompt, policy=POLICY, max_new_tokens=60, temperature=0.8, seed=5, **settings)
+        assert ids_of(found) == expected[0]
+
+    def test_positions_count_what_is_read(self, model, prompt):
+        tokens = Stream(model, policy=POLICY).feed(prompt).generate(3)
+        assert [token.position for token in tokens] == [40, 41, 42]
+
+    def test_a_policy_may_be_named_or_spelled(self, model, prompt):
+        expected = ids_of(stream(model, prompt, policy=POLICY, max_new_tokens=5))
+        spelled = {"name": "sink_window", "num_sinks": 2, "window": 9}
+        assert ids_of(stream(model, prompt, policy=spelled, max_new_tokens=5)) == expected
+        assert Stream(model, policy="window").reader.policy.name == "window"
+
+    def test_the_default_policy_fits_the_model(self, model):
+        policy = fitting_policy(model)  # trained on 128 positions
+        assert (policy.num_sinks, policy.window, policy.num_slots) == (4, 123, 128)
+        assert fitting_policy(model, {"name": "sink_window", "window": 500}).window == 500
+        assert fitting_policy(model, SinkWindow(window=500)).window == 500
+
+
+class TestFeeding:
+    def test_text_in_the_middle_equals_one_text(self, model, prompt):
+        source = Stream(model, policy=POLICY).feed(prompt[:, :10])
+        first = ids_of(source.generate(6))
+        source.feed(prompt[0, 10:].tolist())
+        assert source.position == 46
+        whole = torch.cat((prompt[:, :10], torch.tensor([first]), prompt[:, 10:]), dim=1)
+        assert ids_of(source.generate(30)) == ids_of(stream(model, whole, policy=POLICY, max_new_tokens=30))
+
+    def test_feeding_twice_equals_feeding_once(self, model, prompt):
+        parts = Stream(model, policy=POLICY).feed(prompt[:, :15]).feed(prompt[:, 15:])
+        assert ids_of(parts.generate(20)) == ids_of(stream(model, prompt, policy=POLICY, max_new_tokens=20))
+
+    def test_generate_goes_on(self, model, prompt):
+        source = Stream(model, policy=POLICY).feed(prompt)
+        assert ids_of(source.generate(7) + source.generate(13)) == ids_of(
+            stream(model, prompt, policy=POLICY, max_new_tokens=20)
+        )
+
+    def test_the_tokenizer_adds_its_tokens_once(self, model, tokenizer):
+        source = Stream(model, policy=SinkWindow(num_sinks=1, window=40), tokenizer=tokenizer).feed("def f(").feed("x):")
+        held = source.reader.cache.describe(tokenizer)
+        assert held["text"].tolist().count("<bos>") == 1
+        assert "".join(held["text"]) == "<bos>def f(x):"
+
+    def test_nothing_of_a_stream_grows(self, model, prompt):
+        def numbers(source):
+            tensors = [value for value in vars(source).values() if isinstance(value, torch.Tensor)]
+            layers = source.reader.cache.layers
+            tensors += [value for layer in layers for value in vars(layer).values() if isinstance(value, torch.Tensor)]
+            tensors += [value for value in vars(source.reader.cache.books).values() if isinstance(value, torch.Tensor)]
+            return sum(tensor.numel() for tensor in tensors)
+
+        source = Stream(model, policy=POLICY).feed(prompt)
+        source.generate(20)
+        before = numbers(source)
+        source.generate(300)
+        assert numbers(source) == before
+        assert (
+            source.telemetry().bytes == 2 * 2 * (2 * 12 + 2) * 16 * 8
+        )  # layers, heads, keys and values and masters, size, float64
+
+
+class TestRows:
+    def test_rows_of_a_batch_are_the_rows_alone(self, model, prompt):
+        rows = [prompt[0, :31].tolist(), prompt[0, 9:14].tolist(), prompt[0, 3:26].tolist()]
+        together = list(stream(model, rows, policy=POLICY, max_new_tokens=40))
+        for row, ids in enumerate(rows):
+            assert [token.ids[row] for token in together] == ids_of(stream(model, ids, policy=POLICY, max_new_tokens=40))
+
+    def test_a_padded_tensor_is_the_list(self, model, prompt):
+        padded = torch.stack((prompt[0, :12], torch.cat((torch.zeros(5, dtype=torch.long), prompt[0, :7]))))
+        mask = torch.tensor([[1] * 12, [0] * 5 + [1] * 7])
+        found = Stream(model, policy=POLICY).feed(padded, mask).generate(10)
+        expected = stream(model, [prompt[0, :12].tolist(), prompt[0, :7].tolist()], policy=POLICY, max_new_tokens=10)
+        assert [token.ids for token in found] == [token.ids for token in expected]
+
+    def test_a_row_that_has_ended_leaves_the_others_alone(self, model, prompt):
+        rows = [prompt[0, :20].tolist(), prompt[0, 9:14].tolist()]
+        alone = [ids_of(stream(model, ids, policy=POLICY, max_new_tokens=30)) for ids in rows]
+        end = next(token for token in alone[0][3:] if token not in alone[1] and token not in alone[0][:3])
+        at = alone[0].index(end)
+        found = list(stream(model, rows, policy=POLICY, max_new_tokens=30, stop_ids=[end]))
+        assert [token.ids[0] for token in found] == alone[0][: at + 1] + [None] * (29 - at)
+        assert [token.ids[1] for token in found] == alone[1]
+        assert found[at].ended == (True, False)
+
+    def test_rows_keep_their_number(self, model, prompt):
+        source = Stream(model, policy=POLICY).feed([[5, 6], [7]])
+        with pytest.raises(ConfigurationError, match="the stream has 2 rows and is fed 1; begin another one"):
+            source.feed(prompt)
+        (token,) = source.generate(1)
+        with pytest.raises(ConfigurationError, match=r"2 rows; ask for \.ids and \.texts"):
+            _ = token.id
+
+
+class TestEnds:
+    def test_a_stop_token_ends_and_feeding_goes_on(self, model, prompt):
+        tokens = ids_of(stream(model, prompt, policy=POLICY, max_new_tokens=20))
+        end = tokens[8]
+        source = Stream(model, policy=POLICY, stop_ids=[end]).feed(prompt)
+        assert ids_of(source) == tokens[: tokens.index(end) + 1]
+        assert source.ended
+        assert source.last_ids == (end,)
+        with pytest.raises(ConfigurationError, match=r"has ended; feed\(\) it more text"):
+            source.step()
+        source.feed([7, 8])
+        assert len(source.generate(1)) == 1
+
+    def test_the_end_of_the_generation_config_is_the_default(self, model, prompt):
+        tokens = ids_of(stream(model, prompt, policy=POLICY, max_new_tokens=20))
+        model.generation_config.eos_token_id = [tokens[4], 299]
+        try:
+            assert ids_of(stream(model, prompt, policy=POLICY)) == tokens[: tokens.index(tokens[4]) + 1]
+            assert ids_of(stream(model, prompt, policy=POLICY, stop_ids=(), max_new_tokens=20)) == tokens
+        finally:
+            model.generation_config.eos_token_id = None
+
+    def test_a_stop_string_across_tokens_is_not_shown(self, tokenizer):
+        decoder = TextDecoder(tokenizer, ["STOP"])
+        pieces = []
+        for token in (ord_id(tokenizer, sign) for sign in "aST.STSTOPx"):
+            pieces.append(decoder.push(token))
+            if decoder.stopped:
+                break
+        assert pieces == ["a", "", "", "ST.", "", "", "ST", "", "", ""]
+        assert decoder.rest() == ""
+
+    def test_the_last_token_brings_what_waits(self, model, tokenizer):
+        """Random weights write bytes that are no characters, so much of the text waits for a token that does not come."""
+        found = list(stream(model, "def f(x):", policy=POLICY, tokenizer=tokenizer, max_new_tokens=25))
+        assert "".join(token.text for token in found) == tokenizer.decode(ids_of(found), skip_special_tokens=True)
+        source = Stream(model, policy=POLICY, tokenizer=tokenizer).feed("def f(x):")
+        first = "".join(token.text for token in source.generate(25))
+        assert (first + source.rest()[0], source.rest()) == ("".join(token.text for token in found), ("",))
+
+
+def ord_id(tokenizer, sign):
+    (token,) = tokenizer(sign, add_special_tokens=False)["input_ids"]
+    return token
+
+
+class TestText:
+    TEXT = "naïve café: 日本語のテキスト 🙂👩‍👩‍👧 done\n\tend"
+
+    def test_characters_come_whole(self, tokenizer):
+        decoder = TextDecoder(tokenizer)
+        ids = tokenizer(self.TEXT, add_special_tokens=False)["input_ids"]
+        assert len(ids) > len(self.TEXT)  # several tokens for a character: the case that matters
+        pieces = [decoder.push(token) for token in ids]
+        assert "".join(pieces) == self.TEXT
+        assert not any("\ufffd" in piece for piece in pieces)
+
+    def test_a_tokenizer_that_drops_a_space_in_front(self):
+        """Sentencepiece as transformers has it: a space is part of a word's token, and bytes stand for what has no token."""
+        from tokenizers import Tokenizer, decoders, models, normalizers
+        from transformers import PreTrainedTokenizerFast
+
+        words = ["<unk>", "▁the", "▁sea", "s"] + [f"<0x{byte:02X}>" for byte in range(256)]
+        inner = Tokenizer(models.BPE({word: at for at, word in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True))
+        inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        inner.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+        sign = [4 + byte for byte in "é🙂".encode()]
+        ids = [1, 2, 3, *sign, 1, 2]
+        assert tokenizer.decode(ids) == "the seasé🙂 the sea"
+        decoder = TextDecoder(tokenizer)
+        decoder.follow([1])
+        assert [decoder.push(token) for token in ids[1:]] == [" sea", "s", "", "é", "", "", "", "🙂", " the", " sea"]
+
+    def test_bytes_that_are_no_text_are_not_kept_for_ever(self, tokenizer):
+        (first, *_) = tokenizer("é", add_special_tokens=False)["input_ids"]  # a first byte, again and again
+        decoder = TextDecoder(tokenizer)
+        pieces = [decoder.push(first) for _ in range(200)]
+        assert 150 < sum(map(len, pieces)) <= 200
+        assert len(decoder.state()["ids"]) <= 32
+
+    def test_a_prompt_that_ends_inside_a_character(self, tokenizer):
+        first, second = tokenizer("é", add_special_tokens=False)["input_ids"]
+        decoder = TextDecoder(tokenizer)
+        decoder.follow([*tokenizer("日a", add_special_tokens=False)["input_ids"], first])
+        assert decoder.push(second) + decoder.push(ord_id(tokenizer, "b")) == "éb"
+
+
+class TestKeeping:
+    def test_a_kept_text_stays(self, model, tokenizer):
+        kept = "KEEP THIS"
+        source = Stream(model, policy=SinkWindow(num_sinks=2, window=9), tokenizer=tokenizer, keep=kept).feed(" x" * 40)
+        source.generate(40)
+        held = source.reader.cache.describe(tokenizer)
+        size = len(tokenizer(kept)["input_ids"])
+        assert source.reader.policy == SinkWindow(num_sinks=size, window=9)
+        assert "".join(held.loc[held["pinned"], "text"]) == "<bos>KEEP THIS"
+        assert len(held) == size + 10
+
+    def test_it_is_the_same_as_more_sinks(self, model, prompt):
+        kept, rest = prompt[0, :6].tolist(), prompt[0, 6:].tolist()
+        found = ids_of(stream(model, rest, policy=POLICY, keep=kept, max_new_tokens=30))
+        assert found == ids_of(stream(model, prompt, policy=SinkWindow(num_sinks=6, window=9), max_new_tokens=30))
+
+    def test_it_begins_every_row(self, model, prompt):
+        kept, rows = prompt[0, :6].tolist(), [prompt[0, 6:20].tolist(), prompt[0, 30:33].tolist()]
+        found = list(stream(model, rows, policy=POLICY, keep=kept, max_new_tokens=10))
+        for row, ids in enumerate(rows):
+            alone = stream(model, kept + ids, policy=SinkWindow(num_sinks=6, window=9), max_new_tokens=10)
+            assert [token.ids[row] for token in found] == ids_of(alone)
+
+    def test_pinned_positions_are_added_to(self, model):
+        policy = Stream(model, policy={"name": "pinned", "pinned": [1, 9], "window": 9}, keep=[5, 6, 7]).reader.policy
+        assert policy.pinned == (0, 1, 2, 9)
+
+    def test_a_window_that_is_not_named_makes_room(self, model):
+        assert Stream(model, keep=[5] * 100).reader.policy == SinkWindow(num_sinks=100, window=27)
+
+    def test_what_does_not_fit_is_refused(self, model):
+        message = (
+            r"has 100 tokens and the policy holds 301 with it; the model was trained on 128: choose a window of 27 or less"
+        )
+        with pytest.raises(ConfigurationError, match=message):
+            Stream(model, policy=SinkWindow(window=200), keep=[5] * 100)
+        with pytest.raises(ConfigurationError, match="trained on 128: choose a shorter text"):
+            Stream(model, keep=[5] * 130)
+        with pytest.raises(ConfigurationError, match="policy 'window' cannot keep a text: it pins no tokens"):
+            Stream(model, policy="window", keep=[5])
+        with pytest.raises(ConfigurationError, match="this one goes on with a reader"):
+            Stream(model, policy=open_reader(model, POLICY), keep=[5])
+
+
+TEMPLATE = (
+    "{% for m in messages %}<bos>{{ m['role'] }}\n{{ m['content'] | trim }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<bos>assistant\n{% endif %}"
+)
+
+
+class TestChat:
+    @pytest.fixture
+    def templated(self, tokenizer):
+        import copy
+
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.chat_template = TEMPLATE
+        return tokenizer
+
+    @pytest.mark.parametrize("end", [True, False], ids=["the model ends its turn", "its turn is cut"])
+    def test_turns_are_the_conversation(self, model, templated, end, monkeypatch):
+        """What has been read after three turns is what the template makes of all of them, with the model's own words."""
+        chat = Chat(model, system="be brief", tokenizer=templated, stop_ids=[1], policy={"name": "sink_window", "window": 80})
+        answer = [ord_id(templated, sign) for sign in "ok"] + ([1] if end else [])
+        read = []
+        original = Stream._read
+        monkeypatch.setattr(
+            Stream, "_read", lambda self, ids, valid: (read.extend(ids[0].tolist()), original(self, ids, valid))
+        )
+        for turn in ("one", "two", "three"):
+            source = chat.say(turn)
+            script = iter(answer)
+            monkeypatch.setattr(source, "_sampler", lambda logits: torch.tensor([next(script)]))  # noqa: B023
+            source.generate(len(answer))
+        messages = [{"role": "system", "content": "be brief"}]
+        for turn in ("one", "two", "three"):
+            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": "ok"}]
+        whole = templated.apply_chat_template(messages, tokenize=False)
+        # The last answer is given out and not read; its last token, and what the template puts behind, are not there yet.
+        text = templated.decode(read)
+        assert whole.startswith(text)
+        assert whole[len(text) :] == ("<eos>\n" if end else "k<eos>\n")
+
+    def test_the_system_message_is_pinned_and_nothing_else(self, model, templated):
+        chat = Chat(model, system="be brief", tokenizer=templated, policy={"name": "sink_window", "num_sinks": 1, "window": 20})
+        chat.say("a long question " * 9).generate(30)
+        held = chat.stream.reader.cache.describe(templated)
+        assert "".join(held.loc[held["pinned"], "text"]) == "<bos>system\nbe brief<eos>\n"
+
+    def test_a_template_that_wants_a_user_keeps_its_head_too(self, model, templated):
+        templated.chat_template = (
+            "{% if messages[-1]['role'] == 'system' %}{{ raise_exception('no user') }}{% endif %}" + TEMPLATE
+        )
+        chat = Chat(model, system="be brief", tokenizer=templated)
+        chat.say("hello").generate(1)
+        held = chat.stream.reader.cache.describe(templated)
+        assert "".join(held.loc[held["pinned"], "text"]) == "<bos>system\nbe brief<eos>\n<bos>user\n"
+
+    def test_a_template_without_a_system_message_is_refused(self, model, templated):
+        templated.chat_template = "{% for m in messages %}{{ raise_exception('no system role') }}{% endfor %}"
+        with pytest.raises(ConfigurationError, match=r"refuses the messages \(system, user\): no system role"):
+            Chat(model, system="be brief", tokenizer=templated)
+        templated.chat_template = (
+            "{% for m in messages %}{% if m['role'] != 'system' %}{{ m['content'] }}{% endif %}{% endfor %}"
+        )
+        with pytest.raises(ConfigurationError, match="leaves the system message out; say it in the first turn"):
+            Chat(model, system="be brief", tokenizer=templated)
+
+    def test_without_a_template_turns_are_plain(self, model, tokenizer, monkeypatch):
+        chat = Chat(model, system="be brief", tokenizer=tokenizer, policy={"name": "sink_window", "window": 80})
+        assert chat.stream.stop == ("\nUser:",)
+        script = [*tokenizer("ok\nUser:", add_special_tokens=False)["input_ids"]]
+        tokens = iter(script)
+        source = chat.say("one")
+        monkeypatch.setattr(source, "_sampler", lambda logits: torch.tensor([next(tokens)]))
+        assert "".join(token.text for token in source) == "ok"
+        chat.say("two")
+        held = source.reader.cache.describe(tokenizer)
+        assert "".join(held.sort_values("token")["text"]) == ("<bos>be brief\n\nUser: one\nAssistant:ok\nUser: two\nAssistant:")
+
+    def test_errors(self, model, tokenizer):
+        with pytest.raises(ConfigurationError, match="a conversation needs a tokenizer"):
+            Chat(model)
+        with pytest.raises(ConfigurationError, match="what a conversation keeps is its system message"):
+            Chat(model, tokenizer=tokenizer, keep="x")
+        with pytest.raises(InputError, match="the turn is empty"):
+            Chat(model, tokenizer=tokenizer).say("  ")
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"temperature": -1}, "temperature -1 must be 0"),
+            ({"temperature": float("nan")}, "temperature nan must be 0"),
+            ({"temperature": 1, "top_k": 0}, "top_k 0 must be 1 or more"),
+            ({"temperature": 1, "top_p": 1.5}, "top_p 1.5 must be above 0 and at most 1"),
+            ({"top_k": 5}, "top_k has no effect at temperature 0, which takes the likeliest token; give a temperature"),
+            ({"chunk": 0}, "chunk 0 must be 1 or more"),
+            ({"stop": "END"}, "stop is a list of strings"),
+            ({"stop": ["END"]}, "need a tokenizer; give one, or stop_ids"),
+            ({"policy": {"name": "sink_window", "window": 0}}, "window 0 must be 1 or more"),
+        ],
+    )
+    def test_settings(self, model, settings, message):
+        with pytest.raises(ConfigurationError, match=message):
+            Stream(model, **settings)
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ([], "there is nothing to read: a prompt needs a token or more in every row"),
+            ([[5], []], "there is nothing to read"),
+            (torch.zeros(1, 0, dtype=torch.long), "there is nothing to read"),
+            ([5, 300], "token ids go from 5 to 300, and the model has 0 to 299"),
+            (torch.zeros(1, 3), r"an integer tensor \(batch, length\); got torch.float32 of shape \(1, 3\)"),
+            ("text", "text needs a tokenizer"),
+        ],
+    )
+    def test_prompts(self, model, given, message):
+        with pytest.raises(InputError, match=message):
+            Stream(model, policy=POLICY).feed(given)
+
+    def test_padding_on_the_right(self, model):
+        with pytest.raises(InputError, match="end with a token in every row: pad on the left"):
+            Stream(model, policy=POLICY).feed(torch.ones(1, 3, dtype=torch.long), torch.tensor([[1, 1, 0]]))
+
+    def test_nothing_fed(self, model):
+        with pytest.raises(ConfigurationError, match=r"nothing to go on from; feed\(\) it a prompt"):
+            Stream(model, policy=POLICY).step()
+
+    def test_no_such_policy(self, model):
+        with pytest.raises(UnknownNameError, match="no policy is called 'sink_windw'"):
+            Stream(model, policy="sink_windw")
+
+    def test_numbers_of_tokens(self, model, prompt):
+        with pytest.raises(ConfigurationError, match="max_new_tokens 0 must be 1 or more"):
+            stream(model, prompt, max_new_tokens=0)
+        with pytest.raises(ConfigurationError, match="count 0 must be 1 or more"):
+            Stream(model).feed(prompt).generate(0)
+
+    def test_logits_that_are_no_numbers(self):
+        sampler = Sampler(Sampling(), torch.device("cpu"))
+        with pytest.raises(InputError, match="NaN or infinite, so there is no next token"):
+            sampler(torch.tensor([[1.0, 2.0], [0.0, float("nan")]]))
