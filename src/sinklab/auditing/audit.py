@@ -14,7 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.attention.probe import Probe
+from sinklab.auditing.cache_policies import compared
 from sinklab.auditing.locations import SinkLocations
+from sinklab.auditing.long_texts import long_texts
 from sinklab.auditing.maps import AttentionMaps
 from sinklab.auditing.measure import (
     Progress,
@@ -31,17 +33,23 @@ from sinklab.auditing.measure import (
     uses_bos,
 )
 from sinklab.auditing.output import check_free, environment, new_run_id, whole_folder
+from sinklab.auditing.policy_plan import checked_budgets, default_length
 from sinklab.auditing.summary import Condition, summarize
 from sinklab.corpora._corpus import Corpus, hash_tokens
 from sinklab.corpora._resolve import resolve_corpus
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
+from sinklab.registry import policies as policy_registry
 from sinklab.registry import probes as probe_registry
-from sinklab.results.table import append, write_json, write_table
+from sinklab.results.table import append, make_table, write_json, write_table
 
 __all__ = ["AuditResult", "audit"]
 
 MAP_SAMPLES = 3
 MAP_TILES = 64
+POLICIES = ("full", "recompute", "window", "sink_window", "pinned")
+SINKS, TEXTS, LARGEST_CACHE, LONGEST_TEXT, DECODED = (0, 1, 4), 4, 256, 2048, 64
+"""What an audit compares: numbers of sinks, texts, and the most tokens held, read of a text, and decoded one by one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +76,7 @@ def audit(
     batch_size: int | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    cache: bool = True,
     out: Path | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -85,6 +94,7 @@ def audit(
         threshold: of the sink rate.
         bos: ``auto`` (as the tokenizer does by itself), ``always`` or ``none``.
         batch_size: samples per forward; by default as many as make 8,192 tokens.
+        cache: read a few long texts under cache policies too: what a window loses without the sinks, and with them.
         out: directory for ``report.html``, ``summary.json``, ``table.parquet``, ``maps.safetensors`` and ``run.json``; written
             whole or not at all.
         overwrite: replace an earlier result in ``out``.
@@ -139,6 +149,10 @@ def audit(
         normalized=seen.session.normalized,
         off_seam=seen.session.off_seam,
     )
+    summary["cache"] = None
+    if cache:
+        summary["cache"], policy_table = _policies(loaded, text, summary, run_id=run_id, seed=seed, progress=progress)
+        tables.append(policy_table)
     run = {
         "run_id": run_id,
         "kind": "audit",
@@ -173,6 +187,26 @@ def audit(
             _write_maps(maps, loaded, tokens[:MAP_SAMPLES], folder / "maps.safetensors")
             write_report(folder)
     return AuditResult(summary, table, run, out)
+
+
+def _policies(
+    loaded: LoadedModel, text: Corpus, summary: dict[str, Any], *, run_id: str, seed: int, progress: Progress | None
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """The section on cache policies: one size and few texts, to be quick; ``{"refused": why}`` where it cannot be had."""
+    bos = bool(summary["bos"])
+    names = [name for name in POLICIES if name in policy_registry]
+    found = sorted(sink["position"] for sink in summary["sink_positions"])
+    try:
+        (budget,) = checked_budgets(loaded, None, SINKS)[-1:]
+        budget = max(max(SINKS) + 1, min(budget, LARGEST_CACHE))
+        length = max(4 * budget, min(default_length(loaded, [budget]), LONGEST_TEXT))
+        rows = long_texts(text, loaded.encoder, tokens=length, documents=TEXTS, seed=seed, bos=bos)
+        return compared(
+            loaded, rows, names=names, budgets=[budget], sinks=SINKS, corpus=text.name, bos=bos, run_id=run_id, seed=seed,
+            found=found, steps=DECODED, progress=progress,
+        )  # fmt: skip
+    except (ConfigurationError, InputError, UnsupportedModelError) as error:
+        return {"refused": str(error)}, make_table([])
 
 
 def _plan(text: Corpus, main_bos: bool, has_bos: bool) -> list[tuple[Corpus, bool]]:

@@ -162,12 +162,14 @@ def compared(
     run_id: str,
     seed: int,
     found: Sequence[int] | None = None,
+    steps: int = STEPS,
     progress: Progress | None = None,
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """Summary and long table of :func:`compare_policies`, for texts ``rows``, int64 ``(documents, tokens)``.
 
     Args:
         found: positions of sinks that are known; looked for if ``None``.
+        steps: single tokens that are timed.
     """
     if not is_causal_lm(loaded.model):
         raise UnsupportedModelError(
@@ -197,7 +199,7 @@ def compared(
             f"no policy can be had with {loaded.name}; {left_out[0]['policy'] if left_out else 'none'}: "
             f"{left_out[0]['reason'] if left_out else 'nothing was asked for'}"
         )
-    steps = max(1, min(STEPS, length - WARM_UP - 1))
+    steps = max(1, min(steps, length - WARM_UP - 1))
     timed = decoding(
         loaded.model, rows[:1], [entry.policy for entry in measured], steps=steps, warm_up=min(WARM_UP, length - steps - 1),
         progress=None if progress is None else (lambda done, total: progress("decoding", done, total)),
@@ -288,6 +290,7 @@ def _summary(
                 "against_window": _difference(part, plain),
                 "against_recompute": _difference(part, anew),
                 "against_full": _difference(part, dense),
+                "decoded_tokens": speed.steps,
                 "tokens_per_second": speed.tokens_per_second,
                 "reading_tokens_per_second": entry.reading,
                 "bytes_held": speed.bytes_held,
@@ -308,6 +311,7 @@ def _summary(
         "bos": int(bos),
         "documents": len(rows),
         "tokens": length,
+        "token_sha256": hash_tokens(rows),
         "scored_from": first,
         "trained_length": trained,
         "positions": [list(pair) for pair in itertools.pairwise(edges)],
@@ -360,7 +364,7 @@ def _table(summary: dict[str, Any], loaded: LoadedModel, corpus: str, bos: bool,
     for entry in summary["policies"]:
         for metric, unit, count in (
             ("loss", "nats", entry["scored_tokens"]),
-            ("tokens_per_second", "tokens/s", STEPS),
+            ("tokens_per_second", "tokens/s", entry["decoded_tokens"]),
             ("reading_tokens_per_second", "tokens/s", 1),
             ("bytes_held", "bytes", 1),
         ):

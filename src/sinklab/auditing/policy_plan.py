@@ -21,6 +21,11 @@ __all__ = ["checked_budgets", "checked_names", "default_length", "label", "left_
 LARGEST_WINDOW, LONGEST = 1024, 8192
 """Tokens held, and tokens of a document, that are not exceeded unless asked for."""
 
+LEAST_SIZE = 32
+"""A setting of a policy is a size, not a number of sinks or a stride, if it is this by default or more."""
+
+_FOREVER = 2**31
+
 
 def checked_names(names: Sequence[str] | None) -> list[str]:
     """Names without repetition, all registered ones by default.
@@ -128,21 +133,30 @@ def left_out_row(name: str, reason: str) -> dict[str, str]:
 
 
 def _sized(cls: type[Policy], budget: int) -> Policy:
-    """The policy that holds ``budget`` tokens and the query, by its setting ``window``; other settings are its defaults."""
-    if "window" not in {field.name for field in dataclasses.fields(cls)}:
-        raise ConfigurationError(
-            f"policy {cls.name!r} has no setting 'window' by which it could be given the size of the others"
-        )
-    window = budget
-    for _ in range(2):  # what it holds besides its window is a constant, or a constant and then nothing
-        policy = cls(window=window)  # type: ignore[call-arg]
-        over = policy.max_held(2**31) - (budget + 1)
-        if over == 0:
+    """The policy that holds ``budget`` tokens and the query: its sizes in the proportions of their defaults.
+
+    Sizes are the whole numbers among its settings whose default is :data:`LEAST_SIZE` or more; the others keep theirs.
+
+    Raises:
+        ConfigurationError: it has no such settings, or they cannot be made to add up.
+    """
+    default = cls()
+    held = default.max_held(_FOREVER) - 1
+    values = {field.name: getattr(default, field.name) for field in dataclasses.fields(cls)}
+    sizes = {name: value for name, value in values.items() if type(value) is int and value >= LEAST_SIZE}
+    if not sizes:
+        raise ConfigurationError(f"policy {cls.name!r} has no settings by which it could be given the size of the others")
+    fixed = held - sum(sizes.values())
+    scale = (budget - fixed) / sum(sizes.values())
+    sizes = {name: max(1, int(value * scale)) for name, value in sizes.items()}
+    last = list(sizes)[-1]
+    for _ in range(2):
+        policy = cls(**sizes)  # type: ignore[arg-type]
+        over = policy.max_held(_FOREVER) - 1 - budget
+        if not over:
             return policy
-        window -= over
-    raise ConfigurationError(
-        f"policy {cls.name!r} cannot be made to hold {budget} tokens and the query; window {window} holds {over} more"
-    )
+        sizes[last] -= over  # what rounding has left
+    raise ConfigurationError(f"policy {cls.name!r} cannot be made to hold {budget} tokens and the query; {sizes} does not")
 
 
 def _found_sinks(loaded: LoadedModel, rows: Tensor, bos: bool) -> list[int]:

@@ -78,6 +78,7 @@ def print_summary(summary: Mapping[str, Any], report: str) -> None:
             f"{condition['corpus']} {_bos(condition)} {condition['sink_rate_gu2024']:.2f} %"
             for condition in summary["conditions"][1:]
         ),
+        "cache": (summary.get("cache") or {}).get("recommendation", ""),
         "report": report,
     }
     out = _out()

@@ -57,26 +57,27 @@ def size(count: float) -> str:
 
 
 def policy_curves(comparison: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Loss against position of dense attention, of the largest window without and with sinks and computed anew.
+    """Loss against position: dense, and in the recommended size a window without and with sinks and one computed anew.
 
     Returns:
         A figure for the page's script; ``None`` where there is nothing to draw.
     """
     entries = comparison["policies"]
-    largest = max((entry["budget"] for entry in entries if entry["budget"]), default=None)
-    sinks = (comparison.get("recommended") or {}).get("num_sinks")
+    advised = comparison.get("recommended") or {}
+    sinks = advised.get("num_sinks") or 1
+    budget = sum(advised.values()) or max((entry["budget"] for entry in entries if entry["budget"]), default=None)
     series: list[dict[str, Any]] = []
     for entry in entries:
         name, label = entry["policy"], entry["label"]
         if name == "full":
             kind, label = "rest", "dense"
-        elif entry["budget"] != largest:
+        elif entry["budget"] != budget:
             continue
         elif name == "window" or (name == "sink_window" and not entry["num_sinks"]):
             kind, label = "other", f"window {entry['window']}"
         elif name == "recompute":
             kind, label = "audit3", "window computed anew"
-        elif name == "sink_window" and not any(one["kind"] == "sink" for one in series) and entry["num_sinks"] >= (sinks or 1):
+        elif name == "sink_window" and not any(one["kind"] == "sink" for one in series) and entry["num_sinks"] >= sinks:
             kind, label = "sink", f"{_sinks(entry['num_sinks'])} + {entry['window']}"
         else:
             continue
@@ -109,6 +110,7 @@ def policy_section(comparison: Any) -> dict[str, Any] | None:
         refused = comparison.get("refused") if isinstance(comparison, dict) else None
         return {"missing": f"Not measured in this audit: {refused or 'no reason is recorded'}"}
     return {
+        "missing": None,
         "recommendation": str(comparison["recommendation"]),
         "headings": HEADINGS,
         "rows": policy_rows(comparison),

@@ -235,7 +235,7 @@
       const count = figure.labels.length;
       const x = (i) => left + (count === 1 ? 0.5 : i / (count - 1)) * (width - left - right);
       const y = (v) => top + (1 - scale(v)) * (height - top - bottom);
-      const ticks = figure.log ? logTicks(low, high) : niceTicks(low, high, 3);
+      const ticks = figure.log ? logTicks(low, high) : niceTicks(low, high, height > 200 ? 5 : 3);
       const picture = svg("svg", {
         width, height, viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: "0",
         "aria-label": `${figure.title}, ${figure.axis}. ` + figure.series.map((s) => {
