@@ -1,4 +1,4 @@
-"""generate() through a bounded cache says what a slow reading of the whole text says: greedy, beams, sampling, several turns."""
+"""generate() through a bounded cache says what a slow reading of the whole text says: greedy, beams, sampling, turns."""
 
 from __future__ import annotations
 

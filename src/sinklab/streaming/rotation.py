@@ -126,7 +126,8 @@ def _read(model: PreTrainedModel) -> KeyRotations:
             f"{type(model).__name__} scales queries by the number of tokens seen (attn_temperature_tuning), which grows "
             "without end in a stream"
         )
-    last = min(255, (limit or 256) - 1)
+    made_for = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 256  # a learned table may end there
+    last = min(256, limit or 256, made_for) - 1
     positions = torch.tensor([0, 1, min(31, last), last])
     seen = _keys_at(model, positions)
     layers: dict[int, Rotation | None] = {}

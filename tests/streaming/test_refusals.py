@@ -1,0 +1,224 @@
+"""What a bounded cache refuses: before the first token, by name, and saying what to do instead."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.architectures.zoo import ENCODER_DECODERS, ZOO, build
+from tests.conftest import TINY
+from tests.streaming.decoders import REFUSED, SINKS, WINDOW, build_decoder, decoder, gap, one_by_one, read, text
+
+from sinklab.errors import ConfigurationError, UnknownNameError, UnsupportedModelError
+from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.policies.sink_window import SinkWindow
+from sinklab.streaming.cache import PolicyCache, SinkCache
+from sinklab.streaming.policy import Policy
+from sinklab.streaming.rotation import read_rotations
+
+ORDERED = {"bloom", "mpt"}
+"""Refused by read_rotations, and served by a cache that keeps the order of the text."""
+
+
+def small(model=None, **settings) -> SinkCache:
+    return SinkCache(model, num_sinks=SINKS, window=WINDOW, **settings)
+
+
+# --- models ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", sorted(REFUSED.keys() - ORDERED))
+def test_decoders(family):
+    """Of the class's bare constructor and of generate(), before anything is generated."""
+    model = build(ZOO[family], "eager")
+    with pytest.raises(UnsupportedModelError, match=REFUSED[family]) as refusal:
+        small(model)
+    assert type(model).__name__ in str(refusal.value)
+    said = []
+    model.register_forward_hook(lambda *_: said.append(1))
+    known = len(said)
+    with pytest.raises(UnsupportedModelError, match=REFUSED[family]):
+        model.generate(text(5), past_key_values=small(), max_new_tokens=2)
+    assert len(said) - known <= 1  # reading the rotations at most
+
+
+@pytest.mark.parametrize("family", sorted(ORDERED | {"qwen3_next", "bamba", "deepseek_v32", "gpt2", "deepseek_v3"}))
+def test_rotations_alone(family):
+    with pytest.raises(UnsupportedModelError, match=ZOO[family].model):
+        read_rotations(build(ZOO[family], "eager"))
+
+
+@pytest.mark.parametrize("entry", ENCODER_DECODERS, ids=lambda entry: entry.id)
+def test_encoder_decoders(entry):
+    with pytest.raises(UnsupportedModelError, match="is an encoder-decoder; its cross-attention cannot be bounded"):
+        small(build(entry))
+
+
+def test_queries_scaled_by_the_position():
+    changes = {"layer_types": ["full_attention"] * 2, "attn_temperature_tuning": True}
+    with pytest.raises(UnsupportedModelError, match="scales queries by the number of tokens seen"):
+        small(build(ZOO["llama4"], **changes))
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3", "gpt_oss", "phi3", "olmo3", "cohere2"])
+def test_sliding_windows_that_are_too_narrow(family):
+    model = build_decoder(family, "eager", sliding_window=SINKS + WINDOW)
+    with pytest.raises(UnsupportedModelError, match=r"layers that see 11 tokens; the policy holds 12.* add up to 11 or less"):
+        small(model)
+    SinkCache(model, num_sinks=SINKS, window=WINDOW - 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"operation": {"name": "sink_token", "count": 2}}, "puts learned tokens in front of every text"),
+        ({"prefix": 3}, "has a prefix of tokens that see those behind them"),
+        ({"window": 8}, "layers that see 8 tokens; the policy holds 12"),
+        ({"position": {"name": "learned"}}, "adds positions to its hidden states"),
+        ({"position": {"name": "sinusoid"}}, "adds positions to its hidden states"),
+    ],
+)
+def test_own_models(fields, said):
+    with pytest.raises(UnsupportedModelError, match=said):
+        small(SinkLM(SinkLMConfig(**TINY, **fields)).eval())
+
+
+@pytest.mark.parametrize("name", ["softmax", "softmax_plus_one", "sigmoid", "key_bias", "gated", "relu"])
+def test_own_models_that_work(name):
+    torch.manual_seed(0)
+    model = SinkLM(SinkLMConfig(**TINY, operation={"name": name})).eval()
+    tokens = text(30)
+    with torch.no_grad():
+        assert gap(model(input_ids=tokens[:, :12]).logits, read(model, tokens[:, :12])) < 1e-4
+    assert gap(one_by_one(model, tokens), read(model, tokens, pieces=[19, 1, 10])) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention"])
+def test_attention_without_a_mask(name):
+    model = build_decoder("llama")
+    cache = small(model)
+    model.config._attn_implementation = name
+    with pytest.raises(UnsupportedModelError, match=f"attention '{name}' takes no 4-D mask.*attn_implementation=\"sdpa\""):
+        read(model, text(5), cache)
+    model.set_attn_implementation("sdpa")
+    read(model, text(5), cache)
+
+
+def test_no_room_for_positions():
+    """Dynamic frequencies change at the trained length, and a table ends there."""
+    model = build_decoder("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    with pytest.raises(UnsupportedModelError, match="keeps its frequencies up to position 64, and the policy holds 67 tokens"):
+        SinkCache(model, num_sinks=2, window=64)
+    with pytest.raises(
+        ConfigurationError, match="positions up to .* are too few: the policy holds 12 tokens and a chunk has 128"
+    ):
+        small(model, rebase_at=20)
+
+
+# --- settings ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"num_sinks": -1}, "num_sinks -1 must be 0 or more"),
+        ({"window": 0}, "window 0 must be 1 or more"),
+        ({"positions": "absolute"}, "positions 'absolute' is neither 'in_cache' nor 'original'"),
+        ({"chunk": 0}, "chunk 0 must be 1 or more"),
+    ],
+)
+def test_sizes(settings, said):
+    with pytest.raises(ConfigurationError, match=said):
+        SinkCache(**settings)
+
+
+def test_policies_by_name():
+    assert Policy.from_dict({"name": "sink_window", "window": 3}) == SinkWindow(window=3)
+    assert Policy.from_dict(SinkWindow(num_sinks=1).to_dict()) == SinkWindow(num_sinks=1)
+    with pytest.raises(UnknownNameError, match="sink_windo"):
+        Policy.from_dict({"name": "sink_windo"})
+    with pytest.raises(ConfigurationError, match="'sink_window' has no setting 'sinks'; it has .*num_sinks"):
+        Policy.from_dict({"name": "sink_window", "sinks": 3})
+    with pytest.raises(ConfigurationError, match="a policy needs a name"):
+        Policy.from_dict({"window": 3})
+
+
+# --- use ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_no_model():
+    with pytest.raises(ConfigurationError, match=r"does not know its model, which only generate\(\) can tell it"):
+        read(decoder("llama"), text(3), SinkCache())
+
+
+def test_another_model():
+    mine, other = decoder("llama"), decoder("qwen2")
+    cache = small(mine)
+    for use in (
+        lambda: read(other, text(3), cache),  # it never had a cache like this
+        lambda: small(other) and read(other, text(3), cache),
+        lambda: other.generate(text(3), past_key_values=cache, max_new_tokens=2, pad_token_id=0),
+        lambda: cache.bind(other),
+    ):
+        with pytest.raises(ConfigurationError, match="LlamaForCausalLM"):
+            use()
+    assert cache.get_seq_length() == 0
+    assert gap(read(mine, text(9), cache), read(mine, text(9))) == 0
+
+
+def test_a_model_that_is_gone():
+    cache = small(build_decoder("llama"))
+    with pytest.raises(ConfigurationError, match="belongs to a model that is gone"):
+        read(decoder("llama"), text(3), cache)
+
+
+def test_another_batch_size():
+    model, cache = decoder("llama"), small(decoder("llama"))
+    read(model, text(9, rows=2), cache)
+    with pytest.raises(ConfigurationError, match=r"holds 2 rows and is given 3; reset\(\) it"):
+        read(model, text(9, rows=3), cache)
+    cache.reset()
+    assert gap(read(model, text(9, rows=3), cache), read(model, text(9, rows=3))) == 0
+
+
+def test_gradients():
+    model, cache = decoder("llama"), small(decoder("llama"))
+    with pytest.raises(ConfigurationError, match=r"has no gradient; run under torch\.no_grad\(\)"):
+        model(input_ids=text(3), past_key_values=cache)
+    assert cache.get_seq_length() == 0
+    assert gap(read(model, text(9), cache), read(model, text(9))) == 0
+
+
+@torch.no_grad()
+def test_masks():
+    model, tokens = decoder("llama"), text(6)
+    for shape in ((2, 1, 6, 6), (2, 4)):
+        with pytest.raises(ConfigurationError, match="needs a 2-D attention_mask that covers the 6 new tokens"):
+            model(input_ids=tokens, attention_mask=torch.ones(shape), past_key_values=small(model), use_cache=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states", "labels"])
+def test_more_than_a_chunk_at_once(name):
+    model = decoder("llama", "eager")
+    tokens, cache = text(6), small(model, chunk=4)
+    arguments = {name: tokens if name == "labels" else True}
+    if name == "labels":  # the head takes them itself, of all the logits
+        loss = model(input_ids=tokens, past_key_values=cache, use_cache=True, **arguments).loss
+        assert gap(loss, model(input_ids=tokens, use_cache=False, **arguments).loss) < 1e-5
+        return
+    with pytest.raises(ConfigurationError, match=f"{name} cannot be had of 6 tokens at once.*in chunks of 4"):
+        model(input_ids=tokens, past_key_values=cache, use_cache=True, **arguments)
+    assert cache.get_seq_length() == 0
+    weights = model(input_ids=tokens[:, :4], past_key_values=cache, use_cache=True, output_attentions=True).attentions
+    assert gap(weights[0].sum(-1), torch.ones(2, 4, 4)) < 1e-5
+
+
+def test_going_back_to_what_is_gone():
+    model, cache = decoder("llama"), small(decoder("llama"))
+    read(model, text(30), cache)
+    with pytest.raises(
+        ConfigurationError, match="cannot go back to 27 tokens: 3 of the 12 that the policy held then have been"
+    ):
+        cache.crop(-3)
+    with pytest.raises(ConfigurationError, match="cannot go back"):
+        model.generate(text(20, rows=1), past_key_values=small(), prompt_lookup_num_tokens=3, max_new_tokens=9, pad_token_id=0)
