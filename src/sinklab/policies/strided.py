@@ -87,4 +87,4 @@ class Strided(SlotPolicy):
         return (distance >= 0) & (kept | (key_positions < self.num_sinks))
 
     def describe(self) -> str:
-        return f"{self.num_sinks}+{self.dense}, every {self.stride}th of {self.span}"
+        return f"{self.num_sinks}+{self.dense}, 1 in {self.stride} of {self.span}"

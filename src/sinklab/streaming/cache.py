@@ -194,7 +194,7 @@ class PolicyCache(Cache):
             if self.books.next_position + length > cast(int, self.rebase_at):
                 self.rebase()
             self.step, self._parts, self._kept = self.books.plan(length, valid), parts, kept or 0
-            self.ids = note_ids(self.ids, self.step, arguments.get("input_ids"), batch, self.policy.num_slots)
+            self._note(arguments.get("input_ids"), batch)
         return self._told(module, arguments)
 
     def _require_ready(self, module: nn.Module, arguments: dict[str, Any], batch: int) -> None:
@@ -236,6 +236,10 @@ class PolicyCache(Cache):
             return size
         head = None if mask is None or length == size else mask[:, : size - length]
         return self.books.room(size, self._valid(mask if head is None else head, batch, size))
+
+    def _note(self, ids: Tensor | None, batch: int) -> None:
+        """Keep which token ids are held behind this step."""
+        self.ids = note_ids(self.ids, self.step, ids, batch, self.policy.num_slots)
 
     def _told(self, module: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments with the mask and the positions of this step."""
@@ -299,11 +303,7 @@ class PolicyCache(Cache):
             return query_length, 0
         if isinstance(self.books, OrderedBooks):
             return step.held + step.length, 0
-        if step.slot is None:
-            assert step.visible is not None
-            keys = step.visible.shape[-1]
-        else:
-            keys = step.filled
+        keys = step.visible.shape[-1] if step.slot is None else step.filled
         return keys, self.books.columns - keys
 
     def rebase(self) -> None:

@@ -158,12 +158,22 @@ class SlotPolicy(Policy):
 class ScoredPolicy(Policy):
     """A rule that looks at what was computed: tokens beyond the budget leave in the order of a score, head by head.
 
-    Attributes:
-        needs_weights: whether :meth:`score` reads attention weights; the cache then computes those of every step.
+    When a token comes and no slot is free, the token of the lowest score leaves, of those that are neither pinned nor
+    protected, and of equal scores the oldest. Then the newcomer is written, attends to what is held, itself included, and
+    scores are taken.
     """
 
-    needs_weights: ClassVar[bool] = False
     positions: Positions = "original"
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether :meth:`score` reads attention weights; the cache then computes those of every step."""
+        return False
+
+    @property
+    def pinned(self) -> tuple[int, ...]:
+        """Token indices that are never evicted."""
+        return ()
 
     @property
     @abc.abstractmethod
@@ -173,7 +183,7 @@ class ScoredPolicy(Policy):
     @property
     @abc.abstractmethod
     def protected(self) -> int:
-        """How many of the most recent tokens are not up for eviction; at least 1."""
+        """How many of the most recent tokens are not up for eviction, the one being processed included; at least 1."""
 
     @abc.abstractmethod
     def score(self, previous: Tensor, keys: Tensor, values: Tensor, weights: Tensor | None) -> Tensor:
@@ -188,6 +198,12 @@ class ScoredPolicy(Policy):
 
     def max_held(self, seq_len: int) -> int:
         return min(seq_len, self.num_slots)
+
+    def reader(self, model: PreTrainedModel, *, chunk: int = 128) -> Reader:
+        from sinklab.streaming.reader import CacheReader
+        from sinklab.streaming.scored import ScoredCache
+
+        return CacheReader(model, self, ScoredCache(self, model))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -68,22 +68,31 @@ class CacheReader(Reader):
         super().__init__(model, policy)
         self.cache = cache
         self._columns = cache.get_seq_length()
-        # A cache of ours sees all it needs in the mask of the new tokens; others want that of every column.
-        self._masks: list[Tensor] | None = None if isinstance(cache, PolicyCache) else []
+        # A cache of ours sees all it needs in the mask of the new tokens; once there is padding, others want that of all columns.
+        self._mask: Tensor | None = None
 
     @torch.no_grad()
     def read(self, tokens: Tensor, attention_mask: Tensor | None = None, *, keep: int = 0) -> Tensor:
         tokens = tokens.to(self.model.device)
-        if self._masks is not None:
-            self._masks.append(torch.ones_like(tokens) if attention_mask is None else attention_mask.to(tokens.device))
-            attention_mask = torch.cat(self._masks, dim=1)
-            attention_mask = None if bool(attention_mask.all()) else attention_mask
-        kept = {"logits_to_keep": keep} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
+        known = inspect.signature(self.model.forward).parameters
+        more: dict[str, Any] = {"logits_to_keep": keep} if "logits_to_keep" in known else {}
+        if not isinstance(self.cache, PolicyCache):
+            attention_mask = self._mask_of_all(tokens, attention_mask)
+            if attention_mask is not None and "position_ids" in known:
+                more["position_ids"] = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         logits: Tensor = self.model(
-            input_ids=tokens, attention_mask=attention_mask, past_key_values=self.cache, use_cache=True, **kept
+            input_ids=tokens, attention_mask=attention_mask, past_key_values=self.cache, use_cache=True, **more
         ).logits
         self._columns += tokens.shape[1]
         return logits[:, -keep:] if keep else logits
+
+    def _mask_of_all(self, tokens: Tensor, new: Tensor | None) -> Tensor | None:
+        """Mask of all columns, ``new`` being that of these tokens; ``None`` as long as there is no padding."""
+        if self._mask is None and (new is None or bool(new.all())):
+            return None
+        before = tokens.new_ones(len(tokens), self._columns) if self._mask is None else self._mask
+        self._mask = torch.cat((before, torch.ones_like(tokens) if new is None else new.to(before)), dim=1)
+        return self._mask
 
     @property
     def position(self) -> int:
@@ -93,8 +102,9 @@ class CacheReader(Reader):
         return self.cache.telemetry() if isinstance(self.cache, PolicyCache) else super().telemetry()
 
     def bytes_held(self) -> int:
-        layers = self.cache.layers
-        tensors = (getattr(layer, name, None) for layer in layers for name in ("keys", "values", "masters"))
+        if isinstance(self.cache, PolicyCache):
+            return self.cache.bytes_held()
+        tensors = (getattr(layer, name, None) for layer in self.cache.layers for name in ("keys", "values"))
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
 
     def reset(self) -> None:
@@ -102,7 +112,7 @@ class CacheReader(Reader):
             self.cache.reset()
         else:
             self.cache = DynamicCache(config=self.model.config)
-            self._masks = []
+            self._mask = None
         self._columns = 0
 
 

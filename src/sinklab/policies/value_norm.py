@@ -1,0 +1,70 @@
+"""Value norm: the tokens whose values are large stay, since a weight moves the output by its value; sinks only if pinned."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor
+
+from sinklab.errors import ConfigurationError
+from sinklab.registry import policies
+from sinklab.streaming.policy import ScoredPolicy
+
+__all__ = ["ValueNorm"]
+
+
+@policies.register("value_norm")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ValueNorm(ScoredPolicy):
+    """Each key-value head keeps the ``large`` tokens of the largest score, the ``recent`` ones before the query, and itself.
+
+    The score is the L1 norm of the value, ``sum_d |v_d|``; with ``attended`` it is multiplied by the attention that the token
+    has been given since, which is the importance of VATP (Guo et al. 2024, arXiv 2406.12335). Either way the first
+    ``num_sinks`` tokens stay, as VATP has it: the values of a sink are close to zero, so its norm would throw it out first, and
+    ``num_sinks=0`` shows what that costs. Without ``attended`` no query is needed to tell who stays, as with the norms of
+    keys of Devoto et al. 2024 (arXiv 2406.11430).
+
+    Attributes:
+        num_sinks: first tokens that stay, 0 or more.
+        large: tokens that stay for their score, 1 or more.
+        recent: tokens before the query that are held besides, 0 or more.
+        attended: multiply by accumulated attention.
+    """
+
+    num_sinks: int = 4
+    large: int = 508
+    recent: int = 512
+    attended: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_sinks < 0:
+            raise ConfigurationError(f"num_sinks {self.num_sinks} must be 0 or more")
+        if self.large < 1:
+            raise ConfigurationError(f"large {self.large} must be 1 or more; policy 'sink_window' holds recent tokens alone")
+        if self.recent < 0:
+            raise ConfigurationError(f"recent {self.recent} must be 0 or more: a query sees so many tokens before it")
+
+    @property
+    def needs_weights(self) -> bool:
+        return self.attended
+
+    @property
+    def pinned(self) -> tuple[int, ...]:
+        return tuple(range(self.num_sinks))
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_sinks + self.large + self.recent + 1
+
+    @property
+    def protected(self) -> int:
+        return self.recent + 1
+
+    def score(self, previous: Tensor, keys: Tensor, values: Tensor, weights: Tensor | None) -> Tensor:
+        norms = values.abs().sum(dim=-1, dtype=previous.dtype)
+        return norms if weights is None else previous + weights * norms
+
+    def describe(self) -> str:
+        factor = " attended" if self.attended else ""
+        return f"{self.num_sinks}+{self.large}{factor} large+{self.recent}"

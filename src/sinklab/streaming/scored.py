@@ -1,0 +1,456 @@
+"""Scored: the cache of policies that look at what was computed; every head keeps tokens of its own.
+
+One token is processed after the other, also of a prompt: who leaves depends on the scores of all tokens before. That is exact
+and slow; a policy of positions alone reads in chunks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
+
+from sinklab.attention import seam
+from sinklab.attention.anatomy import Anatomy
+from sinklab.attention.call import AttentionCall, Site
+from sinklab.attention.state import state_of
+from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.ordered import has_ordered_bias
+from sinklab.streaming.policy import ScoredPolicy
+from sinklab.streaming.rotation import Rotation
+from sinklab.streaming.telemetry import Telemetry
+
+__all__ = ["ScoredBooks", "ScoredCache", "ScoredLayer", "ScoredStep"]
+
+
+class ScoredCache(PolicyCache):
+    """The cache of a :class:`~sinklab.streaming.policy.ScoredPolicy`, for one model; pass it as ``past_key_values``.
+
+    Positions are original. Attention weights, where a policy needs them, are computed from what the model's own attention
+    function is given, which therefore has to be reached through the attention interface of transformers.
+
+    Arguments and errors are those of :class:`PolicyCache`; there is no ``chunk``.
+
+    Raises:
+        UnsupportedModelError: also a model whose bias depends on the order of its keys, and one whose weights are needed and
+            cannot be seen.
+    """
+
+    takes: ClassVar[Any] = ScoredPolicy
+
+    def __init__(self, policy: ScoredPolicy, model: PreTrainedModel | None = None, *, rebase_at: int | None = None) -> None:
+        self._anatomy: Anatomy | None = None
+        self._waiting: ScoredLayer | None = None
+        self._looking = contextlib.ExitStack()
+        super().__init__(policy, model, chunk=1, rebase_at=rebase_at)
+
+    def _fit(self, model: PreTrainedModel) -> None:
+        name = type(model).__name__
+        if has_ordered_bias(model):
+            raise UnsupportedModelError(
+                f"{name} adds a bias that counts the keys between key and query, which is another for every head once heads "
+                f"keep different tokens; policy {self.policy.name!r} needs rotary positions or none"
+            )
+        rotations = self._fit_positions(model)
+        if self.policy.needs_weights:
+            self._anatomy = Anatomy(model)
+            if not self._anatomy.attention:
+                raise UnsupportedModelError(
+                    f"{name} computes attention in its own code, where its weights cannot be seen; policy {self.policy.name!r} "
+                    "needs them"
+                )
+        self.layers = [ScoredLayer(self, rotation) for rotation in rotations.layers.values()]
+        self._books = ScoredBooks(self.policy, model.device)
+
+    # --- one forward ---------------------------------------------------------------------------------------------------------
+
+    def _room(self, mask: Tensor | None, batch: int, length: int) -> int:
+        return 1
+
+    def _note(self, ids: Tensor | None, batch: int) -> None:
+        """Nothing: heads do not agree on the tokens they hold."""
+
+    def mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Number of keys that a layer returns in this step, and the offset by which the query sees them all."""
+        filled = query_length if self.step is None else self.step.filled
+        return filled, self.books.columns - filled
+
+    def open(self, module: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Plan a forward of ``module``; all but the last of its tokens are processed here and now."""
+        arguments = super().open(module, arguments)
+        self._stop_looking()
+        if self.policy.needs_weights:
+            self._looking.enter_context(seam.shadow(self))
+        return arguments
+
+    def close(self, output: Any) -> Any:
+        """The forward is over."""
+        if output is not None and self._waiting is not None:
+            self.missed()
+        self._stop_looking()
+        return super().close(output)
+
+    def _stop_looking(self) -> None:
+        self._looking.close()
+        self._waiting = None
+
+    def missed(self) -> None:
+        """Refuse to go on without the weights of a layer.
+
+        Raises:
+            UnsupportedModelError: always.
+        """
+        raise UnsupportedModelError(
+            f"a layer of {type(self.model).__name__} wrote keys and its attention was not seen, so policy {self.policy.name!r} "
+            "has no weights to go by: it computes attention in its own code, or an attend() on this model is open and sees it "
+            "first"
+        )
+
+    def wait_for(self, layer: ScoredLayer) -> None:
+        """The next attention call is of this layer."""
+        if self._waiting is not None:
+            self.missed()
+        self._waiting = layer
+
+    # --- the observer that the seam calls ---
+
+    def owns(self, module: nn.Module) -> bool:
+        """Whether the module is one of this model's attention modules."""
+        return self._anatomy is not None and id(module) in self._anatomy.names
+
+    @property
+    def running(self) -> bool:
+        """Whether the model is inside its forward."""
+        return self.step is not None
+
+    def on_mask(self, record: seam.MaskRecord) -> None:
+        """Nothing: the mask comes with the call."""
+
+    def on_attention(
+        self,
+        native: Callable[..., Any],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run the model's own function, and hand the weights of the one query to the layer."""
+        result = native(module, query, key, value, attention_mask, **kwargs)
+        layer, self._waiting = self._waiting, None
+        if layer is not None:
+            unknown = seam.unknown_keywords(kwargs)
+            if unknown:
+                raise UnsupportedModelError(
+                    f"{type(module).__name__} was given the keyword {', '.join(unknown)}, which may change its attention "
+                    f"weights in a way that sinklab does not know; policy {self.policy.name!r} needs them"
+                )
+            with torch.autocast(query.device.type, enabled=False):
+                layer.rescore(_weights(native, module, query, key, value, attention_mask, kwargs))
+        return result
+
+    # --- what it holds -------------------------------------------------------------------------------------------------------
+
+    def bytes_held(self) -> int:
+        """Bytes of keys, values, scores and tables, as allocated."""
+        buffers = (getattr(layer, name) for layer in self.layers for name in ("keys", "values", "scores", "tokens"))
+        return sum(tensor.nbytes for tensor in buffers if tensor is not None)
+
+    def telemetry(self) -> Telemetry:
+        """What is held, and what has gone, in figures; of every head alike."""
+        books, rows = self.books, max(1, self.layers[0].batch_size)
+        seen = books.seen.expand(rows)
+        return Telemetry(
+            policy=self.policy.describe(),
+            seen=tuple(seen.tolist()),
+            held=tuple(seen.clamp(max=self.policy.num_slots).tolist()),
+            capacity=self.policy.num_slots,
+            bytes=self.bytes_held(),
+            rebases=books.rebases,
+            highest_position=books.highest_position,
+        )
+
+    def describe(self, tokenizer: Any = None) -> pd.DataFrame:
+        """The tokens held, one a line: ``layer``, ``row``, ``head`` (of keys and values), ``slot``, ``token``, ``score``."""
+        found = []
+        for index, layer in enumerate(self.layers):
+            if layer.batch_size < 0:
+                continue
+            for row, head, slot in (layer.tokens >= 0).nonzero().tolist():
+                token, score = int(layer.tokens[row, head, slot]), float(layer.scores[row, head, slot])
+                found.append((index, row, head, slot, token, score))
+        return pd.DataFrame(found, columns=["layer", "row", "head", "slot", "token", "score"])
+
+    def reset(self) -> None:
+        """Forget everything; buffers stay as long as the number of rows does."""
+        self._stop_looking()
+        super().reset()
+        for layer in self.layers:
+            layer.reset()
+
+    def _release(self) -> None:
+        super()._release()
+        for layer in self.layers:
+            layer.scores = layer.tokens = None
+
+
+def _weights(
+    native: Callable[..., Any], module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any]
+) -> Tensor:
+    """Weights of the last query, summed over the query heads of a group, ``(batch, num_kv_heads, kv_len)``."""
+    name = getattr(native, "__name__", "")
+    seam.require_readable(mask, name, module)
+    q_len, kv_len = query.shape[2], key.shape[2]
+    visible, bias = seam.read_mask(mask, kwargs, module, name, q_len, kv_len, query.device)
+    operation = seam.operation_of(module, native)
+    state = state_of(module, operation, kwargs.get("layer_input"))
+    scaling = kwargs.get("scaling")
+    scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    query, key = operation.features(query, key, state)
+    sinks = seam.read_sink_scores(kwargs)
+    nowhere = query.new_zeros(len(query), kv_len, dtype=torch.long)
+    call = AttentionCall(
+        site=Site("", 0),
+        queries=query,
+        keys=key,
+        values=value,
+        scaling=scaling,
+        visible=visible,
+        operation=operation,
+        query_positions=nowhere[:, :q_len],
+        key_positions=nowhere,
+        query_documents=nowhere[:, :q_len],
+        key_documents=nowhere,
+        softcap=kwargs.get("softcap"),
+        bias=bias,
+        sink_scores=operation.null_scores(query, scaling, state) if sinks is None else sinks,
+    )
+    weights = call.weights(q_len - 1, q_len)[:, :, 0]
+    return weights.unflatten(1, (key.shape[1], -1)).sum(dim=2)
+
+
+@dataclasses.dataclass(eq=False)
+class ScoredStep:
+    """One forward of one token a row.
+
+    Attributes:
+        length: 1.
+        token: index of the new token, int64 ``(rows,)``; of padding any.
+        valid: boolean ``(rows,)``, or ``None`` if no row has padding.
+        free: first slot of each row that has never held a token, int64 ``(rows,)``; ``num_slots`` where the row is full.
+        filled: slots that hold a token of some row behind the step, from the first one on.
+        visible: boolean ``(rows, 1, 1, filled)``; ``None`` when all are visible.
+        position_ids: int64 ``(rows, 1)``.
+    """
+
+    length: int
+    token: Tensor
+    valid: Tensor | None
+    free: Tensor
+    filled: int
+    visible: Tensor | None
+    position_ids: Tensor
+
+
+class ScoredBooks:
+    """How many tokens each row has seen, and where positions are counted from; which are held is each layer's to say.
+
+    Attributes are those of :class:`~sinklab.streaming.step.Books`, without ``index`` and ``anchors``.
+    """
+
+    def __init__(self, policy: ScoredPolicy, device: torch.device) -> None:
+        self.policy, self.device = policy, device
+        self.clear()
+
+    def clear(self) -> None:
+        """Back to an empty cache."""
+        self.seen = torch.zeros(1, dtype=torch.long)
+        self.columns = self.base = self.rebases = 0
+        self.highest = -1
+
+    @property
+    def rows(self) -> int:
+        """1 as long as all rows of the batch agree."""
+        return len(self.seen)
+
+    @property
+    def next_position(self) -> int:
+        """Largest position that the next token of a row would have."""
+        return int(self.seen.max()) - self.base
+
+    @property
+    def highest_position(self) -> int:
+        """Largest position that a token was given so far; -1 before the first."""
+        return max(self.highest, self.next_position - 1)
+
+    def spread(self, batch: int) -> None:
+        """Give every row of the batch its own count, because one of them has padding."""
+        if self.rows != batch:
+            self.seen = self.seen.expand(batch).clone()
+
+    def take(self, rows: Tensor) -> None:
+        """Rows of the batch are taken again, left out or reordered."""
+        if self.rows > 1:
+            self.seen = self.seen[rows.cpu()]
+
+    def plan(self, length: int, valid: Tensor | None) -> ScoredStep:
+        """What a forward of one column does; ``valid`` is boolean ``(rows, 1)`` if some of them are padding."""
+        assert length == 1
+        slots = self.policy.num_slots
+        token, free = self.seen, self.seen.clamp(max=slots)
+        self.seen = token + (1 if valid is None else valid[:, 0].long())
+        self.columns += 1
+        held = self.seen.clamp(max=slots)
+        filled = max(1, int(held.max()))
+        visible = None
+        if bool((held < filled).any()):
+            # Padding before the first token of a row sees a slot of zeros: a row that sees nothing may not be a number.
+            visible = (torch.arange(filled) < held.clamp(min=1)[:, None])[:, None, None].to(self.device)
+        positions = (token[:, None] - self.base).to(self.device)
+        shown = None if valid is None else valid[:, 0].to(self.device)
+        return ScoredStep(1, token.to(self.device), shown, free.to(self.device), filled, visible, positions)
+
+    def rebase(self) -> int:
+        """Count positions from the next token; by how many steps all keys have to move back."""
+        self.highest = self.highest_position
+        steps = int(self.seen.min()) - self.base
+        self.base += steps
+        self.rebases += 1
+        return steps
+
+    def crop(self, keep: int) -> None:
+        """Refuse.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            f"cannot go back to {keep} tokens: scores of policy {self.policy.name!r} have the tokens since then in them. Save "
+            "the state before, and load it"
+        )
+
+
+class ScoredLayer(CacheLayerMixin):
+    """One layer of a :class:`ScoredCache`.
+
+    Attributes:
+        keys, values: ``(batch, num_kv_heads, slots, head_dim)``; allocated at the first call.
+        scores: float32 ``(batch, num_kv_heads, slots)``.
+        tokens: index of the token in each slot, int64, likewise; -1 where there is none.
+    """
+
+    is_sliding = False
+
+    def __init__(self, cache: ScoredCache, rotation: Rotation | None) -> None:
+        super().__init__()
+        self.cache, self.rotation = cache, rotation
+        self.scores: Tensor | None = None
+        self.tokens: Tensor | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        batch, heads, _, size = key_states.shape
+        slots = self.cache.policy.num_slots
+        with torch.inference_mode(False):  # tensors made in that mode could not be written outside of it
+            self.keys = torch.zeros(batch, heads, slots, size, dtype=self.dtype, device=self.device)
+            self.values = torch.zeros(batch, heads, slots, value_states.shape[-1], dtype=self.dtype, device=self.device)
+            self.scores = torch.zeros(batch, heads, slots, device=self.device)
+            self.tokens = torch.full((batch, heads, slots), -1, device=self.device)
+            self.pinned = torch.tensor(self.cache.policy.pinned, dtype=torch.long, device=self.device)
+        self.is_initialized = True
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the buffers; -1 before the first call."""
+        return -1 if self.keys is None else len(self.keys)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the new token of every row, ``(batch, num_kv_heads, 1, head_dim)``; keys and values that are held."""
+        step = self.cache.step
+        if step is None or key_states.shape[2] != 1:
+            raise ConfigurationError(self.cache.misuse(key_states.shape[2]))
+        if key_states.requires_grad:
+            raise ConfigurationError("a bounded cache is written in place and has no gradient; run under torch.no_grad()")
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        keys, values, scores, tokens = self._buffers()
+        rows = torch.arange(len(keys), device=self.device)
+        if step.valid is not None:
+            rows = rows[step.valid.expand(len(keys))]
+        slot = self._slots(step)[rows]
+        at = rows[:, None], torch.arange(keys.shape[1], device=self.device), slot
+        keys[at], values[at] = key_states[rows, :, 0], value_states[rows, :, 0]
+        scores[at] = 0.0
+        tokens[at] = step.token.expand(len(keys))[rows, None]
+        if self.cache.policy.needs_weights:
+            self.cache.wait_for(self)
+        else:
+            self.rescore(None)
+        return keys[:, :, : step.filled], values[:, :, : step.filled]
+
+    def _buffers(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return cast(tuple[Tensor, Tensor, Tensor, Tensor], (self.keys, self.values, self.scores, self.tokens))
+
+    def _slots(self, step: ScoredStep) -> Tensor:
+        """Slot of the new token, ``(batch, num_kv_heads)``: a free one, or that of the least score, the oldest of equals."""
+        _, _, scores, tokens = self._buffers()
+        free = step.free[:, None].expand(len(tokens), tokens.shape[1])
+        if int(step.free.min()) == int(step.free.max()) < tokens.shape[2]:
+            return free
+        recent = tokens > (step.token - self.cache.policy.protected)[:, None, None]
+        stays = recent | torch.isin(tokens, self.pinned) | (tokens < 0)
+        ranked = scores.masked_fill(stays, torch.inf)
+        least = (ranked == ranked.amin(dim=2, keepdim=True)) & ~stays
+        oldest = tokens.masked_fill(~least, torch.iinfo(torch.long).max).argmin(dim=2)
+        return torch.where(free < tokens.shape[2], free, oldest)
+
+    def rescore(self, weights: Tensor | None) -> None:
+        """Take in what was computed for the newest token; ``weights`` are ``(batch, num_kv_heads, filled)``, if needed."""
+        step = self.cache.step
+        keys, values, scores, tokens = (held[:, :, : step.filled] for held in self._buffers())
+        new = self.cache.policy.score(scores, keys, values, weights).to(torch.float32)
+        counts = tokens >= 0 if step.valid is None else (tokens >= 0) & step.valid[:, None, None]
+        scores.copy_(torch.where(counts, new, scores))
+
+    def move(self, steps: int) -> None:
+        """Turn all keys by ``steps`` positions, because positions are counted from elsewhere."""
+        if self.keys is not None and self.rotation is not None:
+            wide = torch.promote_types(self.dtype, torch.float32)
+            matrix = self.rotation.matrices(torch.tensor(steps, device=self.device), wide)
+            self.keys.copy_(self.keys.to(wide) @ matrix)
+
+    # --- what transformers asks of a layer -----------------------------------------------------------------------------------
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Number of keys that :meth:`update` returns, and the index of the first of them as the host's causal rule counts."""
+        return self.cache.mask_sizes(query_length)
+
+    def get_seq_length(self) -> int:
+        """Tokens seen, padding included; not the tokens held."""
+        return self.cache.get_seq_length()
+
+    def get_max_length(self) -> int:
+        """-1: there is no end."""
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+    def reset(self) -> None:
+        """Nothing is held any more."""
+        if self.tokens is not None:
+            self.tokens.fill_(-1)
+
+    def take(self, rows: Tensor) -> None:
+        """Rows of the batch are taken again, left out or reordered."""
+        if self.keys is not None:
+            rows = rows.to(self.device)
+            self.keys, self.values, self.scores, self.tokens = (held[rows] for held in self._buffers())
