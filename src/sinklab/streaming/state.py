@@ -169,7 +169,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(path, "pt") as file, torch.inference_mode(False):  # buffers are written outside of that mode too
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies: tensors of a file lie at any address, and kernels round differently where they are not aligned.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise InputError(f"{path} is cut short or no safetensors file: {error}") from error
     if "sinklab_state" not in metadata:

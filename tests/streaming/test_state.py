@@ -1,0 +1,265 @@
+"""Saved states: going on from a file is going on, bit for bit, and a file that does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tests.conftest import make_sinklm
+
+from sinklab import SinkCache
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.policies.pinned import Pinned
+from sinklab.policies.sink_window import SinkWindow
+from sinklab.streaming.reader import open_reader
+from sinklab.streaming.state import fingerprint, load_state, save_state
+from sinklab.streaming.stream import Stream
+
+POLICY = SinkWindow(num_sinks=2, window=9)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_sinklm()
+
+
+@pytest.fixture
+def prompt():
+    torch.manual_seed(1)
+    return torch.randint(2, 300, (1, 30))
+
+
+def equal(one, two):
+    return one.dtype == two.dtype and torch.equal(one, two)
+
+
+class TestGoingOn:
+    @pytest.mark.parametrize(
+        "policy",
+        [
+            POLICY,
+            SinkWindow(num_sinks=0, window=5),
+            SinkWindow(num_sinks=3, window=4, positions="original"),
+            Pinned(pinned=(1, 8)),
+        ],
+        ids=["2+9", "no sinks", "original positions", "pinned"],
+    )
+    @pytest.mark.parametrize("before", [1, 4, 30])
+    def test_the_same_logits(self, model, prompt, policy, before, tmp_path):
+        reader = open_reader(model, policy)
+        reader.read(prompt[:, :before])
+        save_state(reader, tmp_path / "state")
+        loaded = load_state(tmp_path / "state", model)
+        assert loaded.position == before
+        assert loaded.policy == policy
+        assert loaded.telemetry() == reader.telemetry()
+        assert loaded.cache.describe().equals(reader.cache.describe())
+        for piece in ([5], [6], [7, 8, 9], [10]):
+            assert equal(loaded.read(torch.tensor([piece])), reader.read(torch.tensor([piece])))
+
+    def test_over_a_rebase(self, model, tmp_path):
+        cache = SinkCache(model, num_sinks=2, window=5, rebase_at=20, chunk=4)
+        with torch.no_grad():
+            for token in range(30):
+                model(input_ids=torch.tensor([[token + 2]]), past_key_values=cache)
+            save_state(cache, tmp_path / "state")
+            loaded = load_state(tmp_path / "state", model).cache
+            assert (loaded.rebase_at, loaded.chunk, loaded.telemetry().rebases) == (20, 4, cache.telemetry().rebases)
+            for token in range(30):
+                given = torch.tensor([[token + 3]])
+                assert equal(*(model(input_ids=given, past_key_values=held).logits for held in (cache, loaded)))
+        assert loaded.telemetry() == cache.telemetry()
+        assert cache.telemetry().rebases >= 2
+
+    def test_rows_with_padding(self, model, prompt, tmp_path):
+        reader = open_reader(model, POLICY)
+        mask = torch.ones(2, 20, dtype=torch.long)
+        mask[1, :13] = 0
+        reader.read(prompt[0, :20].expand(2, -1), mask)
+        save_state(reader, tmp_path / "state")
+        loaded = load_state(tmp_path / "state", model)
+        for _ in range(15):
+            given = torch.tensor([[5], [6]])
+            assert equal(loaded.read(given), reader.read(given))
+        assert loaded.telemetry().seen == (35, 22)
+
+    def test_bfloat16(self, prompt, tmp_path):
+        model = make_sinklm().to(torch.bfloat16)
+        reader = open_reader(model, POLICY)
+        reader.read(prompt)
+        save_state(reader, tmp_path / "state")
+        loaded = load_state(tmp_path / "state", model)
+        assert loaded.cache.layers[0].keys.dtype == torch.bfloat16
+        assert loaded.cache.layers[0].masters.dtype == torch.float32
+        assert equal(loaded.read(prompt[:, :3]), reader.read(prompt[:, :3]))
+
+    def test_generate_goes_on_too(self, model, prompt, tmp_path):
+        cache = SinkCache(num_sinks=2, window=9)
+        first = model.generate(prompt, past_key_values=cache, max_new_tokens=10, do_sample=False, eos_token_id=None)
+        save_state(cache, tmp_path / "state")
+        caches = (cache, load_state(tmp_path / "state", model).cache)
+        one, two = (
+            model.generate(first, past_key_values=held, max_new_tokens=10, do_sample=False, eos_token_id=None)
+            for held in caches
+        )
+        assert one.tolist() == two.tolist()
+
+    def test_a_model_with_a_bias_instead_of_positions(self, tmp_path):
+        from transformers import BloomConfig, BloomForCausalLM
+
+        torch.manual_seed(0)
+        bloom = BloomForCausalLM(BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=4)).eval()
+        reader = open_reader(bloom, SinkWindow(num_sinks=2, window=3))
+        reader.read(torch.arange(2, 20)[None])
+        save_state(reader, tmp_path / "state")
+        loaded = load_state(tmp_path / "state", bloom)
+        assert equal(loaded.read(torch.tensor([[7, 8]])), reader.read(torch.tensor([[7, 8]])))
+
+
+class TestStreams:
+    @pytest.mark.parametrize("settings", [{}, {"temperature": 0.9, "top_k": 50, "seed": 3}], ids=["greedy", "drawn"])
+    @pytest.mark.parametrize("tokens", [0, 1, 25])
+    def test_the_same_tokens_and_text(self, model, prompt, tokenizer, settings, tokens, tmp_path):
+        source = Stream(model, policy=POLICY, tokenizer=tokenizer, stop_ids=(), **settings).feed(prompt)
+        if tokens:
+            source.generate(tokens)
+        source.save(tmp_path / "state")
+        loaded = Stream.load(tmp_path / "state", model, tokenizer=tokenizer)
+        assert loaded.position == source.position
+        assert loaded.generate(40) == source.generate(40)
+        assert loaded.rest() == source.rest()
+
+    def test_rows_of_which_one_has_ended(self, model, prompt, tmp_path):
+        rows = [prompt[0, :20].tolist(), prompt[0, :3].tolist()]
+        tokens = Stream(model, policy=POLICY, stop_ids=()).feed(rows).generate(10)
+        end = next(token.ids[0] for token in tokens if token.ids[0] not in [other.ids[1] for other in tokens])
+        source = Stream(model, policy=POLICY, stop_ids=[end]).feed(rows)
+        while True:
+            if source.step().ended[0]:
+                break
+        source.save(tmp_path / "state")
+        loaded = Stream.load(tmp_path / "state", model)
+        found = loaded.generate(5)
+        assert found == source.generate(5)
+        assert found[0].ids[0] is None
+
+    def test_settings_come_back_and_may_change(self, model, prompt, tokenizer, tmp_path):
+        settings = {"temperature": 0.7, "top_p": 0.9, "stop": ["END"], "stop_ids": [4], "chunk": 9}
+        Stream(model, policy=POLICY, tokenizer=tokenizer, **settings).feed(prompt).save(tmp_path / "state")
+        loaded = Stream.load(tmp_path / "state", model, tokenizer=tokenizer)
+        assert (loaded.stop, loaded.stop_ids, loaded.chunk) == (("END",), {4}, 9)
+        assert loaded._sampler.sampling.top_p == 0.9
+        changed = Stream.load(tmp_path / "state", model, tokenizer=tokenizer, temperature=0.0, top_p=None, stop=[])
+        assert changed._sampler.sampling.temperature == 0
+        assert changed.stop == ()
+
+    def test_errors(self, model, prompt, tmp_path):
+        with pytest.raises(ConfigurationError, match="the stream has read nothing yet"):
+            Stream(model, policy=POLICY).save(tmp_path / "state")
+        reader = open_reader(model, POLICY)
+        reader.read(prompt)
+        save_state(reader, tmp_path / "state")
+        with pytest.raises(InputError, match=r"the state of a cache and not of a stream; load it with load_state\(\)"):
+            Stream.load(tmp_path / "state", model)
+
+
+class TestRefusals:
+    @pytest.fixture
+    def saved(self, model, prompt, tmp_path):
+        reader = open_reader(model, POLICY)
+        reader.read(prompt)
+        save_state(reader, tmp_path / "state")
+        return tmp_path / "state"
+
+    def test_no_file(self, model, tmp_path):
+        with pytest.raises(InputError, match=r"there is no state at .*nothing; save one first"):
+            load_state(tmp_path / "nothing", model)
+
+    @pytest.mark.parametrize("kept", [0, 5, 200, -1])
+    def test_a_file_cut_short(self, model, saved, kept):
+        whole = saved.read_bytes()
+        saved.write_bytes(whole[:kept])
+        with pytest.raises(InputError, match="state is cut short or no safetensors file"):
+            load_state(saved, model)
+
+    def test_another_safetensors_file(self, model, tmp_path):
+        save_file({"a": torch.zeros(1)}, tmp_path / "weights")
+        with pytest.raises(InputError, match="is no saved state but another safetensors file"):
+            load_state(tmp_path / "weights", model)
+
+    def change(self, path, change, tensors=None):
+        with safe_open(path, "pt") as file:
+            record = json.loads(file.metadata()["sinklab_state"])
+        tensors = load_file(path) if tensors is None else tensors
+        change(record)
+        save_file(tensors, path, {"sinklab_state": json.dumps(record)})
+
+    def test_another_format(self, model, saved):
+        self.change(saved, lambda record: record.update(format=99, sinklab="9.0"))
+        with pytest.raises(InputError, match=r"has format 99 of sinklab 9\.0; sinklab .* reads format 1"):
+            load_state(saved, model)
+
+    def test_tensors_that_are_not_there(self, model, saved):
+        tensors = {name: tensor for name, tensor in load_file(saved).items() if name != "layers.1.values"}
+        self.change(saved, lambda record: None, tensors)
+        with pytest.raises(InputError, match=r"is damaged: KeyError 'layers\.1\.values'"):
+            load_state(saved, model)
+
+    def test_other_weights(self, saved):
+        trained = make_sinklm()
+        with torch.no_grad():
+            for weight in trained.parameters():
+                weight.mul_(1.001)
+        with pytest.raises(InputError, match=r"other weights or another config .*; load the model that it was written with"):
+            load_state(saved, trained)
+
+    def test_another_dtype(self, saved):
+        with pytest.raises(InputError, match="a model in float32 and this one is in bfloat16"):
+            load_state(saved, make_sinklm().to(torch.bfloat16))
+
+    def test_another_class(self, saved):
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        llama = LlamaForCausalLM(
+            LlamaConfig(vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+        )
+        with pytest.raises(InputError, match="a SinkLM and this is a LlamaForCausalLM"):
+            load_state(saved, llama)
+
+    def test_nothing_to_save(self, model, tmp_path):
+        with pytest.raises(ConfigurationError, match="has read nothing yet"):
+            save_state(open_reader(model, POLICY), tmp_path / "state")
+        with pytest.raises(ConfigurationError, match="has read nothing yet"):
+            save_state(SinkCache(model), tmp_path / "state")
+        with pytest.raises(ConfigurationError, match="policy 'full' keeps no cache of slots"):
+            save_state(open_reader(model, "full"), tmp_path / "state")
+
+    def test_no_directory(self, model, prompt, tmp_path):
+        reader = open_reader(model, POLICY)
+        reader.read(prompt)
+        with pytest.raises(InputError, match=r"there is no directory .*missing to save state in"):
+            save_state(reader, tmp_path / "missing" / "state")
+
+    def test_a_failed_write_leaves_the_old_file(self, model, prompt, saved, monkeypatch):
+        before = saved.read_bytes()
+        reader = open_reader(model, POLICY)
+        reader.read(prompt[:, :3])
+
+        def full(descriptor):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            save_state(reader, saved)
+        assert saved.read_bytes() == before
+        assert [path.name for path in saved.parent.iterdir()] == ["state"]
+
+
+def test_the_fingerprint_does_not_depend_on_where_a_model_lies(model, tmp_path):
+    model.save_pretrained(tmp_path / "saved")
+    again = type(model).from_pretrained(tmp_path / "saved")
+    assert fingerprint(again) == fingerprint(model)
