@@ -11,7 +11,7 @@ from tests.streaming.decoders import REFUSED, SINKS, WINDOW, build_decoder, deco
 from sinklab.errors import ConfigurationError, UnknownNameError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.policies.sink_window import SinkWindow
-from sinklab.streaming.cache import PolicyCache, SinkCache
+from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.policy import Policy
 from sinklab.streaming.rotation import read_rotations
 
@@ -97,7 +97,7 @@ def test_attention_without_a_mask(name):
     model = build_decoder("llama")
     cache = small(model)
     model.config._attn_implementation = name
-    with pytest.raises(UnsupportedModelError, match=f"attention '{name}' takes no 4-D mask.*attn_implementation=\"sdpa\""):
+    with pytest.raises(UnsupportedModelError, match=rf"attention '{name}' takes no 4-D mask.*attn_implementation=\"sdpa\""):
         read(model, text(5), cache)
     model.set_attn_implementation("sdpa")
     read(model, text(5), cache)
@@ -109,7 +109,7 @@ def test_no_room_for_positions():
     with pytest.raises(UnsupportedModelError, match="keeps its frequencies up to position 64, and the policy holds 67 tokens"):
         SinkCache(model, num_sinks=2, window=64)
     with pytest.raises(
-        ConfigurationError, match="positions up to .* are too few: the policy holds 12 tokens and a chunk has 128"
+        ConfigurationError, match=r"positions up to .* are too few: the policy holds 12 tokens and a chunk has 128"
     ):
         small(model, rebase_at=20)
 
