@@ -25,6 +25,7 @@ class Contenders:
         without, with_sinks: the two whose difference is judged; both hold the same number of tokens.
         floor: the one that keeps next to nothing: the token before the query.
         budget: tokens before the query that the first two hold.
+        num_sinks: how many of them are sinks.
     """
 
     policies: dict[str, Policy]
@@ -32,6 +33,7 @@ class Contenders:
     with_sinks: str
     floor: str
     budget: int
+    num_sinks: int
 
 
 def make_contenders(budget: int, sinks: Sequence[int] = (1, 4), more: Sequence[str | Policy] | None = None) -> Contenders:
@@ -62,7 +64,7 @@ def make_contenders(budget: int, sinks: Sequence[int] = (1, 4), more: Sequence[s
     else:
         others = [window, judged, *(parse_policy(policy) if isinstance(policy, str) else policy for policy in more), floor]
     named = {policy.describe(): policy for policy in others}
-    return Contenders(named, window.describe(), judged.describe(), floor.describe(), budget)
+    return Contenders(named, window.describe(), judged.describe(), floor.describe(), budget, max(sinks))
 
 
 def parse_policy(text: str) -> Policy:

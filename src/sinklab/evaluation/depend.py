@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from transformers import PreTrainedModel
 
 from sinklab.auditing.measure import opened, uses_bos
 from sinklab.auditing.output import check_free, environment, new_run_id, whole_folder
 from sinklab.corpora._corpus import hash_tokens
-from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.errors import ConfigurationError
 from sinklab.evaluation.contenders import Contenders, make_contenders
-from sinklab.evaluation.judge import effective_length, useful_context
 from sinklab.evaluation.outcome import outcome
-from sinklab.evaluation.score import METRICS, Scores, score_sheet
+from sinklab.evaluation.runner import ScoredTask, counted_questions, curve, effective_lengths, per_item, run_task, table_rows
+from sinklab.evaluation.score import METRICS
 from sinklab.evaluation.spelling import parse_call
 from sinklab.models.loading import LoadedModel
 from sinklab.results.table import append, make_table, write_json, write_table
 from sinklab.streaming.policy import Policy
-from sinklab.streaming.reader import open_reader
-from sinklab.tasks._task import Sheet, Task
+from sinklab.tasks._task import Task
 
 __all__ = ["DependResult", "default_window", "depend"]
 
 Progress = Callable[[str, int, int], None]
-BATCH_TOKENS = 32_768
-"""Tokens of a sheet that are read side by side."""
 VERSION = 1
 PROBE = "depend"
 HARNESS = "lm_eval:"
@@ -52,16 +48,6 @@ class DependResult:
     summary: dict[str, Any]
     run: dict[str, Any]
     folder: Path | None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Scored:
-    """All scores of one task: by policy, for each sheet, for each question."""
-
-    task: Task
-    sheets: list[Sheet]
-    scores: dict[str, list[list[Scores]]]
-    refused: dict[str, str]
 
 
 def depend(
@@ -125,8 +111,8 @@ def depend(
 
             summary, rows, record = run_harness(loaded, task.removeprefix(HARNESS), contenders, items, seed, level, progress)
         else:
-            scored = _run(loaded, task, contenders, items, seed, with_bos, progress)
-            summary, rows = _summary(scored, contenders, level), _rows(scored)
+            scored = run_task(loaded, task, contenders, items, seed, with_bos, progress)
+            summary, rows = _summary(scored, contenders, level), table_rows(scored)
             record = _record(scored)
         summaries.append(summary)
         records.append(record)
@@ -179,66 +165,19 @@ def default_window(loaded: LoadedModel) -> int:
     return min(1024, int(trained) // 2) if trained else 1024
 
 
-def _run(
-    loaded: LoadedModel,
-    task: Task,
-    contenders: Contenders,
-    items: int,
-    seed: int,
-    bos: bool,
-    progress: Progress | None,
-) -> _Scored:
-    """Score every sheet under every policy; a policy that the model refuses is noted, unless the verdict needs it."""
-    sheets = list(task.sheets(loaded.encoder, budget=contenders.budget, rows=items, seed=seed, bos=bos))
-    scores: dict[str, list[list[Scores]]] = {}
-    refused: dict[str, str] = {}
-    total = len(contenders.policies) * len(sheets)
-    for number, (name, policy) in enumerate(contenders.policies.items()):
-        found = []
-        try:
-            for index, sheet in enumerate(sheets):
-                found.append(_score_all(loaded, policy, sheet))
-                if progress is not None:
-                    progress(task.name, number * len(sheets) + index + 1, total)
-        except UnsupportedModelError as error:
-            if name in (contenders.with_sinks, contenders.without, contenders.floor):
-                raise
-            refused[name] = " ".join(str(error).split())
-            continue
-        scores[name] = found
-    return _Scored(task, sheets, scores, refused)
-
-
-def _score_all(loaded: LoadedModel, policy: Policy, sheet: Sheet) -> list[Scores]:
-    """All rows of a sheet, as many at a time as make a batch."""
-    rows, length = sheet.tokens.shape
-    size = max(1, min(rows, BATCH_TOKENS // length))
-    parts = []
-    for start in range(0, rows, size):
-        part = Sheet(sheet.tokens[start : start + size], sheet.questions, sheet.at)
-        parts.append(score_sheet(open_reader(loaded.model, policy), part))
-    return [
-        Scores(question, {name: _joined([part[index].values[name] for part in parts]) for name in parts[0][index].values})
-        for index, question in enumerate(sheet.questions)
-    ]
-
-
-def _joined(parts: list[Any]) -> Any:
-    return np.concatenate([np.asarray(part) for part in parts])
-
-
-def _summary(scored: _Scored, contenders: Contenders, level: float) -> dict[str, Any]:
+def _summary(scored: ScoredTask, contenders: Contenders, level: float) -> dict[str, Any]:
     task = scored.task
-    counted = _counted(scored, contenders)
+    counted = counted_questions(scored, contenders)
     if not counted:
         raise ConfigurationError(
             f"task {task.name!r} asks nothing that tells policies apart with a window of {contenders.budget}: no question "
-            f"comes after so many tokens with its fact still held by {contenders.with_sinks}; choose a larger --window or longer texts"
+            f"comes after so many tokens with its fact still held by {contenders.with_sinks}; choose a larger --window or "
+            "longer texts"
         )
-    values = {name: _per_item(found, counted, task.metric) for name, found in scored.scores.items()}
-    curves = {name: _curve(task, scored.sheets, found) for name, found in scored.scores.items()}
+    values = {name: per_item(found, counted, task.metric) for name, found in scored.scores.items()}
+    curves = {name: curve(task, scored.sheets, found) for name, found in scored.scores.items()}
     means = {
-        name: {metric: float(_per_item(found, counted, metric).mean()) for metric in METRICS if metric in found[0][0].values}
+        name: {metric: float(per_item(found, counted, metric).mean()) for metric in METRICS if metric in found[0][0].values}
         for name, found in scored.scores.items()
     }
     facts = {
@@ -259,65 +198,11 @@ def _summary(scored: _Scored, contenders: Contenders, level: float) -> dict[str,
         refused=scored.refused,
         means=means,
         curves=curves,
-        lengths=_lengths(task, curves),
+        lengths=effective_lengths(task, curves),
     )
 
 
-def _counted(scored: _Scored, contenders: Contenders) -> list[tuple[int, int]]:
-    """Sheet and index of the questions that can tell sinks from none: something is evicted, and both hold the fact."""
-    held = contenders.budget - (contenders.policies[contenders.with_sinks].num_sinks)  # type: ignore[attr-defined]
-    return [
-        (number, index)
-        for number, sheet in enumerate(scored.sheets)
-        for index, question in enumerate(sheet.questions)
-        if question.start >= contenders.budget + 2 and question.distance <= held
-    ]
-
-
-def _per_item(scores: list[list[Scores]], counted: Sequence[tuple[int, int]], metric: str) -> np.ndarray:
-    """One number for each item: its mean over the counted questions."""
-    return np.mean([np.asarray(scores[number][index].values[metric]) for number, index in counted], axis=0)
-
-
-def _curve(task: Task, sheets: list[Sheet], scores: list[list[Scores]]) -> list[tuple[int, np.ndarray]]:
-    """Place on the task's axis and one number for each item, places ascending."""
-    if task.axis == "position":
-        points = [(one.question.start, one.values[task.metric]) for found in scores for one in found]
-    else:
-        points = [
-            (sheet.at, np.mean([np.asarray(one.values[task.metric]) for one in found], axis=0))
-            for sheet, found in zip(sheets, scores, strict=True)
-        ]
-    return sorted(((place, np.asarray(values)) for place, values in points), key=lambda point: point[0])
-
-
-def _lengths(task: Task, curves: Mapping[str, Sequence[tuple[int, np.ndarray]]]) -> dict[str, int | None]:
-    if task.axis == "context":
-        return {name: useful_context(curve) for name, curve in curves.items()}
-    assert task.chance is not None
-    return effective_length(curves, chance=task.chance)
-
-
-def _rows(scored: _Scored) -> list[dict[str, Any]]:
-    return [
-        {
-            "policy": name,
-            "metric": metric,
-            "query_position": one.question.start - 1,
-            # Where the fact begins; of a text without one, nothing.
-            "key_position": one.question.stop - 2 - one.question.distance if one.question.distance else None,
-            "value": float(np.mean(np.asarray(values))),
-            "count": len(values),
-            "unit": METRICS[metric],
-        }
-        for name, sheets in scored.scores.items()
-        for found in sheets
-        for one in found
-        for metric, values in one.values.items()
-    ]
-
-
-def _record(scored: _Scored) -> dict[str, Any]:
+def _record(scored: ScoredTask) -> dict[str, Any]:
     return {
         **scored.task.settings,
         "identity": dataclasses.asdict(scored.task.identity),

@@ -57,7 +57,8 @@ def run_harness(
     if name not in manager.all_tasks:
         raise InputError(
             f"lm-evaluation-harness {importlib.metadata.version('lm_eval')} has no task {name!r}"
-            f"{f' in {folder}' if folder else ''}; list its tasks with 'lm-eval ls tasks', or name one of your own as lm_eval:FOLDER:TASK"
+            f"{f' in {folder}' if folder else ''}; list its tasks with 'lm-eval ls tasks', or name one of your own as "
+            "lm_eval:FOLDER:TASK"
         )
     found: dict[str, list[_Document]] = {}
     bos: dict[str, Any] = {}

@@ -50,7 +50,7 @@ def mean_over_items(values: Sequence[float] | np.ndarray, *, level: float = 0.95
     if count < 2:
         raise ConfigurationError(f"an interval needs two items or more, got {count}; raise --items")
     mean = float(found.mean())
-    if np.ptp(found) == 0.0:
+    if np.ptp(found) < 1e-12:
         margin = 0.0 if scale is None else scale * 3.0 / count
         return Interval(mean, mean - margin, mean + margin)
     outwards = math.sqrt(count / (count - 1)) * t_quantile(level, count - 1)

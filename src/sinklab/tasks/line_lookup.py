@@ -57,9 +57,9 @@ class LineLookup(Task):
     def sheets(self, encoder: Encoder, *, budget: int, rows: int, seed: int, bos: bool) -> Iterator[Sheet]:
         alphabet = digits(encoder, self.name)
         line = sum(len(encode(encoder, text, self.name)) for text in (BEFORE_LABEL, BEFORE_CONTENT, END)) + LABEL + CONTENT
-        # Between two questions there are `every` lines and one question, about as long as a line.
+        # The asked line and the question take a line each; between two questions there are `every` lines and a question.
         per_line = line * (self.every + 1) / self.every
-        swept = (round(share * budget / per_line) for share in self.shares)
+        swept = (round((share * budget - 2 * line) / per_line) for share in self.shares)
         for back in sorted({*self.back, *(lines for lines in swept if lines >= 1)}):
             yield self._sheet(encoder, alphabet, back, budget, rows, random.Random(f"line_lookup {seed} {back}"), bos)
 
