@@ -26,7 +26,7 @@ def cache(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="embedded:softmax, a directory, or a hub id.")],
     text: Annotated[
         str,
-        typer.Option("--text", metavar="FILE|NAME", help="A UTF-8 text, or a name from 'sinklab list corpora'."),
+        typer.Option("--text", "--corpus", metavar="FILE|NAME", help="A UTF-8 text, or a name from 'sinklab list corpora'."),
     ] = "python_source",
     policies: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Names from 'sinklab list policies', with commas; all by default.")
