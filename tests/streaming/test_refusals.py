@@ -136,7 +136,7 @@ def test_policies_by_name():
     assert Policy.from_dict(SinkWindow(num_sinks=1).to_dict()) == SinkWindow(num_sinks=1)
     with pytest.raises(UnknownNameError, match="sink_windo"):
         Policy.from_dict({"name": "sink_windo"})
-    with pytest.raises(ConfigurationError, match="'sink_window' has no setting 'sinks'; it has .*num_sinks"):
+    with pytest.raises(ConfigurationError, match=r"'sink_window' has no setting 'sinks'; it has .*num_sinks"):
         Policy.from_dict({"name": "sink_window", "sinks": 3})
     with pytest.raises(ConfigurationError, match="a policy needs a name"):
         Policy.from_dict({"window": 3})

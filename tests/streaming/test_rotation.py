@@ -1,4 +1,4 @@
-"""Rotations read off a model: every kind of rotary position against an oracle that knows nothing of rotations, and far turns."""
+"""Rotations read off a model: every kind of rotary position against an oracle without rotations, and turns by hand."""
 
 from __future__ import annotations
 
