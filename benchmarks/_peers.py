@@ -84,10 +84,17 @@ def make_llama(seed: int = 0, *, sharpened: float = 8.0, **sizes: int) -> LlamaF
 def save_for_peers(model: LlamaForCausalLM, folder: str) -> None:
     """Weights and a config that a transformers of 2023 reads."""
     config = model.config
-    fields = (
-        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
-        "max_position_embeddings rms_norm_eps hidden_act"
-    ).split()
+    fields = [
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "hidden_act",
+    ]
     settings = {name: getattr(config, name) for name in fields}
     assert config.rope_parameters["rope_theta"] == 10_000.0
     settings |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False}

@@ -28,6 +28,9 @@ BENCHMARKS = (
     "linear",
     "training_throughput",
     "instrumentation",
+    "streaming_layer",
+    "streaming_step",
+    "streaming_peers",
 )
 
 
