@@ -63,6 +63,10 @@ class SlotLayer(CacheLayerMixin):
             raise ConfigurationError("a bounded cache is written in place and has no gradient; run under torch.no_grad()")
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        elif key_states.dtype != self.dtype:
+            raise ConfigurationError(
+                f"the cache holds keys of {self.dtype} and is given {key_states.dtype}: its model was cast since; make another"
+            )
         if step.slot is None:
             return self._chunk(step, key_states, value_states)
         return self._one(step, step.slot, key_states, value_states)
