@@ -68,7 +68,7 @@ class CacheReader(Reader):
         super().__init__(model, policy)
         self.cache = cache
         self._columns = cache.get_seq_length()
-        # A cache of ours sees all it needs in the mask of the new tokens; once there is padding, others want that of all columns.
+        # A cache of ours sees all it needs in the mask of the new tokens; others want that of all columns if there is padding.
         self._mask: Tensor | None = None
 
     @torch.no_grad()

@@ -1,0 +1,203 @@
+"""Recompute: many windows at a time, or a token at a time, is what each window read by itself gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.architectures.zoo import GPT2, VOCAB, enliven, grouped, shape
+from torch import Tensor
+
+from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.policies.recompute import Recompute
+from sinklab.streaming import recompute
+from sinklab.streaming.reader import open_reader
+
+LENGTH = 26
+TOLERANCE = 1e-4
+"""float32 sums in another order: 1e-5 in practice. A window that begins one token late moves these logits by more than 0.05."""
+
+
+def enlivened(model):
+    enliven(model, seed=5)
+    return model.eval()
+
+
+FAMILIES = {
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**grouped())),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)),
+    "opt": lambda: transformers.OPTForCausalLM(
+        transformers.OPTConfig(**shape(ffn_dim=48, word_embed_proj_dim=32, hidden_act="gelu"))
+    ),
+    "bloom": lambda: transformers.BloomForCausalLM(transformers.BloomConfig(**shape(n_layer=2, n_head=4))),
+    "learned": lambda: SinkLM(SinkLMConfig(**shape(head_dim=8, position={"name": "learned"}))),
+}
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {name: enlivened(make()) for name, make in FAMILIES.items()}
+
+
+def text(length: int = LENGTH, rows: int = 1, seed: int = 3) -> Tensor:
+    return torch.randint(4, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def slowly(model, tokens: Tensor, window: int, every: int = 1, off: int = 0) -> Tensor:
+    """Every token from a forward of its own over the tokens of its window, at positions from 0."""
+    found = []
+    for t in range(tokens.shape[1]):
+        block_end = (t // every + 1) * every
+        start = min(t, max(0, block_end - (window + 1) + off))
+        found.append(model(input_ids=tokens[:, start : t + 1], use_cache=False).logits[:, -1:])
+    return torch.cat(found, dim=1)
+
+
+def read(model, policy, tokens: Tensor, pieces=(LENGTH,)) -> Tensor:
+    reader = open_reader(model, policy)
+    return torch.cat([reader.read(piece) for piece in tokens.split(list(pieces), dim=1)], dim=1)
+
+
+@pytest.mark.parametrize("every", [1, 3, 8])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_as_one_at_a_time(models, family, every):
+    model, tokens, policy = models[family], text(rows=2), Recompute(window=7, every=every)
+    expected = slowly(model, tokens, 7, every)
+    for pieces in ([LENGTH], [1] * LENGTH, [5, 1, 9, 11]):
+        torch.testing.assert_close(read(model, policy, tokens, pieces), expected, atol=TOLERANCE, rtol=0)
+    assert float((slowly(model, tokens, 7, every, off=1) - expected).abs().max()) > 0.05
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), window=st.integers(1, 12))
+def test_any_division(data, window):
+    """Any block size, any division into calls, and any number of logits asked for in each."""
+    model = _llama()
+    every = data.draw(st.integers(1, window + 1))
+    tokens = text()
+    expected = slowly(model, tokens, window, every)
+    reader, position = open_reader(model, Recompute(window=window, every=every)), 0
+    while position < LENGTH:
+        size = data.draw(st.integers(1, LENGTH - position))
+        keep = data.draw(st.integers(0, size))
+        found = reader.read(tokens[:, position : position + size], keep=keep)
+        position += size
+        kept = keep or size
+        assert found.shape[1] == kept
+        torch.testing.assert_close(found, expected[:, position - kept : position], atol=TOLERANCE, rtol=0)
+    assert reader.position == LENGTH
+
+
+_known = []
+
+
+def _llama():
+    if not _known:
+        _known.append(enlivened(FAMILIES["llama"]()))
+    return _known[0]
+
+
+def test_dense_until_the_window_is_full(models):
+    model, tokens = models["gpt2"], text(8)
+    with torch.no_grad():
+        dense = model(input_ids=tokens, use_cache=False).logits
+    torch.testing.assert_close(read(model, Recompute(window=7), tokens, [8]), dense, atol=TOLERANCE, rtol=0)
+
+
+def shapes_of_forwards(model, read):
+    shapes = []
+    handle = model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    read()
+    handle.remove()
+    return shapes
+
+
+def test_work_and_memory(models, monkeypatch):
+    """Many windows a forward, but no more than so many tokens; and only windows whose logits are asked for."""
+    model, tokens = models["llama"], text(rows=2)
+    monkeypatch.setattr(recompute, "_TOKENS", 40)
+    reader = open_reader(model, Recompute(window=7))
+    assert shapes_of_forwards(model, lambda: reader.read(tokens)) == [(2, 8), *[(5, 8)] * 7, (1, 8)]
+    reader.reset()
+    assert shapes_of_forwards(model, lambda: reader.read(tokens, keep=2)) == [(4, 8)]
+    assert reader.bytes_held() == 2 * 7 * 8
+    reader.reset()
+    # Inside the first window tokens are decoded with a cache, as in a block of several.
+    assert shapes_of_forwards(model, lambda: [reader.read(tokens[:, :5]), reader.read(tokens[:, 5:6])]) == [(2, 5), (2, 1)]
+    assert reader.bytes_held() == 2 * 6 * 8 + 2 * 2 * (2 * 2 * 6 * 8) * 4  # ids; two layers' keys and values in two heads
+    blocks = open_reader(model, Recompute(window=7, every=4))
+    assert shapes_of_forwards(model, lambda: blocks.read(tokens)) == [(2, 8), (5, 8), (3, 8), (2, 6)]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_padding(models, every):
+    model, tokens, mask = models["gpt2"], text(rows=3), torch.ones(3, LENGTH, dtype=torch.long)
+    mask[1, :9] = 0
+    mask[2, 12:15] = 0
+    mask[2, 24:] = 0
+    reader = open_reader(model, Recompute(window=7, every=every))
+    cuts = [(0, 6), (6, 14), (14, LENGTH)]
+    found = torch.cat([reader.read(tokens[:, a:b], mask[:, a:b]) for a, b in cuts], dim=1)
+    for row in range(3):
+        shown = mask[row].bool()
+        expected = slowly(model, tokens[row : row + 1, shown], 7, every)
+        torch.testing.assert_close(found[row, shown], expected[0], atol=TOLERANCE, rtol=0)
+        assert not bool(found[row, ~shown].any())
+    reader.reset()
+    last = reader.read(tokens, mask, keep=3)
+    torch.testing.assert_close(last, found[:, -3:], atol=TOLERANCE, rtol=0)
+    assert reader.position == LENGTH
+    reader.reset()  # padding that comes late
+    reader.read(tokens[:, :11])
+    late = reader.read(tokens[:, 11:], mask[:, 11:])
+    torch.testing.assert_close(late[2, mask[2, 11:].bool()], found[2, 11:][mask[2, 11:].bool()], atol=TOLERANCE, rtol=0)
+    with pytest.raises(ConfigurationError, match="the attention mask hides all tokens"):
+        reader.read(tokens, torch.zeros_like(mask))
+
+
+def test_first_and_visible():
+    policy = Recompute(window=9, every=4)
+    assert [policy.first(t) for t in (0, 7, 8, 11, 12)] == [0, 0, 2, 2, 6]
+    index = torch.arange(30)
+    visible = policy.visible(index[:, None], index[None])
+    for t in range(30):
+        assert visible[t].nonzero().flatten().tolist() == list(range(policy.first(t), t + 1))
+        assert int(visible[t].sum()) <= policy.max_held(t + 1)
+    assert policy.describe() == "recompute 9, every 4"
+    assert Recompute(window=9).describe() == "recompute 9"
+
+
+def test_refusals(models):
+    with pytest.raises(ConfigurationError, match="GPT2LMHeadModel has 64 learned positions and a window has 65 tokens"):
+        open_reader(models["gpt2"], Recompute(window=64))
+    with pytest.raises(ConfigurationError, match="OPTForCausalLM has 64 learned positions"):
+        open_reader(models["opt"], Recompute(window=64))
+    with pytest.raises(ConfigurationError, match="SinkLM has 64 learned positions"):
+        open_reader(models["learned"], Recompute(window=64))
+    open_reader(models["gpt2"], Recompute(window=63)).read(text(66))
+    open_reader(models["llama"], Recompute(window=80)).read(text(90))
+    encoder_decoder = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=VOCAB, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    )
+    with pytest.raises(UnsupportedModelError, match="T5ForConditionalGeneration is an encoder-decoder"):
+        open_reader(encoder_decoder, "recompute")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"window": 0}, "window 0 must be 1 or more"),
+        ({"window": 7, "every": 9}, "every 9 must be from 1 to 8, the tokens of a window"),
+        ({"every": 0}, "every 0 must be from 1 to 1024"),
+        ({"positions": "original"}, "policy 'recompute' counts positions from the start of each window"),
+    ],
+)
+def test_bad_settings(fields, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Recompute(**fields)
