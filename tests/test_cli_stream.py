@@ -1,0 +1,247 @@
+"""The command stream: what goes where, that its tokens are the library's, how it ends, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from sinklab.cli.app import app
+from sinklab.models.loading import load_model
+from sinklab.streaming.stream import Stream, stream
+
+PROMPT = "def f(x):"  # ten tokens
+SMALL = ["--sinks", "2", "--window", "20", "--temperature", "0.9", "--seed", "7"]
+POLICY = {"name": "sink_window", "num_sinks": 2, "window": 20}
+
+
+def run(*arguments: object, status: int = 0, stdin: str | None = None):
+    result = CliRunner().invoke(app, ["stream", *(str(argument) for argument in arguments)], input=stdin)
+    assert result.exit_code == status, result.output
+    return result
+
+
+def lines(result):
+    *tokens, last = (json.loads(line) for line in result.stdout.splitlines())
+    return tokens, last["summary"]
+
+
+@pytest.fixture(scope="module")
+def loaded(checkpoint):
+    return load_model(str(checkpoint))
+
+
+@pytest.fixture(scope="module")
+def expected(loaded):
+    tokens = stream(
+        loaded.model, PROMPT, policy=POLICY, tokenizer=loaded.tokenizer, temperature=0.9, seed=7, stop_ids=(), max_new_tokens=30
+    )
+    return list(tokens)
+
+
+class TestOutput:
+    def test_text_on_stdout_and_one_line_on_stderr(self, checkpoint, expected):
+        result = run(checkpoint, "--prompt", PROMPT, *SMALL, "--endless", "--max-new-tokens", 30)
+        assert result.stdout == "".join(token.text for token in expected)
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("30 tokens, ")
+        assert " tokens/s, position 40; 2+20: 23 of 23 tokens held in " in line
+        assert line.endswith("39 seen, 16 evicted, highest position 38, 0 re-bases")
+
+    def test_json_lines(self, checkpoint, expected):
+        result = run(checkpoint, "--prompt", PROMPT, *SMALL, "--endless", "--max-new-tokens", 30, "--json")
+        tokens, summary = lines(result)
+        assert [token["id"] for token in tokens] == [token.id for token in expected]
+        assert [token["position"] for token in tokens] == [token.position for token in expected]
+        assert "".join(token["text"] for token in tokens) == "".join(token.text for token in expected)
+        known = {
+            "tokens": 30,
+            "position": 40,
+            "interrupted": False,
+            "policy": "2+20",
+            "seen": [39],
+            "held": [23],
+            "evicted": [16],
+        }
+        assert summary.items() >= known.items()
+        assert summary["tokens_per_second"] == pytest.approx(30 / summary["seconds"])
+        assert result.stderr == ""
+
+    def test_a_file_and_a_pipe_are_prompts(self, checkpoint, expected, tmp_path):
+        options = [*SMALL, "--endless", "--max-new-tokens", 30]
+        (tmp_path / "text").write_text("def f(x):")
+        text = "".join(token.text for token in expected)
+        assert run(checkpoint, "--file", tmp_path / "text", *options).stdout == text
+        assert run(checkpoint, *options, stdin="def f(x):").stdout == text
+
+    def test_settings_reach_the_stream(self, checkpoint, loaded):
+        options = ["--policy", "pinned", "--set", "pinned=[0, 3]", "--window", 11, "--temperature", 0.9, "--top-k", 40]
+        options += ["--top-p", 0.8, "--seed", 7, "--keep", "ab", "--chunk", 5, "--endless", "--max-new-tokens", 20, "--json"]
+        tokens, summary = lines(run(checkpoint, "--prompt", PROMPT, *options))
+        expected = stream(
+            loaded.model,
+            PROMPT,
+            policy={"name": "pinned", "pinned": [0, 3], "window": 11},
+            keep="ab",
+            tokenizer=loaded.tokenizer,
+            temperature=0.9,
+            top_k=40,
+            top_p=0.8,
+            seed=7,
+            stop_ids=(),
+            max_new_tokens=20,
+        )
+        assert [token["id"] for token in tokens] == [token.id for token in expected]
+        assert summary["policy"] == "{0, 1, 3}+11"  # <bos> and ab, and what was asked for
+
+    def test_a_stop_string(self, checkpoint, expected):
+        text = "".join(token.text for token in expected)
+        stop = text[6:9]
+        options = [*SMALL, "--endless", "--max-new-tokens", 30, "--stop", stop]
+        assert run(checkpoint, "--prompt", PROMPT, *options).stdout == text[: text.index(stop)]
+
+    def test_notes(self, checkpoint):
+        options = ["--prompt", "def", "--max-new-tokens", 1]
+        grows = run(checkpoint, *options, "--policy", "full").stderr.splitlines()[0]
+        assert grows == "note: policy 'full' evicts nothing, so memory grows with every token"
+        wide = run(checkpoint, *options, "--window", 200).stderr.splitlines()[0]
+        assert wide == "note: the policy holds 205 tokens and the model was trained on 128"
+        assert "4+123:" in run(checkpoint, *options).stderr.splitlines()[0]
+
+
+class TestStates:
+    def test_saving_and_resuming_is_going_on(self, checkpoint, expected, tmp_path):
+        options = ["--endless", "--json"]
+        first = run(checkpoint, "--prompt", PROMPT, *SMALL, *options, "--max-new-tokens", 12, "--save", tmp_path / "state")
+        second = run(checkpoint, "--resume", tmp_path / "state", *options, "--max-new-tokens", 18)
+        found = [token["id"] for result in (first, second) for token in lines(result)[0]]
+        assert found == [token.id for token in expected]
+        assert lines(second)[1]["position"] == 40
+
+    def test_a_prompt_behind_it(self, checkpoint, loaded, tmp_path):
+        state = tmp_path / "state"
+        run(checkpoint, "--prompt", PROMPT, *SMALL, "--endless", "--max-new-tokens", 12, "--save", state)
+        found = lines(run(checkpoint, "--resume", state, "--prompt", " more", "--max-new-tokens", 9, "--json"))[0]
+        source = Stream(loaded.model, policy=POLICY, tokenizer=loaded.tokenizer, temperature=0.9, seed=7, stop_ids=()).feed(
+            PROMPT
+        )
+        source.generate(12)
+        assert [token["id"] for token in found] == [token.id for token in source.feed(" more").generate(9)]
+
+    def test_another_model_is_refused(self, checkpoint, own_checkpoint, tmp_path):
+        from safetensors.torch import load_file, save_file
+
+        run(checkpoint, "--prompt", "def", "--max-new-tokens", 1, "--save", tmp_path / "state")
+        weights = own_checkpoint / "model.safetensors"
+        save_file({name: tensor * 1.01 for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+        result = run(own_checkpoint, "--resume", tmp_path / "state", status=2)
+        assert "was written with other weights or another config" in result.stderr
+
+
+class TestEnds:
+    def test_ctrl_c_is_an_end_like_another(self, checkpoint, expected, monkeypatch, tmp_path):
+        step = Stream.step
+
+        def interrupted(self):
+            if self.position == 10 + 4:
+                signal.raise_signal(signal.SIGINT)  # while the fifth token is made
+            return step(self)
+
+        monkeypatch.setattr(Stream, "step", interrupted)
+        options = [*SMALL, "--endless", "--json", "--save", tmp_path / "state"]
+        tokens, summary = lines(run(checkpoint, "--prompt", PROMPT, *options))
+        assert [token["id"] for token in tokens] == [token.id for token in expected[:5]]
+        assert summary["interrupted"] is True
+        monkeypatch.undo()
+        rest, _ = lines(run(checkpoint, "--resume", tmp_path / "state", "--max-new-tokens", 25, "--json"))
+        assert [token["id"] for token in rest] == [token.id for token in expected[5:]]
+
+    def test_a_second_ctrl_c_is_an_interruption(self, checkpoint, monkeypatch):
+        monkeypatch.setattr(Stream, "step", lambda self: [signal.raise_signal(signal.SIGINT) for _ in range(2)])
+        assert run(checkpoint, "--prompt", "def", status=130).stderr.endswith("interrupted\n")
+
+    def test_the_handler_is_given_back(self, checkpoint):
+        before = signal.getsignal(signal.SIGINT)
+        run(checkpoint, "--prompt", "def", "--max-new-tokens", 1)
+        assert signal.getsignal(signal.SIGINT) is before
+
+    @pytest.mark.slow  # a fresh interpreter
+    def test_a_reader_that_has_had_enough(self, checkpoint):
+        """As with ``| head``: no traceback, no complaint, status 0."""
+        import subprocess
+
+        command = f"{sys.executable} -m sinklab stream {checkpoint} --prompt def --endless"
+        program = f"{command} | head -c 20 | wc -c; echo ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=120)
+        assert done.stdout.split() == ["20", "0"]
+        assert done.stderr == ""
+
+
+class TestChat:
+    def test_turns_are_lines(self, checkpoint, loaded):
+        result = run(checkpoint, "--chat", *SMALL, "--max-new-tokens", 6, "--json", stdin="one\n\ntwo\n")
+        tokens, summary = lines(result)
+        assert len(tokens) == summary["tokens"] == 12
+        size = len(loaded.tokenizer("User: one\nAssistant:")["input_ids"])
+        assert [token["position"] for token in tokens[:6]] == list(range(size, size + 6))
+
+    def test_the_system_message_is_pinned(self, checkpoint, loaded):
+        result = run(checkpoint, "--chat", "--system", "be brief", "--max-new-tokens", 3, stdin="one\n")
+        size = len(loaded.tokenizer("be brief\n\n")["input_ids"])
+        assert f" {size}+{127 - size}: " in result.stderr
+
+    def test_an_answer_ends_with_its_line(self, checkpoint):
+        assert run(checkpoint, "--chat", "--max-new-tokens", 3, stdin="one\ntwo").stdout.endswith("\n")
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--prompt", ""], "--prompt is empty; a stream needs a text to go on from"),
+            ([], "stdin is empty; a stream needs a text to go on from"),
+            (["--prompt", "a", "--file", "b"], "give one of --prompt and --file"),
+            (["--file", "nowhere"], "there is no text file nowhere"),
+            (["--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens 0 must be 1 or more; leave it out for no end"),
+            (["--prompt", "a", "--window", "0"], "window 0 must be 1 or more"),
+            (["--prompt", "a", "--sinks", "-1"], "num_sinks -1 must be 0 or more"),
+            (["--prompt", "a", "--policy", "windw"], "no policy is called 'windw'. Did you mean 'window'?"),
+            (["--prompt", "a", "--policy", "window", "--sinks", "4"], "policy 'window' has no setting 'num_sinks'"),
+            (["--prompt", "a", "--set", "window"], "--set 'window' is not of the form FIELD=VALUE"),
+            (["--prompt", "a", "--set", "windw=3"], "policy 'sink_window' has no setting 'windw'"),
+            (["--prompt", "a", "--set", "window=["], "--set 'window=[': the value cannot be read"),
+            (["--prompt", "a", "--top-k", "5"], "top_k has no effect at temperature 0"),
+            (["--prompt", "a", "--system", "b"], "--system goes with --chat; to pin a text in front of a prompt, use --keep"),
+            (["--chat", "--keep", "b"], "--keep goes with a prompt; what a chat keeps is its --system message"),
+            (["--chat", "--prompt", "b"], "--chat takes its turns from stdin, one a line"),
+            (["--prompt", "a", "--keep", "b" * 200], "the model was trained on 128: choose a shorter text"),
+            (["--prompt", "a", "--resume", "nowhere"], "there is no state at nowhere; save one first"),
+            (["--resume", "s", "--window", "9"], "--window cannot change a state that is resumed: leave it out, or begin anew"),
+            (["--prompt", "a", "--save", "nowhere/s"], "there is no directory nowhere to save s in"),
+        ],
+    )
+    def test_one_line_and_status_2(self, checkpoint, options, message):
+        result = run(checkpoint, *options, status=2, stdin="")
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("error: ")
+        assert message in line
+        assert result.stdout == ""
+
+    def test_a_file_that_is_no_text(self, checkpoint, tmp_path):
+        (tmp_path / "bytes").write_bytes(b"abc\xff")
+        result = run(checkpoint, "--file", tmp_path / "bytes", status=2)
+        assert "is no UTF-8 text: invalid start byte at byte 3" in result.stderr
+
+    def test_a_model_without_a_tokenizer(self, own_checkpoint):
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (own_checkpoint / name).unlink(missing_ok=True)
+        result = run(own_checkpoint, "--prompt", "a", status=2)
+        assert "has no tokenizer, and text goes in and out" in result.stderr
+
+    def test_help_teaches(self):
+        text = " ".join(run("--help").stdout.replace("│", " ").split())
+        for words in ("sinklab stream embedded:softmax --prompt", "never evicted", "'full' evicts nothing and grows"):
+            assert words in text
