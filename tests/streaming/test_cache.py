@@ -248,8 +248,8 @@ def test_counted_anew_is_the_same():
 
 
 def test_rounding_does_not_add_up():
-    """In bfloat16 the stream is as far from float64 after 1,500 tokens as after 100: sinks are turned from their first form, each
-    time once. Turned by one step 1,400 times over they would be noise."""
+    """In bfloat16 the stream is as far from float64 after 1,500 tokens as after 100: sinks are turned from their first form,
+    each time once. Turned by one step 1,400 times over they would be noise."""
     window = 40
     model = build_decoder("llama", max_position_embeddings=4096)
     tokens = text(1_600, rows=1)

@@ -18,14 +18,18 @@ from sinklab.registry import policies
 from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.ordered import OrderedBooks, OrderedLayer, has_ordered_bias, require_ordered
 from sinklab.streaming.policy import Policy, SlotPolicy
+from sinklab.streaming.quantized import QuantizedLayer
 from sinklab.streaming.rotation import KeyRotations, read_rotations
+from sinklab.streaming.static import StaticStep, is_compiled, static_step
 from sinklab.streaming.step import Books
 from sinklab.streaming.telemetry import Telemetry, cache_telemetry, describe_slots, note_ids
 
 __all__ = ["PolicyCache", "SinkCache"]
 
-_REBASE = 32_768
-"""Position at which positions are counted anew: up to there float32 angles move a score of size 1 by less than 3e-4."""
+_REBASE, _REBASE_HALF = 2_048, 32_768
+"""Position at which positions are counted anew. Models compute angles in float32, off by up to 6e-8 times the position: below
+2,048 that moves the logits of the small models of the tests by 1e-4 at most, and by 3e-2 at a million. Keys of 16 bits are
+rounded by more than the angles are up to 32,768, and once more whenever they are moved."""
 
 
 class PolicyCache(Cache):
@@ -39,8 +43,9 @@ class PolicyCache(Cache):
         policy: what is held, a :class:`SlotPolicy`.
         model: the model; if it is left out, the first one that is given the cache.
         chunk: most tokens that are processed at once; more make a prompt faster and take more memory.
-        rebase_at: positions are counted from the oldest token held as soon as they would reach this. By default 32,768, or less
-            where the model's frequencies change with the position or come from a table.
+        rebase_at: positions are counted from the oldest token held as soon as they would reach this. By default 2,048, or
+            twice what the policy holds and a chunk, 32,768 for keys of 16 bits; less where the model's frequencies change with
+            the position or come from a table.
 
     Raises:
         ConfigurationError: sizes that do not fit together, a cache used with another model or batch size, gradients.
@@ -60,6 +65,7 @@ class PolicyCache(Cache):
         *,
         chunk: int = 128,
         rebase_at: int | None = None,
+        quantized: bool = False,
     ) -> None:
         if not isinstance(policy, self.takes):
             raise ConfigurationError(
@@ -70,7 +76,7 @@ class PolicyCache(Cache):
             raise ConfigurationError(f"chunk {chunk} must be 1 or more")
         super().__init__(layers=[])
         self.policy: Any = policy
-        self.chunk, self.rebase_at = chunk, rebase_at
+        self.chunk, self.rebase_at, self.quantized = chunk, rebase_at, quantized
         self.step: Any = None
         self.ids: Tensor | None = None
         self._books: Any = None
@@ -78,6 +84,7 @@ class PolicyCache(Cache):
         self._parts: list[Any] = []
         self._kept = 0
         self._unfinished = False
+        self._static: StaticStep | None = None
         if model is not None:
             self.bind(model)
 
@@ -117,11 +124,16 @@ class PolicyCache(Cache):
         """Make layers and books for a model."""
         if has_ordered_bias(model):
             require_ordered(self.policy, model)
+            if self.quantized:
+                raise ConfigurationError(
+                    f"quantized is for keys in slots; {type(model).__name__} needs them in the order of the text"
+                )
             self.layers = [OrderedLayer(self) for _ in range(model.config.get_text_config().num_hidden_layers)]
             self._books, self.rebase_at = OrderedBooks(self.policy, model.device), sys.maxsize
             return
         rotations = self._fit_positions(model)
-        self.layers = [SlotLayer(self, rotation) for rotation in rotations.layers.values()]
+        kind = QuantizedLayer if self.quantized else SlotLayer
+        self.layers = [kind(self, rotation) for rotation in rotations.layers.values()]
         self._books = Books(self.policy, model.device)
 
     def _fit_positions(self, model: PreTrainedModel) -> KeyRotations:
@@ -130,7 +142,8 @@ class PolicyCache(Cache):
         rotations = read_rotations(model)
         _require_positions(self.policy, rotations.limit, type(model).__name__)
         room = self.policy.num_slots + self.chunk
-        limit = min(self.rebase_at or _REBASE, rotations.limit or sys.maxsize)
+        usual = max(2 * room, _REBASE_HALF if model.dtype in (torch.float16, torch.bfloat16) else _REBASE)
+        limit = min(self.rebase_at or usual, rotations.limit or sys.maxsize)
         if limit < room:
             self.chunk = max(1, limit - self.policy.num_slots) if self.rebase_at is None else self.chunk
             limit = max(limit, self.policy.num_slots + self.chunk)
@@ -195,6 +208,9 @@ class PolicyCache(Cache):
                 self.rebase()
             self.step, self._parts, self._kept = self.books.plan(length, valid), parts, kept or 0
             self._note(arguments.get("input_ids"), batch)
+            if is_compiled(module):
+                self._static = static_step(self, self._static)
+                self.step = self._static or self.step
         return self._told(module, arguments)
 
     def _require_ready(self, module: nn.Module, arguments: dict[str, Any], batch: int) -> None:
@@ -315,9 +331,8 @@ class PolicyCache(Cache):
     # --- what it holds -------------------------------------------------------------------------------------------------------
 
     def bytes_held(self) -> int:
-        """Bytes of keys, values and the pinned keys' masters, as allocated."""
-        buffers = (getattr(layer, name, None) for layer in self.layers for name in ("keys", "values", "masters"))
-        return sum(tensor.nbytes for tensor in buffers if isinstance(tensor, Tensor))
+        """Bytes of keys and values, and of what is kept beside them, as allocated."""
+        return sum(layer.bytes_held() for layer in self.layers)
 
     def telemetry(self) -> Telemetry:
         """What is held, and what has gone, in figures."""
@@ -393,9 +408,10 @@ class SinkCache(PolicyCache):
         positions: str = "in_cache",
         chunk: int = 128,
         rebase_at: int | None = None,
+        quantized: bool = False,
     ) -> None:
         policy = policies["sink_window"](num_sinks=num_sinks, window=window, positions=positions)
-        super().__init__(policy, model, chunk=chunk, rebase_at=rebase_at)
+        super().__init__(policy, model, chunk=chunk, rebase_at=rebase_at, quantized=quantized)
 
 
 # --- the host ----------------------------------------------------------------------------------------------------------------
