@@ -115,7 +115,7 @@ class TestJudge:
 
 class TestLengths:
     def test_the_cliff(self):
-        """Half way from chance 0.1 to the best 0.9 is 0.5: 0.6 is above, and what rises again behind the cliff is not counted."""
+        """Half way from chance 0.1 to the best 0.9 is 0.5: 0.6 is above, and what rises behind the cliff is not counted."""
         curves = {
             "0+100": [(20, spread(0.9)), (80, spread(0.6)), (120, spread(0.1))],
             "4+96": [(20, spread(0.9)), (80, spread(0.2)), (120, spread(0.7))],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from itertools import pairwise
 from typing import ClassVar
 
 import pytest
@@ -72,7 +73,7 @@ def test_turns_can_be_answered_from_themselves(encoder):
     (sheet,) = tasks["question_stream"](length=3).sheets(encoder, budget=150, rows=1, seed=0, bos=True)
     turns = encoder.tokenizer.decode(sheet.tokens[0], skip_special_tokens=True).split("\nQ: ")
     assert len(turns) == len(sheet.questions) + 1
-    for before, after in zip(turns, turns[1:], strict=False):
+    for before, after in pairwise(turns):
         name, number = re.search(r"A: (\w+) has (\d\d)\.", after).groups()
         assert f"{name} has {number}." in before
 
@@ -144,7 +145,7 @@ def test_distances():
     assert distances((0.1,), 100, 30, "mine") == [30]
 
 
-# --- tasks that break the contract -----------------------------------------------------------------------------------------------
+# --- tasks that break the contract
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.evaluation.contenders import Contenders
-from sinklab.evaluation.lm_eval import PolicyLM, TaskManager, simple_evaluate
+from sinklab.evaluation.lm_eval import PolicyLM, TaskManager, evaluate
 from sinklab.evaluation.outcome import outcome
 from sinklab.models.loading import LoadedModel
 
@@ -53,13 +53,19 @@ def run_harness(
         ConfigurationError: no two documents are longer than the window.
     """
     folder, _, name = task.rpartition(":")
-    manager = TaskManager(include_path=folder or None)
+    # The harness reads thousands of files to know its own tasks, which takes seconds; those of a folder need none of them.
+    manager = TaskManager(include_path=folder or None, include_defaults=not folder)
     if name not in manager.all_tasks:
         raise InputError(
             f"lm-evaluation-harness {importlib.metadata.version('lm_eval')} has no task {name!r}"
             f"{f' in {folder}' if folder else ''}; list its tasks with 'lm-eval ls tasks', or name one of your own as "
             "lm_eval:FOLDER:TASK"
         )
+    tasks = manager.load([name])
+    for part in tasks["tasks"].values():
+        if part.get_config("num_fewshot") is None:
+            part.set_config(key="num_fewshot", value=0)
+        part.set_fewshot_seed(seed=seed)
     found: dict[str, list[_Document]] = {}
     bos: dict[str, Any] = {}
     refused: dict[str, str] = {}
@@ -67,17 +73,7 @@ def run_harness(
     for number, (label, policy) in enumerate(contenders.policies.items()):
         lm = PolicyLM(loaded, policy)
         try:
-            results = simple_evaluate(
-                lm,
-                tasks=[name],
-                task_manager=manager,
-                limit=items,
-                bootstrap_iters=0,
-                random_seed=seed,
-                numpy_random_seed=seed,
-                torch_random_seed=seed,
-                fewshot_random_seed=seed,
-            )
+            results = evaluate(lm, task_dict=tasks, limit=items, bootstrap_iters=0)
         except UnsupportedModelError as error:
             if label in (contenders.with_sinks, contenders.without, contenders.floor):
                 raise

@@ -28,7 +28,7 @@ from sinklab.streaming.policy import Policy
 from sinklab.streaming.reader import Reader, open_reader
 
 try:
-    from lm_eval import simple_evaluate
+    from lm_eval import evaluate
     from lm_eval.api.model import TemplateLM
     from lm_eval.tasks import TaskManager
 except ImportError as error:
@@ -38,7 +38,7 @@ except ImportError as error:
 
 __all__ = ["PolicyLM"]
 
-_HARNESS = (simple_evaluate, TaskManager)
+_HARNESS = (evaluate, TaskManager)
 """Taken from here by :mod:`~sinklab.evaluation.harness`, so that there is one place that says how to install it."""
 
 MAX_NEW_TOKENS = 256
@@ -102,7 +102,7 @@ class PolicyLM(TemplateLM):
         """For the fingerprints of the harness."""
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: Any) -> list[int]:
         """Ids of a text; special tokens as the tokenizer puts them, but none before a text that begins with BOS."""
         bos = self.tokenizer.bos_token
         if add_special_tokens is None:
@@ -123,9 +123,15 @@ class PolicyLM(TemplateLM):
     # --- what the harness asks -----------------------------------------------------------------------------------------------
 
     def _loglikelihood_tokens(
-        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_options: Any
     ) -> list[tuple[float, bool]]:
         """Log-likelihood of every continuation and whether greedy decoding would give it."""
+        for text, _, continuation in requests:
+            if not continuation:
+                raise InputError(
+                    f"the continuation of {text!r} has no token of its own: the tokenizer joins it to the context; begin it "
+                    "with a blank"
+                )
         found: dict[int, tuple[float, bool]] = {}
         for batch in self._batches([context + continuation for _, context, continuation in requests]):
             texts = [requests[index] for index in batch]

@@ -14,7 +14,14 @@ __all__ = ["parse_call", "split_list"]
 
 def split_list(text: str) -> list[str]:
     """The parts between commas that stand outside of brackets, without blanks around them; empty parts are dropped."""
-    return [part.strip() for part in re.split(r",(?![^([]*[)\]])", text) if part.strip()]
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([") - (character in ")]")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
 
 
 def parse_call(text: str, expected: str) -> dict[str, Any]:
