@@ -10,6 +10,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from sinklab.errors import ConfigurationError
 from sinklab.streaming.rotation import Rotation
+from sinklab.streaming.static import StaticStep
 
 if TYPE_CHECKING:
     from sinklab.streaming.cache import PolicyCache
@@ -28,6 +29,7 @@ class SlotLayer(CacheLayerMixin):
     Attributes:
         keys, values: ``(batch, num_kv_heads, slots, head_dim)``, pinned slots first; allocated at the first call.
         masters: pinned keys as they were written, ``(batch, num_kv_heads, pinned, head_dim)``, float32 or float64.
+        turning: matrices of a static step, ``(pinned, head_dim, head_dim)``; see :class:`~sinklab.streaming.static.StaticStep`.
     """
 
     is_sliding = False
@@ -37,6 +39,7 @@ class SlotLayer(CacheLayerMixin):
         self.cache, self.rotation = cache, rotation
         self.pinned = len(cache.policy.pinned)
         self.masters: Tensor | None = None
+        self.turning: Tensor | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -67,6 +70,8 @@ class SlotLayer(CacheLayerMixin):
             raise ConfigurationError(
                 f"the cache holds keys of {self.dtype} and is given {key_states.dtype}: its model was cast since; make another"
             )
+        if isinstance(step, StaticStep):
+            return self._static(step, key_states, value_states)
         if step.slot is None:
             return self._chunk(step, key_states, value_states)
         return self._one(step, step.slot, key_states, value_states)
@@ -92,6 +97,20 @@ class SlotLayer(CacheLayerMixin):
         if step.filled == keys.shape[2]:
             return keys, values
         return keys[:, :, : step.filled], values[:, :, : step.filled]
+
+    def _static(self, step: StaticStep, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """As :meth:`_one`, in operations that depend on no number: one write for the pinned keys and the new one together."""
+        keys, values, masters = self.keys, self.values, self.masters
+        assert keys is not None
+        assert values is not None
+        assert masters is not None
+        pinned = step.slots[: self.pinned]
+        masters.copy_(torch.where((pinned == step.slot)[:, None], key_states.to(masters.dtype), masters))
+        turned = masters if self.turning is None else (masters[:, :, :, None] @ self.turning)[:, :, :, 0]
+        # A pinned token that comes in has its slot twice, and the same key for both: it is not turned yet.
+        keys.index_copy_(2, step.slots, torch.cat((turned.to(keys.dtype), key_states), dim=2))
+        values.index_copy_(2, step.slot, value_states)
+        return keys, values
 
     def _turned(self, step: Step, masters: Tensor) -> Tensor:
         """Copies of the pinned keys as this step's queries see them, ``(batch, num_kv_heads, copies, pinned, head_dim)``."""
