@@ -11,6 +11,7 @@ from rich.table import Table
 
 from sinklab.cli import output
 from sinklab.cli.libraries import prepare_libraries
+from sinklab.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,7 +119,7 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise typer.BadParameter(f"--sinks {text!r} must be whole numbers with commas between them, such as 1,4") from None
+        raise ConfigurationError(f"--sinks {text!r} must be whole numbers with commas between them, such as 1,4") from None
 
 
 def _print(outcome: Mapping[str, Any], first: bool) -> None:

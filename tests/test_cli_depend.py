@@ -1,0 +1,96 @@
+"""The command sinklab depend: its table and verdict, JSON, files, and one line for what cannot be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from sinklab.cli.app import app
+from sinklab.results.table import read_run, read_table
+
+QUICK = ["--window", "60", "--policies", "full", "--sinks", "4", "--items", "3"]
+
+
+def run(*arguments: object, status: int = 0):
+    result = CliRunner().invoke(app, ["depend", *(str(argument) for argument in arguments)])
+    assert result.exit_code == status, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def printed(checkpoint, tmp_path_factory):
+    out = tmp_path_factory.mktemp("depend") / "out"
+    return run(checkpoint, "--task", "question_stream,long_text(scored=8)", *QUICK, "--out", out), out
+
+
+def test_prints_every_policy_and_the_verdict(printed):
+    result, out = printed
+    lines = result.stdout.splitlines()
+    assert lines[0] == "question_stream, 3 items"
+    assert lines[1].split() == [
+        "policy",
+        "share",
+        "of",
+        "digits",
+        "right",
+        "interval",
+        "less",
+        "0+60",
+        "interval",
+        "answered",
+        "up",
+        "to",
+    ]
+    assert [line.split()[0] for line in lines[2:6]] == ["0+60", "4+56", "full", "0+1"]
+    assert lines[6].startswith("question_stream depends on the sink tokens: undecided. 4+56 less 0+60: ")
+    assert any(line.startswith("long_text depends on the sink tokens: ") for line in lines)
+    assert lines[-1] == f"table  {out / 'table.parquet'}"
+    assert result.stderr == ""
+
+
+def test_files_say_the_same(printed):
+    result, out = printed
+    summary = read_run(out, "summary.json")
+    for outcome in summary["tasks"]:
+        assert outcome["sentence"] in result.stdout
+    assert set(read_table(out / "table.parquet")["policy"]) == {"0+60", "4+56", "full", "0+1"}
+    assert (out / "long_text.png").is_file()
+
+
+def test_json_is_the_summary_and_nothing_else(checkpoint, printed):
+    result = run(checkpoint, "--task", "question_stream", "--task", "long_text(scored=8)", *QUICK, "--json")
+    assert json.loads(result.stdout) == read_run(printed[1], "summary.json")
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "nedle"], "error: no task is called 'nedle'. Did you mean 'needle'? Known: "),
+        (["--sinks", "a"], "error: --sinks 'a' must be whole numbers with commas between them, such as 1,4"),
+        (["--window", "5", "--sinks", "4"], "error: --sinks 4 must each be 1 or more and leave two tokens of the window of 5"),
+        (["--policies", "fll"], "error: no policy is called 'fll'. Did you mean 'full'?"),
+        (["--task", "needle", "--window", "20"], "error: task 'needle': fact and question take "),
+        (["--items", "1"], "error: --items 1 must be 2 or more: an interval needs several texts"),
+    ],
+)
+def test_one_line_for_what_cannot_be(checkpoint, arguments, message):
+    result = run(checkpoint, *arguments, status=2)
+    assert result.stderr.startswith(message)
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_a_model_without_a_tokenizer(own_checkpoint):
+    for file in own_checkpoint.glob("*token*"):
+        file.unlink()
+    result = run(own_checkpoint, *QUICK, status=2)
+    assert result.stderr.startswith("error: task 'long_text' reads text and this model has no tokenizer")
+
+
+def test_help_teaches():
+    text = " ".join(run("--help").stdout.split())
+    for part in ("yes:", "no:", "undecided:", "lm_eval:arc_easy", "--window", "Examples"):
+        assert part in text
