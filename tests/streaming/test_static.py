@@ -1,0 +1,121 @@
+"""Compiled steps: one graph for all tokens, whatever slot and turn they have, and the logits of steps that are not compiled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.architectures.zoo import ZOO, build
+from torch._dynamo.utils import counters
+
+from sinklab.errors import ConfigurationError
+from sinklab.streaming.cache import SinkCache
+from sinklab.streaming.static import compile_steps
+
+LENGTH = 80
+"""More than twice around a ring of 21 slots."""
+
+
+@pytest.fixture(autouse=True)
+def no_other_graphs():
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def sharpened(name: str = "llama", backend: str = "sdpa"):
+    model = build(ZOO[name], backend).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "q_proj" in name or "k_proj" in name:
+                weight.mul_(8)
+    return model
+
+
+def logits_of(model, first: int, batch: int = 2, **settings):
+    """Logits of a text read as a prompt of ``first`` tokens and one by one; graphs that there were behind every token."""
+    settings = {"num_sinks": 4, "window": 20, **settings}
+    cache = SinkCache(model, **settings)
+    tokens = torch.randint(5, 32, (batch, LENGTH), generator=torch.Generator().manual_seed(0))
+    logits, graphs = [], []
+    with torch.no_grad():
+        for part in (tokens[:, :first], *tokens[:, first:].split(1, dim=1)):
+            logits.append(model(part, past_key_values=cache).logits)
+            graphs.append(counters["stats"]["unique_graphs"])
+    return torch.cat(logits, dim=1), graphs
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "first", "settings"),
+    [
+        ("llama", "sdpa", 10, {}),
+        ("llama", "eager", 10, {}),
+        ("llama", "sdpa", 1, {}),  # the pinned tokens come in one by one
+        ("llama", "sdpa", 60, {"rebase_at": 60, "chunk": 8}),
+        ("llama", "sdpa", 10, {"positions": "original"}),
+        ("llama", "sdpa", 10, {"num_sinks": 0}),
+        ("gpt_neox", "sdpa", 10, {}),  # partial rotary
+    ],
+)
+def test_one_graph_and_the_same_logits(name, backend, first, settings):
+    model = sharpened(name, backend)
+    expected, _ = logits_of(model, first, **settings)
+    compile_steps(model, backend="eager")  # the graph itself; what a backend makes of it is torch's
+    found, graphs = logits_of(model, first, **settings)
+    # The same float32 operations, but for masked keys, which add zeros, and an order of sums.
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert graphs[-1] == 1
+    assert graphs[2:] == [1] * len(graphs[2:])  # the first token allocates and is not compiled, the second is
+    again, graphs = logits_of(model, first, **settings)  # another cache of the same shapes
+    assert graphs[-1] == 1
+    assert torch.equal(again, found)
+
+
+def test_prompts_and_padded_batches_are_not_compiled():
+    model = sharpened()
+    tokens = torch.randint(5, 32, (2, 30), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(2, 30, dtype=torch.long)
+    mask[1, :3] = 0
+
+    def read():
+        cache = SinkCache(model, num_sinks=4, window=20)
+        with torch.no_grad():
+            parts = [model(tokens[:, :20], attention_mask=mask[:, :20], past_key_values=cache).logits]
+            parts += [
+                model(tokens[:, n : n + 1], attention_mask=mask[:, : n + 1], past_key_values=cache).logits
+                for n in range(20, 30)
+            ]
+        return torch.cat(parts, dim=1)
+
+    expected = read()
+    compile_steps(model, backend="eager")
+    assert torch.equal(read(), expected)
+    assert not counters["stats"]["unique_graphs"]
+
+
+def test_other_forwards_of_a_compiled_model():
+    model = sharpened()
+    tokens = torch.randint(5, 32, (1, 30))
+    with torch.no_grad():
+        expected = model(tokens).logits
+        compile_steps(model, backend="eager")
+        assert torch.equal(model(tokens).logits, expected)
+    assert not counters["stats"]["unique_graphs"]
+
+
+def test_steps_are_compiled_once():
+    model = sharpened()
+    compile_steps(model)
+    with pytest.raises(ConfigurationError, match="the steps of this LlamaForCausalLM are compiled already"):
+        compile_steps(model)
+
+
+@pytest.mark.slow
+def test_inductor():
+    model = sharpened()
+    expected, _ = logits_of(model, 10)
+    compile_steps(model)
+    found, graphs = logits_of(model, 10)
+    # Fused float32 operations round in another order.
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert graphs[-1] == 1
