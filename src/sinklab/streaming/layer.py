@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin
 
 from sinklab.errors import ConfigurationError
+from sinklab.streaming.held import HeldLayer
 from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.static import StaticStep
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["SlotLayer"]
 
 
-class SlotLayer(CacheLayerMixin):
+class SlotLayer(HeldLayer):
     """One layer of a :class:`~sinklab.streaming.cache.PolicyCache` under a slot policy.
 
     Attention depends on differences of positions, so keys stay as they were turned when they were written; only pinned keys,
@@ -32,11 +32,11 @@ class SlotLayer(CacheLayerMixin):
         turning: matrices of a static step, ``(pinned, head_dim, head_dim)``; see :class:`~sinklab.streaming.static.StaticStep`.
     """
 
-    is_sliding = False
+    buffers: ClassVar[tuple[str, ...]] = ("keys", "values", "masters")
 
     def __init__(self, cache: PolicyCache, rotation: Rotation | None) -> None:
-        super().__init__()
-        self.cache, self.rotation = cache, rotation
+        super().__init__(cache)
+        self.rotation = rotation
         self.pinned = len(cache.policy.pinned)
         self.masters: Tensor | None = None
         self.turning: Tensor | None = None
@@ -51,11 +51,6 @@ class SlotLayer(CacheLayerMixin):
             self.values = value_states.new_zeros(batch, heads, slots, value_states.shape[-1])
             self.masters = torch.zeros(batch, heads, self.pinned, size, dtype=wide, device=self.device)
         self.is_initialized = True
-
-    @property
-    def batch_size(self) -> int:
-        """Rows of the buffers; -1 before the first call."""
-        return -1 if self.keys is None else len(self.keys)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write new keys and values, ``(batch, num_kv_heads, length, head_dim)``; those that this step's queries may see."""
@@ -156,31 +151,6 @@ class SlotLayer(CacheLayerMixin):
         matrices = self.rotation.matrices(steps.to(self.device), wide)
         ring = self.keys[:, :, self.pinned :]
         ring.copy_(ring.to(wide) @ matrices[:, None])
-
-    # --- what transformers asks of a layer -----------------------------------------------------------------------------------
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Number of keys that :meth:`update` returns, and the index of the first of them as the host's causal rule counts."""
-        return self.cache.mask_sizes(query_length)
-
-    def get_seq_length(self) -> int:
-        """Tokens seen, padding included; not the tokens held."""
-        return self.cache.books.columns
-
-    def get_max_length(self) -> int:
-        """-1: there is no end."""
-        return -1
-
-    get_max_cache_shape = get_max_length
-
-    def reset(self) -> None:
-        """Nothing: what the tables do not list is not visible, and they are the cache's."""
-
-    def take(self, rows: Tensor) -> None:
-        """Rows of the batch are taken again, left out or reordered."""
-        if self.keys is not None and self.values is not None and self.masters is not None:
-            rows = rows.to(self.device)
-            self.keys, self.values, self.masters = (held[rows] for held in (self.keys, self.values, self.masters))
 
 
 def _received(held: Tensor, given: Tensor, source: Tensor) -> Tensor:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.streaming.held import HeldLayer
 from sinklab.streaming.policy import SlotPolicy
 
 if TYPE_CHECKING:
-    from sinklab.streaming.cache import PolicyCache
+    pass
 
 __all__ = ["OrderedBooks", "OrderedLayer", "OrderedStep", "has_ordered_bias", "require_ordered"]
 
@@ -183,28 +183,17 @@ class OrderedBooks:
         return torch.zeros(1, dtype=torch.long)
 
 
-class OrderedLayer(CacheLayerMixin):
+class OrderedLayer(HeldLayer):
     """One layer of a :class:`~sinklab.streaming.cache.PolicyCache` whose columns are in the order of the text.
 
     Attributes:
         keys, values: ``(batch, num_kv_heads, columns held, head_dim)``, oldest first.
     """
 
-    is_sliding = False
-
-    def __init__(self, cache: PolicyCache) -> None:
-        super().__init__()
-        self.cache = cache
-
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
         self.is_initialized = True
-
-    @property
-    def batch_size(self) -> int:
-        """Rows of the tensors; -1 before the first call."""
-        return -1 if self.keys is None else len(self.keys)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append new keys and values ``(batch, num_kv_heads, length, head_dim)``; all that are held."""
@@ -221,33 +210,8 @@ class OrderedLayer(CacheLayerMixin):
         self.values = torch.cat((_gathered(self.values, step.source), value_states), dim=2)
         return self.keys, self.values
 
-    # --- what transformers asks of a layer -----------------------------------------------------------------------------------
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Number of keys that :meth:`update` returns, and 0."""
-        return self.cache.mask_sizes(query_length)
-
-    def get_seq_length(self) -> int:
-        """Inside a forward, columns in front of the new ones; outside, tokens seen, padding included."""
-        return self.cache.get_seq_length()
-
-    def get_max_length(self) -> int:
-        """-1: there is no end."""
-        return -1
-
-    get_max_cache_shape = get_max_length
-
-    def reset(self) -> None:
-        """Nothing: the columns go with the first step of the next text."""
-
     def move(self, steps: Tensor) -> None:
         """Nothing: no key is turned."""
-
-    def take(self, rows: Tensor) -> None:
-        """Rows of the batch are taken again, left out or reordered."""
-        if self.keys is not None and self.values is not None:
-            rows = rows.to(self.device)
-            self.keys, self.values = self.keys[rows], self.values[rows]
 
 
 def _gathered(held: Tensor, source: Tensor | None) -> Tensor:

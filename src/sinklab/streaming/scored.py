@@ -15,7 +15,6 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
 
 from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy
@@ -23,6 +22,7 @@ from sinklab.attention.call import AttentionCall, Site
 from sinklab.attention.state import state_of
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.held import HeldLayer
 from sinklab.streaming.ordered import has_ordered_bias
 from sinklab.streaming.policy import ScoredPolicy
 from sinklab.streaming.rotation import Rotation
@@ -159,11 +159,6 @@ class ScoredCache(PolicyCache):
         return result
 
     # --- what it holds -------------------------------------------------------------------------------------------------------
-
-    def bytes_held(self) -> int:
-        """Bytes of keys, values, scores and tables, as allocated."""
-        buffers = (getattr(layer, name) for layer in self.layers for name in ("keys", "values", "scores", "tokens"))
-        return sum(tensor.nbytes for tensor in buffers if tensor is not None)
 
     def telemetry(self) -> Telemetry:
         """What is held, and what has gone, in figures; of every head alike."""
@@ -339,7 +334,7 @@ class ScoredBooks:
         )
 
 
-class ScoredLayer(CacheLayerMixin):
+class ScoredLayer(HeldLayer):
     """One layer of a :class:`ScoredCache`.
 
     Attributes:
@@ -348,11 +343,11 @@ class ScoredLayer(CacheLayerMixin):
         tokens: index of the token in each slot, int64, likewise; -1 where there is none.
     """
 
-    is_sliding = False
+    buffers: ClassVar[tuple[str, ...]] = ("keys", "values", "scores", "tokens")
 
     def __init__(self, cache: ScoredCache, rotation: Rotation | None) -> None:
-        super().__init__()
-        self.cache, self.rotation = cache, rotation
+        super().__init__(cache)
+        self.rotation = rotation
         self.scores: Tensor | None = None
         self.tokens: Tensor | None = None
 
@@ -367,11 +362,6 @@ class ScoredLayer(CacheLayerMixin):
             self.tokens = torch.full((batch, heads, slots), -1, device=self.device)
             self.pinned = torch.tensor(self.cache.policy.pinned, dtype=torch.long, device=self.device)
         self.is_initialized = True
-
-    @property
-    def batch_size(self) -> int:
-        """Rows of the buffers; -1 before the first call."""
-        return -1 if self.keys is None else len(self.keys)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write the new token of every row, ``(batch, num_kv_heads, 1, head_dim)``; keys and values that are held."""
@@ -428,29 +418,7 @@ class ScoredLayer(CacheLayerMixin):
             matrix = self.rotation.matrices(torch.tensor(steps, device=self.device), wide)
             self.keys.copy_(self.keys.to(wide) @ matrix)
 
-    # --- what transformers asks of a layer -----------------------------------------------------------------------------------
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Number of keys that :meth:`update` returns, and the index of the first of them as the host's causal rule counts."""
-        return self.cache.mask_sizes(query_length)
-
-    def get_seq_length(self) -> int:
-        """Tokens seen, padding included; not the tokens held."""
-        return self.cache.get_seq_length()
-
-    def get_max_length(self) -> int:
-        """-1: there is no end."""
-        return -1
-
-    get_max_cache_shape = get_max_length
-
     def reset(self) -> None:
         """Nothing is held any more."""
         if self.tokens is not None:
             self.tokens.fill_(-1)
-
-    def take(self, rows: Tensor) -> None:
-        """Rows of the batch are taken again, left out or reordered."""
-        if self.keys is not None:
-            rows = rows.to(self.device)
-            self.keys, self.values, self.scores, self.tokens = (held[rows] for held in self._buffers())

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 import sinklab
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.streaming.cache import PolicyCache
-from sinklab.streaming.policy import Policy
+from sinklab.streaming.policy import Policy, SlotPolicy
 from sinklab.streaming.reader import CacheReader, Reader
 
 __all__ = ["SavedState", "fingerprint", "load_state", "read_state", "save_state"]
@@ -29,7 +29,6 @@ _FORMAT = 1
 
 _BOOKS = ("columns", "rebases", "full", "turned", "highest")
 _TABLES = ("seen", "base", "index", "anchors")
-_BUFFERS = ("keys", "values", "masters")
 
 _VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
 """Fields of a config that do not change what a model computes, or that the tensors tell better."""
@@ -72,7 +71,7 @@ def save_state(
         InputError: the directory is not there.
     """
     cache = held if isinstance(held, PolicyCache) else getattr(held, "cache", None)
-    if not isinstance(cache, PolicyCache):
+    if not isinstance(cache, PolicyCache) or not isinstance(cache.policy, SlotPolicy):
         raise ConfigurationError(
             f"policy {held.policy.name!r} keeps no cache of slots, so there is no state to save; use sink_window, for example"
         )
@@ -82,7 +81,7 @@ def save_state(
     books = cache.books
     found = {f"books.{name}": getattr(books, name) for name in _TABLES if isinstance(getattr(books, name, None), Tensor)}
     for index, layer in enumerate(cache.layers):
-        found |= {f"layers.{index}.{name}": getattr(layer, name) for name in _BUFFERS if hasattr(layer, name)}
+        found |= {f"layers.{index}.{name}": getattr(layer, name) for name in layer.buffers}
     found |= {} if cache.ids is None else {"ids": cache.ids}
     found |= {f"more.{name}": tensor for name, tensor in (tensors or {}).items()}
     record = {
@@ -92,6 +91,7 @@ def save_state(
         "policy": cache.policy.to_dict(),
         "chunk": cache.chunk,
         "rebase_at": cache.rebase_at,
+        "quantized": cache.quantized,
         "books": {name: getattr(books, name) for name in _BOOKS if hasattr(books, name)},
         "notes": notes or {},
     }
@@ -119,7 +119,8 @@ def read_state(path: str | Path, model: PreTrainedModel) -> SavedState:
         )
     _require_same(path, record["model"], model)
     try:
-        cache = PolicyCache(Policy.from_dict(record["policy"]), model, chunk=record["chunk"], rebase_at=record["rebase_at"])
+        settings = {name: record[name] for name in ("chunk", "rebase_at", "quantized")}
+        cache = PolicyCache(Policy.from_dict(record["policy"]), model, **settings)
         _fill(cache, record["books"], tensors)
     except (KeyError, TypeError, RuntimeError) as error:
         if isinstance(error, SinklabError):
@@ -156,10 +157,7 @@ def _fill(cache: PolicyCache, books: dict[str, Any], tensors: dict[str, Tensor])
         if isinstance(getattr(cache.books, name, None), Tensor):
             setattr(cache.books, name, tensors[f"books.{name}"])
     for index, layer in enumerate(cache.layers):
-        mine = {name: tensors[f"layers.{index}.{name}"].to(device) for name in _BUFFERS if hasattr(layer, name)}
-        layer.lazy_initialization(mine["keys"], mine["values"])
-        for name, buffer in mine.items():
-            setattr(layer, name, buffer)
+        layer.restore({name: tensors[f"layers.{index}.{name}"].to(device) for name in layer.buffers})
     cache.ids = tensors["ids"].to(device) if "ids" in tensors else None
 
 
