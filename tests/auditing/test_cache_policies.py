@@ -216,6 +216,9 @@ class TestComparison:
         summary = compare_policies(model, policies=["full", "sink_window"], **SMALL).summary
         assert [entry["policy"] for entry in summary["policies"]] == ["full"]
         assert "adds positions to its hidden states" in summary["left_out"][0]["reason"]
+        longer = {**SMALL, "tokens": 129}  # one more than the table of positions has
+        with pytest.raises(UnsupportedModelError, match="needs positions past the 128 that in memory was made for"):
+            compare_policies(model, policies=["full"], **longer)
         with pytest.raises(UnsupportedModelError, match=r"no policy can be had with in memory; sink_window: .*adds positions"):
             compare_policies(model, policies=["sink_window"], **SMALL)
 

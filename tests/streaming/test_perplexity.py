@@ -99,7 +99,7 @@ class TestDecoding:
         # Keys and values of 10 slots and the first form of the 2 sinks: 2 layers of 2 heads of 16 in float32.
         assert bounded.bytes_held == (2 * 10 + 2) * 2 * 2 * 16 * 4
         assert full.bytes_held == 2 * 50 * 2 * 2 * 16 * 4
-        assert {(found.steps, found.position) for found in (bounded, full)} == {(5, 50)}
+        assert bounded.steps == full.steps == 5
         assert bounded.tokens_per_second > 0
 
     def test_a_text_that_is_too_short(self, model, tokens):

@@ -34,6 +34,7 @@ from sinklab.models.loading import LoadedModel
 from sinklab.results.table import make_table, write_json, write_table
 from sinklab.streaming.perplexity import Decoding, Estimate, decoding, estimate, losses
 from sinklab.streaming.policy import Policy, SlotPolicy
+from sinklab.streaming.rotation import read_rotations
 
 __all__ = ["CacheResult", "compare_policies", "compared"]
 
@@ -41,7 +42,7 @@ SUMMARY_VERSION = 1
 BUCKETS = 24
 """Points of the curve of loss against position."""
 
-STRETCH = 8
+STRETCH = 4
 """Tokens of a point of the curve that are scored under re-computation, which encodes a whole window for each of them."""
 
 STEPS, WARM_UP = 128, 16
@@ -95,7 +96,7 @@ def compare_policies(
     Args:
         model: a name for :func:`sinklab.load_model`, or a model in memory.
         corpus: a registered name, the path of a text, or a corpus; of a corpus with documents, those held out of training.
-        policies: registered names; by default all.
+        policies: registered names; by default all, those that no recommendation rests on at the largest size only.
         windows: tokens held before the query, sinks included; by default a quarter and half of what the model was trained on.
         sinks: numbers of first tokens that ``sink_window`` keeps; 0 is the plain window.
         tokens: tokens of a document, the beginning-of-sequence token included.
@@ -125,7 +126,7 @@ def compare_policies(
     run_id = new_run_id()
     summary, table = compared(
         loaded, rows, names=names, budgets=budgets, sinks=sinks, corpus=text.name, bos=with_bos, run_id=run_id, seed=seed,
-        progress=progress,
+        briefly=policies is None, progress=progress,
     )  # fmt: skip
     run = {
         "run_id": run_id,
@@ -163,6 +164,7 @@ def compared(
     seed: int,
     found: Sequence[int] | None = None,
     steps: int = STEPS,
+    briefly: bool = False,
     progress: Progress | None = None,
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """Summary and long table of :func:`compare_policies`, for texts ``rows``, int64 ``(documents, tokens)``.
@@ -170,6 +172,7 @@ def compared(
     Args:
         found: positions of sinks that are known; looked for if ``None``.
         steps: single tokens that are timed.
+        briefly: take policies that no recommendation rests on at the largest size only.
     """
     if not is_causal_lm(loaded.model):
         raise UnsupportedModelError(
@@ -186,11 +189,13 @@ def compared(
     first = max(held + 1, min(max(2 * held, trained or 0), length // 2))
     left_out: list[dict[str, str]] = []
     measured: list[_Measured] = []
-    plan = list(plan_policies(loaded, rows, names, budgets, sinks, found, bos, left_out))
+    plan = list(plan_policies(loaded, rows, names, budgets, sinks, found, bos, left_out, briefly=briefly))
     for number, (policy, budget) in enumerate(plan, start=1):
         stage = f"{number}/{len(plan)} {label(policy)}"
         report = None if progress is None else (lambda done, total, stage=stage: progress(stage, done, total))
         try:
+            if not policy.bounded and length > (trained or length):
+                _require_positions(loaded, length)
             measured.append(_measure(loaded.model, rows, policy, budget, first, report))
         except (ConfigurationError, UnsupportedModelError) as error:
             left_out.append(left_out_row(policy.name, str(error)) | {"label": label(policy)})
@@ -209,6 +214,17 @@ def compared(
 
 
 # --- one policy ---------------------------------------------------------------------------------------------------------------
+
+
+def _require_positions(loaded: LoadedModel, length: int) -> None:
+    """Refuse to read past the end of a table of positions, where torch reports an index and a GPU is lost to the process."""
+    try:
+        read_rotations(loaded.model)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(
+            f"dense attention over {length} tokens needs positions past the {trained_length(loaded)} that {loaded.name} was "
+            f"made for, and it may have none: {error}"
+        ) from error
 
 
 def _measure(

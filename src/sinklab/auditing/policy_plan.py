@@ -21,6 +21,9 @@ __all__ = ["checked_budgets", "checked_names", "default_length", "label", "left_
 LARGEST_WINDOW, LONGEST = 1024, 8192
 """Tokens held, and tokens of a document, that are not exceeded unless asked for."""
 
+AT_EVERY_SIZE = ("window", "sink_window", "recompute", "pinned")
+"""Policies that a recommendation rests on."""
+
 LEAST_SIZE = 32
 """A setting of a policy is a size, not a number of sinks or a stride, if it is this by default or more."""
 
@@ -63,7 +66,7 @@ def trained_length(loaded: LoadedModel) -> int | None:
 
 def default_length(loaded: LoadedModel, budgets: Sequence[int]) -> int:
     """Tokens of a text: four times what is held, and past the trained length where that is short."""
-    return max(4 * max(budgets), min(6 * (trained_length(loaded) or LARGEST_WINDOW), LONGEST))
+    return max(4 * max(budgets), min(4 * (trained_length(loaded) or LARGEST_WINDOW), LONGEST))
 
 
 def plan_policies(
@@ -75,6 +78,8 @@ def plan_policies(
     found: Sequence[int] | None,
     bos: bool,
     left_out: list[dict[str, str]],
+    *,
+    briefly: bool = False,
 ) -> Iterator[tuple[Policy, int | None]]:
     """Policies with their budget, ``None`` for those that hold everything.
 
@@ -84,6 +89,7 @@ def plan_policies(
         sinks: numbers of first tokens that ``sink_window`` keeps.
         found: positions of sinks that are known; looked for in ``rows`` if ``None``.
         left_out: is told what cannot be built, and why.
+        briefly: take policies other than :data:`AT_EVERY_SIZE` at the largest size only.
     """
     numbers = sorted(set(sinks))
     for name in names:
@@ -99,6 +105,8 @@ def plan_policies(
     for budget in budgets:
         # The two ends first: what it would be with the window computed anew, and without anything but a window.
         for name in sorted(bounded, key=lambda name: (name != "recompute", name != "window", name != "sink_window", name)):
+            if briefly and budget < max(budgets) and name not in AT_EVERY_SIZE:
+                continue
             for settings in _settings(name, budget, numbers, found or (), "window" in names):
                 try:
                     yield policy_registry[name](**settings) if settings else _sized(policy_registry[name], budget), budget

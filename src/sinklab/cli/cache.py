@@ -42,7 +42,7 @@ def cache(
     sinks: Annotated[str, typer.Option(metavar="NUMBERS", help="First tokens that are kept, with commas.")] = "0,1,2,4,8",
     tokens: Annotated[
         int | None,
-        typer.Option(help="Tokens of a text.", show_default="6 times the trained length, at most 8192, at least 4 windows"),
+        typer.Option(help="Tokens of a text.", show_default="4 times the trained length, at most 8192, at least 4 windows"),
     ] = None,
     documents: Annotated[int, typer.Option(help="Texts to average over, at most.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed of corpora that are drawn from.")] = 0,

@@ -125,7 +125,7 @@ def print_measurement(table: pd.DataFrame) -> None:
 
 def print_policies(summary: Mapping[str, Any]) -> None:
     """One row a cache policy, what was left out and why, and what to use."""
-    from sinklab.report.policies import HEADINGS, policy_rows
+    from sinklab.report.policies import HEADINGS, left_out_lines, policy_rows
 
     shown = Table(box=None, pad_edge=False)
     for heading in HEADINGS:
@@ -136,8 +136,8 @@ def print_policies(summary: Mapping[str, Any]) -> None:
     texts = f"{summary['documents']} texts of {summary['tokens']} tokens of {summary['corpus']} {_bos(summary)}"
     out.print(f"{summary['model']}: {texts}, scored from token {summary['scored_from']} on\n", markup=False)
     out.print(shown)
-    for entry in summary["left_out"]:
-        out.print(f"left out  {entry['label']}: {entry['reason']}", markup=False)
+    for line in left_out_lines(summary):
+        out.print(f"left out  {line}", markup=False)
     out.print(f"\n{summary['recommendation']}", markup=False)
 
 

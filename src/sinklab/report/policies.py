@@ -12,7 +12,7 @@ from sinklab.report.words import number
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["HEADINGS", "policy_curves", "policy_rows", "policy_section", "size", "write_policy_plot"]
+__all__ = ["HEADINGS", "left_out_lines", "policy_curves", "policy_rows", "policy_section", "size", "write_policy_plot"]
 
 HEADINGS = ["Policy", "Sinks", "Window", "Loss, nats", "Against window", "Against re-computation", "Tokens/s", "Held"]
 
@@ -45,6 +45,14 @@ def policy_rows(comparison: Mapping[str, Any]) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def left_out_lines(comparison: Mapping[str, Any]) -> list[str]:
+    """Policies that could not be compared, one line a reason."""
+    by_reason: dict[str, list[str]] = {}
+    for entry in comparison.get("left_out") or []:
+        by_reason.setdefault(str(entry["reason"]), []).append(str(entry["policy"]))
+    return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in by_reason.items()]
 
 
 def size(count: float) -> str:
@@ -115,7 +123,7 @@ def policy_section(comparison: Any) -> dict[str, Any] | None:
         "headings": HEADINGS,
         "rows": policy_rows(comparison),
         "made": _made(comparison),
-        "left_out": [f"{entry['label']}: {entry['reason']}" for entry in comparison.get("left_out") or []],
+        "left_out": left_out_lines(comparison),
     }
 
 
@@ -166,8 +174,17 @@ def _made(comparison: Mapping[str, Any]) -> str:
         f"{texts}. The loss is that of the tokens from {number(comparison['scored_from'])} on, with half of its 95 % interval "
         "over texts; differences are paired, with intervals of their own. Windows count the tokens before the query without "
         "the sinks; all bounded policies of one size hold equally many. Tokens per second are those of single-token steps at "
-        "the end of a text, one row, all policies in turn."
+        f"the end of a text, one row, all policies in turn.{_sampled(comparison)}"
     )
+
+
+def _sampled(comparison: Mapping[str, Any]) -> str:
+    """What to know of losses that are not those of all tokens."""
+    counts = {entry["policy"]: entry["scored_tokens"] for entry in comparison["policies"]}
+    if counts.get("recompute", 0) in (0, max(counts.values())):
+        return ""
+    share = f"{number(counts['recompute'])} of {number(max(counts.values()))}"
+    return f" Re-computation is scored on {share} tokens, and what is compared with it on the same."
 
 
 def _sinks(count: int) -> str:

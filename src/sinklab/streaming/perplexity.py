@@ -129,13 +129,11 @@ class Decoding:
         tokens_per_second: of single-token steps: one over the median of their times.
         steps: steps that were timed.
         bytes_held: keys and values that are kept between the steps, at the end.
-        position: tokens read at the end.
     """
 
     tokens_per_second: float
     steps: int
     bytes_held: int
-    position: int
 
 
 def decoding(
@@ -150,7 +148,8 @@ def decoding(
 ) -> list[Decoding]:
     """Time single-token steps at the end of a text, under several policies in turn, so that a busy machine slows all alike.
 
-    All but the last ``warm_up + steps`` tokens are read in chunks before; the first ``warm_up`` steps are not timed.
+    Before the last ``warm_up + steps`` tokens as many are read as a policy holds, or all if it is not bounded; the first
+    ``warm_up`` steps are not timed.
 
     Args:
         tokens: int64 ``(1, length)``; what is decoded is the text itself, as the time does not depend on what is chosen.
@@ -167,7 +166,7 @@ def decoding(
     readers = [open_reader(model, policy, chunk=chunk) for policy in policies]
     begin, length = tokens.shape[1] - warm_up - steps, tokens.shape[1]
     for reader in readers:
-        for start in range(0, begin, chunk):
+        for start in range(max(0, begin - reader.policy.max_held(begin)), begin, chunk):
             reader.read(tokens[:, start : min(start + chunk, begin)], keep=1)
     times: list[list[float]] = [[] for _ in readers]
     for position in range(begin, length):
@@ -180,6 +179,6 @@ def decoding(
         if progress is not None:
             progress(position - begin + 1, length - begin)
     return [
-        Decoding(1.0 / statistics.median(own[warm_up:]), steps, reader.bytes_held(), reader.position)
+        Decoding(1.0 / statistics.median(own[warm_up:]), steps, reader.bytes_held())
         for reader, own in zip(readers, times, strict=True)
     ]
