@@ -16,7 +16,14 @@ from sinklab.registry import KINDS
 from sinklab.results.table import COLUMNS
 
 ROOT = Path(__file__).parents[1]
-FILES = ("README.md", "docs/results.md", "docs/metrics.md", "docs/operations.md", "docs/pretraining.md")
+FILES = (
+    "README.md",
+    "docs/results.md",
+    "docs/metrics.md",
+    "docs/operations.md",
+    "docs/pretraining.md",
+    "docs/scores-that-depend-on-the-sink.md",
+)
 
 
 def _cell(text: str) -> str:
@@ -80,6 +87,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "corpora": lambda: plugins("corpora"),
     "positions": lambda: plugins("positions"),
     "recipes": lambda: plugins("recipes"),
+    "tasks": lambda: plugins("tasks"),
     "operation_pages": lambda: pages("operations"),
     "paths": paths,
     "columns": columns,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import re
+import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -249,3 +252,17 @@ def test_a_task_that_breaks_its_contract(cls, message, monkeypatch, encoder):
 
 def test_the_task_that_the_broken_ones_are_made_of_passes(monkeypatch, encoder):
     check_task(broken(Recall, monkeypatch), encoder=encoder)
+
+
+def test_the_task_of_the_documents_keeps_the_contract(tmp_path, monkeypatch):
+    page = Path(__file__).parents[2] / "docs" / "scores-that-depend-on-the-sink.md"
+    (source,) = re.findall(r"^```python\n(# src/sinklab/tasks/key_value\.py\n.*?)^```", page.read_text(), re.M | re.S)
+    (tmp_path / "key_value.py").write_text(source)
+    spec = importlib.util.spec_from_file_location("sinklab.tasks.key_value", tmp_path / "key_value.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    try:
+        check_task(module.KeyValue)
+    finally:
+        del tasks._objects["key_value"]

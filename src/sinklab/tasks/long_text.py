@@ -35,7 +35,7 @@ class LongText(Task):
     chance: ClassVar[float | None] = None
 
     corpus: str = "python_source"
-    scored: int = 64
+    scored: int = 32
     contexts: tuple[float, ...] = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 
     def __post_init__(self) -> None:
