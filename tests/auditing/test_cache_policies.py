@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.conftest import TEXT, make_sinklm
 
-from sinklab.auditing.cache_policies import compare_policies
+from sinklab.auditing.cache_policies import _recomputed, compare_policies
 from sinklab.auditing.long_texts import long_texts
 from sinklab.auditing.policy_plan import _found_sinks, plan_policies
 from sinklab.auditing.recommendation import recommend
@@ -185,6 +185,15 @@ class TestComparison:
         sizes = [stop - start for start, stop in result.summary["positions"]]
         mean = sum(size * value for size, value in zip(sizes, entry["loss_by_position"], strict=True)) / sum(sizes)
         assert mean == pytest.approx(one.mean().item(), abs=1e-5)
+
+    def test_recomputation_is_scored_at_some_tokens_as_if_all_were_read(self, model):
+        rows = resolve_corpus("random_tokens").sample(model.encoder, seq_len=120, samples=2, seed=0, bos=False)
+        policy = policy_registry["recompute"](window=16)
+        found, scored = _recomputed(model.model, rows, policy, 60, None)
+        known = ~found.isnan()
+        # Points of the curve are 5 tokens wide; 12 of them begin at token 60 or later, and their last 4 tokens are scored.
+        assert scored == known.sum() == 2 * 12 * 4
+        torch.testing.assert_close(found[known], losses(model.model, rows, policy)[known], atol=1e-4, rtol=0)
 
     def test_rows_of_the_long_table(self, result):
         table = read_table(result.folder / "table.parquet")

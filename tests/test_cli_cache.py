@@ -1,0 +1,90 @@
+"""The command ``sinklab cache``: its table, its JSON, its files, and what it says of bad input."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.conftest import TEXT
+from typer.testing import CliRunner
+
+from sinklab.cli.app import app
+from sinklab.results.table import read_run
+
+QUICK = ["--text", "random_tokens", "--tokens", "80", "--documents", "2", "--window", "16", "--sinks", "0,1"]
+NAMES = ["--policies", "full,window,sink_window"]
+
+
+def run(*arguments: object, status: int = 0):
+    result = CliRunner().invoke(app, ["cache", *map(str, arguments)])
+    assert result.exit_code == status, result.output
+    return result
+
+
+def test_prints_a_table_and_a_recommendation(checkpoint, tmp_path):
+    out = tmp_path / "out"
+    result = run(checkpoint, *QUICK, *NAMES, "--out", out)
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"{checkpoint}: 2 texts of 80 tokens of random_tokens with BOS, scored from token 40 on"
+    assert lines[2].split()[:4] == ["Policy", "Sinks", "Window", "Loss,"]
+    assert [line.split()[:3] for line in lines[3:6]] == [["full", "–", "–"], ["window", "0", "16"], ["sink_window", "1", "15"]]
+    assert read_run(out, "summary.json")["recommendation"] in lines
+    assert lines[-1] == f"plot  {out / 'loss.png'}"
+    assert result.stderr == ""
+
+
+def test_json_is_the_summary_and_nothing_else(checkpoint, tmp_path):
+    out = tmp_path / "out"
+    result = run(checkpoint, *QUICK, *NAMES, "--json", "--out", out)
+    summary = json.loads(result.stdout)
+    assert summary == read_run(out, "summary.json")
+    wanted = {"policy", "num_sinks", "window", "loss", "tokens_per_second", "bytes_held"}
+    assert all(wanted <= entry.keys() for entry in summary["policies"])
+    assert isinstance(summary["recommendation"], str)
+
+
+def test_all_policies_by_default_over_a_file(checkpoint, tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    options = ["--text", tmp_path / "text.txt", "--tokens", 48, "--documents", 1, "--window", "12,20", "--sinks", "0,2"]
+    summary = json.loads(run(checkpoint, *options, "--json").stdout)
+    measured = {entry["policy"] for entry in summary["policies"]}
+    assert {"full", "recompute", "window", "sink_window", "strided", "heavy_hitter", "value_norm"} <= measured
+    assert [entry["budget"] for entry in summary["policies"] if entry["policy"] == "strided"] == [20]
+    # One text is cut into blocks, so that there is an interval.
+    assert all(entry["loss_low"] < entry["loss"] < entry["loss_high"] for entry in summary["policies"])
+    anew = next(entry for entry in summary["policies"] if entry["policy"] == "recompute")
+    assert 0 < anew["scored_tokens"] <= summary["policies"][0]["scored_tokens"]
+
+
+def test_the_audit_has_the_section_unless_it_is_switched_off(checkpoint, tmp_path):
+    quick = ["audit", str(checkpoint), "--corpus", "random_tokens", "--samples", "2", "--seq-len", "8"]
+    for name, flag in (("with", []), ("without", ["--no-cache"])):
+        done = CliRunner().invoke(app, [*quick, *flag, "--out", str(tmp_path / name)])
+        assert done.exit_code == 0, done.output
+        summary = read_run(tmp_path / name, "summary.json")
+        page = (tmp_path / name / "report.html").read_text(encoding="utf-8")
+        if name == "with":
+            assert f"cache     {summary['cache']['recommendation']}" in done.stdout.splitlines()
+            assert '<table class="policies">' in page
+        else:
+            assert summary["cache"] is None
+            assert "it was switched off" in page
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--sinks", "0;1"], "--sinks '0;1' must be whole numbers with commas between them, such as 0,1,4"),
+        (["--window", "-3"], "--window '-3' must be whole numbers with commas between them"),
+        (["--window", "100"], "a window of 100 tokens covers the 80 tokens of a text, so nothing is ever evicted"),
+        (["--policies", "windw"], "no policy is called 'windw'. Did you mean 'window'"),
+        (["--text", "nowhere.txt"], "there is no text file 'nowhere.txt'"),
+        (["--bos", "perhaps"], "--bos 'perhaps' must be auto, always or none"),
+    ],
+)
+def test_bad_input_is_one_line(checkpoint, options, message):
+    result = run(checkpoint, *QUICK, *options, status=2)
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
