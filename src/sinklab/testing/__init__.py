@@ -10,7 +10,8 @@ found. The built-in plug-ins pass the same checks. Everything runs on the CPU, o
 """
 
 from sinklab.testing.operations import check_operation
+from sinklab.testing.policies import check_policy
 from sinklab.testing.probes import check_probe, tiny_models
 from sinklab.testing.tasks import check_task
 
-__all__ = ["check_operation", "check_probe", "check_task", "tiny_models"]
+__all__ = ["check_operation", "check_policy", "check_probe", "check_task", "tiny_models"]

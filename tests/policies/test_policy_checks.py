@@ -1,0 +1,305 @@
+"""check_policy notices policies that do not keep the contract, one for each thing that it checks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+from sinklab.errors import ContractError
+from sinklab.policies.sink_window import SinkWindow
+from sinklab.registry import policies
+from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.policy import ScoredPolicy
+from sinklab.streaming.reader import CacheReader
+from sinklab.testing import check_policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(SinkWindow):
+    """Two sinks and a window of four, with something wrong; in-cache positions."""
+
+    num_sinks: int = 2
+    window: int = 4
+
+
+class LooksAhead(Broken):
+    def visible(self, query_positions, key_positions):
+        return super().visible(query_positions, key_positions) | (key_positions == query_positions + 1)
+
+
+class NoBooleans(Broken):
+    def visible(self, query_positions, key_positions):
+        return super().visible(query_positions, key_positions).long()
+
+
+class DoesNotSeeItself(Broken):
+    def visible(self, query_positions, key_positions):
+        return super().visible(query_positions, key_positions) & (key_positions != query_positions)
+
+
+class LetsKeysComeBack(Broken):
+    def visible(self, query_positions, key_positions):
+        back = (key_positions == 2) & (query_positions % 20 == 19)
+        return super().visible(query_positions, key_positions) | back
+
+
+class SeesMoreThanItSays(Broken):
+    def max_held(self, seq_len):
+        return min(seq_len, self.num_slots - 1)
+
+
+class NeverFills(Broken):
+    def max_held(self, seq_len):
+        return min(seq_len, self.num_slots + 1)
+
+
+class HoldsLessOfMore(Broken):
+    def max_held(self, seq_len):
+        return min(seq_len, 7 if seq_len < 50 else 6)
+
+
+class HoldsWhatIsNotThere(Broken):
+    def max_held(self, seq_len):
+        return self.num_slots
+
+
+class HasNoEnd(Broken):
+    bounded: ClassVar[bool] = False
+
+
+class TakesTheWrongSlot(Broken):
+    """The ring is one too small: the last token of the window is gone before its time."""
+
+    def slots(self, tokens):
+        behind = tokens - self.num_sinks
+        return tokens.where(behind < 0, behind.remainder(self.window) + self.num_sinks)
+
+
+class TakesASlotThatIsNotThere(Broken):
+    def slots(self, tokens):
+        return super().slots(tokens) + 1
+
+
+class TakesAPinnedSlot(Broken):
+    def slots(self, tokens):
+        return tokens.remainder(self.num_slots)
+
+
+class CountsOneTooMany(Broken):
+    def evicted(self, query_positions):
+        return super().evicted(query_positions) + (query_positions[..., None] > 6)
+
+
+class LeavesGaps(Broken):
+    """Every other token is passed over, which in-cache positions would have to close."""
+
+    def visible(self, query_positions, key_positions):
+        distance = query_positions - key_positions
+        even = (key_positions % 2 == 0) & (distance < 8)
+        return (distance >= 0) & ((distance < 2) | even | (key_positions < 2))
+
+    @property
+    def num_slots(self):
+        return 2 + 4 + 1
+
+    def slots(self, tokens):
+        ring = torch.where(tokens % 2 == 0, 2 + tokens // 2 % 4, 6)
+        return tokens.where(tokens < 2, ring)
+
+    def evicted(self, query_positions):
+        keys = torch.arange(200)
+        seen = self.visible(query_positions[..., None], keys) | (keys > query_positions[..., None])
+        behind = torch.stack([(~seen & (keys > token)).sum(-1) for token in self.pinned], dim=-1)
+        return behind
+
+
+class ReadsAnother(Broken):
+    """Its reader is that of a wider window."""
+
+    def reader(self, model, *, chunk=128):
+        wider = SinkWindow(num_sinks=2, window=5)
+        return CacheReader(model, self, PolicyCache(wider, model, chunk=chunk))
+
+
+class ForgetsToReset(Broken):
+    def reader(self, model, *, chunk=128):
+        class Forgetful(CacheReader):
+            def reset(self):
+                self._columns = 0
+
+        return Forgetful(model, self, PolicyCache(self, model, chunk=chunk))
+
+
+class DependsOnTheDivision(Broken):
+    """Forgets everything at the end of a call with more than one token."""
+
+    def reader(self, model, *, chunk=128):
+        class Divided(CacheReader):
+            def read(self, tokens, attention_mask=None, *, keep=0):
+                logits = super().read(tokens, attention_mask, keep=keep)
+                if tokens.shape[1] > 1:
+                    self.cache.reset()
+                return logits
+
+        return Divided(model, self, PolicyCache(self, model, chunk=chunk))
+
+
+class GrowsBytes(Broken):
+    def reader(self, model, *, chunk=128):
+        class Growing(CacheReader):
+            total = 0
+
+            def bytes_held(self):
+                Growing.total += 1
+                return Growing.total
+
+        return Growing(model, self, PolicyCache(self, model, chunk=chunk))
+
+
+class Fails(Broken):
+    def reader(self, model, *, chunk=128):
+        raise RuntimeError("no such reader")
+
+
+class LosesASetting(Broken):
+    def to_dict(self):
+        return {"name": "broken", "num_sinks": 2}
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (LooksAhead, "check 'causality': expected no key ahead of query 0 visible, got key 1"),
+        (NoBooleans, "check 'causality': expected booleans (256, 257), got torch.int64 (256, 257)"),
+        (DoesNotSeeItself, "check 'itself': expected query 0 to see its own token, got it hidden"),
+        (LetsKeysComeBack, "check 'monotone': expected no key to come back at query 19, got key 2"),
+        (SeesMoreThanItSays, "check 'budget': expected at most 6 keys at query 6, got 7"),
+        (NeverFills, "check 'budget': expected a query among 768 that sees 8 keys, as max_held says, got 7 at the last"),
+        (HoldsLessOfMore, "check 'max_held': expected no less for a longer text"),
+        (HoldsWhatIsNotThere, "check 'max_held': expected 1 to 1 for 1 tokens, got 7"),
+        (HasNoEnd, "check 'max_held': expected an end if bounded, which is False, got 7"),
+        (
+            TakesTheWrongSlot,
+            "check 'slots': expected what is visible at query 6 in the slots, got token 2 in one of the two only",
+        ),
+        (TakesASlotThatIsNotThere, "check 'slots': expected slot 0 for token 0, got 1"),
+        (TakesAPinnedSlot, "check 'slots': expected slot behind the pinned for token 7, got 0"),
+        (CountsOneTooMany, "check 'in-cache positions': expected 1 evicted between token 0 and query 7, got 2"),
+        (
+            LeavesGaps,
+            "check 'in-cache positions': expected no token missing between an unpinned one and query 5, got some behind [2]",
+        ),
+        (ReadsAnother, "check 'evicting is masking': expected logits of decoding within 2.0e-03"),
+        (ForgetsToReset, "check 'reset': expected the last two logits of a text read after a reset within"),
+        (DependsOnTheDivision, "check 'division': expected logits of a text read in pieces within"),
+        (GrowsBytes, "check 'memory': expected at most 22 bytes, those of half the text, got 44"),
+        (Fails, "check 'reader': no such reader"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_a_policy_that_breaks_its_contract(policy, message, monkeypatch):
+    monkeypatch.setitem(policies._objects, "broken", policy)
+    monkeypatch.setattr(policy, "name", "broken", raising=False)
+    with pytest.raises(ContractError, match=re.escape("policy 'broken' breaks its contract, " + message)):
+        check_policy(policy())
+
+
+def test_settings(monkeypatch):
+    monkeypatch.setattr(Broken, "name", "broken", raising=False)
+    with pytest.raises(ContractError, match="check 'settings': no policy is called 'broken'"):
+        check_policy(Broken())
+    monkeypatch.setitem(policies._objects, "broken", LosesASetting)
+    with pytest.raises(
+        ContractError, match=r"check 'settings': expected a frozen dataclass equal to .*window=9.* got .*window=4"
+    ):
+        check_policy(LosesASetting(window=9))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokenScores(ScoredPolicy):
+    """Holds six tokens, three of them recent, by the norms of their keys, with something wrong."""
+
+    @property
+    def num_slots(self):
+        return 6
+
+    @property
+    def protected(self):
+        return 3
+
+    def score(self, previous, keys, values, weights):
+        return keys.float().norm(dim=-1)
+
+
+class Correct(BrokenScores):
+    pass
+
+
+class ScoresInHalf(BrokenScores):
+    def score(self, previous, keys, values, weights):
+        return keys.norm(dim=-1)
+
+
+class ScoresNobody(BrokenScores):
+    def score(self, previous, keys, values, weights):
+        return torch.full_like(previous, torch.nan)
+
+
+class ScoresTheWrongShape(BrokenScores):
+    def score(self, previous, keys, values, weights):
+        return keys.float()
+
+
+class ProtectsNobody(BrokenScores):
+    @property
+    def protected(self):
+        return 0
+
+
+class ProtectsEverybody(BrokenScores):
+    @property
+    def protected(self):
+        return 6
+
+
+class SaysLess(BrokenScores):
+    def max_held(self, seq_len):
+        return min(seq_len, 5)
+
+
+class Draws(BrokenScores):
+    """Throws dice, so that nothing comes out twice."""
+
+    def score(self, previous, keys, values, weights):
+        return torch.rand_like(previous)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (ScoresInHalf, "check 'score': expected finite float32 numbers (2, 3, 1), got torch.bfloat16 (2, 3, 1)"),
+        (ScoresNobody, "check 'score': expected finite float32 numbers (2, 3, 1)"),
+        (ScoresTheWrongShape, "check 'score': expected finite float32 numbers (2, 3, 1), got torch.float32 (2, 3, 1, 8)"),
+        (ProtectsNobody, "check 'protected': expected 1 or more, and with 0 pinned fewer than 6, got 0"),
+        (ProtectsEverybody, "check 'protected': expected 1 or more, and with 0 pinned fewer than 6, got 6"),
+        (SaysLess, "check 'budget': expected at most 5 tokens at query 5, got 6"),
+        (Draws, "check 'division': expected logits of a text read in pieces within"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_scores_that_break_the_contract(policy, message, monkeypatch):
+    monkeypatch.setitem(policies._objects, "broken", policy)
+    monkeypatch.setattr(policy, "name", "broken", raising=False)
+    with pytest.raises(ContractError, match=re.escape("policy 'broken' breaks its contract, " + message)):
+        check_policy(policy())
+
+
+def test_correct_policies_of_an_outsider(monkeypatch):
+    for policy in (Correct, Broken):
+        monkeypatch.setitem(policies._objects, "broken", policy)
+        monkeypatch.setattr(policy, "name", "broken", raising=False)
+        check_policy(policy())

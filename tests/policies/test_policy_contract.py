@@ -1,0 +1,81 @@
+"""Every registered policy keeps the contract, at sizes that fit, that nearly do not, and that hypothesis comes up with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sinklab.policies.pinned import Pinned
+from sinklab.policies.sink_window import SinkWindow
+from sinklab.policies.strided import Strided
+from sinklab.policies.window import Window
+from sinklab.registry import policies
+from sinklab.testing import check_policy
+
+SETTINGS = {
+    "full": [{}],
+    "window": [{"window": 1}, {"window": 6}, {"window": 6, "positions": "original"}],
+    "sink_window": [
+        {"num_sinks": 4, "window": 7},
+        {"num_sinks": 1, "window": 1},
+        {"num_sinks": 0, "window": 5},
+        {"num_sinks": 2, "window": 5, "positions": "original"},
+    ],
+    "pinned": [
+        {"pinned": (0,), "window": 6},
+        {"pinned": (1, 4, 13), "window": 5},
+        {"pinned": (9,), "window": 1},
+        {"pinned": (), "window": 4},
+        {"pinned": (1, 4, 13), "window": 5, "positions": "original"},
+    ],
+    "strided": [
+        {"num_sinks": 2, "dense": 4, "span": 12, "stride": 2},
+        {"num_sinks": 0, "dense": 3, "span": 9, "stride": 3},
+        {"num_sinks": 5, "dense": 4, "span": 4, "stride": 4},
+    ],
+    "heavy_hitter": [{"heavy": 4, "recent": 3}, {"heavy": 1, "recent": 0}],
+    "value_norm": [
+        {"num_sinks": 2, "large": 3, "recent": 2},
+        {"num_sinks": 0, "large": 3, "recent": 0},
+        {"num_sinks": 1, "large": 2, "recent": 2, "attended": True},
+    ],
+    "recompute": [{"window": 6}, {"window": 7, "every": 3}, {"window": 4, "every": 5}],
+}
+"""Small settings of the policies that have large defaults; a new policy is checked as it comes."""
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"), [(name, fields) for name in policies for fields in SETTINGS.get(name, [{}])], ids=str
+)
+def test_policy(name, fields):
+    check_policy(policies[name](**fields))
+
+
+sizes = st.integers(1, 12)
+slot_policies = st.one_of(
+    st.builds(Window, window=sizes),
+    st.builds(SinkWindow, num_sinks=st.integers(0, 6), window=sizes),
+    st.builds(Pinned, pinned=st.sets(st.integers(0, 40), max_size=5).map(lambda found: tuple(sorted(found))), window=sizes),
+    st.tuples(st.integers(0, 6), st.integers(1, 4), st.integers(0, 4), st.integers(2, 4)).map(
+        lambda drawn: Strided(
+            num_sinks=drawn[0], dense=drawn[1] * drawn[3], span=(drawn[1] + drawn[2]) * drawn[3], stride=drawn[3]
+        )
+    ),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(policy=slot_policies)
+def test_slots_hold_what_is_visible(policy):
+    """Written once more, without the contract's helpers: a plain dictionary of slots."""
+    held: dict[int, int] = {}
+    for query in range(80):
+        held[int(policy.slots(torch.tensor(query)))] = query
+        seen = set(policy.visible(torch.tensor(query), torch.arange(query + 1)).nonzero().flatten().tolist())
+        assert seen == set(held.values())
+        if policy.positions == "in_cache":
+            for token, count in zip(policy.pinned, policy.evicted(torch.tensor(query)).tolist(), strict=True):
+                assert token > query or count == sum(key not in seen for key in range(token, query + 1))
+    assert len(held) == policy.num_slots == policy.max_held(80)

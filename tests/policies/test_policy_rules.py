@@ -1,0 +1,149 @@
+"""What each policy shows and where it puts things, by hand; and what it says to settings that make no sense."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sinklab.errors import ConfigurationError, UnknownNameError
+from sinklab.policies.full import Full
+from sinklab.policies.heavy_hitter import HeavyHitter
+from sinklab.policies.pinned import Pinned
+from sinklab.policies.recompute import Recompute
+from sinklab.policies.sink_window import SinkWindow
+from sinklab.policies.strided import Strided
+from sinklab.policies.value_norm import ValueNorm
+from sinklab.policies.window import Window
+from sinklab.streaming.policy import Policy
+
+
+def seen_by(policy, query):
+    return policy.visible(torch.tensor(query), torch.arange(40)).nonzero().flatten().tolist()
+
+
+def slots_of(policy, count):
+    return policy.slots(torch.arange(count)).tolist()
+
+
+def test_full():
+    assert seen_by(Full(), 3) == [0, 1, 2, 3]
+    assert (Full().max_held(7), Full.bounded, Full().positions) == (7, False, "original")
+
+
+def test_window():
+    policy = Window(window=3)
+    assert seen_by(policy, 1) == [0, 1]
+    assert seen_by(policy, 9) == [6, 7, 8, 9]
+    assert slots_of(policy, 6) == [0, 1, 2, 3, 0, 1]
+
+
+def test_sink_window():
+    policy = SinkWindow(num_sinks=2, window=3)
+    assert seen_by(policy, 9) == [0, 1, 6, 7, 8, 9]
+    assert slots_of(policy, 8) == [0, 1, 2, 3, 4, 5, 2, 3]
+    # As the published example has it: tokens 0, 1, 2, 3, 6, 7, 8 in the cache of 4+3 while 9 is decoded; nothing else is gone.
+    assert seen_by(SinkWindow(num_sinks=4, window=3), 9) == [0, 1, 2, 3, 6, 7, 8, 9]
+    assert SinkWindow(num_sinks=4, window=3).evicted(torch.tensor([7, 8, 9])).tolist() == [[0] * 4, [1] * 4, [2] * 4]
+
+
+def test_pinned():
+    policy = Pinned(pinned=(1, 5), window=2)
+    assert seen_by(policy, 0) == [0]
+    assert seen_by(policy, 4) == [1, 2, 3, 4]
+    assert seen_by(policy, 5) == [1, 2, 3, 4, 5]  # token 5 is pinned and takes nobody's place
+    assert seen_by(policy, 6) == [1, 3, 4, 5, 6]
+    assert seen_by(policy, 20) == [1, 5, 18, 19, 20]
+    assert slots_of(policy, 10) == [2, 0, 3, 4, 2, 1, 3, 4, 2, 3]
+    # Behind token 1 tokens 2 to 17 are gone without 5, behind token 5 tokens 6 to 17.
+    assert policy.evicted(torch.tensor(20)).tolist() == [15, 12]
+    first = Pinned(pinned=(0, 1), window=3)
+    index = torch.arange(30)
+    expected = SinkWindow(num_sinks=2, window=3).visible(index[:, None], index)
+    assert torch.equal(first.visible(index[:, None], index), expected)
+    assert torch.equal(first.slots(index), SinkWindow(num_sinks=2, window=3).slots(index))
+
+
+def test_strided():
+    policy = Strided(num_sinks=1, dense=4, span=12, stride=2)
+    assert seen_by(policy, 21) == [0, 10, 12, 14, 16, 18, 19, 20, 21]
+    assert seen_by(policy, 22) == [0, 12, 14, 16, 18, 19, 20, 21, 22]
+    assert policy.num_slots == 1 + 6 + 2
+    # Even tokens go round in slots 1 to 6 and odd ones in 7 and 8; token 0 is pinned.
+    assert slots_of(policy, 14) == [0, 7, 2, 8, 3, 7, 4, 8, 5, 7, 6, 8, 1, 7]
+
+
+def test_score_of_heavy_hitters():
+    score = HeavyHitter(heavy=2, recent=1).score(
+        torch.tensor([[[0.5, 1.5, 0.0]]]), torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2), torch.tensor([[[0.25, 0.5, 0.25]]])
+    )
+    assert score.tolist() == [[[0.75, 2.0, 0.25]]]
+    assert (HeavyHitter(heavy=2, recent=1).num_slots, HeavyHitter(heavy=2, recent=1).protected) == (4, 2)
+
+
+def test_score_of_value_norms():
+    values = torch.tensor([[[[1.0, -2.0], [0.5, 0.0]]]])
+    before, weights = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.5, 0.5]]])
+    plain = ValueNorm(num_sinks=1, large=2, recent=1)
+    assert plain.score(before, values, values, None).tolist() == [[[3.0, 0.5]]]
+    attended = ValueNorm(num_sinks=1, large=2, recent=1, attended=True)
+    assert attended.score(before, values, values, weights).tolist() == [[[2.5, 0.25]]]
+    assert (plain.needs_weights, attended.needs_weights) == (False, True)
+    assert (plain.num_slots, plain.protected, plain.pinned) == (5, 2, (0,))
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (Full(), "full"),
+        (Window(window=7), "0+7"),
+        (SinkWindow(), "4+1020"),
+        (SinkWindow(positions="original"), "4+1020, original positions"),
+        (Pinned(pinned=(0, 7), window=9), "{0, 7}+9"),
+        (Pinned(pinned=(0, 7), window=9, positions="original"), "{0, 7}+9, original positions"),
+        (Pinned(pinned=tuple(range(30)), window=9), "{30 tokens}+9"),
+        (Strided(), "4+512, 1 in 8 of 4096"),
+        (HeavyHitter(heavy=3, recent=4), "3 heavy+4"),
+        (ValueNorm(), "4+508 large+512"),
+        (ValueNorm(attended=True), "4+508 attended large+512"),
+        (Recompute(window=9, every=2), "recompute 9, every 2"),
+    ],
+)
+def test_describe(policy, words):
+    assert policy.describe() == words
+    assert Policy.from_dict(policy.to_dict()) == policy
+
+
+@pytest.mark.parametrize(
+    ("policy", "fields", "message"),
+    [
+        (Full, {"positions": "in_cache"}, r"policy 'full' evicts nothing, so positions are original; got 'in_cache'"),
+        (Window, {"window": 0}, r"window 0 must be 1 or more: a query sees so many tokens before it"),
+        (Window, {"positions": "absolute"}, r"positions 'absolute' is neither 'in_cache' nor 'original'"),
+        (SinkWindow, {"num_sinks": -1}, r"num_sinks -1 must be 0 or more"),
+        (SinkWindow, {"window": 0}, r"window 0 must be 1 or more"),
+        (Pinned, {"pinned": (3, 1)}, r"pinned \(3, 1\) must be a tuple of token indices, ascending, each once and 0 or more"),
+        (Pinned, {"pinned": (1, 1)}, r"pinned \(1, 1\) must be a tuple"),
+        (Pinned, {"pinned": (-1,)}, r"pinned \(-1,\) must be a tuple"),
+        (Pinned, {"pinned": 4}, r"pinned 4 must be a tuple"),
+        (Pinned, {"pinned": (0.5,)}, r"pinned \(0\.5,\) must be a tuple"),
+        (Pinned, {"window": 0}, r"window 0 must be 1 or more"),
+        (Strided, {"positions": "in_cache"}, r"policy 'strided' keeps original positions; got positions='in_cache'"),
+        (Strided, {"num_sinks": -2}, r"num_sinks -2 must be 0 or more"),
+        (Strided, {"stride": 1}, r"stride 1 must be 2 or more; policy 'sink_window' has no gaps"),
+        (Strided, {"dense": 12}, r"dense 12 must be a positive multiple of stride 8"),
+        (Strided, {"dense": 0}, r"dense 0 must be a positive multiple of stride 8"),
+        (Strided, {"span": 4100}, r"span 4100 must be a positive multiple of stride 8"),
+        (Strided, {"dense": 512, "span": 256}, r"span 256 must be at least dense 512, which it widens"),
+    ],
+)
+def test_settings_that_make_no_sense(policy, fields, message):
+    with pytest.raises(ConfigurationError, match=message):
+        policy(**fields)
+
+
+def test_by_name():
+    assert Policy.from_dict({"name": "pinned", "pinned": [0, 5], "window": 9}) == Pinned(pinned=(0, 5), window=9)
+    with pytest.raises(UnknownNameError, match=r"no policy is called 'sink_windows'. Did you mean 'sink_window'\?"):
+        Policy.from_dict({"name": "sink_windows"})
+    with pytest.raises(ConfigurationError, match="policy 'window' has no setting 'sinks'; it has positions, window"):
+        Policy.from_dict({"name": "window", "sinks": 4})
