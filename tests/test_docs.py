@@ -89,6 +89,8 @@ def test_examples_run(example, checkpoint, tmp_path, monkeypatch, capsys):
         "audit_a_model": r"loss 5\.\d+ nats per token\n(.*\n)+report: audited/report\.html",
         "measure_any_transformer": r"Session\(LlamaForCausalLM, 2 modules seen, 2 calls.*\n(.*\n)+Session\(ViTModel, 2 modules",
         "watch_a_trainer": r"loss \['step 0: 4\.\d+', .*'step 30: [0-3]\.\d+'\]\nsink_loss_gap \[.*\nloaded again: gated",
+        "stream_for_ever": r"trained on 256 positions\n(.*\n)+4\+128: 133 of 133 tokens .*\n(.*\n)+.*the same tokens: True",
+        "chat_with_a_bounded_cache": r"you  Read a file\.  \(2\d tokens read\)\n(.*\n)+never evicted: .*You write Python",
         "replace_softmax": r"sdpa +mean mass of a row: 1\.000\nsinklab_sigmoid +mean mass of a row: 0\.[3-7]",
     }
     assert re.search(expected[example.stem], printed), printed

@@ -235,8 +235,11 @@ class TestRefusals:
             save_state(open_reader(model, POLICY), tmp_path / "state")
         with pytest.raises(ConfigurationError, match="has read nothing yet"):
             save_state(SinkCache(model), tmp_path / "state")
-        with pytest.raises(ConfigurationError, match="policy 'full' keeps no cache of slots"):
-            save_state(open_reader(model, "full"), tmp_path / "state")
+        for policy in ("full", "recompute", "heavy_hitter"):
+            reader = open_reader(model, policy)
+            reader.read(torch.tensor([[5, 6]]))
+            with pytest.raises(ConfigurationError, match=f"policy '{policy}' keeps no cache of slots"):
+                save_state(reader, tmp_path / "state")
 
     def test_no_directory(self, model, prompt, tmp_path):
         reader = open_reader(model, POLICY)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from tests.conftest import make_sinklm
@@ -10,6 +14,7 @@ from transformers import GenerationConfig
 from sinklab import SinkCache
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError
 from sinklab.policies.sink_window import SinkWindow
+from sinklab.registry import policies
 from sinklab.streaming.chat import Chat
 from sinklab.streaming.decoding import TextDecoder
 from sinklab.streaming.reader import open_reader
@@ -79,6 +84,17 @@ class TestTokens:
     def test_positions_count_what_is_read(self, model, prompt):
         tokens = Stream(model, policy=POLICY).feed(prompt).generate(3)
         assert [token.position for token in tokens] == [40, 41, 42]
+
+    @pytest.mark.parametrize("name", sorted(policies))
+    def test_every_policy_streams(self, model, prompt, name):
+        """A token is the likeliest behind the text so far, as a reader of the policy has it that reads that text at once."""
+        small = {"window": 9, "heavy": 4, "large": 4, "recent": 5, "dense": 4, "span": 24, "stride": 4}
+        fields = {field.name for field in dataclasses.fields(policies[name])}
+        policy = {"name": name, **{field: size for field, size in small.items() if field in fields}}
+        found = ids_of(stream(model, prompt, policy=policy, max_new_tokens=15))
+        text = torch.cat((prompt, torch.tensor([found])), dim=1)
+        logits = open_reader(model, policy).read(text)
+        assert logits[0, prompt.shape[1] - 1 : -1].argmax(dim=-1).tolist() == found
 
     def test_a_policy_may_be_named_or_spelled(self, model, prompt):
         expected = ids_of(stream(model, prompt, policy=POLICY, max_new_tokens=5))
@@ -444,3 +460,16 @@ class TestErrors:
         sampler = Sampler(Sampling(), torch.device("cpu"))
         with pytest.raises(InputError, match="NaN or infinite, so there is no next token"):
             sampler(torch.tensor([[1.0, 2.0], [0.0, float("nan")]]))
+
+
+def test_the_document_runs(checkpoint, tmp_path, monkeypatch, capsys):
+    text = (Path(__file__).parents[2] / "docs" / "streaming.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 6
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block.replace("embedded:softmax", str(checkpoint)), names)
+    table = re.search(r"^```\n row  slot.*?^```", text, flags=re.MULTILINE | re.DOTALL)[0].splitlines()[1:-1]
+    shown = names["cache"].describe().drop(columns=["id", "text"]).to_string(index=False).splitlines()
+    assert [line.split() for line in shown] == [line.split() for line in table]
