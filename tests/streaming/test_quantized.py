@@ -73,7 +73,8 @@ def test_a_padded_batch_and_another_count_of_positions():
     exact, rounded = (SinkCache(model, **SIZES, quantized=quantized, chunk=8, rebase_at=24) for quantized in (False, True))
     logits = [read(model, cache, TOKENS[:, :30], mask[:, :30]) for cache in (exact, rounded)]
     logits = [
-        torch.cat((one, read_singly(model, cache, TOKENS[:, 30:])), dim=1) for one, cache in zip(logits, (exact, rounded))
+        torch.cat((one, read_singly(model, cache, TOKENS[:, 30:])), dim=1)
+        for one, cache in zip(logits, (exact, rounded), strict=True)
     ]
     assert rounded.books.rebases == exact.books.rebases > 0
     off = (logits[1] - logits[0])[mask.bool()].std() / logits[0][mask.bool()].std()
