@@ -21,6 +21,7 @@ FILES = (
     "docs/results.md",
     "docs/metrics.md",
     "docs/operations.md",
+    "docs/policies.md",
     "docs/pretraining.md",
     "docs/scores-that-depend-on-the-sink.md",
 )
@@ -61,7 +62,7 @@ def pages(plural: str) -> str:
     sections = []
     for name in KINDS[plural]:
         (page,) = (description for description in describe(name) if description.kind == KINDS[plural].kind)
-        body, _, settings = page.text.partition("\nArgs:\n")
+        body, _, settings = page.text.replace("\nAttributes:\n", "\nArgs:\n").partition("\nArgs:\n")
         defaults = {parameter.name: parameter.default for parameter in page.parameters}
         bullets = []
         for setting in re.split(r"\n(?=    \w)", settings.partition("\n\n")[0].rstrip()) if settings else ():
@@ -89,6 +90,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "recipes": lambda: plugins("recipes"),
     "tasks": lambda: plugins("tasks"),
     "operation_pages": lambda: pages("operations"),
+    "policies": lambda: plugins("policies"),
+    "policy_pages": lambda: pages("policies"),
     "paths": paths,
     "columns": columns,
     "metrics": metrics,

@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 
 from sinklab.cli.app import app
 from sinklab.corpora._corpus import Encoder
+from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import KINDS
-from sinklab.testing import check_operation, check_probe
+from sinklab.testing import check_operation, check_policy, check_probe
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -47,7 +48,7 @@ def test_every_document_with_derived_parts_is_refreshed(refresh):
     assert marked == set(refresh.FILES)
 
 
-@pytest.mark.parametrize("file", ["README.md", "docs/results.md", "docs/metrics.md"])
+@pytest.mark.parametrize("file", ["README.md", "docs/results.md", "docs/metrics.md", "docs/policies.md"])
 def test_derived_parts_are_fresh(refresh, file):
     text = (ROOT / file).read_text(encoding="utf-8")
     assert refresh.refreshed(text) == text, "run: make docs"
@@ -209,6 +210,18 @@ def test_add_a_position_scheme(recipe):
         rest = model(tokens[:, 7:], past_key_values=first.past_key_values).logits
     # float32 in two layers, in another order of summation.
     torch.testing.assert_close(torch.cat((first.logits, rest), dim=1), whole, rtol=0, atol=1e-5)
+
+
+def test_add_a_cache_policy(recipe):
+    every_other = recipe("policies/every_other.py")
+    check_policy(every_other(count=3))
+    with pytest.raises(ConfigurationError, match="count 0 must be 1 or more, and positions original"):
+        every_other(count=0)
+    assert every_other(count=2).visible(torch.tensor(9), torch.arange(12)).nonzero().flatten().tolist() == [6, 8, 9]
+    key_norm = recipe("policies/key_norm.py")
+    check_policy(key_norm(small=3, recent=2))
+    keys = torch.tensor([[[[3.0, 4.0], [1.0, 0.0]]]])
+    assert key_norm().score(torch.zeros(1, 1, 2), keys, keys, None).tolist() == [[[-5.0, -1.0]]]
 
 
 def test_add_a_recipe(recipe):

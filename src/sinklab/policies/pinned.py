@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sinklab.errors import ConfigurationError
 from sinklab.registry import policies
-from sinklab.streaming.policy import SlotPolicy
+from sinklab.streaming.policy import Positions, SlotPolicy
 
 __all__ = ["Pinned"]
 
@@ -30,10 +30,12 @@ class Pinned(SlotPolicy):
     Attributes:
         pinned: token indices that stay, ascending, each 0 or more.
         window: tokens before the query that are held besides, pinned ones not counted; 1 or more.
+        positions: ``in_cache`` or ``original``.
     """
 
     pinned: tuple[int, ...] = (0,)
     window: int = 1020
+    positions: Positions = "in_cache"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sinklab.errors import ConfigurationError
 from sinklab.registry import policies
-from sinklab.streaming.policy import SlotPolicy
+from sinklab.streaming.policy import Positions, SlotPolicy
 
 __all__ = ["SinkWindow"]
 
@@ -25,10 +25,12 @@ class SinkWindow(SlotPolicy):
     Attributes:
         num_sinks: first tokens that stay, 0 or more.
         window: tokens before the query that are held besides, 1 or more.
+        positions: ``in_cache`` or ``original``.
     """
 
     num_sinks: int = 4
     window: int = 1020
+    positions: Positions = "in_cache"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sinklab.errors import ConfigurationError
 from sinklab.registry import policies
-from sinklab.streaming.policy import SlotPolicy
+from sinklab.streaming.policy import Positions, SlotPolicy
 
 __all__ = ["Window"]
 
@@ -24,9 +24,11 @@ class Window(SlotPolicy):
 
     Attributes:
         window: tokens before the query that are held besides it, 1 or more.
+        positions: ``in_cache`` or ``original``.
     """
 
     window: int = 1024
+    positions: Positions = "in_cache"
 
     def __post_init__(self) -> None:
         super().__post_init__()
