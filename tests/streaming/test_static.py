@@ -116,6 +116,7 @@ def test_inductor():
     expected, _ = logits_of(model, 10)
     compile_steps(model)
     found, graphs = logits_of(model, 10)
-    # Fused float32 operations round in another order.
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    # Fused float32 operations round in another order; so do those of sdpa and eager, whose logits of size 1 are 9e-5 apart here,
+    # and both are 8e-5 from float64.
+    torch.testing.assert_close(found, expected, atol=3e-4, rtol=0)
     assert graphs[-1] == 1
