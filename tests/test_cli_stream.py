@@ -217,7 +217,7 @@ class TestBadInput:
             (["--prompt", "a", "--system", "b"], "--system goes with --chat; to pin a text in front of a prompt, use --keep"),
             (["--chat", "--keep", "b"], "--keep goes with a prompt; what a chat keeps is its --system message"),
             (["--chat", "--prompt", "b"], "--chat takes its turns from stdin, one a line"),
-            (["--prompt", "a", "--keep", "b" * 200], "the model was trained on 128: choose a shorter text"),
+            (["--prompt", "a", "--keep", "b" * 200], "the model was trained to see 128 at once: choose a shorter text"),
             (["--prompt", "a", "--resume", "nowhere"], "there is no state at nowhere; save one first"),
             (["--resume", "s", "--window", "9"], "--window cannot change a state that is resumed: leave it out, or begin anew"),
             (["--prompt", "a", "--save", "nowhere/s"], "there is no directory nowhere to save s in"),

@@ -163,6 +163,9 @@ class TestStreams:
         reader = open_reader(model, POLICY)
         reader.read(prompt)
         save_state(reader, tmp_path / "state")
+        Stream(model, policy=POLICY).feed(prompt).save(tmp_path / "stream")
+        with pytest.raises(ConfigurationError, match="policy cannot change a stream that goes on; begin another one"):
+            Stream.load(tmp_path / "stream", model, policy="window")
         with pytest.raises(InputError, match=r"the state of a cache and not of a stream; load it with load_state\(\)"):
             Stream.load(tmp_path / "state", model)
 

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import make_sinklm
-from transformers import GenerationConfig
+from transformers import (
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from sinklab import SinkCache
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError
@@ -108,6 +116,30 @@ class TestTokens:
         assert fitting_policy(model, {"name": "sink_window", "window": 500}).window == 500
         assert fitting_policy(model, SinkWindow(window=500)).window == 500
 
+    def test_the_default_policy_fits_layers_that_slide(self):
+        shape = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+        mistral = MistralForCausalLM(MistralConfig(**shape, num_key_value_heads=1, sliding_window=64)).eval()
+        source = Stream(mistral, stop_ids=()).feed([5, 6, 7])
+        assert source.reader.policy.num_slots == 64
+        source.generate(80)
+        assert source.telemetry().evicted == (3 + 79 - 64,)
+
+    def test_the_default_policy_leaves_room_for_positions_that_come_from_a_table(self):
+        """Dynamic frequencies hold up to position 128: what is held and positions to count on must be below."""
+        shape = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+        llama = LlamaForCausalLM(LlamaConfig(**shape, max_position_embeddings=128, rope_parameters=scaling)).eval()
+        source = Stream(llama, stop_ids=()).feed([5, 6, 7])
+        assert source.reader.policy.num_slots == 64
+        source.generate(300)
+        assert source.telemetry().highest_position < 128
+
+    def test_learned_positions_stream_by_recomputation(self):
+        gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=2, n_positions=32)).eval()
+        source = Stream(gpt2, policy="recompute", stop_ids=()).feed([5, 6, 7])
+        assert len(source.generate(60)) == 60
+        assert source.telemetry().capacity == 32
+
 
 class TestFeeding:
     def test_text_in_the_middle_equals_one_text(self, model, prompt):
@@ -121,6 +153,11 @@ class TestFeeding:
     def test_feeding_twice_equals_feeding_once(self, model, prompt):
         parts = Stream(model, policy=POLICY).feed(prompt[:, :15]).feed(prompt[:, 15:])
         assert ids_of(parts.generate(20)) == ids_of(stream(model, prompt, policy=POLICY, max_new_tokens=20))
+
+    def test_progress(self, model, prompt):
+        said = []
+        Stream(model, policy=POLICY, chunk=16).feed(prompt, progress=lambda done, total: said.append((done, total)))
+        assert said == [(16, 40), (32, 40), (40, 40)]
 
     def test_generate_goes_on(self, model, prompt):
         source = Stream(model, policy=POLICY).feed(prompt)
@@ -307,11 +344,11 @@ class TestKeeping:
 
     def test_what_does_not_fit_is_refused(self, model):
         message = (
-            r"has 100 tokens and the policy holds 301 with it; the model was trained on 128: choose a window of 27 or less"
+            "100 tokens and the policy holds 301 with it; the model was trained to see 128 at once: choose a window of 27 or"
         )
         with pytest.raises(ConfigurationError, match=message):
             Stream(model, policy=SinkWindow(window=200), keep=[5] * 100)
-        with pytest.raises(ConfigurationError, match="trained on 128: choose a shorter text"):
+        with pytest.raises(ConfigurationError, match="trained to see 128 at once: choose a shorter text"):
             Stream(model, keep=[5] * 130)
         with pytest.raises(ConfigurationError, match="policy 'window' cannot keep a text: it pins no tokens"):
             Stream(model, policy="window", keep=[5])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sinklab.cli import output
 from sinklab.cli.libraries import prepare_libraries
 from sinklab.errors import ConfigurationError, InputError
 
@@ -151,7 +152,8 @@ def stream(
             source = Stream(loaded.model, keep=keep, **settings)
     _warn(loaded, source)
     if text is not None:
-        source.feed(text)
+        with output.progress() as update:
+            source.feed(text, progress=lambda done, total: update("prompt", done, total))
     writer = _Writer(source, as_json, max_new_tokens)
     try:
         if talk is None:

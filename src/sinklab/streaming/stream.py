@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
@@ -14,8 +15,10 @@ from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.streaming.decoding import TextDecoder
-from sinklab.streaming.policy import Policy
+from sinklab.streaming.ordered import has_ordered_bias
+from sinklab.streaming.policy import Policy, SlotPolicy
 from sinklab.streaming.reader import Reader, open_reader
+from sinklab.streaming.rotation import read_rotations
 from sinklab.streaming.sampling import Sampler, Sampling
 from sinklab.streaming.state import read_state, save_state
 from sinklab.streaming.telemetry import Telemetry
@@ -139,13 +142,16 @@ class Stream:
 
     # --- in ------------------------------------------------------------------------------------------------------------------
 
-    def feed(self, given: Given, attention_mask: Tensor | None = None) -> Stream:
+    def feed(
+        self, given: Given, attention_mask: Tensor | None = None, *, progress: Callable[[int, int], None] | None = None
+    ) -> Stream:
         """Read more text, and let rows that had ended go on; returns the stream.
 
         Args:
             given: text, ids ``(length,)`` or ``(batch, length)``, or a list of texts or of ids, one a row, which are padded on
                 the left. The tokenizer adds its special tokens to a text that begins the stream, and to no other.
             attention_mask: ``(batch, length)`` of these ids: 1 for tokens and 0 for padding; the last column has none of it.
+            progress: called after every chunk with the columns read and their number.
 
         Raises:
             InputError: nothing to read, text without a tokenizer, or ids that the model does not have.
@@ -161,8 +167,11 @@ class Stream:
         if self._pending is not None:
             ids = torch.cat((self._pending[:, None], ids), dim=1)
             mask = torch.cat((self._valid[:, None], mask), dim=1)
-        for piece, valid in zip(ids.split(self.chunk, dim=1), mask.split(self.chunk, dim=1), strict=True):
-            self._read(piece, valid)
+        for start in range(0, ids.shape[1], self.chunk):
+            part = slice(start, start + self.chunk)
+            self._read(ids[:, part], mask[:, part])
+            if progress is not None:
+                progress(min(start + self.chunk, ids.shape[1]), ids.shape[1])
         self._ended = [False] * len(ids)
         return self
 
@@ -313,7 +322,10 @@ class Stream:
 
         Raises:
             InputError: a file that cannot be used, or was written with another model.
+            ConfigurationError: a change of the policy, or of what is kept.
         """
+        if fixed := changes.keys() & {"policy", "keep"}:
+            raise ConfigurationError(f"{min(fixed)} cannot change a stream that goes on; begin another one")
         saved = read_state(path, model)
         notes, tensors = saved.notes, saved.tensors
         if "settings" not in notes:
@@ -366,7 +378,7 @@ def fitting_policy(model: PreTrainedModel, policy: Policy | str | dict[str, Any]
     """The policy that is meant, with at least the first ``pinned`` tokens pinned.
 
     Where it is given by its settings and they name no window, the window is the policy's own, 1,020 tokens for sinks and
-    window, or less: what is held then fits into the context that the model was trained on.
+    window, or less: what is held then fits into what the model was trained to see at once.
 
     Raises:
         UnknownNameError, ConfigurationError: no such policy, a setting it refuses, or tokens to pin that do not fit.
@@ -377,26 +389,38 @@ def fitting_policy(model: PreTrainedModel, policy: Policy | str | dict[str, Any]
         policy = Policy.from_dict(settings)
     if pinned:
         policy = _pinning(policy, pinned)
-    context, held = _context(model), policy.max_held(1 << 62)
-    if context is None or not policy.bounded or held <= context:
-        return policy
     window = getattr(policy, "window", 0)
-    room = window - (held - context)
-    if settings and "window" not in settings and room >= 1:
-        return dataclasses.replace(policy, window=room)  # type: ignore[call-arg]
-    if pinned:
+    if settings and window and "window" not in settings:
+        excess = policy.max_held(1 << 62) - min(_context(model), _same_frequencies(model, policy))
+        if 0 < excess < window:
+            policy = dataclasses.replace(policy, window=window - excess)  # type: ignore[call-arg]
+            window -= excess
+    context, held = _context(model), policy.max_held(1 << 62)
+    if pinned and policy.bounded and held > context:
+        room = window - (held - context)
         advice = f"choose a window of {room} or less, or a shorter text" if room >= 1 else "choose a shorter text"
         raise ConfigurationError(
-            f"the text to keep has {pinned} tokens and the policy holds {held} with it; the model was trained on {context}: "
-            f"{advice}"
+            f"the text to keep has {pinned} tokens and the policy holds {held} with it; the model was trained to see {context} "
+            f"at once: {advice}"
         )
     return policy
 
 
-def _context(model: PreTrainedModel) -> int | None:
-    """Positions that the model was trained on, if its config says."""
-    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return length if isinstance(length, int) and length > 0 else None
+def _context(model: PreTrainedModel) -> int:
+    """Tokens that every layer of the model was trained to see at once, as far as its config says."""
+    config = model.config.get_text_config()
+    sizes = [getattr(config, "max_position_embeddings", None)]
+    kinds = getattr(config, "layer_types", None) or []
+    if "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True)):
+        sizes.append(getattr(config, "sliding_window", None))
+    return min((size for size in sizes if isinstance(size, int) and size > 0), default=sys.maxsize)
+
+
+def _same_frequencies(model: PreTrainedModel, policy: Policy) -> int:
+    """Half of the positions below which a model keeps its frequencies: with fewer to spare they are counted anew too often."""
+    if not isinstance(policy, SlotPolicy) or has_ordered_bias(model):
+        return sys.maxsize
+    return (read_rotations(model).limit or sys.maxsize) // 2
 
 
 def _end_tokens(model: PreTrainedModel) -> Sequence[int]:
