@@ -44,7 +44,7 @@ REFUSED = {
     "bamba": "layers of the kind linear_attention",
     "deepseek_v2": "multi-head latent attention",
     "deepseek_v3": "multi-head latent attention",
-    "deepseek_v32": "layers of the kind indexed_attention",
+    "deepseek_v32": "layers of the kind (indexed|deepseek_sparse)_attention",
     "gpt2": "learned or sinusoidal embeddings",
     "gpt_bigcode": "learned or sinusoidal embeddings",
     "gpt_neo": "learned or sinusoidal embeddings",

@@ -385,8 +385,8 @@ class PolicyCache(Cache):
         Raises:
             ConfigurationError: tokens that would be held again have been evicted, or a padded batch.
         """
-        columns = self.books.columns
-        keep = columns + tokens_to_remove if tokens_to_remove <= 0 else tokens_to_remove
+        columns, count = self.books.columns, int(tokens_to_remove)  # some releases hand in a tensor
+        keep = columns + count if count <= 0 else count
         if 0 <= keep < columns:
             with _kept_tensors():
                 self.books.crop(keep)
