@@ -8,10 +8,10 @@ PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow bench embedded emergence docs lint format types check clean
+.PHONY: help install demo test test-slow test-versions bench embedded emergence docs lint format types check clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed  ## make .venv with sinklab and everything its tests need
 
@@ -32,6 +32,9 @@ test: install  ## the test suite without the slow and the GPU tests
 
 test-slow: install  ## the slow tests too (minutes each)
 	$(PYTEST) -n 2 --dist loadfile -m 'not gpu'
+
+test-versions: install  ## the streaming tests on the oldest transformers that is supported and one between (makes build/versions)
+	$(BIN)/python -m tests.streaming.versions
 
 bench: install  ## every benchmark, as ratios measured in the same run; fails when a bar is missed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
