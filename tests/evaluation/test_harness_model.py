@@ -191,6 +191,8 @@ class TestDepend:
             InputError, match=r"lm-evaluation-harness \S+ has no task 'no_such_task' in \S+; list its tasks with"
         ):
             depend(embedded, [f"lm_eval:{task_folder}:no_such_task"], window=40, policies=[])
+        with pytest.raises(ConfigurationError, match=r"--bos none: the harness leaves the token in front to the tokenizer"):
+            depend(embedded, [f"lm_eval:{task_folder}:defined_name"], window=40, policies=[], bos="none")
         with pytest.raises(
             ConfigurationError, match=r"0 of 24 documents are longer than the window of 200 tokens, the longest"
         ):

@@ -100,6 +100,10 @@ def depend(
     if items < 2:
         raise ConfigurationError(f"--items {items} must be 2 or more: an interval needs several texts")
     chosen = [_task(task) if isinstance(task, str) and not task.startswith(HARNESS) else task for task in tasks]
+    if bos != "auto" and any(isinstance(task, str) for task in chosen):
+        raise ConfigurationError(
+            f"--bos {bos}: the harness leaves the token in front to the tokenizer; leave it out with {HARNESS}"
+        )
     loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
     contenders = make_contenders(default_window(loaded) if window is None else window, sinks, policies)
     with_bos = uses_bos(loaded.encoder, bos)

@@ -22,6 +22,8 @@ __all__ = ["ScoredTask", "counted_questions", "curve", "effective_lengths", "per
 
 BATCH_TOKENS = 32_768
 """Tokens of a sheet that are read side by side."""
+BATCH_LOGITS = 2**27
+"""Logits of one answer that are held at once; 0.5 GB in float32."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,7 +75,8 @@ def run_task(
 def _score_all(loaded: LoadedModel, policy: Policy, sheet: Sheet) -> list[Scores]:
     """All rows of a sheet, as many at a time as make a batch."""
     rows, length = sheet.tokens.shape
-    size = max(1, min(rows, BATCH_TOKENS // length))
+    longest = max(question.stop - question.start for question in sheet.questions)
+    size = max(1, min(rows, BATCH_TOKENS // length, BATCH_LOGITS // (longest * max(1, loaded.encoder.vocab_size))))
     parts = []
     for start in range(0, rows, size):
         part = Sheet(sheet.tokens[start : start + size], sheet.questions, sheet.at)

@@ -26,7 +26,7 @@ LABELS = 1000
 @tasks.register("line_lookup")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LineLookup(Task):
-    """The stream of Xiao et al. 2024 (arXiv 2309.17453), section 4.4, made anew, since its data were never released.
+    """The stream of Xiao et al. 2024 (arXiv 2309.17453), StreamEval, made anew, since its data were never released.
 
     A line is ``line 417: REGISTER_CONTENT is 5802`` with random digits; a question repeats the line up to its content, with
     ``Recall`` in front. The stream goes on until some questions have been asked after more tokens than the budget holds. By the

@@ -25,7 +25,7 @@ DIGITS = 2
 class QuestionStream(Task):
     """Every turn can be answered from itself; what differs is how late in the stream it comes.
 
-    It stands for the streaming question answering of Xiao et al. 2024 (arXiv 2309.17453), section 4.3, where the questions of a
+    It stands for the streaming question answering of Xiao et al. 2024 (arXiv 2309.17453), where the questions of a
     benchmark are put one after the other; these are generated, so that no answer can be known beforehand.
 
     Args:
