@@ -74,6 +74,10 @@ class Strided(SlotPolicy):
     def num_slots(self) -> int:
         return self.num_sinks + self._sparse + self._others
 
+    @property
+    def reach(self) -> int:
+        return self.span
+
     def slots(self, tokens: Tensor) -> Tensor:
         multiples = tokens // self.stride  # how many multiples of the stride there are before a token that is none
         sparse = multiples.remainder(self._sparse)

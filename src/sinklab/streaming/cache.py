@@ -141,15 +141,16 @@ class PolicyCache(Cache):
         config = model.config.get_text_config()
         rotations = read_rotations(model)
         _require_positions(self.policy, rotations.limit, type(model).__name__)
-        room = self.policy.num_slots + self.chunk
+        reach = self.policy.reach
+        room = reach + self.chunk
         usual = max(2 * room, _REBASE_HALF if model.dtype in (torch.float16, torch.bfloat16) else _REBASE)
         limit = min(self.rebase_at or usual, rotations.limit or sys.maxsize)
         if limit < room:
-            self.chunk = max(1, limit - self.policy.num_slots) if self.rebase_at is None else self.chunk
-            limit = max(limit, self.policy.num_slots + self.chunk)
+            self.chunk = max(1, limit - reach) if self.rebase_at is None else self.chunk
+            limit = max(limit, reach + self.chunk)
             if limit > (rotations.limit or sys.maxsize) or self.rebase_at is not None:
                 raise ConfigurationError(
-                    f"positions up to {limit} are too few: the policy holds {self.policy.num_slots} tokens and a chunk has "
+                    f"positions up to {limit} are too few: the policy holds {_extent(self.policy)} and a chunk has "
                     f"{self.chunk}; choose a smaller window or chunk"
                 )
         self.rebase_at = limit
@@ -502,10 +503,15 @@ def _require_decoder(model: PreTrainedModel, policy: SlotPolicy) -> None:
 
 
 def _require_positions(policy: SlotPolicy, limit: int | None, name: str) -> None:
-    if limit is not None and policy.num_slots >= limit:
+    if limit is not None and policy.reach >= limit:
         raise UnsupportedModelError(
-            f"{name} keeps its frequencies up to position {limit}, and the policy holds {policy.num_slots} tokens; choose fewer"
+            f"{name} keeps its frequencies up to position {limit}, and the policy holds {_extent(policy)}; choose fewer"
         )
+
+
+def _extent(policy: SlotPolicy) -> str:
+    """How much a policy holds, in words."""
+    return f"{policy.num_slots} tokens" + ("" if policy.reach == policy.num_slots else f" over {policy.reach} positions")
 
 
 class _Hooks:

@@ -118,6 +118,11 @@ class SlotPolicy(Policy):
     def num_slots(self) -> int:
         """Slots of the cache, pinned ones included: the most tokens that are held."""
 
+    @property
+    def reach(self) -> int:
+        """From the oldest token that is held without being pinned to the newest: positions that a model must tell apart."""
+        return self.num_slots
+
     @abc.abstractmethod
     def slots(self, tokens: Tensor) -> Tensor:
         """Slot of each token index, int64 of the same shape."""
@@ -179,6 +184,11 @@ class ScoredPolicy(Policy):
     @abc.abstractmethod
     def num_slots(self) -> int:
         """Tokens that are held, the one being processed included."""
+
+    @property
+    def reach(self) -> int:
+        """Positions that a model must tell apart at once; older keys are turned to where they stand, however far that is."""
+        return self.num_slots
 
     @property
     @abc.abstractmethod

@@ -1,0 +1,126 @@
+"""Policies other than sink and window in the cache of slots: padding, chunks, beams and positions counted anew."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from tests.architectures.zoo import VOCAB, enliven, grouped
+from torch import Tensor
+
+from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.policies.full import Full
+from sinklab.policies.pinned import Pinned
+from sinklab.policies.sink_window import SinkWindow
+from sinklab.policies.strided import Strided
+from sinklab.policies.window import Window
+from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.reader import open_reader
+
+LENGTH = 44
+POLICIES = (
+    Window(window=6),
+    Pinned(pinned=(0, 5, 20), window=6),
+    Pinned(pinned=(3, 30), window=4, positions="original"),
+    Strided(num_sinks=1, dense=4, span=16, stride=4),
+)
+TOLERANCE = 2e-4
+"""float32 at positions below 50: angles are off by up to 3e-6, scores of size ten by up to 4e-5, logits by a few times that."""
+
+
+@pytest.fixture(scope="module")
+def model():
+    made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**grouped()))
+    enliven(made, seed=13)
+    return made.eval()
+
+
+def text(rows: int = 1, seed: int = 3) -> Tensor:
+    return torch.randint(4, VOCAB, (rows, LENGTH), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def read(model, tokens, cache, pieces) -> Tensor:
+    parts = tokens.split(list(pieces), dim=1)
+    return torch.cat([model(input_ids=part, past_key_values=cache).logits for part in parts], dim=1)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.describe())
+def test_padding(model, policy):
+    tokens, mask = text(rows=3), torch.ones(3, LENGTH, dtype=torch.long)
+    mask[1, :17] = 0
+    mask[2, 10:19] = 0
+    mask[2, 40:] = 0
+    for pieces in ([LENGTH], [1] * LENGTH, [13, 1, 1, 20, 9]):
+        reader = open_reader(model, policy, chunk=7)
+        parts = zip(tokens.split(pieces, dim=1), mask.split(pieces, dim=1), strict=True)
+        found = torch.cat([reader.read(part, shown) for part, shown in parts], dim=1)
+        for row in range(3):
+            shown = mask[row].bool()
+            alone = read(model, tokens[row : row + 1, shown], PolicyCache(policy, model), [int(shown.sum())])
+            torch.testing.assert_close(found[row, shown], alone[0], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.describe())
+def test_positions_counted_anew(model, policy):
+    tokens = text()
+    expected = read(model, tokens, PolicyCache(policy, model), [LENGTH])
+    for pieces in ([LENGTH], [1] * LENGTH):
+        cache = PolicyCache(policy, model, chunk=3, rebase_at=policy.reach + 4)
+        torch.testing.assert_close(read(model, tokens, cache, pieces), expected, atol=TOLERANCE, rtol=0)
+        assert cache.books.rebases >= 2
+        assert cache.books.highest_position < policy.reach + 4
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.describe())
+def test_beams(model, policy):
+    tokens = text(rows=2)
+    cache = PolicyCache(policy, model)
+    read(model, tokens[:, :30], cache, [30])
+    cache.reorder_cache(torch.tensor([1, 1]))
+    found = read(model, tokens[:, 30:], cache, [14])
+    for row in range(2):
+        whole = torch.cat((tokens[1:, :30], tokens[row : row + 1, 30:]), dim=1)
+        alone = read(model, whole, PolicyCache(policy, model), [LENGTH])[0, 30:]
+        torch.testing.assert_close(found[row], alone, atol=TOLERANCE, rtol=0)
+
+
+def test_pinning_what_is_first_is_sink_and_window(model):
+    tokens = text()
+    pinned = read(model, tokens, PolicyCache(Pinned(pinned=(0, 1), window=7), model), [LENGTH])
+    sinks = read(model, tokens, PolicyCache(SinkWindow(num_sinks=2, window=7), model), [LENGTH])
+    assert torch.equal(pinned, sinks)
+    none = read(model, tokens, PolicyCache(SinkWindow(num_sinks=0, window=7), model), [LENGTH])
+    assert torch.equal(read(model, tokens, PolicyCache(Window(window=7), model), [LENGTH]), none)
+
+
+def test_a_padded_batch_in_full(model):
+    """Also where positions enter the hidden states: rows are counted from their first token."""
+    learned = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    )
+    enliven(learned, seed=1)
+    tokens, mask = text(rows=2), torch.ones(2, LENGTH, dtype=torch.long)
+    mask[1, :9] = 0
+    for some in (model, learned.eval()):
+        reader = open_reader(some, Full())
+        found = torch.cat([reader.read(tokens[:, :20], mask[:, :20]), reader.read(tokens[:, 20:])], dim=1)
+        with torch.no_grad():
+            for row, start in ((0, 0), (1, 9)):
+                alone = some(input_ids=tokens[row : row + 1, start:], use_cache=False).logits[0]
+                torch.testing.assert_close(found[row, start:], alone, atol=TOLERANCE, rtol=0)
+        reader.reset()
+        torch.testing.assert_close(reader.read(tokens, keep=1)[:1], found[:1, -1:], atol=TOLERANCE, rtol=0)
+
+
+def test_room_for_positions(model):
+    wide = Strided(num_sinks=0, dense=4, span=16, stride=4)
+    with pytest.raises(
+        ConfigurationError, match=r"too few: the policy holds 7 tokens over 16 positions and a chunk has 128; choose"
+    ):
+        PolicyCache(wide, model, rebase_at=20)
+    table = transformers.GPTJForCausalLM(
+        transformers.GPTJConfig(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=64)
+    )
+    with pytest.raises(UnsupportedModelError, match=r"up to position 64, and the policy holds 19 tokens over 64 positions"):
+        PolicyCache(Strided(num_sinks=0, dense=4, span=64, stride=4), table)
