@@ -208,6 +208,7 @@ class TestBadInput:
             (["--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens 0 must be 1 or more; leave it out for no end"),
             (["--prompt", "a", "--window", "0"], "window 0 must be 1 or more"),
             (["--prompt", "a", "--sinks", "-1"], "num_sinks -1 must be 0 or more"),
+            (["--prompt", "a", "--sinks", "200"], "policy 200+1020 leaves no room for a window in the 128 tokens"),
             (["--prompt", "a", "--policy", "windw"], "no policy is called 'windw'. Did you mean 'window'?"),
             (["--prompt", "a", "--policy", "window", "--sinks", "4"], "policy 'window' has no setting 'num_sinks'"),
             (["--prompt", "a", "--set", "window"], "--set 'window' is not of the form FIELD=VALUE"),

@@ -115,6 +115,8 @@ class TestTokens:
         assert (policy.num_sinks, policy.window, policy.num_slots) == (4, 123, 128)
         assert fitting_policy(model, {"name": "sink_window", "window": 500}).window == 500
         assert fitting_policy(model, SinkWindow(window=500)).window == 500
+        with pytest.raises(ConfigurationError, match=r"200\+1020 leaves no room for a window in the 128 tokens .* fewer sinks"):
+            fitting_policy(model, {"name": "sink_window", "num_sinks": 200})
 
     def test_the_default_policy_fits_layers_that_slide(self):
         shape = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -170,6 +172,12 @@ class TestFeeding:
         held = source.reader.cache.describe(tokenizer)
         assert held["text"].tolist().count("<bos>") == 1
         assert "".join(held["text"]) == "<bos>def f(x):"
+
+    def test_a_reader_that_has_read_goes_on(self, model, tokenizer):
+        reader = open_reader(model, SinkWindow(num_sinks=1, window=40))
+        reader.read(torch.tensor([tokenizer("def f(")["input_ids"]]))
+        source = Stream(model, policy=reader, tokenizer=tokenizer).feed("x):")
+        assert "".join(source.reader.cache.describe(tokenizer)["text"]) == "<bos>def f(x):"
 
     def test_nothing_of_a_stream_grows(self, model, prompt):
         def numbers(source):

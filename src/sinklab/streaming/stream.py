@@ -195,7 +195,7 @@ class Stream:
             if mask is not None:
                 raise InputError("an attention_mask goes with a tensor of ids; lists are padded here")
             several = not isinstance(given, str) and len(given) > 0 and not isinstance(given[0], int)
-            first = not self._ended and not self._kept
+            first = not self.reader.position and not self._kept
             ids, valid = _padded([self._encode(row, first=first) for row in (given if several else [given])])  # type: ignore[arg-type]
         if not ids.numel() or not bool(valid.any(dim=1).all()):
             raise InputError("there is nothing to read: a prompt needs a token or more in every row")
@@ -391,10 +391,15 @@ def fitting_policy(model: PreTrainedModel, policy: Policy | str | dict[str, Any]
         policy = _pinning(policy, pinned)
     window = getattr(policy, "window", 0)
     if settings and window and "window" not in settings:
-        excess = policy.max_held(1 << 62) - min(_context(model), _same_frequencies(model, policy))
-        if 0 < excess < window:
-            policy = dataclasses.replace(policy, window=window - excess)  # type: ignore[call-arg]
-            window -= excess
+        most, held = min(_context(model), _same_frequencies(model, policy)), policy.max_held(1 << 62)
+        if held > most:
+            window -= held - most
+            if window < 1 and not pinned:
+                raise ConfigurationError(
+                    f"policy {policy.describe()} leaves no room for a window in the {most} tokens that the model was trained to "
+                    "see at once; choose fewer sinks, or name a window"
+                )
+            policy = dataclasses.replace(policy, window=window) if window >= 1 else policy  # type: ignore[call-arg]
     context, held = _context(model), policy.max_held(1 << 62)
     if pinned and policy.bounded and held > context:
         room = window - (held - context)
