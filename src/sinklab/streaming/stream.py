@@ -396,8 +396,8 @@ def fitting_policy(model: PreTrainedModel, policy: Policy | str | dict[str, Any]
             window -= held - most
             if window < 1 and not pinned:
                 raise ConfigurationError(
-                    f"policy {policy.describe()} leaves no room for a window in the {most} tokens that the model was trained to "
-                    "see at once; choose fewer sinks, or name a window"
+                    f"policy {policy.describe()} leaves no room for a window in the {most} tokens that the model was trained "
+                    "to see at once; choose fewer sinks, or name a window"
                 )
             policy = dataclasses.replace(policy, window=window) if window >= 1 else policy  # type: ignore[call-arg]
     context, held = _context(model), policy.max_held(1 << 62)
