@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from tests.conftest import make_sinklm, make_tokenizer
 from tests.evaluation.induction import InductionReader
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from sinklab.errors import ConfigurationError, MeasurementError, UnknownNameError, UnsupportedModelError
+from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnknownNameError, UnsupportedModelError
 from sinklab.evaluation import depend
 from sinklab.evaluation.contenders import make_contenders, parse_policy
 from sinklab.evaluation.score import score_sheet
@@ -187,6 +188,15 @@ class TestRefusals:
         outcome = depend(loaded, ["question_stream"], **QUICK).summary["tasks"][0]
         assert {"policy": "full", "refused": "not with this one"} in outcome["policies"]
         assert "full" not in outcome["curves"]
+
+    def test_a_harness_that_is_not_installed(self, loaded, monkeypatch):
+        for module in ("sinklab.evaluation.harness", "sinklab.evaluation.lm_eval"):
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        monkeypatch.setitem(sys.modules, "lm_eval", None)
+        with pytest.raises(
+            InputError, match=r"lm-evaluation-harness cannot be imported .* pip install 'sinklab\[evaluation\]'"
+        ):
+            depend(loaded, ["lm_eval:arc_easy"], **QUICK)
 
     def test_texts_that_tell_nothing_apart(self, loaded):
         with pytest.raises(ConfigurationError, match=r"task 'long_text' asks nothing .* window of 60: .* longer texts"):

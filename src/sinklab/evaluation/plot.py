@@ -22,10 +22,14 @@ def write_plot(summary: Mapping[str, Any], path: Path) -> None:
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
+    places: list[int] = []
     for number, (name, curve) in enumerate(summary["curves"].items()):
         places = [point["at"] for point in curve]
         colour = COLOURS[number % len(COLOURS)]
-        axes.plot(places, [point["mean"] for point in curve], marker="o", markersize=3, color=colour, label=name)
+        # Policies that agree lie on top of each other; dashes of different lengths let all of them be seen.
+        dashes = (0, (1 + number, number % 3))
+        means = [point["mean"] for point in curve]
+        axes.plot(places, means, marker="o", markersize=3, linestyle=dashes, color=colour, label=name)
         axes.fill_between(
             places, [point["low"] for point in curve], [point["high"] for point in curve], color=colour, alpha=0.15, linewidth=0
         )
@@ -33,6 +37,9 @@ def write_plot(summary: Mapping[str, Any], path: Path) -> None:
         axes.axhline(summary["chance"], color="0.6", linewidth=0.8, linestyle=":", label="chance")
     axes.axvline(summary["window"], color="0.6", linewidth=0.8, linestyle="--")
     axes.set_xscale("log", base=2)
+    if len(places) <= 10:
+        axes.set_xticks(places, [str(place) for place in places])
+        axes.minorticks_off()
     axes.set_xlabel(AXES[summary["axis"]])
     axes.set_ylabel(f"{summary['metric'].replace('_', ' ')} ({summary['unit']})")
     axes.set_title(f"{summary['task']}: depends on the sink tokens: {summary['verdict']}", fontsize=10)
