@@ -56,7 +56,7 @@ def main(releases: list[str]) -> int:
             f"transformers {subprocess.run([python, '-c', said], check=True, capture_output=True, text=True).stdout}",
             flush=True,
         )
-        run = subprocess.run([python, "-m", "pytest", "-q", *tests], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        run = subprocess.run([python, "-m", "pytest", *tests], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
         outcomes[release] = run.returncode
     for release, code in outcomes.items():
         print(f"transformers {release}: {'passed' if code == 0 else 'FAILED'}")
