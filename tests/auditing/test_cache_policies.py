@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.conftest import TEXT, make_sinklm
 
-from sinklab.auditing.cache_policies import _recomputed, compare_policies
+from sinklab.auditing.cache_policies import _completed, _recomputed, compare_policies
 from sinklab.auditing.long_texts import long_texts
 from sinklab.auditing.policy_plan import _found_sinks, plan_policies
 from sinklab.auditing.recommendation import recommend
@@ -194,6 +194,16 @@ class TestComparison:
         # Points of the curve are 5 tokens wide; 12 of them begin at token 60 or later, and their last 4 tokens are scored.
         assert scored == known.sum() == 2 * 12 * 4
         torch.testing.assert_close(found[known], losses(model.model, rows, policy)[known], atol=1e-4, rtol=0)
+
+    def test_losses_at_some_tokens_are_completed_by_paired_differences(self):
+        reference = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
+        sampled = torch.tensor([[torch.nan, torch.nan, torch.nan, 4.5, 5.1, 6.3]])
+        sampled[0, 4] = torch.nan
+        # Tokens 1 to 6 in two stretches, [1, 4) and [4, 7); from token 3 on. Nothing is known of the first stretch.
+        found = _completed(sampled, reference, 3, [1, 4, 7])
+        assert found[0, :3].isnan().all()
+        # Differences 0.5 and 0.3 in the second: 0.4 on top of the reference.
+        torch.testing.assert_close(found[0, 3:], torch.tensor([4.4, 5.4, 6.4]))
 
     def test_rows_of_the_long_table(self, result):
         table = read_table(result.folder / "table.parquet")

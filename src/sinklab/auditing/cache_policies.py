@@ -61,7 +61,7 @@ class CacheResult:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Measured:
-    """One policy: losses ``(documents, tokens - 1)`` in nats, NaN where not scored, and tokens scored a second."""
+    """One policy: losses ``(documents, tokens - 1)`` in nats, NaN where not scored, and tokens scored in a second."""
 
     policy: Policy
     budget: int | None
@@ -278,6 +278,15 @@ def _summary(
     bos: bool,
 ) -> dict[str, Any]:
     length = rows.shape[1]
+    edges = _edges(length)
+    counts = [int((~entry.losses[:, first - 1 :].isnan()).sum()) for entry in measured]
+    plain = {entry.budget: entry.losses for entry in measured if entry.budget and _num_sinks(entry.policy) == 0}
+    measured = [
+        dataclasses.replace(entry, losses=_completed(entry.losses, plain[entry.budget], first, edges))
+        if entry.policy.name == "recompute" and entry.budget in plain
+        else entry
+        for entry in measured
+    ]
     scored = [entry.losses[:, first - 1 :] for entry in measured]
     by_sinks: dict[int, dict[int, Tensor]] = {budget: {} for budget in budgets}
     others: dict[str, dict[int | None, Tensor]] = {"full": {}, "recompute": {}}
@@ -286,10 +295,9 @@ def _summary(
             by_sinks[entry.budget][_num_sinks(entry.policy) or 0] = part
         if entry.policy.name in others:
             others[entry.policy.name][entry.budget] = part
-    edges = _edges(length)
     entries = []
-    for entry, part, speed in zip(measured, scored, timed, strict=True):
-        plain = by_sinks.get(entry.budget or -1, {}).get(0)
+    for entry, part, speed, count in zip(measured, scored, timed, counts, strict=True):
+        window = by_sinks.get(entry.budget or -1, {}).get(0)
         anew = others["recompute"].get(entry.budget)
         dense = others["full"].get(None)
         entries.append(
@@ -302,8 +310,8 @@ def _summary(
                 "budget": entry.budget,
                 "settings": entry.policy.to_dict(),
                 **_estimated("loss", estimate(part)),
-                "scored_tokens": int((~part.isnan()).sum()),
-                "against_window": _difference(part, plain),
+                "scored_tokens": count,
+                "against_window": _difference(part, window),
                 "against_recompute": _difference(part, anew),
                 "against_full": _difference(part, dense),
                 "decoded_tokens": speed.steps,
@@ -337,6 +345,20 @@ def _summary(
         "recommended": {"num_sinks": advice.num_sinks, "window": advice.window} if advice else None,
         "recommendation": advice.sentence if advice else _no_advice(by_sinks),
     }
+
+
+def _completed(sampled: Tensor, reference: Tensor, first: int, edges: Sequence[int]) -> Tensor:
+    """Losses of all tokens from ``first`` on, of a policy that was scored at some of them.
+
+    Texts differ from place to place far more than policies do. So what is taken from the sample is the difference to another
+    policy, its mean in each row and stretch, and what it is added to is that policy's loss on all tokens.
+    """
+    result = sampled.clone()
+    for start, stop in itertools.pairwise(edges):
+        if stop > first:
+            part = slice(max(first, start) - 1, stop - 1)
+            result[:, part] = reference[:, part] + (sampled - reference)[:, part].nanmean(dim=1, keepdim=True)
+    return result
 
 
 def _no_advice(by_sinks: dict[int, dict[int, Tensor]]) -> str:

@@ -184,7 +184,9 @@ def _sampled(comparison: Mapping[str, Any]) -> str:
     if counts.get("recompute", 0) in (0, max(counts.values())):
         return ""
     share = f"{number(counts['recompute'])} of {number(max(counts.values()))}"
-    return f" Re-computation is scored on {share} tokens, and what is compared with it on the same."
+    return (
+        f" Re-computation is scored on {share} tokens; its loss is that of the window, and the mean difference on those tokens."
+    )
 
 
 def _sinks(count: int) -> str:
