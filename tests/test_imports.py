@@ -19,7 +19,7 @@ LEVELS: list[set[str]] = [
     {"registry", "configuration"},
     {"results"},
     {"attention"},
-    {"operations", "positions", "probes", "report", "streaming"},
+    {"operations", "positions", "probes", "report", "streaming", "theory"},
     {"corpora", "policies"},
     {"models", "tasks"},
     {"auditing"},
