@@ -19,8 +19,8 @@ def entropy_bound(sigma: Tensor | float, length: Tensor | int) -> Tensor:
 
         ln(1 + (T-1) β) + σ √(T(T-1)) β / (1 + (T-1) β)
 
-    Attained by :func:`least_entropy_scores`; behaves like ``T σ exp(-σ)`` for large ``σ``. It falls with ``σ``, so that an upper
-    bound on the norm gives a lower bound on the entropy.
+    Attained by :func:`least_entropy_scores`; behaves like ``T σ exp(-σ)`` for large ``σ``. It falls with ``σ``, so that an
+    upper bound on the norm gives a lower bound on the entropy.
 
     Args:
         sigma: at least 0, of any shape.
