@@ -20,10 +20,12 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 
 from sinklab import SinkCache
-from sinklab.errors import ConfigurationError, InputError, UnknownNameError
+from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies
 from sinklab.streaming.chat import Chat
@@ -497,6 +499,13 @@ class TestErrors:
     def test_nothing_fed(self, model):
         with pytest.raises(ConfigurationError, match=r"nothing to go on from; feed\(\) it a prompt"):
             Stream(model, policy=POLICY).step()
+
+    def test_models_that_cannot(self):
+        config = T5Config(vocab_size=50, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2)
+        with pytest.raises(UnsupportedModelError, match="is an encoder-decoder; its cross-attention cannot be bounded"):
+            Stream(T5ForConditionalGeneration(config).eval())
+        with pytest.raises(UnsupportedModelError, match="The policy 'recompute' encodes the window anew and works"):
+            Stream(GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=2)).eval())
 
     def test_no_such_policy(self, model):
         with pytest.raises(UnknownNameError, match="no policy is called 'sink_windw'"):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.streaming.decoding import TextDecoder
 from sinklab.streaming.ordered import has_ordered_bias
 from sinklab.streaming.policy import Policy, SlotPolicy
@@ -425,7 +425,11 @@ def _same_frequencies(model: PreTrainedModel, policy: Policy) -> int:
     """Half of the positions below which a model keeps its frequencies: with fewer to spare they are counted anew too often."""
     if not isinstance(policy, SlotPolicy) or has_ordered_bias(model):
         return sys.maxsize
-    return (read_rotations(model).limit or sys.maxsize) // 2
+    try:
+        limit = read_rotations(model).limit
+    except UnsupportedModelError:
+        return sys.maxsize  # the cache refuses such a model, and has looked at it from all sides when it says why
+    return (limit or sys.maxsize) // 2
 
 
 def _end_tokens(model: PreTrainedModel) -> Sequence[int]:
