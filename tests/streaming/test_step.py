@@ -8,13 +8,14 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, decoder, gap, one_by_one, read, text
+from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, decoder, gap, one_by_one, read, text
 from tests.streaming.oracle import slow_logits
 
 from sinklab.errors import ConfigurationError
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.streaming.cache import PolicyCache, SinkCache
 from sinklab.streaming.layer import SlotLayer
+from sinklab.streaming.policy import Policy
 from sinklab.streaming.step import Books
 
 LENGTH = 50
@@ -209,3 +210,58 @@ def test_what_is_held_is_the_mask():
             held = sorted(index for index in cache.books.index[0].tolist() if index >= 0)
             assert held == policy.visible(torch.tensor(token), torch.arange(token + 1)).nonzero().flatten().tolist()
             assert len(held) == policy.max_held(token + 1)
+
+
+# --- every rule of slots -----------------------------------------------------------------------------------------------------
+
+POLICIES = [
+    {"name": "sink_window", "num_sinks": 2, "window": 9, "positions": "original"},
+    {"name": "window", "window": 9},
+    {"name": "pinned", "pinned": (0, 7, 30), "window": 9},
+    {"name": "pinned", "pinned": (0, 7, 30), "window": 9, "positions": "original"},
+    {"name": "pinned", "pinned": (5,), "window": 3},
+    {"name": "strided", "num_sinks": 2, "stride": 2, "dense": 4, "span": 16},
+]
+
+
+@torch.no_grad()
+def encoded_anew(model, policy, tokens):
+    """Logits of a model of one layer, whose keys depend on token and position alone: a dense reading of what is held, side by
+    side or where it stood."""
+    found = []
+    for last in range(tokens.shape[1]):
+        held = policy.visible(torch.tensor(last), torch.arange(last + 1)).nonzero().flatten()
+        positions = None if policy.positions == "in_cache" else held[None]
+        # Without a mask, transformers takes gaps in the positions for the ends of documents.
+        causal = torch.ones(len(held), len(held), dtype=torch.bool).tril().expand(len(tokens), 1, -1, -1)
+        logits = model(input_ids=tokens[:, held], position_ids=positions, attention_mask=causal, use_cache=False).logits
+        found.append(logits[:, -1:])
+    return torch.cat(found, dim=1)
+
+
+@pytest.mark.parametrize("settings", POLICIES, ids=str)
+def test_every_slot_policy(settings):
+    """Cut in any way, counted anew often or never, in rows of their own lengths."""
+    policy = Policy.from_dict(settings)
+    model, tokens = build_decoder("llama", num_hidden_layers=1), text(80)
+    expected = encoded_anew(model, policy, tokens)
+    for chunk in (1, 7, 64):
+        for rebase_at in (None, policy.reach + chunk + 3):
+            cache = PolicyCache(policy, model, chunk=chunk, rebase_at=rebase_at)
+            assert gap(read(model, tokens, cache, pieces=[41, 1, 1, 37]), expected) < TOLERANCE
+    cache = PolicyCache(policy, model, chunk=6, rebase_at=policy.reach + 8)
+    shorter = torch.ones(2, 80, dtype=torch.bool)
+    shorter[1, :33] = shorter[1, 60:63] = False
+    found = read_masked(model, tokens, shorter, cache, [50, 1, 1, 28])
+    for row in range(2):
+        alone = tokens[row, shorter[row]][None]
+        assert gap(found[row, shorter[row]], encoded_anew(model, policy, alone)[0]) < TOLERANCE
+
+
+@torch.no_grad()
+def read_masked(model, tokens, mask, cache, pieces):
+    both = zip(tokens.split(pieces, dim=1), mask.long().split(pieces, dim=1), strict=True)
+    logits = [
+        model(input_ids=piece, attention_mask=shown, past_key_values=cache, use_cache=True).logits for piece, shown in both
+    ]
+    return torch.cat(logits, dim=1)
