@@ -137,7 +137,8 @@ def test_rolling_reads_a_text_in_one_stream_with_one_bos(small):
     """Longer than the model was made for (128), and not cut into windows."""
     lm = PolicyLM(small, {"name": "sink_window", "num_sinks": 1, "window": 50})
     text = "some words of a long text, " * 30
-    (found,) = lm.loglikelihood_rolling(requests("loglikelihood_rolling", (text,)))
+    found, nothing = lm.loglikelihood_rolling(requests("loglikelihood_rolling", (text,), ("",)))
+    assert nothing == 0.0
     ids = lm.tok_encode(text)
     assert len(ids) > 200
     logits = open_reader(small.model, lm.policy).read(torch.tensor([ids]))[0].log_softmax(-1)

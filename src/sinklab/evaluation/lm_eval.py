@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -147,10 +148,11 @@ class PolicyLM(TemplateLM):
         for (string,) in (request.args for request in requests):
             ids = self.tok_encode(string)
             texts.append((ids[:1], ids[1:]) if ids[:1] == [self.prefix_token_id] else ([self.prefix_token_id], ids))
-        scored = self._loglikelihood_tokens([(None, *text) for text in texts])
-        for request, (total, _) in zip(requests, scored, strict=True):
+        scored = iter(self._loglikelihood_tokens([(None, *text) for text in texts if text[1]]))
+        totals = [next(scored)[0] if text[1] else 0.0 for text in texts]  # of an empty text nothing is to be predicted
+        for request, total in zip(requests, totals, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
-        return [total for total, _ in scored]
+        return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Greedy continuations, cut before the first stop text.
@@ -206,20 +208,27 @@ class PolicyLM(TemplateLM):
         return open_reader(self.model, self.policy, chunk=self.chunk), tokens, None if bool(mask.all()) else mask
 
     def _score(self, contexts: list[list[int]], continuations: list[list[int]]) -> Iterator[tuple[float, bool]]:
-        reader, tokens, mask = self._begin(
-            [[*context, *text][:-1] for context, text in zip(contexts, continuations, strict=True)]
-        )
-        # The last columns predict the continuations; of all before them only what stays in the cache matters.
-        tail = max(map(len, continuations))
-        before = tokens.shape[1] - tail
-        if before > 0:
-            reader.read(tokens[:, :before], None if mask is None else mask[:, :before], keep=1)
-        logits = reader.read(tokens[:, max(before, 0) :], None if mask is None else mask[:, max(before, 0) :])
-        logarithms = torch.log_softmax(logits.float(), dim=-1)
-        for row, text in enumerate(continuations):
-            mine, right = logarithms[row, -len(text) :], torch.tensor(text, device=logits.device)
-            total = mine.gather(-1, right[:, None]).double().sum()
-            yield float(total), bool((mine.argmax(dim=-1) == right).all())
+        whole = [[*context, *text] for context, text in zip(contexts, continuations, strict=True)]
+        reader, tokens, mask = self._begin([text[:-1] for text in whole])
+        length = tokens.shape[1]
+        following = torch.tensor([[0] * (length - len(text) + 1) + text[1:] for text in whole], device=tokens.device)
+        lengths = torch.tensor([len(text) for text in continuations], device=tokens.device)
+        scored = torch.arange(length, device=tokens.device) >= length - lengths[:, None]
+        totals = torch.zeros(len(whole), dtype=torch.float64, device=tokens.device)
+        greedy = torch.ones(len(whole), dtype=torch.bool, device=tokens.device)
+        # Of the columns before all continuations only what stays in the cache matters; the others go by in pieces, since the
+        # logits of a long text would not fit.
+        begin = length - int(lengths.max())
+        starts = [0] * (begin > 0) + [*range(begin, length, self.chunk)]
+        for start, stop in pairwise([*starts, length]):
+            columns = slice(start, stop)
+            logits = reader.read(tokens[:, columns], None if mask is None else mask[:, columns], keep=1 if stop == begin else 0)
+            if stop == begin:
+                continue
+            right = logits.float().log_softmax(dim=-1).gather(-1, following[:, columns, None])[..., 0].double()
+            totals += right.where(scored[:, columns], 0.0).sum(dim=1)
+            greedy &= ((logits.argmax(dim=-1) == following[:, columns]) | ~scored[:, columns]).all(dim=1)
+        return zip(totals.tolist(), greedy.tolist(), strict=True)
 
     def _generate(self, prompts: list[list[int]], settings: list[tuple[list[str], int]]) -> list[str]:
         reader, tokens, mask = self._begin(prompts)
