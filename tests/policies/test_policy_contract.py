@@ -35,10 +35,11 @@ SETTINGS = {
         {"num_sinks": 0, "dense": 3, "span": 9, "stride": 3},
         {"num_sinks": 5, "dense": 4, "span": 4, "stride": 4},
     ],
-    "heavy_hitter": [{"heavy": 4, "recent": 3}, {"heavy": 1, "recent": 0}],
+    "heavy_hitter": [{"heavy": 4, "recent": 3}, {"heavy": 1, "recent": 0}, {"heavy": 4, "recent": 3, "positions": "original"}],
     "value_norm": [
         {"num_sinks": 2, "large": 3, "recent": 2},
         {"num_sinks": 0, "large": 3, "recent": 0},
+        {"num_sinks": 2, "large": 3, "recent": 2, "positions": "original"},
         {"num_sinks": 1, "large": 2, "recent": 2, "attended": True},
     ],
     "recompute": [{"window": 6}, {"window": 7, "every": 3}, {"window": 4, "every": 5}],

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sinklab.errors import ConfigurationError
 from sinklab.registry import policies
-from sinklab.streaming.policy import ScoredPolicy
+from sinklab.streaming.policy import Positions, ScoredPolicy
 
 __all__ = ["HeavyHitter"]
 
@@ -21,15 +21,18 @@ class HeavyHitter(ScoredPolicy):
     The score of a token is the attention that it has been given, summed over all queries since its own, and over the query
     heads of the group: ``score(k) = sum_{q >= k} weight(q, k)``, with the weights among the tokens held. H2O, Zhang et al. 2023
     (arXiv 2306.14048), greedy algorithm 1, at every token from the first one on; in the paper the prompt is attended to densely
-    and its tokens are evicted behind it. First tokens are not pinned: where there is a sink, it is the heaviest hitter.
+    and its tokens are evicted behind it. First tokens are not pinned: where there is a sink, it is the heaviest hitter. With
+    original positions, hitters fall back without bound; in a text longer than the model was trained on that is what fails.
 
     Attributes:
         heavy: tokens that stay for their score, 1 or more.
         recent: tokens before the query that are held besides, 0 or more.
+        positions: ``in_cache`` or ``original``; the heads hold different tokens, and each has positions of its own.
     """
 
     heavy: int = 512
     recent: int = 512
+    positions: Positions = "in_cache"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,4 +58,5 @@ class HeavyHitter(ScoredPolicy):
         return previous + weights
 
     def describe(self) -> str:
-        return f"{self.heavy} heavy+{self.recent}"
+        mode = "" if self.positions == "in_cache" else ", original positions"
+        return f"{self.heavy} heavy+{self.recent}{mode}"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sinklab.errors import ConfigurationError
 from sinklab.registry import policies
-from sinklab.streaming.policy import ScoredPolicy
+from sinklab.streaming.policy import Positions, ScoredPolicy
 
 __all__ = ["ValueNorm"]
 
@@ -29,12 +29,14 @@ class ValueNorm(ScoredPolicy):
         large: tokens that stay for their score, 1 or more.
         recent: tokens before the query that are held besides, 0 or more.
         attended: multiply by accumulated attention.
+        positions: ``in_cache`` or ``original``; the heads hold different tokens, and each has positions of its own.
     """
 
     num_sinks: int = 4
     large: int = 508
     recent: int = 512
     attended: bool = False
+    positions: Positions = "in_cache"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,4 +69,5 @@ class ValueNorm(ScoredPolicy):
 
     def describe(self) -> str:
         factor = " attended" if self.attended else ""
-        return f"{self.num_sinks}+{self.large}{factor} large+{self.recent}"
+        mode = "" if self.positions == "in_cache" else ", original positions"
+        return f"{self.num_sinks}+{self.large}{factor} large+{self.recent}{mode}"

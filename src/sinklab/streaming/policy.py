@@ -168,8 +168,6 @@ class ScoredPolicy(Policy):
     scores are taken.
     """
 
-    positions: Positions = "original"
-
     @property
     def needs_weights(self) -> bool:
         """Whether :meth:`score` reads attention weights; the cache then computes those of every step."""
@@ -214,10 +212,3 @@ class ScoredPolicy(Policy):
         from sinklab.streaming.scored import ScoredCache
 
         return CacheReader(model, self, ScoredCache(self, model))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.positions != "original":
-            raise ConfigurationError(
-                f"policy {self.name!r} keeps original positions; positions={self.positions!r} is not there"
-            )

@@ -34,7 +34,7 @@ __all__ = ["ScoredBooks", "ScoredCache", "ScoredLayer", "ScoredStep"]
 class ScoredCache(PolicyCache):
     """The cache of a :class:`~sinklab.streaming.policy.ScoredPolicy`, for one model; pass it as ``past_key_values``.
 
-    Positions are original. Attention weights, where a policy needs them, are computed from what the model's own attention
+    Attention weights, where a policy needs them, are computed from what the model's own attention
     function is given, which therefore has to be reached through the attention interface of transformers.
 
     Arguments and errors are those of :class:`PolicyCache`; there is no ``chunk``.
@@ -83,8 +83,8 @@ class ScoredCache(PolicyCache):
         filled = query_length if self.step is None else self.step.filled
         return filled, self.books.columns - filled
 
-    def open(self, module: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Plan a forward of ``module``; all but the last of its tokens are processed here and now."""
+    def open(self, module: nn.Module, arguments: dict[str, Any], static: bool = False) -> dict[str, Any]:
+        """Plan a forward of ``module``; all but the last of its tokens are processed here and now. No step is ``static``."""
         arguments = super().open(module, arguments)
         self._stop_looking()
         if self.policy.needs_weights:
@@ -385,7 +385,21 @@ class ScoredLayer(HeldLayer):
             self.cache.wait_for(self)
         else:
             self.rescore(None)
-        return keys[:, :, : step.filled], values[:, :, : step.filled]
+        return self._turned(step.filled), values[:, :, : step.filled]
+
+    def _turned(self, filled: int) -> Tensor:
+        """The keys that are held, at their positions as the policy has them, ``(batch, num_kv_heads, filled, head_dim)``.
+
+        For in-cache positions a key moves by the tokens that its head has lost between it and the newest, each time from its
+        first form.
+        """
+        keys, _, _, tokens = (held[:, :, :filled] for held in self._buffers())
+        if self.cache.policy.positions == "original" or self.rotation is None:
+            return keys
+        rank = tokens.argsort(dim=2).argsort(dim=2)  # slots without a token come first
+        lost = tokens.amax(dim=2, keepdim=True) - tokens - (filled - 1 - rank)
+        lost = lost.masked_fill(tokens < 0, 0)
+        return _moved(keys, lost, self.rotation) if bool(lost.any()) else keys
 
     def _buffers(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return cast(tuple[Tensor, Tensor, Tensor, Tensor], (self.keys, self.values, self.scores, self.tokens))
@@ -422,3 +436,15 @@ class ScoredLayer(HeldLayer):
         """Nothing is held any more."""
         if self.tokens is not None:
             self.tokens.fill_(-1)
+
+
+def _moved(keys: Tensor, steps: Tensor, rotation: Rotation) -> Tensor:
+    """Keys ``(batch, heads, n, head_dim)``, each moved by its own number of positions, ``(batch, heads, n)``."""
+    wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
+    angles = (steps.to(torch.float64)[..., None] * rotation.frequencies.to(steps.device)).remainder(2 * torch.pi)
+    cosines, sines = angles.cos().to(wide.dtype), angles.sin().to(wide.dtype)
+    first, second = wide[..., rotation.first], wide[..., rotation.second]
+    result = wide.clone()
+    result[..., rotation.first] = first * cosines - second * sines
+    result[..., rotation.second] = first * sines + second * cosines
+    return result.to(keys.dtype)
