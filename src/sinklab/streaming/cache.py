@@ -54,6 +54,7 @@ class PolicyCache(Cache):
 
     Attributes:
         ids: token id in every slot, int64 ``(batch, slots)``, -1 where embeddings were given.
+        static: whether the forward at hand is compiled; its steps are then those of :mod:`sinklab.streaming.static`.
     """
 
     takes: ClassVar[Any] = SlotPolicy
@@ -84,6 +85,7 @@ class PolicyCache(Cache):
         self._parts: list[Any] = []
         self._kept = 0
         self._unfinished = False
+        self.static = False
         self._static: StaticStep | None = None
         if model is not None:
             self.bind(model)
@@ -188,6 +190,7 @@ class PolicyCache(Cache):
                 "again at every step; pass use_cache=True"
             )
         batch, length = _tokens(arguments).shape[:2]
+        static = self.static  # the chunks before the last are not
         self._require_ready(module, arguments, batch)
         parts: list[Any] = []
         kept = _kept(arguments)
@@ -209,7 +212,7 @@ class PolicyCache(Cache):
                 self.rebase()
             self.step, self._parts, self._kept = self.books.plan(length, valid), parts, kept or 0
             self._note(arguments.get("input_ids"), batch)
-            if is_compiled(module):
+            if static:
                 self._static = static_step(self, self._static)
                 self.step = self._static or self.step
         return self._told(module, arguments)
@@ -527,11 +530,25 @@ class _Hooks:
     ) -> tuple[tuple[()], dict[str, Any]] | None:
         arguments = {**dict(zip(self.names, args, strict=False)), **kwargs}
         cache = arguments.get("past_key_values")
-        return ((), cache.open(module, arguments)) if isinstance(cache, PolicyCache) else None
+        if not isinstance(cache, PolicyCache):
+            return None
+        return (), _open(cache, module, arguments, torch.compiler.is_compiling() or is_compiled(module))
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         cache = kwargs.get("past_key_values")
-        return cache.close(output) if isinstance(cache, PolicyCache) else None
+        return _close(cache, output) if isinstance(cache, PolicyCache) else None
+
+
+@torch.compiler.disable
+def _open(cache: PolicyCache, module: nn.Module, arguments: dict[str, Any], static: bool) -> dict[str, Any]:
+    """Planning is no part of any graph, or there would be one for each slot."""
+    cache.static = static
+    return cache.open(module, arguments)
+
+
+@torch.compiler.disable
+def _close(cache: PolicyCache, output: Any) -> Any:
+    return cache.close(output)
 
 
 def _hook(model: PreTrainedModel) -> None:
