@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from synthetic import HOSTILE, write_audit
+from test_browser import CHROMIUM, Visit, browser  # noqa: F401  a fixture
 
 from sinklab.report.data import read_audit
-from sinklab.report.html import render_report
+from sinklab.report.html import render_report, write_report
 from sinklab.report.policies import (
     HEADINGS,
     left_out_lines,
@@ -156,3 +157,22 @@ class TestPage:
         hostile["corpus"] = hostile["recommendation"] = hostile["policies"][0]["label"] = HOSTILE
         hostile["policies"][0]["policy"] = HOSTILE
         assert HOSTILE not in self.page(tmp_path, {"cache": hostile})
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found; see test_browser.py")
+def test_the_curves_are_drawn_and_read_by_the_keyboard(browser, comparison: dict, tmp_path: Path) -> None:  # noqa: F811
+    folder = write_audit(tmp_path / "a", layers=2, heads=2, seq_len=16, summary={"cache": comparison})
+    write_report(folder)
+    visit = Visit(browser, folder / "report.html", color_scheme="dark")
+    picture = visit.page.locator("#policy-curves svg")
+    assert picture.locator("path.line").count() == 4
+    picture.focus()
+    visit.page.keyboard.press("ArrowRight")
+    said = visit.page.text_content("#tip").splitlines()
+    assert said[:2] == ["tokens 1–341", "1 sink + 63: 2.03"]
+    # The axis does not begin at 0: losses of some nats would all lie at its top.
+    ticks = picture.locator("text[text-anchor=end]").all_text_contents()
+    assert min(map(float, ticks)) >= 2
+    visit.check_quiet()
+    visit.context.close()
