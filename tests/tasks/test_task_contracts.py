@@ -139,7 +139,9 @@ def test_what_a_task_says_when_it_cannot_be_made(encoder):
 def test_a_text_that_is_too_short(encoder, tmp_path):
     (tmp_path / "short.txt").write_text("one two three\n\nfour five six")
     task = tasks["long_text"](corpus=str(tmp_path / "short.txt"))
-    with pytest.raises(InputError, match=r"too short: it gives 0 of 2 samples of 464 tokens"):
+    with pytest.raises(
+        InputError, match=r"task 'long_text': .* too short: it gives 0 of 2 passages of 432 tokens; lower --items or --window"
+    ):
         list(task.sheets(encoder, budget=100, rows=2, seed=0, bos=True))
 
 

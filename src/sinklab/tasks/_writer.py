@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from sinklab.corpora._corpus import Encoder
+from sinklab.corpora._resolve import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.tasks._task import Question, Sheet
 
-__all__ = ["Writer", "digits", "distances", "draw", "encode"]
+__all__ = ["Writer", "digits", "distances", "draw", "encode", "passages"]
 
 
 def encode(encoder: Encoder, text: str, task: str) -> list[int]:
@@ -60,6 +62,24 @@ def distances(shares: Sequence[float], budget: int, least: int, task: str) -> li
             f"both; choose --window {least} or more"
         )
     return sorted({least, *(round(share * budget) for share in shares if round(share * budget) > least)})
+
+
+def passages(corpus: str, encoder: Encoder, *, length: int, rows: int, seed: int, task: str) -> Tensor:
+    """Passages of a corpus, int64 ``(rows, length)``, without special tokens.
+
+    Raises:
+        InputError: no tokenizer, or a corpus that is too short.
+    """
+    if encoder.tokenizer is None:
+        raise InputError(f"task {task!r} reads text and this model has no tokenizer; give a model directory that holds one")
+    source = resolve_corpus(corpus)
+    found = list(islice(source.rows(encoder, length, seed), rows))
+    if len(found) < rows:
+        raise InputError(
+            f"task {task!r}: corpus {source.name!r} ({source.identity.source}) is too short: it gives {len(found)} of {rows} "
+            f"passages of {length} tokens; lower --items or --window, or give a longer text"
+        )
+    return torch.tensor(found)
 
 
 class Writer:

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from sinklab.corpora._corpus import Encoder, Identity
 from sinklab.corpora._resolve import resolve_corpus
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import ConfigurationError
 from sinklab.registry import tasks
 from sinklab.tasks._task import Axis, Metric, Sheet, Task
-from sinklab.tasks._writer import Writer
+from sinklab.tasks._writer import Writer, passages
 
 __all__ = ["LongText"]
 
@@ -48,14 +48,10 @@ class LongText(Task):
 
     def sheets(self, encoder: Encoder, *, budget: int, rows: int, seed: int, bos: bool) -> Iterator[Sheet]:
         contexts = sorted({max(1, round(share * budget)) for share in self.contexts})
-        if encoder.tokenizer is None:
-            raise InputError(
-                "task 'long_text' reads text and this model has no tokenizer; give a model directory that holds one"
-            )
         length = contexts[-1] + self.scored
-        passages = resolve_corpus(self.corpus).sample(encoder, seq_len=length, samples=rows, seed=seed, bos=False)
+        text = passages(self.corpus, encoder, length=length, rows=rows, seed=seed, task=self.name)
         for context in contexts:
             writer = Writer(encoder, rows, bos=bos, task=self.name)
-            writer.put(passages[:, -self.scored - context : -self.scored])
-            writer.ask(passages[:, -self.scored :], None)
+            writer.put(text[:, -self.scored - context : -self.scored])
+            writer.ask(text[:, -self.scored :], None)
             yield writer.sheet(at=context)

@@ -10,7 +10,7 @@ from sinklab.corpora._corpus import Encoder, Identity
 from sinklab.corpora._resolve import resolve_corpus
 from sinklab.registry import tasks
 from sinklab.tasks._task import Sheet, Task
-from sinklab.tasks._writer import Writer, digits, distances, draw, encode
+from sinklab.tasks._writer import Writer, digits, distances, draw, encode, passages
 
 __all__ = ["Needle"]
 
@@ -47,7 +47,7 @@ class Needle(Task):
         least = DIGITS + end_size + question_size + DIGITS - 2
         chosen = distances(self.distances, budget, least, self.name)
         length = max(round(self.length * budget), chosen[-1] + 2 + bos + fact_size)
-        haystacks = resolve_corpus(self.corpus).sample(encoder, seq_len=length, samples=rows, seed=seed, bos=False)
+        haystacks = passages(self.corpus, encoder, length=length, rows=rows, seed=seed, task=self.name)
         for distance in chosen:
             number = draw(alphabet, rows, DIGITS, random.Random(f"needle {seed} {distance}"))
             before = length - distance - 2 - bos - fact_size
