@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,6 @@ from transformers import DynamicCache, PreTrainedModel
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.streaming.reader import Reader
-
-if TYPE_CHECKING:
-    from sinklab.policies.recompute import Recompute
 
 __all__ = ["RecomputeReader"]
 
@@ -34,9 +31,9 @@ class RecomputeReader(Reader):
         UnsupportedModelError: an encoder-decoder.
     """
 
-    policy: Recompute
+    policy: Any  # a Recompute: plug-ins stand above what they are built on, and are not imported here
 
-    def __init__(self, model: PreTrainedModel, policy: Recompute) -> None:
+    def __init__(self, model: PreTrainedModel, policy: Any) -> None:
         super().__init__(model, policy)
         name, size = type(model).__name__, policy.window + 1
         if model.config.is_encoder_decoder:
