@@ -1,0 +1,294 @@
+"""No-op certificate: can this head be silent without its sink? How small any weights at all could make what it writes.
+
+A head writes ``Σ_k p_k u_k`` into the residual stream, where ``u_k = W_O v_k`` and the weights ``p`` of a softmax are some
+probability vector over the visible keys. So the least that it can write is the distance from 0 to the convex hull of the
+``u_k``. If the hull of all keys but the sink stays away from 0, and the hull with the sink does not, then the head needs the
+sink to be silent, whatever its queries and keys are. The certificate has both distances, each with an upper bound (weights
+that attain it) and a lower bound (a plane that separates the hull from 0), and how much weight the sink must get.
+
+A bias that the operation adds to every head output belongs to what the head writes, and moves every ``u_k``. A bias of the
+output projection belongs to no head and is left out, as in the probe ``head_output``. A gate is a factor on what is written,
+and left out: the certificate is about the head in front of its gate. An operation whose rows do not sum to one is not bound
+by the certificate, which then says what a softmax over the same values would need.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from sinklab.attention.call import AttentionCall, Site, Statistics
+from sinklab.attention.operation import repeat_groups
+from sinklab.attention.probe import Definition, Probe
+from sinklab.attention.session import attend
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.theory.hull_certificate import Certificate, certify_hulls
+
+__all__ = ["LayerCertificate", "NoOpCertificate", "certify"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCertificate:
+    """The certificate of one call of one attention module, on the CPU; fields are ``(batch, heads, queries)``.
+
+    Attributes:
+        site: the module.
+        queries: int64 ``(queries,)``: indices of the queries asked.
+        certificate: the bounds.
+        sink_weight: measured weight on the sink.
+        output_norm: measured norm of what the head writes, in front of a gate.
+    """
+
+    site: Site
+    queries: Tensor
+    certificate: Certificate
+    sink_weight: Tensor
+    output_norm: Tensor
+
+
+class NoOpCertificate(Probe):
+    """Certifies the heads of every self-attention call; rows are means over queries, :attr:`found` has every query.
+
+    Values are those of the key-value heads, repeated for grouped queries; ``W_O`` is cut into the columns of each head. Float64
+    throughout. Queries that are padding, or see no other key than the sink, are left out.
+
+    Args:
+        sink_position: 0-based position of the sink in the document, such as an audit found it; or ``"null"``: the sink is the
+            operation's null (a learned sink logit, a key bias), a key with the null value.
+        max_queries: so many queries of a call, evenly spread, the last among them.
+        delta: also the weight on the sink needed for outputs of this norm, in units of the largest norm of a visible
+            ``u_k``; ``"measured"`` for the output norm that the head has, which its measured weight must allow.
+        tolerance: as for :func:`certify_hulls`.
+
+    Raises:
+        ConfigurationError: an argument out of its range.
+    """
+
+    name: ClassVar[str] = "no_op_certificate"
+    needs: ClassVar[frozenset[str]] = frozenset({"head_outputs"})
+    definitions: ClassVar[dict[str, Definition]] = {
+        "least_output": Definition(
+            "Mean over queries of the least norm that any weights on the visible keys could give to what the head writes "
+            "(upper bound), divided by the largest norm of a visible projected value.",
+            "ratio",
+            "",
+            (0.0, 1.0),
+        ),
+        "least_output_without_sink": Definition(
+            "The same with the sink left out (lower bound): a head that is more silent than this uses the sink.",
+            "ratio",
+            "",
+            (0.0, 1.0),
+        ),
+        "no_op_gap": Definition(
+            "Mean of least_output_without_sink minus least_output: what the sink alone makes possible. Near 0: the head does "
+            "not need the sink to be silent, or cannot be silent at all.",
+            "ratio",
+            "",
+            (-1.0, 1.0),
+        ),
+        "output": Definition(
+            "Mean over the same queries of the norm of what the head does write, in the same unit.",
+            "ratio",
+            "",
+            (0.0, float("inf")),
+        ),
+        "certified_sink_weight": Definition("Mean over the same queries of the measured weight on the sink.", "weight"),
+        "needed_sink_weight": Definition(
+            "Mean over the queries for which any weight is enough of the least weight on the sink with which the output can "
+            "be as small as asked (lower bound).",
+            "weight",
+            "",
+            (0.0, 1.0),
+        ),
+    }
+
+    def __init__(
+        self,
+        sink_position: int | Literal["null"] = 0,
+        *,
+        max_queries: int = 64,
+        delta: float | Literal["measured"] | None = None,
+        tolerance: float = 1e-4,
+    ) -> None:
+        if sink_position != "null" and not (isinstance(sink_position, int) and sink_position >= 0):
+            raise ConfigurationError(f"sink_position {sink_position!r} must be a position, 0 or more, or 'null'")
+        if max_queries < 1:
+            raise ConfigurationError(f"max_queries {max_queries} must be at least 1")
+        if delta is not None and delta != "measured" and not delta >= 0:
+            raise ConfigurationError(f"delta {delta} must be at least 0, or 'measured': it is the norm of an output")
+        self.sink_position, self.max_queries, self.delta, self.tolerance = sink_position, max_queries, delta, tolerance
+        self.found: list[LayerCertificate] = []
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        if call.site.kind == "self":
+            self.found.append(self._certify(call))
+
+    def _certify(self, call: AttentionCall) -> LayerCertificate:
+        where = call.site.module
+        if call.projection is None:
+            raise UnsupportedModelError(
+                f"{where}: no output projection of the heads was found, so what a head writes is not known and not certified"
+            )
+        null = self.sink_position == "null"
+        if null and call.sink_scores is None:
+            raise ConfigurationError(
+                f"{where}: sink_position is 'null', but operation {call.operation.name!r} has no null score; give a position"
+            )
+        steps = min(self.max_queries, call.q_len)
+        queries = torch.linspace(0, call.q_len - 1, steps, dtype=torch.float64).round().long().to(call.queries.device)
+        if steps == 1:
+            queries = queries + call.q_len - 1
+        whole = steps == call.q_len
+        blocks = [_rows(call, 0, steps)] if whole else [_rows(call, query, query + 1) for query in queries.tolist()]
+        visible, weights, mass = (torch.cat([block[part] for block in blocks], dim=2) for part in range(3))
+        vectors = _vectors(call)  # keys, then the null
+        gram, outputs = _projected(call, vectors, torch.cat((weights, mass), dim=-1).to(torch.float64))
+        sinks = self._sinks(call, queries)
+        known = torch.cat((visible, torch.full_like(visible[..., :1], null)), dim=-1)
+        sees = known.gather(3, sinks.clamp(min=0)[..., None])[..., 0] & (sinks >= 0)
+        asked = sees & (known.sum(-1) >= 2) & call.counted[:, None, queries]
+        scale = gram.diagonal(dim1=-2, dim2=-1)[:, :, None].masked_fill(~known, 0.0).amax(-1).clamp(min=0).sqrt()
+        delta = None if self.delta is None else outputs if self.delta == "measured" else scale * float(self.delta)
+        try:
+            certificate = certify_hulls(
+                gram.flatten(0, 1),
+                known.flatten(0, 1),
+                sinks.clamp(min=0).flatten(0, 1),
+                delta=None if delta is None else delta.flatten(0, 1),
+                tolerance=self.tolerance,
+                asked=asked.flatten(0, 1),
+            )
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+        shape = call.queries.shape[:2]
+        fields = {field.name: getattr(certificate, field.name) for field in dataclasses.fields(certificate)}
+        certificate = Certificate(**{k: None if v is None else v.unflatten(0, shape).cpu() for k, v in fields.items()})
+        weight = torch.cat((weights, mass), dim=-1).gather(3, sinks.clamp(min=0)[..., None])[..., 0]
+        return LayerCertificate(call.site, queries.cpu(), certificate, weight.double().cpu(), outputs.cpu())
+
+    def _sinks(self, call: AttentionCall, queries: Tensor) -> Tensor:
+        """Index of the sink of every query, ``(batch, heads, queries)``; -1 where its document has none."""
+        shape = (call.queries.shape[0], call.num_heads, len(queries))
+        if self.sink_position == "null":
+            return torch.full(shape, call.kv_len, device=queries.device)
+        there = (call.key_positions == self.sink_position)[:, None]
+        mine = there & (call.key_documents[:, None] == call.query_documents[:, queries, None])
+        sink = torch.where(mine.any(-1), mine.int().argmax(-1), -1)
+        return sink[:, None].expand(shape)
+
+    def merge(self, other: Self) -> None:
+        for name in ("sink_position", "max_queries", "delta", "tolerance"):
+            if getattr(self, name) != getattr(other, name):
+                raise ConfigurationError(
+                    f"two certificates with {name} {getattr(self, name)} and {getattr(other, name)} measure different things"
+                )
+        self.found += other.found
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        sites = {found.site.module: found.site for found in self.found}
+        whole: dict[str, list[Tensor]] = {}
+        for module, site in sites.items():
+            for metric, unit, values, counted in self._metrics(module):
+                whole.setdefault(metric, []).append(values[counted])
+                counts = counted.sum(1)
+                means = values.masked_fill(~counted, 0.0).sum(1) / counts.clamp(min=1)
+                for head in torch.nonzero(counts).flatten().tolist():
+                    place = {"module": module, "layer": site.layer, "head": head}
+                    count = int(counts[head])
+                    yield {"metric": metric, "value": float(means[head]), "count": count, "unit": unit, **place}
+        for metric, parts in whole.items():
+            values = torch.cat(parts)
+            if len(values):
+                unit = self.definitions[metric].unit
+                yield {"metric": metric, "value": float(values.mean()), "count": len(values), "unit": unit}
+
+    def _metrics(self, module: str) -> Iterator[tuple[str, str, Tensor, Tensor]]:
+        """Name, unit, values ``(heads, observations)`` and which of them count."""
+
+        def lined(values: Tensor) -> Tensor:
+            return values.transpose(0, 1).flatten(1)
+
+        found = [layer for layer in self.found if layer.site.module == module]
+        columns: dict[str, list[Tensor]] = {name: [] for name in self.definitions}
+        counted = torch.cat([lined(layer.certificate.counted) for layer in found], dim=1)
+        for layer in found:
+            bounds = layer.certificate
+            unit = bounds.scale.where(bounds.scale > 0, 1.0)
+            columns["least_output"].append(bounds.with_upper / unit)
+            columns["least_output_without_sink"].append(bounds.without_lower / unit)
+            columns["no_op_gap"].append(bounds.gap / unit)
+            columns["output"].append(layer.output_norm / unit)
+            columns["certified_sink_weight"].append(layer.sink_weight)
+            if bounds.needed_lower is not None:
+                columns["needed_sink_weight"].append(bounds.needed_lower)
+        for name, parts in columns.items():
+            if parts:
+                values = torch.cat([lined(part) for part in parts], dim=1)
+                yield name, self.definitions[name].unit, values, counted & torch.isfinite(values)
+
+
+@torch.no_grad()
+def certify(model: nn.Module, batch: Tensor | Mapping[str, Tensor], **options: Any) -> NoOpCertificate:
+    """Run a model on a batch and certify every head of its self-attention.
+
+    Args:
+        batch: token ids ``(batch, seq_len)``, or the model's inputs by name (with an attention mask, if rows are padded).
+        options: those of :class:`NoOpCertificate`.
+
+    Returns:
+        The probe, with one :class:`LayerCertificate` for each attention module in ``found``.
+
+    Raises:
+        InputError: values that are not finite, or no query that sees the sink and another key.
+        UnsupportedModelError: a model whose attention or output projection cannot be seen.
+        ConfigurationError: an option out of its range.
+    """
+    probe = NoOpCertificate(**options)
+    with attend(model, [probe]):
+        model(**({"input_ids": batch} if isinstance(batch, Tensor) else batch))
+    if not any(bool(layer.certificate.counted.any()) for layer in probe.found):
+        raise InputError(
+            f"no query of the batch sees its sink (position {probe.sink_position}) and another key; a certificate needs at "
+            "least two visible keys. Give longer texts or another sink_position"
+        )
+    return probe
+
+
+def _rows(call: AttentionCall, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Visibility and weights of some queries, ``(batch, heads, queries, kv_len)``, and their mass on nothing, ``(…, 1)``."""
+    scores = call.scores(start, stop)
+    visible = call.visible.block(start, stop, 0, call.kv_len)
+    # Not call.weights(), which takes absolute values of signed operations.
+    weights = call.operation.weights(scores, visible, call.sink_rows(start, stop))
+    return visible.expand_as(scores), weights, call.null_mass(start, stop, scores)[..., None]
+
+
+def _vectors(call: AttentionCall) -> Tensor:
+    """What each key adds to a head output, and then the null: float64 ``(batch, heads, kv_len + 1, value_dim)``."""
+    values = repeat_groups(call.values.to(torch.float64), call.groups)
+    batch, heads, _, dim = values.shape
+    null = values.new_zeros(heads, dim) if call.null_value is None else call.null_value.to(torch.float64).expand(heads, dim)
+    vectors = torch.cat((values, null[:, None].expand(batch, -1, -1, -1)), dim=2)
+    if call.output_bias is not None:
+        vectors = vectors + call.output_bias.to(torch.float64).expand(heads, dim)[:, None]
+    return vectors
+
+
+def _projected(call: AttentionCall, vectors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Gram matrices of the projected vectors, and norms of the outputs with the given weights."""
+    assert call.projection is not None
+    heads, dim = vectors.shape[1], vectors.shape[3]
+    columns = call.projection.to(torch.float64).unflatten(1, (heads, dim))
+    metric = torch.einsum("dhv,dhw->hvw", columns, columns)
+    gram = vectors @ metric @ vectors.mT
+    outputs = weights @ vectors
+    if call.output_bias is not None:
+        # It is in every vector, and added once whatever the weights sum to.
+        missing = 1 - weights.sum(-1, keepdim=True)
+        outputs = outputs + missing * call.output_bias.to(torch.float64).expand(heads, dim)[:, None]
+    return gram, ((outputs @ metric) * outputs).sum(-1).clamp(min=0).sqrt()
