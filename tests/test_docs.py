@@ -97,10 +97,16 @@ def test_examples_run(example, checkpoint, tmp_path, monkeypatch, capsys):
     assert re.search(expected[example.stem], printed), printed
 
 
-def test_the_readme_example_runs(checkpoint, capsys):
-    (program,) = blocks(ROOT / "README.md", "python")
-    exec(program.replace("embedded:softmax", str(checkpoint)), {})
-    assert re.search(r"layer +head +value\n", capsys.readouterr().out)
+README_PRINTS = (r"layer +head +value\n", r"\n?4\+120: 1\d\d of 125 tokens")
+
+
+@pytest.mark.parametrize("number", range(len(README_PRINTS)))
+def test_the_readme_examples_run(number, checkpoint, capsys):
+    programs = blocks(ROOT / "README.md", "python")
+    assert len(programs) == len(README_PRINTS)
+    exec(programs[number].replace("embedded:softmax", str(checkpoint)), {})
+    printed = capsys.readouterr().out
+    assert re.search(README_PRINTS[number], printed), printed
 
 
 # --- commands ---

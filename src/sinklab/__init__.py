@@ -20,16 +20,20 @@ if TYPE_CHECKING:
     from sinklab.probes.sink_rate import SinkRate
     from sinklab.report.html import write_report
     from sinklab.streaming.cache import PolicyCache, SinkCache
+    from sinklab.streaming.chat import Chat
     from sinklab.streaming.reader import open_reader
+    from sinklab.streaming.stream import Stream, stream
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Chat": "sinklab.streaming.chat",
     "PolicyCache": "sinklab.streaming.cache",
     "PretrainingConfig": "sinklab.pretraining.config",
     "SinkCache": "sinklab.streaming.cache",
     "SinkCallback": "sinklab.pretraining.callback",
     "SinkRate": "sinklab.probes.sink_rate",
+    "Stream": "sinklab.streaming.stream",
     "attach": "sinklab.models.attach",
     "attend": "sinklab.attention.session",
     "audit": "sinklab.auditing.audit",
@@ -38,15 +42,18 @@ _HOMES = {
     "open_reader": "sinklab.streaming.reader",
     "pretrain": "sinklab.pretraining.train",
     "save_model": "sinklab.models.attach",
+    "stream": "sinklab.streaming.stream",
     "write_report": "sinklab.report.html",
 }
 
 __all__ = [
+    "Chat",
     "PolicyCache",
     "PretrainingConfig",
     "SinkCache",
     "SinkCallback",
     "SinkRate",
+    "Stream",
     "__version__",
     "attach",
     "attend",
@@ -56,6 +63,7 @@ __all__ = [
     "open_reader",
     "pretrain",
     "save_model",
+    "stream",
     "write_report",
 ]
 
