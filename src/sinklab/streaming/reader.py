@@ -67,6 +67,7 @@ class CacheReader(Reader):
     def __init__(self, model: PreTrainedModel, policy: Policy, cache: Cache) -> None:
         super().__init__(model, policy)
         self.cache = cache
+        self._known = frozenset(inspect.signature(model.forward).parameters)
         self._columns = cache.get_seq_length()
         # A cache of ours sees all it needs in the mask of the new tokens; others want that of all columns if there is padding.
         self._mask: Tensor | None = None
@@ -74,11 +75,10 @@ class CacheReader(Reader):
     @torch.no_grad()
     def read(self, tokens: Tensor, attention_mask: Tensor | None = None, *, keep: int = 0) -> Tensor:
         tokens = tokens.to(self.model.device)
-        known = inspect.signature(self.model.forward).parameters
-        more: dict[str, Any] = {"logits_to_keep": keep} if "logits_to_keep" in known else {}
+        more: dict[str, Any] = {"logits_to_keep": keep} if "logits_to_keep" in self._known else {}
         if not isinstance(self.cache, PolicyCache):
             attention_mask = self._mask_of_all(tokens, attention_mask)
-            if attention_mask is not None and "position_ids" in known:
+            if attention_mask is not None and "position_ids" in self._known:
                 more["position_ids"] = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         logits: Tensor = self.model(
             input_ids=tokens, attention_mask=attention_mask, past_key_values=self.cache, use_cache=True, **more
