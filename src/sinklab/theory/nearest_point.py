@@ -105,9 +105,9 @@ def nearest_to_origin(
             gap = ((work.upper - work.lower) / work.scale)[work.open].max()
             largest = int(work.members.sum(-1).max())
             raise MeasurementError(
-                f"{left} of {len(some)} hulls, of up to {largest} vectors, have a nearest point that is known only to {gap:.1e} "
-                f"of the longest vector after {max_rounds} rounds; expected {tolerance:.1e}. Allow more rounds or a larger "
-                "tolerance"
+                f"{left} of {len(some)} hulls, of up to {largest} vectors, have a nearest point that is known only to "
+                f"{gap:.1e} of the longest vector after {max_rounds} rounds; expected {tolerance:.1e}. Allow more rounds "
+                "or a larger tolerance"
             )
         weights[where], upper[where], lower[where] = work.weights, work.upper, work.lower
     return NearestPoint(weights, upper, lower, scale)
