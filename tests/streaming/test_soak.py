@@ -22,7 +22,7 @@ SINGLE = 10_000
 @pytest.mark.slow
 @torch.no_grad()
 def test_a_million_tokens():
-    """About four minutes on one free core."""
+    """About three minutes on one free core."""
     model = load_model("embedded:softmax").model
     tokens = torch.randint(4, model.config.vocab_size, (1, TOKENS), generator=torch.Generator().manual_seed(0))
     cache = SinkCache(model, num_sinks=SINKS, window=WINDOW, chunk=CHUNK)
