@@ -16,7 +16,7 @@ from sinklab.theory import nearest_point
 from sinklab.theory.nearest_point import nearest_to_origin
 
 
-def solve(vectors, tolerance=1e-7, **options):
+def solve(vectors, tolerance=1e-6, **options):
     """The result for one hull of all vectors ``(count, dim)``, checked for what every result promises."""
     vectors = torch.as_tensor(vectors, dtype=torch.float64)
     members = torch.ones(1, 1, len(vectors), dtype=torch.bool)
@@ -26,8 +26,9 @@ def solve(vectors, tolerance=1e-7, **options):
     assert weights.sum().item() == pytest.approx(1, abs=1e-12)
     scale = vectors.norm(dim=-1).max().item()
     assert found.scale.item() == pytest.approx(scale)
-    # |y| from a Gram matrix has the root of the rounding error of |y|², some 1e-16 scale².
-    assert found.upper.item() == pytest.approx((weights @ vectors).norm().item(), abs=1e-7 * scale)
+    # |y| from a Gram matrix has the root of the rounding error of |y|²: √(42 · 2.2e-16) for 40 vectors.
+    norm = (weights @ vectors).norm().item()
+    assert norm * (1 - 1e-12) <= found.upper.item() <= norm + 1e-7 * scale
     assert 0 <= found.lower.item() <= found.upper.item() <= found.lower.item() + tolerance * scale
     return found
 
@@ -66,7 +67,7 @@ def by_slsqp(vectors):
 def test_against_all_faces(count, dim, shift, seed):
     vectors = np.random.default_rng(seed).normal(size=(count, dim)) + shift
     found = solve(vectors)
-    assert found.upper.item() == pytest.approx(by_enumeration(vectors), abs=3e-7 * found.scale.item())
+    assert found.upper.item() == pytest.approx(by_enumeration(vectors), abs=1.1e-6 * found.scale.item())
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -74,8 +75,8 @@ def test_against_all_faces(count, dim, shift, seed):
 def test_against_a_quadratic_program_solver(count, dim, shift, seed):
     vectors = np.random.default_rng(seed).normal(size=(count, dim)) + shift
     found = solve(vectors)
-    # SLSQP stops at changes of |y|² of 1e-14: an error of 1e-7 of a norm near 0, less of others.
-    assert found.upper.item() == pytest.approx(by_slsqp(vectors), abs=1e-6 * found.scale.item())
+    # SLSQP stops at changes of |y|² of 1e-14: an error of 1e-7 of a norm near 0, less of others; ours of 1e-6.
+    assert found.upper.item() == pytest.approx(by_slsqp(vectors), abs=2e-6 * found.scale.item())
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=12))
@@ -84,7 +85,7 @@ def test_simplex(lengths):
     # Vertices on the axes at heights h: the plane Σ x_k / h_k = 1 is 1/√(Σ h_k⁻²) away.
     heights = torch.tensor(lengths, dtype=torch.float64)
     found = solve(torch.diag(heights))
-    assert found.upper.item() == pytest.approx(heights.pow(-2).sum().item() ** -0.5, abs=2e-7 * max(lengths))
+    assert found.upper.item() == pytest.approx(heights.pow(-2).sum().item() ** -0.5, abs=1.1e-6 * max(lengths))
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=10), st.floats(0, 5))
@@ -93,7 +94,7 @@ def test_points_on_a_line(places, height):
     # (x_k, h): the nearest is (0, h) if 0 is between them, else the nearest end.
     found = solve([[place, height] for place in places])
     nearest = 0.0 if min(places) <= 0 <= max(places) else min(map(abs, places))
-    assert found.upper.item() == pytest.approx((nearest**2 + height**2) ** 0.5, abs=3e-7 * max(found.scale.item(), 1e-12))
+    assert found.upper.item() == pytest.approx((nearest**2 + height**2) ** 0.5, abs=1.1e-6 * max(found.scale.item(), 1e-12))
 
 
 @given(st.integers(1, 6), st.integers(1, 10), st.integers(0, 2**31))
@@ -104,8 +105,8 @@ def test_origin_inside(dim, extra, seed):
     shares = torch.rand(dim + extra, generator=generator, dtype=torch.float64) + 0.05
     closing = -(shares @ points)[None] / 0.5
     found = solve(torch.cat((points, closing)))
-    assert found.lower.item() <= 1e-9 * found.scale.item()
-    assert found.upper.item() <= 1e-7 * found.scale.item()
+    assert found.lower.item() == 0
+    assert found.upper.item() <= 1e-6 * found.scale.item()
 
 
 @pytest.mark.parametrize(
@@ -124,21 +125,21 @@ def test_origin_inside(dim, extra, seed):
 )
 def test_special_hulls(vectors, distance):
     found = solve(vectors)
-    assert found.upper.item() == pytest.approx(distance, rel=1e-9, abs=1e-7 * found.scale.item())
+    assert found.upper.item() == pytest.approx(distance, rel=1e-9, abs=1e-6 * found.scale.item())
 
 
 def test_hulls_of_a_group_share_vertices_and_empty_ones_have_no_distance():
     vectors = torch.randn(2, 9, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.5
     members = torch.ones(9, 9, dtype=torch.bool).tril().repeat(2, 1, 1)
     members[0, 4] = False
-    found = nearest_to_origin(vectors @ vectors.mT, members, tolerance=1e-7)
+    found = nearest_to_origin(vectors @ vectors.mT, members, tolerance=1e-6)
     assert (found.weights[~members] == 0).all()
     for group, hull in itertools.product(range(2), range(9)):
         if (group, hull) == (0, 4):
             assert found.upper[group, hull] == found.lower[group, hull] == float("inf")
             continue
         alone = solve(vectors[group, : hull + 1])
-        assert found.upper[group, hull].item() == pytest.approx(alone.upper.item(), abs=2e-7 * alone.scale.item())
+        assert found.upper[group, hull].item() == pytest.approx(alone.upper.item(), abs=1e-6 * alone.scale.item())
 
 
 def test_blocks_do_not_matter(monkeypatch):
@@ -156,12 +157,12 @@ def test_pulled_hulls_are_hulls_of_pulled_vertices(share, seed):
     members = torch.ones(2, 3, 10, dtype=torch.bool)
     anchors = torch.tensor([[0, 3, 9], [1, 1, 5]])
     members.scatter_(2, anchors[..., None], False)
-    found = nearest_to_origin(vectors @ vectors.mT, members, pull=(anchors, torch.full((2, 3), share)), tolerance=1e-7)
+    found = nearest_to_origin(vectors @ vectors.mT, members, pull=(anchors, torch.full((2, 3), share)), tolerance=1e-6)
     for group, hull in itertools.product(range(2), range(3)):
         anchor = vectors[group, anchors[group, hull]]
         pulled = share * anchor + (1 - share) * vectors[group][members[group, hull]]
         assert found.upper[group, hull].item() == pytest.approx(
-            solve(pulled).upper.item(), abs=4e-7 * found.scale[group, hull].item()
+            solve(pulled).upper.item(), abs=2e-6 * found.scale[group, hull].item()
         )
 
 
@@ -180,7 +181,7 @@ def test_start_is_taken_and_its_own_bounds_hold_at_once():
         (torch.ones(1, 3, 2), torch.ones(1, 1, 3).bool(), {}, r"gram has shape \(1, 3, 2\)"),
         (torch.ones(1, 3, 3), torch.ones(2, 1, 3).bool(), {}, r"members \(2, 1, 3\); expected \(groups, vertices, vertices\)"),
         (torch.full((1, 2, 2), float("nan")), torch.ones(1, 1, 2).bool(), {}, "not finite"),
-        (torch.eye(2)[None], torch.ones(1, 1, 2).bool(), {"tolerance": 0.0}, "tolerance 0.0 must be at least 1e-7 of"),
+        (torch.eye(2)[None], torch.ones(1, 1, 2).bool(), {"tolerance": 0.0}, "tolerance 0.0 must be at least 1e-6 of"),
     ],
 )
 def test_bad_input(gram, members, options, complaint):

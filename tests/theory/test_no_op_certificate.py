@@ -11,6 +11,7 @@ from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.results.table import make_table
+from sinklab.testing import check_probe
 from sinklab.theory.hull_certificate import certify_hulls
 from sinklab.theory.no_op_certificate import NoOpCertificate, certify
 
@@ -65,17 +66,17 @@ def test_against_values_and_projections_taken_from_the_module():
     entered = {}
     attention = model.layers[1].self_attn
     attention.register_forward_pre_hook(lambda _m, args, kwargs: entered.update(x=args[0]), with_kwargs=True)
-    layer = certify(model, batch, tolerance=1e-7).found[1]
+    layer = certify(model, batch, tolerance=1e-6).found[1]
     values = attention.v_proj(entered["x"])[0].double()
     for head in range(4):
         of_group = values[:, 8 * (head // 2) : 8 * (head // 2) + 8]  # four query heads share two of values
         written = of_group @ attention.o_proj.weight[:, 8 * head : 8 * head + 8].double().T
         for query in range(1, 6):
             vectors = written[: query + 1]
-            alone = certify_hulls((vectors @ vectors.T)[None], torch.ones(1, 1, query + 1).bool(), 0, tolerance=1e-7)
+            alone = certify_hulls((vectors @ vectors.T)[None], torch.ones(1, 1, query + 1).bool(), 0, tolerance=1e-6)
             for name in ("with_upper", "without_upper", "scale", "sink_norm"):
                 ours, theirs = getattr(layer.certificate, name)[0, head, query].item(), getattr(alone, name).item()
-                assert ours == pytest.approx(theirs, abs=1e-6 * alone.scale.item()), (head, query, name)
+                assert ours == pytest.approx(theirs, abs=2e-6 * alone.scale.item()), (head, query, name)
 
 
 @torch.no_grad()
@@ -99,7 +100,7 @@ def test_values_that_are_equal_but_for_the_sink():
     # All tokens but the first are one token without positions: one value u, and a sink value s. The certificate is a segment.
     model = sinklm(position={"name": "no_position"}, num_hidden_layers=1)
     batch = torch.tensor([[5] + [7] * 8])
-    layer = certify(model, batch, tolerance=1e-7).found[0]
+    layer = certify(model, batch, tolerance=1e-6).found[0]
     bounds = layer.certificate
     last, first = bounds.without_upper[0, :, -1], bounds.without_upper[0, :, 1]
     torch.testing.assert_close(last, first, rtol=1e-5, atol=1e-7)
@@ -158,6 +159,10 @@ def test_few_queries_of_a_long_call_are_those_of_all():
     torch.testing.assert_close(few.sink_weight, whole.sink_weight[..., few.queries], rtol=0, atol=FLOAT32)
     torch.testing.assert_close(few.output_norm, whole.output_norm[..., few.queries], rtol=1e-5, atol=FLOAT32)
     assert certify(model, batch, max_queries=1).found[0].queries.tolist() == [19]
+
+
+def test_contract():
+    check_probe(NoOpCertificate, delta="measured")
 
 
 def test_rows_fit_the_table_and_merge():

@@ -3,7 +3,7 @@
 Everything happens in Gram space: vectors ``v_k`` appear only through ``G_kl = v_k · v_l``. For weights ``p`` on the vertices
 the point is ``y = Σ p_k v_k``, with ``|y|² = pᵀGp``. Its norm is an upper bound on the distance. A plane across ``y`` gives a
 lower one: every point of the hull has a component of at least ``min_k y·v_k / |y|`` along ``y``. Both are computed from ``p``
-alone, so they hold whatever became of the iteration.
+alone, and leave room for the rounding errors of that, so they hold whatever became of the iteration.
 
 The iteration is Frank-Wolfe with pairwise steps and exact line search (Lacoste-Julien and Jaggi 2015, arXiv 1511.05932), and
 every few steps Wolfe's correction (1976): the nearest point of the affine hull of the vertices in use, or as far towards it as
@@ -29,6 +29,9 @@ _JITTER = 1e-13
 """Added to the diagonal of the correction's system, relative to the largest squared norm; only a direction is taken from it."""
 _BLOCK_NUMBERS = 1 << 22
 """Numbers in the largest intermediate tensor: 32 MiB in float64."""
+_ROUNDING = 2.0**-52
+"""Twice the unit roundoff of float64: a product of two combinations of ``n`` vectors is wrong by at most ``n`` of these times
+the largest squared norm, and the sum of products by two more."""
 _TYPICAL = 128
 """Vertices in use at most, for the size of blocks; there are no more than dimensions and one."""
 
@@ -41,7 +44,7 @@ class NearestPoint:
         weights: float64 ``(groups, hulls, vertices)``: not negative, sum 1, 0 on vertices that are not of the hull.
         upper: float64 ``(groups, hulls)``: norm of the point; infinite for a hull without a vertex.
         lower: same shape: no point of the hull has a smaller norm.
-        scale: same shape: largest norm of a vertex of the hull, before it is pulled.
+        scale: same shape: largest norm of a vertex of the hull, or of what they are pulled to.
     """
 
     weights: Tensor
@@ -69,12 +72,12 @@ def nearest_to_origin(
         pull: an index ``s`` (int64) and a share ``a`` in [0, 1] for every hull, each ``(groups, hulls)``: its vertices are
             then ``a v_s + (1 - a) v_k``.
         start: weights to start from, as in the result; by default all weight is on the shortest vertex.
-        tolerance: largest ``upper - lower``, relative to the largest norm of a vertex of the hull; 1e-7 is the least that
-            float64 can prove of a hull that holds the origin.
+        tolerance: largest ``upper - lower``, relative to ``scale``; at least 1e-6, which is about what float64 can prove of a
+            hull of some thousand vertices that holds the origin.
         max_rounds: of eight steps and two corrections; tens are usual.
 
     Raises:
-        InputError: values that are not finite, shapes that do not fit, or a tolerance below 1e-7.
+        InputError: values that are not finite, shapes that do not fit, or a tolerance below 1e-6.
         MeasurementError: the gap is still larger after ``max_rounds``.
     """
     groups, vertices = gram.shape[0], gram.shape[-1]
@@ -85,12 +88,15 @@ def nearest_to_origin(
         )
     if not bool(torch.isfinite(gram).all()):
         raise InputError("the vectors of a hull have values that are not finite; nothing can be said about it")
-    if not tolerance >= 1e-7:
-        raise InputError(f"tolerance {tolerance} must be at least 1e-7 of the longest vector: float64 proves no less")
+    if not tolerance >= 1e-6:
+        raise InputError(f"tolerance {tolerance} must be at least 1e-6 of the longest vector: float64 proves little less")
     gram = gram.detach().to(torch.float64)
     hulls = members.shape[1]
     squares = gram.diagonal(dim1=1, dim2=2)
-    scale = squares[:, None].expand(-1, hulls, -1).masked_fill(~members, 0.0).amax(-1).clamp(min=0).sqrt()
+    largest = squares[:, None].expand(-1, hulls, -1).masked_fill(~members, 0.0).amax(-1)
+    if pull is not None:
+        largest = largest.maximum(squares.gather(1, pull[0]))
+    scale = largest.clamp(min=0).sqrt()
     weights = _shortest(squares, members) if start is None else start.to(torch.float64).clone()
     upper, lower = torch.full_like(scale, float("inf")), torch.full_like(scale, float("inf"))
     # A hull is a row of its own from here on; a block of them at a time keeps the systems of the corrections small.
@@ -103,9 +109,9 @@ def nearest_to_origin(
         left = work.solve(tolerance, max_rounds)
         if left:
             gap = ((work.upper - work.lower) / work.scale)[work.open].max()
-            largest = int(work.members.sum(-1).max())
+            size = int(work.members.sum(-1).max())
             raise MeasurementError(
-                f"{left} of {len(some)} hulls, of up to {largest} vectors, have a nearest point that is known only to "
+                f"{left} of {len(some)} hulls, of up to {size} vectors, have a nearest point that is known only to "
                 f"{gap:.1e} of the longest vector after {max_rounds} rounds; expected {tolerance:.1e}. Allow more rounds "
                 "or a larger tolerance"
             )
@@ -188,10 +194,12 @@ class _Work:
         rows = self.open
         weights, members = self.weights[rows], self.members[rows]
         products = self.grams[rows].times(weights)
-        norm = (weights * products).sum(-1).clamp(min=0).sqrt()
-        least = products.masked_fill(~members, float("inf")).amin(-1)
+        margin = (members.shape[-1] + 2) * _ROUNDING * self.scale[rows] ** 2
+        norm = ((weights * products).sum(-1).clamp(min=0) + margin).sqrt()
+        least = products.masked_fill(~members, float("inf")).amin(-1) - margin
         self.products[rows], self.upper[rows] = products, norm
-        self.lower[rows] = torch.where(norm > 0, least / norm.where(norm > 0, 1.0), 0.0).clamp(min=0).minimum(norm)
+        # Divided by more than the norm: a plane that lies behind is moved farther back, and never forward.
+        self.lower[rows] = torch.where(norm > 0, least / norm.where(norm > 0, 1.0), 0.0).clamp(min=0)
 
     def _improve(self) -> None:
         rows = self.open

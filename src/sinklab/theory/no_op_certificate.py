@@ -53,8 +53,12 @@ class LayerCertificate:
 class NoOpCertificate(Probe):
     """Certifies the heads of every self-attention call; rows are means over queries, :attr:`found` has every query.
 
-    Values are those of the key-value heads, repeated for grouped queries; ``W_O`` is cut into the columns of each head. Float64
-    throughout. Queries that are padding, or see no other key than the sink, are left out.
+    Values are those of the key-value heads, repeated for grouped queries; ``W_O`` is cut into the columns of each head. All is
+    float64 and on the CPU, because some devices have no float64. Queries that are padding, or see no other key than the sink,
+    are left out. State is a few numbers per query and head.
+
+    Attributes:
+        found: one :class:`LayerCertificate` for every call, in the order of the calls.
 
     Args:
         sink_position: 0-based position of the sink in the document, such as an audit found it; or ``"null"``: the sink is the
@@ -140,18 +144,17 @@ class NoOpCertificate(Probe):
                 f"{where}: sink_position is 'null', but operation {call.operation.name!r} has no null score; give a position"
             )
         steps = min(self.max_queries, call.q_len)
-        queries = torch.linspace(0, call.q_len - 1, steps, dtype=torch.float64).round().long().to(call.queries.device)
-        if steps == 1:
-            queries = queries + call.q_len - 1
-        whole = steps == call.q_len
-        blocks = [_rows(call, 0, steps)] if whole else [_rows(call, query, query + 1) for query in queries.tolist()]
+        queries = torch.linspace(call.q_len - 1, 0, steps, dtype=torch.float64).round().long().flip(0)
+        blocks = (
+            [_rows(call, int(query), int(query) + 1) for query in queries] if steps < call.q_len else [_rows(call, 0, steps)]
+        )
         visible, weights, mass = (torch.cat([block[part] for block in blocks], dim=2) for part in range(3))
-        vectors = _vectors(call)  # keys, then the null
-        gram, outputs = _projected(call, vectors, torch.cat((weights, mass), dim=-1).to(torch.float64))
-        sinks = self._sinks(call, queries)
+        with_null = torch.cat((weights, mass), dim=-1)
+        gram, outputs = _projected(call, _vectors(call), with_null)
+        sinks = self._sinks(call, queries)  # -1 where there is none
         known = torch.cat((visible, torch.full_like(visible[..., :1], null)), dim=-1)
         sees = known.gather(3, sinks.clamp(min=0)[..., None])[..., 0] & (sinks >= 0)
-        asked = sees & (known.sum(-1) >= 2) & call.counted[:, None, queries]
+        asked = sees & (known.sum(-1) >= 2) & call.counted.cpu()[:, None, queries]
         scale = gram.diagonal(dim1=-2, dim2=-1)[:, :, None].masked_fill(~known, 0.0).amax(-1).clamp(min=0).sqrt()
         delta = None if self.delta is None else outputs if self.delta == "measured" else scale * float(self.delta)
         try:
@@ -167,17 +170,17 @@ class NoOpCertificate(Probe):
             raise InputError(f"{where}: {error}") from error
         shape = call.queries.shape[:2]
         fields = {field.name: getattr(certificate, field.name) for field in dataclasses.fields(certificate)}
-        certificate = Certificate(**{k: None if v is None else v.unflatten(0, shape).cpu() for k, v in fields.items()})
-        weight = torch.cat((weights, mass), dim=-1).gather(3, sinks.clamp(min=0)[..., None])[..., 0]
-        return LayerCertificate(call.site, queries.cpu(), certificate, weight.double().cpu(), outputs.cpu())
+        certificate = Certificate(**{name: None if x is None else x.unflatten(0, shape) for name, x in fields.items()})
+        weight = with_null.gather(3, sinks.clamp(min=0)[..., None])[..., 0]
+        return LayerCertificate(call.site, queries, certificate, weight, outputs)
 
     def _sinks(self, call: AttentionCall, queries: Tensor) -> Tensor:
         """Index of the sink of every query, ``(batch, heads, queries)``; -1 where its document has none."""
         shape = (call.queries.shape[0], call.num_heads, len(queries))
         if self.sink_position == "null":
-            return torch.full(shape, call.kv_len, device=queries.device)
-        there = (call.key_positions == self.sink_position)[:, None]
-        mine = there & (call.key_documents[:, None] == call.query_documents[:, queries, None])
+            return torch.full(shape, call.kv_len)
+        there = (call.key_positions.cpu() == self.sink_position)[:, None]
+        mine = there & (call.key_documents.cpu()[:, None] == call.query_documents.cpu()[:, queries, None])
         sink = torch.where(mine.any(-1), mine.int().argmax(-1), -1)
         return sink[:, None].expand(shape)
 
@@ -265,30 +268,33 @@ def _rows(call: AttentionCall, start: int, stop: int) -> tuple[Tensor, Tensor, T
     visible = call.visible.block(start, stop, 0, call.kv_len)
     # Not call.weights(), which takes absolute values of signed operations.
     weights = call.operation.weights(scores, visible, call.sink_rows(start, stop))
-    return visible.expand_as(scores), weights, call.null_mass(start, stop, scores)[..., None]
+    return visible.expand_as(scores).cpu(), _wide(weights), _wide(call.null_mass(start, stop, scores))[..., None]
 
 
 def _vectors(call: AttentionCall) -> Tensor:
-    """What each key adds to a head output, and then the null: float64 ``(batch, heads, kv_len + 1, value_dim)``."""
-    values = repeat_groups(call.values.to(torch.float64), call.groups)
+    """What each key adds to a head output, and then the null: ``(batch, heads, kv_len + 1, value_dim)``."""
+    values = repeat_groups(_wide(call.values), call.groups)
     batch, heads, _, dim = values.shape
-    null = values.new_zeros(heads, dim) if call.null_value is None else call.null_value.to(torch.float64).expand(heads, dim)
-    vectors = torch.cat((values, null[:, None].expand(batch, -1, -1, -1)), dim=2)
-    if call.output_bias is not None:
-        vectors = vectors + call.output_bias.to(torch.float64).expand(heads, dim)[:, None]
-    return vectors
+    null = values.new_zeros(heads, dim) if call.null_value is None else _wide(call.null_value).expand(heads, dim)
+    return torch.cat((values, null[:, None].expand(batch, -1, -1, -1)), dim=2) + _bias(call, values)
 
 
 def _projected(call: AttentionCall, vectors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Gram matrices of the projected vectors, and norms of the outputs with the given weights."""
     assert call.projection is not None
-    heads, dim = vectors.shape[1], vectors.shape[3]
-    columns = call.projection.to(torch.float64).unflatten(1, (heads, dim))
+    columns = _wide(call.projection).unflatten(1, (vectors.shape[1], vectors.shape[3]))
     metric = torch.einsum("dhv,dhw->hvw", columns, columns)
-    gram = vectors @ metric @ vectors.mT
-    outputs = weights @ vectors
-    if call.output_bias is not None:
-        # It is in every vector, and added once whatever the weights sum to.
-        missing = 1 - weights.sum(-1, keepdim=True)
-        outputs = outputs + missing * call.output_bias.to(torch.float64).expand(heads, dim)[:, None]
-    return gram, ((outputs @ metric) * outputs).sum(-1).clamp(min=0).sqrt()
+    # The operation's bias is in every vector, and is written once whatever the weights sum to.
+    outputs = weights @ vectors + (1 - weights.sum(-1, keepdim=True)) * _bias(call, vectors)
+    return vectors @ metric @ vectors.mT, ((outputs @ metric) * outputs).sum(-1).clamp(min=0).sqrt()
+
+
+def _bias(call: AttentionCall, like: Tensor) -> Tensor:
+    """The operation's bias on head outputs, ``(heads, 1, value_dim)``."""
+    heads, dim = like.shape[1], like.shape[3]
+    bias = like.new_zeros(heads, dim) if call.output_bias is None else _wide(call.output_bias).expand(heads, dim)
+    return bias[:, None]
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.detach().cpu().double()
