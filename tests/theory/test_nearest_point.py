@@ -109,6 +109,37 @@ def test_origin_inside(dim, extra, seed):
     assert found.upper.item() <= 1e-6 * found.scale.item()
 
 
+@pytest.mark.parametrize("kind", ["nearly flat", "repeated", "a cluster far away", "many lengths", "whole numbers", "wide"])
+@pytest.mark.parametrize(("count", "dim"), [(3, 1), (17, 4), (64, 3), (64, 32), (150, 8)])
+def test_hulls_on_which_iterations_stall(kind, count, dim):
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(8, *shape, generator=generator, dtype=torch.float64)
+
+    vectors = normal(count, dim)
+    if kind == "nearly flat":
+        vectors = normal(count, 2) @ normal(2, dim) + 1e-4 * vectors + 0.2
+    elif kind == "repeated":
+        vectors = vectors[:, torch.randint(count, (count,), generator=generator)]
+    elif kind == "a cluster far away":
+        vectors = vectors[:, :1] + 1e-6 * vectors
+    elif kind == "many lengths":
+        vectors = vectors * torch.exp(4 * normal(count, 1))
+    elif kind == "whole numbers":
+        vectors = vectors.round()
+    members = torch.rand(8, 10, count, generator=generator) < 0.7
+    members[..., 0] = True
+    found = nearest_to_origin(vectors @ vectors.mT, members, tolerance=1e-6, max_rounds=200)
+    assert (found.upper - found.lower <= 1e-6 * found.scale).all()
+    norms = (found.weights @ vectors).norm(dim=-1)
+    assert (norms <= found.upper * (1 + 1e-12)).all()
+    # No member is nearer than the plane allows.
+    point = found.weights @ vectors
+    along = (vectors @ point.mT).mT.masked_fill(~members, float("inf")).amin(-1)
+    assert (along >= (found.lower * norms) - 1e-12 * found.scale**2).all()
+
+
 @pytest.mark.parametrize(
     ("vectors", "distance"),
     [

@@ -6,8 +6,9 @@ lower one: every point of the hull has a component of at least ``min_k y·v_k / 
 alone, and leave room for the rounding errors of that, so they hold whatever became of the iteration.
 
 The iteration is Frank-Wolfe with pairwise steps and exact line search (Lacoste-Julien and Jaggi 2015, arXiv 1511.05932), and
-every few steps Wolfe's correction (1976): the nearest point of the affine hull of the vertices in use, or as far towards it as
-the weights allow. Steps find the right vertices, corrections their weights.
+every few steps Wolfe's corrections (1976): to the nearest point of the affine hull of the vertices in use or, where a weight
+would become negative, as far as that, and again without the vertex. Steps find the right vertices, corrections their weights;
+either alone stalls on hulls that are nearly flat.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ __all__ = ["NearestPoint", "nearest_to_origin"]
 
 _STEPS = 8
 """Pairwise steps between corrections."""
-_CORRECTIONS = 2
-"""Corrections in a row: each may drop the vertices that stopped the one before."""
+_CORRECTIONS = 64
+"""Corrections in a row at most: one that is stopped drops the vertex that stopped it, and another follows."""
 _JITTER = 1e-13
 """Added to the diagonal of the correction's system, relative to the largest squared norm; only a direction is taken from it."""
 _BLOCK_NUMBERS = 1 << 22
@@ -74,7 +75,7 @@ def nearest_to_origin(
         start: weights to start from, as in the result; by default all weight is on the shortest vertex.
         tolerance: largest ``upper - lower``, relative to ``scale``; at least 1e-6, which is about what float64 can prove of a
             hull of some thousand vertices that holds the origin.
-        max_rounds: of eight steps and two corrections; tens are usual.
+        max_rounds: of eight steps and the corrections behind them; tens are usual.
 
     Raises:
         InputError: values that are not finite, shapes that do not fit, or a tolerance below 1e-6.
@@ -207,8 +208,14 @@ class _Work:
         weights, products = self.weights[rows], self.products[rows]
         for _ in range(_STEPS):
             _pairwise(grams, members, weights, products)
+        stopped = torch.arange(len(rows), device=rows.device)
         for _ in range(_CORRECTIONS):
-            _correct(grams, weights, products, self.scale[rows])
+            again, weights[stopped], products[stopped] = _correct(
+                grams[stopped], weights[stopped], products[stopped], self.scale[rows[stopped]]
+            )
+            stopped = stopped[again]
+            if not len(stopped):
+                break
         self.weights[rows] = weights / weights.sum(-1, keepdim=True)
 
 
@@ -227,8 +234,8 @@ def _pairwise(grams: _Grams, members: Tensor, weights: Tensor, products: Tensor)
     products += amount * change
 
 
-def _correct(grams: _Grams, weights: Tensor, products: Tensor, scale: Tensor) -> None:
-    """Move, in place, towards the nearest point of the affine hull of the vertices in use."""
+def _correct(grams: _Grams, weights: Tensor, products: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Move towards the nearest point of the affine hull of the vertices in use; which rows were stopped, weights, products."""
     used = weights > 0
     few = int(used.sum(-1).max())
     places = used.to(torch.int8).argsort(dim=-1, descending=True)[:, :few]
@@ -249,6 +256,6 @@ def _correct(grams: _Grams, weights: Tensor, products: Tensor, scale: Tensor) ->
     wanted = torch.where(curvature > 0, -slope / curvature.where(curvature > 0, 1.0), 0.0).clamp(0, 1)
     amount = wanted.minimum(room.amin(-1))[:, None]
     # Rounding must not leave a trace of a vertex that is to go.
-    left = (held + amount * direction).clamp(min=0).masked_fill((room <= amount) & (amount > 0), 0.0)
-    weights.scatter_(1, places, left)
-    products += amount * along
+    gone = (room <= amount) & (amount > 0)
+    left = (held + amount * direction).clamp(min=0).masked_fill(gone, 0.0)
+    return gone.any(-1), weights.scatter(1, places, left), products + amount * along
