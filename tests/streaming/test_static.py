@@ -8,6 +8,7 @@ from tests.architectures.zoo import ZOO, build
 from torch._dynamo.utils import counters
 
 from sinklab.errors import ConfigurationError
+from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.static import compile_steps
 
@@ -69,6 +70,18 @@ def test_one_graph_and_the_same_logits(name, backend, first, settings):
     again, graphs = logits_of(model, first, **settings)  # another cache of the same shapes
     assert graphs[-1] == 1
     assert torch.equal(again, found)
+
+
+def test_our_own_model():
+    """It asks the cache for its length, and its decoder is the model itself."""
+    torch.manual_seed(0)
+    config = SinkLMConfig(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    model = SinkLM(config).eval()
+    expected, _ = logits_of(model, 10)
+    compile_steps(model, backend="eager")
+    found, graphs = logits_of(model, 10)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)  # as above
+    assert graphs[-1] == 1
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import sys
 import weakref
 from typing import Any, ClassVar, cast
@@ -15,12 +13,14 @@ from transformers import Cache, PreTrainedModel
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.registry import policies
+from sinklab.streaming.host import Planner, generating_model, hook, kept_logits, kept_tensors, split, tokens_of
 from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.ordered import OrderedBooks, OrderedLayer, has_ordered_bias, require_ordered
 from sinklab.streaming.policy import Policy, SlotPolicy
 from sinklab.streaming.quantized import QuantizedLayer
+from sinklab.streaming.refusals import extent, require_decoder, require_positions
 from sinklab.streaming.rotation import KeyRotations, read_rotations
-from sinklab.streaming.static import StaticStep, is_compiled, static_step
+from sinklab.streaming.static import StaticStep, static_step
 from sinklab.streaming.step import Books
 from sinklab.streaming.telemetry import Telemetry, cache_telemetry, describe_slots, note_ids
 
@@ -32,7 +32,7 @@ _REBASE, _REBASE_HALF = 2_048, 32_768
 rounded by more than the angles are up to 32,768, and once more whenever they are moved."""
 
 
-class PolicyCache(Cache):
+class PolicyCache(Cache, Planner):
     """The cache of a policy, for one model; pass it as ``past_key_values``.
 
     One forward may hold one token or many, a prompt longer than the cache included: it is processed in chunks, and the
@@ -101,7 +101,7 @@ class PolicyCache(Cache):
     def books(self) -> Any:
         """Which token is in which slot, :class:`Books` or what does its work."""
         if self._books is None:
-            self.bind(_generating_model())
+            self.bind(generating_model())
         assert self._books is not None
         return self._books
 
@@ -116,10 +116,10 @@ class PolicyCache(Cache):
             return self
         if self._model is not None:
             raise ConfigurationError(self._belongs())
-        _require_decoder(model, self.policy)
+        require_decoder(model, self.policy)
         self._fit(model)
         self._model = weakref.ref(model)
-        _hook(model)
+        hook(model)
         return self
 
     def _fit(self, model: PreTrainedModel) -> None:
@@ -142,7 +142,7 @@ class PolicyCache(Cache):
         """Rotations of the keys of all layers; from now on positions stay below what the model can tell apart."""
         config = model.config.get_text_config()
         rotations = read_rotations(model)
-        _require_positions(self.policy, rotations.limit, type(model).__name__)
+        require_positions(self.policy, rotations.limit, type(model).__name__)
         reach = self.policy.reach
         room = reach + self.chunk
         usual = max(2 * room, _REBASE_HALF if model.dtype in (torch.float16, torch.bfloat16) else _REBASE)
@@ -152,7 +152,7 @@ class PolicyCache(Cache):
             limit = max(limit, reach + self.chunk)
             if limit > (rotations.limit or sys.maxsize) or self.rebase_at is not None:
                 raise ConfigurationError(
-                    f"positions up to {limit} are too few: the policy holds {_extent(self.policy)} and a chunk has "
+                    f"positions up to {limit} are too few: the policy holds {extent(self.policy)} and a chunk has "
                     f"{self.chunk}; choose a smaller window or chunk"
                 )
         self.rebase_at = limit
@@ -189,13 +189,13 @@ class PolicyCache(Cache):
                 f"{type(module).__name__} is given a cache and use_cache=False, with which generate() feeds the whole text "
                 "again at every step; pass use_cache=True"
             )
-        batch, length = _tokens(arguments).shape[:2]
+        batch, length = tokens_of(arguments).shape[:2]
         static = self.static  # the chunks before the last are not
         self._require_ready(module, arguments, batch)
         parts: list[Any] = []
-        kept = _kept(arguments)
+        kept = kept_logits(arguments)
         while (size := self._room(arguments.get("attention_mask"), batch, length)) < length:
-            piece, arguments = _split(arguments, size)
+            piece, arguments = split(arguments, size)
             length -= size
             wanted = kept is None or kept > length
             if kept is not None:
@@ -207,7 +207,7 @@ class PolicyCache(Cache):
             arguments = dict(arguments, logits_to_keep=0)
         valid = self._valid(arguments.get("attention_mask"), batch, length)
         self._unfinished = True  # until the forward returns: in between, some layers hold its tokens and others do not
-        with _kept_tensors():
+        with kept_tensors():
             if self.books.next_position + length > cast(int, self.rebase_at):
                 self.rebase()
             self.step, self._parts, self._kept = self.books.plan(length, valid), parts, kept or 0
@@ -267,7 +267,7 @@ class PolicyCache(Cache):
         if isinstance(self.books, OrderedBooks):  # these models count positions along the columns of a 2-D mask
             told = {name: given for name, given in arguments.items() if name != "position_ids"}
             return dict(told, attention_mask=step.attention_mask)
-        tokens = _tokens(arguments)
+        tokens = tokens_of(arguments)
         return dict(
             arguments, attention_mask=self._mask(module, tokens), position_ids=step.position_ids.expand(len(tokens), -1)
         )
@@ -298,7 +298,7 @@ class PolicyCache(Cache):
             valid = mask[:, -length:].bool().cpu()
             valid = None if bool(valid.all()) else valid
         if valid is not None:
-            with _kept_tensors():
+            with kept_tensors():
                 self.books.spread(batch)
         if self.books.rows > 1:
             return torch.ones(batch, length, dtype=torch.bool) if valid is None else valid
@@ -349,10 +349,12 @@ class PolicyCache(Cache):
     # --- what transformers asks of a cache -----------------------------------------------------------------------------------
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens seen, padding included; during a forward, those before it."""
+        """Tokens seen, padding included; during a forward, those before it (a tensor, as static caches have it, if compiled)."""
         books, step = self.books, self.step
         if step is None:
             return cast(int, books.columns)
+        if isinstance(step, StaticStep):
+            return cast(int, step.seen)
         return cast(int, step.held if isinstance(books, OrderedBooks) else books.columns - step.length)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
@@ -363,12 +365,12 @@ class PolicyCache(Cache):
         """Forget everything; buffers stay as long as the number of rows does."""
         self._unfinished, self.step, self._parts = False, None, []
         if self._books is not None:
-            with _kept_tensors():
+            with kept_tensors():
                 self._books.clear()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Rows of the batch in another order, as beam search wants them."""
-        with _kept_tensors():
+        with kept_tensors():
             self.books.take(beam_idx)
             self.ids = self.ids[beam_idx.to(self.ids.device)] if self.ids is not None else None
             for layer in self.layers:
@@ -392,7 +394,7 @@ class PolicyCache(Cache):
         columns, count = self.books.columns, int(tokens_to_remove)  # some releases hand in a tensor
         keep = columns + count if count <= 0 else count
         if 0 <= keep < columns:
-            with _kept_tensors():
+            with kept_tensors():
                 self.books.crop(keep)
 
 
@@ -416,143 +418,3 @@ class SinkCache(PolicyCache):
     ) -> None:
         policy = policies["sink_window"](num_sinks=num_sinks, window=window, positions=positions)
         super().__init__(policy, model, chunk=chunk, rebase_at=rebase_at, quantized=quantized)
-
-
-# --- the host ----------------------------------------------------------------------------------------------------------------
-
-
-def _kept_tensors() -> contextlib.AbstractContextManager[Any]:
-    """For making tensors that are kept: those made in inference mode could not be written outside of it."""
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
-
-
-def _generating_model() -> PreTrainedModel:
-    """The model whose generate() is asking; transformers hands a cache everything but its model."""
-    frame = sys._getframe(1)
-    found: PreTrainedModel | None = None
-    while frame is not None:
-        owner = frame.f_locals.get("self") if frame.f_code.co_name == "generate" else None
-        found = owner if isinstance(owner, PreTrainedModel) else found
-        frame = cast(Any, frame.f_back)
-    if found is None:
-        raise ConfigurationError(
-            "this cache does not know its model, which only generate() can tell it; outside of generate() name it: "
-            "SinkCache(model, …) or cache.bind(model)"
-        )
-    return found
-
-
-def _tokens(arguments: dict[str, Any]) -> Tensor:
-    tokens = arguments.get("input_ids")
-    return cast(Tensor, arguments.get("inputs_embeds") if tokens is None else tokens)
-
-
-def _split(arguments: dict[str, Any], size: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of a forward of the first ``size`` tokens, and those of the others."""
-    length, mask = _tokens(arguments).shape[1], arguments.get("attention_mask")
-    whole = [
-        name
-        for name in ("output_attentions", "output_hidden_states", "output_router_logits", "labels")
-        if arguments.get(name) is not None
-    ]
-    whole = [name for name in whole if arguments[name] is not False]
-    if isinstance(arguments.get("logits_to_keep"), Tensor):
-        whole.append("logits_to_keep as indices")
-    if whole:
-        raise ConfigurationError(
-            f"{whole[0]} cannot be had of {length} tokens at once, which are processed in chunks of {size}; give "
-            "fewer, or make the cache with a larger chunk"
-        )
-    first, rest = dict(arguments), dict(arguments)
-    for name in ("input_ids", "inputs_embeds", "position_ids"):
-        given = arguments.get(name)
-        if given is not None:
-            axis = 1 if name == "inputs_embeds" else -1
-            first[name] = given.narrow(axis, 0, size)
-            rest[name] = given.narrow(axis, size, length - size)
-    if mask is not None and mask.ndim == 2:
-        first["attention_mask"] = mask[:, : mask.shape[1] - length + size]
-    return first, rest
-
-
-def _kept(arguments: dict[str, Any]) -> int | None:
-    """How many of the last tokens get logits; ``None`` for all, or where the model leaves that to its head."""
-    kept = arguments.get("logits_to_keep")
-    return kept if isinstance(kept, int) and kept else None
-
-
-def _require_decoder(model: PreTrainedModel, policy: SlotPolicy) -> None:
-    name, config = type(model).__name__, model.config.get_text_config()
-    if model.config.is_encoder_decoder:
-        raise UnsupportedModelError(f"{name} is an encoder-decoder; its cross-attention cannot be bounded by a policy")
-    kinds = set(getattr(config, "layer_types", None) or [])
-    strange = sorted(kinds - {"full_attention", "sliding_attention"})
-    if strange:
-        raise UnsupportedModelError(f"{name} has layers of the kind {', '.join(strange)}; a policy needs full attention")
-    if getattr(model, "tokens_in_front", 0):  # SinkLM
-        raise UnsupportedModelError(
-            f"{name} puts learned tokens in front of every text, which its cache counts and its arguments do not; a bounded "
-            "cache for it is not there"
-        )
-    if getattr(config, "prefix", 0):  # SinkLM
-        raise UnsupportedModelError(f"{name} has a prefix of tokens that see those behind them; a policy needs a causal model")
-    sliding = getattr(config, "sliding_window", None) or getattr(config, "window", None)
-    slides = "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True))
-    if sliding and slides and sliding < policy.num_slots:
-        raise UnsupportedModelError(
-            f"{name} has layers that see {sliding} tokens; the policy holds {policy.num_slots}, and its sinks would be hidden "
-            f"from them. Choose sizes that add up to {sliding} or less, the token at hand included"
-        )
-
-
-def _require_positions(policy: SlotPolicy, limit: int | None, name: str) -> None:
-    if limit is not None and policy.reach >= limit:
-        raise UnsupportedModelError(
-            f"{name} keeps its frequencies up to position {limit}, and the policy holds {_extent(policy)}; choose fewer"
-        )
-
-
-def _extent(policy: SlotPolicy) -> str:
-    """How much a policy holds, in words."""
-    return f"{policy.num_slots} tokens" + ("" if policy.reach == policy.num_slots else f" over {policy.reach} positions")
-
-
-class _Hooks:
-    """The two hooks on a model that let a cache plan its forward; other forwards pass."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.names = list(inspect.signature(module.forward).parameters)
-        module.register_forward_pre_hook(self.before, with_kwargs=True)
-        module.register_forward_hook(self.after, with_kwargs=True, always_call=True)
-
-    def before(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[()], dict[str, Any]] | None:
-        arguments = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        cache = arguments.get("past_key_values")
-        if not isinstance(cache, PolicyCache):
-            return None
-        return (), _open(cache, module, arguments, torch.compiler.is_compiling() or is_compiled(module))
-
-    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        cache = kwargs.get("past_key_values")
-        return _close(cache, output) if isinstance(cache, PolicyCache) else None
-
-
-@torch.compiler.disable
-def _open(cache: PolicyCache, module: nn.Module, arguments: dict[str, Any], static: bool) -> dict[str, Any]:
-    """Planning is no part of any graph, or there would be one for each slot."""
-    cache.static = static
-    return cache.open(module, arguments)
-
-
-@torch.compiler.disable
-def _close(cache: PolicyCache, output: Any) -> Any:
-    return cache.close(output)
-
-
-def _hook(model: PreTrainedModel) -> None:
-    decoder = model.base_model
-    # A copy of a model has copies of its hooks.
-    if not any(isinstance(getattr(hook, "__self__", None), _Hooks) for hook in decoder._forward_pre_hooks.values()):
-        _Hooks(decoder)

@@ -34,6 +34,7 @@ class StaticStep:
         slots: slots that a layer writes: those of the pinned keys, then that of the new token, int64 ``(pinned + 1,)``.
         visible: boolean ``(1, 1, 1, slots)``; it is given at every step, full or not, so that there is one graph.
         position_ids: int64 ``(1, 1)``.
+        seen: columns before the step, int64 ``()``: a number would be part of the graph.
         filled: slots of the cache, all of which a layer returns.
     """
 
@@ -47,6 +48,7 @@ class StaticStep:
         self.slot = self.slots[pinned:]
         self.visible = torch.zeros(1, 1, 1, self.filled, dtype=torch.bool, device=device)
         self.position_ids = torch.zeros(1, 1, dtype=torch.long, device=device)
+        self.seen = torch.zeros((), dtype=torch.long, device=device)
         self._turns = {
             id(rotation): (rotation, torch.empty(pinned, rotation.head_dim, rotation.head_dim, device=device))
             for rotation in rotations
@@ -63,8 +65,9 @@ class StaticStep:
             self._turns[id(rotation)] = rotation, matrices
         return matrices
 
-    def set(self, step: Step, present: Tensor) -> None:
+    def set(self, step: Step, present: Tensor, seen: int) -> None:
         """Become ``step``; ``present`` is boolean ``(slots,)``, the slots that hold a token behind it."""
+        self.seen.fill_(seen)
         self.slot.fill_(step.slot)  # type: ignore[arg-type]
         self.visible.copy_(present)
         self.position_ids.copy_(step.position_ids)
@@ -84,7 +87,7 @@ def static_step(cache: PolicyCache, kept: StaticStep | None) -> StaticStep | Non
         kept = StaticStep(cache.policy, [layer.rotation for layer in layers], layers[0].device)
         for layer in layers:
             layer.turning = kept.turns_of(layer.rotation, layer.masters.dtype)
-    kept.set(step, cache.books.index[0] >= 0)
+    kept.set(step, cache.books.index[0] >= 0, cache.books.columns - 1)
     return kept
 
 

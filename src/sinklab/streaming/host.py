@@ -1,0 +1,139 @@
+"""Host: how a cache learns of its model's forwards; all that transformers does not tell a cache is found here."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import inspect
+import sys
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sinklab.errors import ConfigurationError
+from sinklab.streaming.static import is_compiled
+
+__all__ = ["Planner", "generating_model", "hook", "kept_logits", "kept_tensors", "split", "tokens_of"]
+
+
+class Planner(abc.ABC):
+    """A cache that plans the forwards it is given to.
+
+    Attributes:
+        static: whether the forward at hand is compiled.
+    """
+
+    static: bool
+
+    @abc.abstractmethod
+    def open(self, module: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
+        """A forward of ``module`` begins; the keyword arguments with which it is to go on."""
+
+    @abc.abstractmethod
+    def close(self, output: Any) -> Any:
+        """The forward is over, with ``None`` if it failed; the output that its caller gets."""
+
+
+def kept_tensors() -> contextlib.AbstractContextManager[Any]:
+    """For making tensors that are kept: those made in inference mode could not be written outside of it."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+
+
+def generating_model() -> PreTrainedModel:
+    """The model whose generate() is asking; transformers hands a cache everything but its model."""
+    frame = sys._getframe(1)
+    found: PreTrainedModel | None = None
+    while frame is not None:
+        owner = frame.f_locals.get("self") if frame.f_code.co_name == "generate" else None
+        found = owner if isinstance(owner, PreTrainedModel) else found
+        frame = cast(Any, frame.f_back)
+    if found is None:
+        raise ConfigurationError(
+            "this cache does not know its model, which only generate() can tell it; outside of generate() name it: "
+            "SinkCache(model, …) or cache.bind(model)"
+        )
+    return found
+
+
+def tokens_of(arguments: dict[str, Any]) -> Tensor:
+    """Token ids ``(batch, length)`` or embeddings ``(batch, length, hidden_size)`` of a forward."""
+    tokens = arguments.get("input_ids")
+    return cast(Tensor, arguments.get("inputs_embeds") if tokens is None else tokens)
+
+
+def split(arguments: dict[str, Any], size: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of a forward of the first ``size`` tokens, and those of the others."""
+    length, mask = tokens_of(arguments).shape[1], arguments.get("attention_mask")
+    whole = [
+        name
+        for name in ("output_attentions", "output_hidden_states", "output_router_logits", "labels")
+        if arguments.get(name) is not None
+    ]
+    whole = [name for name in whole if arguments[name] is not False]
+    if isinstance(arguments.get("logits_to_keep"), Tensor):
+        whole.append("logits_to_keep as indices")
+    if whole:
+        raise ConfigurationError(
+            f"{whole[0]} cannot be had of {length} tokens at once, which are processed in chunks of {size}; give "
+            "fewer, or make the cache with a larger chunk"
+        )
+    first, rest = dict(arguments), dict(arguments)
+    for name in ("input_ids", "inputs_embeds", "position_ids"):
+        given = arguments.get(name)
+        if given is not None:
+            axis = 1 if name == "inputs_embeds" else -1
+            first[name] = given.narrow(axis, 0, size)
+            rest[name] = given.narrow(axis, size, length - size)
+    if mask is not None and mask.ndim == 2:
+        first["attention_mask"] = mask[:, : mask.shape[1] - length + size]
+    return first, rest
+
+
+def kept_logits(arguments: dict[str, Any]) -> int | None:
+    """How many of the last tokens get logits; ``None`` for all, or where the model leaves that to its head."""
+    kept = arguments.get("logits_to_keep")
+    return kept if isinstance(kept, int) and kept else None
+
+
+class _Hooks:
+    """The two hooks on a model that let a cache plan its forward; other forwards pass."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.names = list(inspect.signature(module.forward).parameters)
+        module.register_forward_pre_hook(self.before, with_kwargs=True)
+        module.register_forward_hook(self.after, with_kwargs=True, always_call=True)
+
+    def before(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[()], dict[str, Any]] | None:
+        arguments = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        cache = arguments.get("past_key_values")
+        if not isinstance(cache, Planner):
+            return None
+        return (), _open(cache, module, arguments, torch.compiler.is_compiling() or is_compiled(module))
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        cache = kwargs.get("past_key_values")
+        return _close(cache, output) if isinstance(cache, Planner) else None
+
+
+@torch.compiler.disable
+def _open(cache: Planner, module: nn.Module, arguments: dict[str, Any], static: bool) -> dict[str, Any]:
+    """Planning is no part of any graph, or there would be one for each slot."""
+    cache.static = static
+    return cache.open(module, arguments)
+
+
+@torch.compiler.disable
+def _close(cache: Planner, output: Any) -> Any:
+    return cache.close(output)
+
+
+def hook(model: PreTrainedModel) -> None:
+    """Let caches plan the forwards of a model's decoder, from now on; a forward without such a cache is left alone."""
+    decoder = model.base_model
+    # A copy of a model has copies of its hooks.
+    if not any(isinstance(getattr(entry, "__self__", None), _Hooks) for entry in decoder._forward_pre_hooks.values()):
+        _Hooks(decoder)

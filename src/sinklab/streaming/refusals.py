@@ -1,0 +1,48 @@
+"""Refusals: models that a bounded cache cannot serve, each with the reason, before the first token."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from sinklab.errors import UnsupportedModelError
+from sinklab.streaming.policy import SlotPolicy
+
+__all__ = ["extent", "require_decoder", "require_positions"]
+
+
+def require_decoder(model: PreTrainedModel, policy: SlotPolicy) -> None:
+    """Refuse what is not a causal decoder whose every layer can see all that the policy holds."""
+    name, config = type(model).__name__, model.config.get_text_config()
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{name} is an encoder-decoder; its cross-attention cannot be bounded by a policy")
+    kinds = set(getattr(config, "layer_types", None) or [])
+    strange = sorted(kinds - {"full_attention", "sliding_attention"})
+    if strange:
+        raise UnsupportedModelError(f"{name} has layers of the kind {', '.join(strange)}; a policy needs full attention")
+    if getattr(model, "tokens_in_front", 0):  # SinkLM
+        raise UnsupportedModelError(
+            f"{name} puts learned tokens in front of every text, which its cache counts and its arguments do not; a bounded "
+            "cache for it is not there"
+        )
+    if getattr(config, "prefix", 0):  # SinkLM
+        raise UnsupportedModelError(f"{name} has a prefix of tokens that see those behind them; a policy needs a causal model")
+    sliding = getattr(config, "sliding_window", None) or getattr(config, "window", None)
+    slides = "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True))
+    if sliding and slides and sliding < policy.num_slots:
+        raise UnsupportedModelError(
+            f"{name} has layers that see {sliding} tokens; the policy holds {policy.num_slots}, and its sinks would be hidden "
+            f"from them. Choose sizes that add up to {sliding} or less, the token at hand included"
+        )
+
+
+def require_positions(policy: SlotPolicy, limit: int | None, name: str) -> None:
+    """Refuse a policy that spans more positions than the model ``name`` tells apart."""
+    if limit is not None and policy.reach >= limit:
+        raise UnsupportedModelError(
+            f"{name} keeps its frequencies up to position {limit}, and the policy holds {extent(policy)}; choose fewer"
+        )
+
+
+def extent(policy: SlotPolicy) -> str:
+    """How much a policy holds, in words."""
+    return f"{policy.num_slots} tokens" + ("" if policy.reach == policy.num_slots else f" over {policy.reach} positions")
