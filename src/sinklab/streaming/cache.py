@@ -349,7 +349,7 @@ class PolicyCache(Cache, Planner):
     # --- what transformers asks of a cache -----------------------------------------------------------------------------------
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens seen, padding included; during a forward, those before it (a tensor, as static caches have it, if compiled)."""
+        """Tokens seen, padding included; during a forward, those before it: a tensor, as static caches have it, if compiled."""
         books, step = self.books, self.step
         if step is None:
             return cast(int, books.columns)
