@@ -213,6 +213,21 @@ def test_two_heads_solve_the_task_without_a_sink_off_the_trigger():
     torch.testing.assert_close(alone[..., 1] + alone[..., -1], 1 - weights[:, 0, :, 0], rtol=0, atol=1e-12)
 
 
+@given(st.lists(st.floats(0.1, 3), min_size=1, max_size=4), st.integers(0, 2**31))
+@settings(max_examples=30, deadline=None)
+def test_heads_that_count_with_one_sign_share_the_error(signs, seed):
+    generator = torch.Generator().manual_seed(seed)
+    query, key = (torch.randn(len(signs), WIDTH, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))
+    scales = torch.tensor(signs, dtype=torch.float64)
+    eye = torch.eye(WIDTH, dtype=torch.float64).expand(len(signs), -1, -1)
+    outputs, weights = TriggerHeads(query, key, eye, scales[:, None, None] * eye)(batch_of(8).inputs)
+    count, off_bos = outputs[..., 1] + outputs[..., -1], 1 - weights[..., 0]
+    torch.testing.assert_close((scales[:, None] * off_bos).sum(1), count, rtol=0, atol=ROUNDING)
+    # So each head is bounded by itself; opposite signs may cancel, and then none is.
+    error = outputs[..., [1, -1]].abs().amax(-1)[:, None]
+    assert (off_bos <= 2 * error / scales[:, None] + ROUNDING).all()
+
+
 def test_reference_forward_by_hand():
     # One head with zero scores: uniform weights, so the output is a running mean.
     zero, eye = torch.zeros(1, WIDTH, WIDTH).double(), torch.eye(WIDTH).double()[None]
