@@ -23,7 +23,7 @@ LEVELS: list[set[str]] = [
     {"corpora", "policies"},
     {"models", "tasks"},
     {"auditing"},
-    {"evaluation", "pretraining"},
+    {"evaluation", "pretraining", "trigger"},
     {"recipes"},
     {"testing"},
     {"cli"},

@@ -17,6 +17,7 @@ from sinklab.cli import output
 from sinklab.cli import plot as plot_command
 from sinklab.cli import stream as stream_command
 from sinklab.cli import sweep as sweep_command
+from sinklab.cli import trigger as trigger_command
 from sinklab.cli.describe import catalogue, describe
 from sinklab.cli.guard import Guarded
 from sinklab.cli.libraries import prepare_libraries
@@ -189,6 +190,7 @@ app.command(epilog=EPILOG)(pretrain)
 app.command(epilog=sweep_command.EPILOG)(sweep_command.sweep)
 app.command(epilog=plot_command.EPILOG)(plot_command.plot)
 app.command(epilog=stream_command.EPILOG)(stream_command.stream)
+app.command(epilog=trigger_command.EPILOG)(trigger_command.trigger)
 
 
 @app.command("list", epilog="Examples:\n\nsinklab list\n\nsinklab list probes --json")

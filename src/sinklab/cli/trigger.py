@@ -1,0 +1,133 @@
+"""The command ``sinklab trigger``: which attention operations learn to attend to nobody, and what they use for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sinklab.cli import output
+from sinklab.cli.libraries import prepare_libraries
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["EPILOG", "trigger"]
+
+EPILOG = (
+    "The task and the stop rule are those of Ran-Milo 2026 (arXiv 2603.11487); relu without settings is the paper's, which "
+    "divides by i - 1. docs/trigger.md explains the columns.\n\n"
+    "Examples:\n\n"
+    "sinklab trigger\n\n"
+    "sinklab trigger --operation all --seeds 0 --out build/trigger\n\n"
+    "sinklab trigger --operation softmax,relu --layers 2 --heads 2 --seeds 0..2  (a minute a run)\n\n"
+    "sinklab trigger --operation 'softpick,sink_logit' --no-bos --json"
+)
+
+
+def trigger(
+    operation: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME[,NAME…]",
+            help="From 'sinklab list operations', with settings if need be: 'relu(uncounted=0)'; or all.",
+        ),
+    ] = "softmax,relu",
+    layers: Annotated[int, typer.Option(help="Layers; more than one brings residual connections.")] = 1,
+    heads: Annotated[int, typer.Option(help="Heads a layer, each of the full width.")] = 1,
+    seeds: Annotated[
+        str, typer.Option(metavar="0..2", help="Of initial weights and data; both ends included, or a list.")
+    ] = "0..2",
+    length: Annotated[int, typer.Option(help="Tokens of a sequence, BOS included; at least 4.")] = 16,
+    width: Annotated[int, typer.Option(help="Coordinates of a token; at least 4.")] = 16,
+    position: Annotated[
+        int | None,
+        typer.Option(
+            help="Place of the trigger in the evaluation, counted from 0.", show_default="7, or the last of a short sequence"
+        ),
+    ] = None,
+    target: Annotated[
+        Literal["including", "preceding"],
+        typer.Option(help="What the trigger averages: itself with the tokens before it (as released), or those before it."),
+    ] = "including",
+    bos: Annotated[bool, typer.Option(help="Begin sequences with BOS.")] = True,
+    cap: Annotated[int, typer.Option(help="Largest number of steps.")] = 50_000,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Train operations that provably cannot do the task too.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for table.parquet, runs.json, run.json and attention maps.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output directory if it exists.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the runs as JSON on stdout and nothing else there.")] = False,
+) -> None:
+    """Train small models that must attend to nobody except at one token, and say where their heads put their weight.
+
+    Prints for every operation and seed how many steps it took, the largest error, and the weight on BOS where nothing is to
+    be said. Not to stop within the cap is a result.
+    """
+    prepare_libraries()
+    from sinklab.evaluation.spelling import parse_call, split_list
+    from sinklab.pretraining.grid import parse_seeds
+    from sinklab.registry import operations
+    from sinklab.trigger.lab import named, run_lab
+    from sinklab.trigger.training import Setting
+
+    names = operations.names() if operation.strip() == "all" else split_list(operation)
+    chosen = [named(parse_call(name, "an operation such as softmax or relu(uncounted=0)")) for name in names]
+    setting = Setting(
+        layers=layers,
+        heads=heads,
+        length=length,
+        width=width,
+        position=min(7, length - 1) if position is None else position,
+        target=target,
+        bos=bos,
+        cap=cap,
+    )
+    with output.progress() as progress:
+        result = run_lab(chosen, parse_seeds(seeds), setting, anyway=anyway, out=out, overwrite=overwrite, progress=progress)
+    if as_json:
+        output.print_json({"runs": result.runs, "cannot": result.cannot})
+        return
+    _print(result.runs, result.cannot)
+    if out is not None:
+        typer.echo(f"\ntable  {out / 'table.parquet'}")
+
+
+HEADINGS = ("operation", "seed", "steps", "largest error", "on BOS, mean", "least", "bound", "on nothing", "trigger on BOS")
+
+
+def _print(runs: list[dict[str, Any]], cannot: list[dict[str, Any]]) -> None:
+    console = Console(soft_wrap=True, highlight=False, width=None if Console().is_terminal else output.PIPE_WIDTH)
+    shown = Table(box=None, pad_edge=False)
+    for heading in HEADINGS:
+        shown.add_column(heading, justify="left" if heading == "operation" else "right")
+    for run in runs:
+        numbers = ("bos_weight_mean", "bos_weight_min", "bos_weight_bound", "nothing_mean", "trigger_bos_weight")
+        shown.add_row(
+            escape(run["operation"]),
+            str(run["seed"]),
+            _steps(run),
+            _number(run["max_error"]),
+            *(_number(run[name]) for name in numbers),
+        )
+    console.print(shown)
+    for entry in cannot:
+        console.print(
+            f"\n{entry['operation']} was not trained: {entry['reason']}; every choice of maps is off by "
+            f"{entry['least_error']:.3g} or more somewhere (--anyway trains it)",
+            markup=False,
+        )
+
+
+def _steps(run: Mapping[str, Any]) -> str:
+    """Steps, and why there were no more if the task was not solved."""
+    why = {"solved": "", "cap": ", did not stop", "diverged": ", diverged"}[run["outcome"]]
+    return f"{run['steps']:,}{why}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"

@@ -1,0 +1,224 @@
+"""run_lab(): operations and seeds on the trigger task, as records, rows of the long table and pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from sinklab import __version__
+from sinklab.attention.operation import Operation
+from sinklab.auditing.output import check_free, new_run_id, whole_folder
+from sinklab.errors import ConfigurationError
+from sinklab.results.table import make_table, write_json, write_table
+from sinklab.trigger.expressible import obstacle
+from sinklab.trigger.maps import write_maps
+from sinklab.trigger.readout import Readout, finite, read_out
+from sinklab.trigger.training import Setting, Trained, train
+
+__all__ = ["AS_RELEASED", "LabResult", "label_of", "named", "run_lab"]
+
+AS_RELEASED: dict[str, dict[str, Any]] = {"relu": {"uncounted": 1}}
+"""Settings that the released models of the task have and the operation by itself has not: ReLU divides by ``max(i - 1, 1)``."""
+
+PROBE, VERSION = "trigger", 1
+Progress = Callable[[str, int, int], None]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LabResult:
+    """What :func:`run_lab` gives.
+
+    Attributes:
+        runs: a record for every model that was trained; see docs/trigger.md.
+        cannot: operations that were not trained because they provably cannot do the task: ``operation``, ``reason``,
+            ``least_error``.
+        readouts: of the runs, in their order.
+        table: the long table: numbers by head, and the attention maps.
+        folder: where all was written, if anywhere.
+    """
+
+    runs: list[dict[str, Any]]
+    cannot: list[dict[str, Any]]
+    readouts: list[Readout]
+    table: pd.DataFrame
+    folder: Path | None
+
+
+def named(fields: Mapping[str, Any]) -> Operation:
+    """The operation of ``{"name": …, setting: value}``; settings that are left out are those of the paper's models.
+
+    Raises:
+        UnknownNameError: no such operation.
+        ConfigurationError: a setting that it does not have.
+    """
+    released = AS_RELEASED.get(fields.get("name", "softmax"), {})
+    return Operation.from_dict({**fields, **{key: value for key, value in released.items() if len(fields) == 1}})
+
+
+def label_of(operation: Operation) -> str:
+    """The name, with the settings in brackets that differ from those which :func:`named` gives: ``relu(uncounted=0)``."""
+    usual, given = (one.to_dict() for one in (named({"name": operation.name}), operation))
+    changed = [f"{key}={value}" for key, value in given.items() if usual[key] != value]
+    return f"{operation.name}({', '.join(changed)})" if changed else operation.name
+
+
+def run_lab(
+    operations: Sequence[Operation],
+    seeds: Sequence[int] = (0, 1, 2),
+    setting: Setting | None = None,
+    *,
+    sequences: int = 1000,
+    anyway: bool = False,
+    out: Path | None = None,
+    overwrite: bool = False,
+    progress: Progress = lambda stage, done, total: None,
+) -> LabResult:
+    """Train every operation with every seed and read out what its heads do.
+
+    Args:
+        operations: what takes the place of softmax; at least one.
+        seeds: of initial weights and data; at least one.
+        setting: the task, the shape of the models, and the stop rule; by default those of the paper.
+        sequences: how many are evaluated.
+        anyway: train operations that provably cannot do the task too; they run to the cap.
+        out: directory for table.parquet, runs.json, run.json and a picture of each run.
+        overwrite: replace it.
+        progress: called with a stage, what is done of it, and its total.
+
+    Raises:
+        ConfigurationError: nothing to train, or a setting out of its range; every operation provably cannot do the task.
+        InputError: the directory exists or cannot be made.
+    """
+    setting = Setting() if setting is None else setting
+    setting.check()
+    if not operations or not seeds or sequences < 2:
+        raise ConfigurationError(
+            f"trigger lab: {len(operations)} operations, {len(seeds)} seeds and {sequences} sequences; expected at least one, "
+            "one, and two"
+        )
+    if out is not None:
+        check_free(out, overwrite)
+    cannot = []
+    for operation in operations:
+        found = None if anyway else obstacle(operation, setting)
+        if found is not None:
+            cannot.append({"operation": label_of(operation), "reason": found[0], "least_error": found[1]})
+    left_out = {entry["operation"] for entry in cannot}
+    trained_ones = [operation for operation in operations if label_of(operation) not in left_out]
+    if not trained_ones:
+        raise ConfigurationError(
+            "; ".join(f"{_sentence(entry)}" for entry in cannot) + ". To train all the same, say anyway (--anyway)"
+        )
+    started, run_id = time.time(), new_run_id()
+    runs, readouts, rows = [], [], []
+    pairs = [(operation, seed) for operation in trained_ones for seed in seeds]
+    for number, (operation, seed) in enumerate(pairs):
+        progress("runs", number, len(pairs))
+        begun = time.process_time()
+        trained = train(operation, setting, seed, lambda done, total: progress("steps of this run", done, total))
+        seconds = time.process_time() - begun
+        readout = read_out(trained.model, setting, sequences)
+        runs.append(_record(operation, setting, seed, trained, readout, seconds))
+        readouts.append(readout)
+        rows += [{**row, "operation": label_of(operation), "seed": seed} for row in _rows(trained, readout, sequences)]
+    progress("runs", len(pairs), len(pairs))
+    shape = f"trigger {setting.layers}x{setting.heads}"
+    table = make_table(
+        rows, run_id=run_id, model=shape, corpus="trigger_task", bos=int(setting.bos), probe=PROBE, version=VERSION
+    )
+    if out is not None:
+        run = {
+            "run_id": run_id,
+            "kind": "trigger",
+            "config": {**dataclasses.asdict(setting), "learning_rate": setting.rate, "sequences": sequences},
+            "seeds": list(seeds),
+            "operations": [operation.to_dict() for operation in operations],
+            "versions": {"sinklab": __version__, "python": platform.python_version(), "torch": torch.__version__},
+            "hardware": {
+                "device": "cpu",
+                "name": platform.processor() or platform.machine(),
+                "threads": torch.get_num_threads(),
+            },
+            "dtype": "float32",
+            "wall_seconds": round(time.time() - started, 3),
+        }
+        with whole_folder(out) as folder:
+            write_table(table, folder / "table.parquet")
+            write_json({"runs": runs, "cannot": cannot}, folder / "runs.json")
+            write_json(run, folder / "run.json")
+            for record, readout in zip(runs, readouts, strict=True):
+                write_maps(readout.mean, readout.std, _caption(record), folder / f"{_file_name(record)}.png")
+    return LabResult(runs, cannot, readouts, table, out)
+
+
+def _sentence(entry: Mapping[str, Any]) -> str:
+    return (
+        f"operation {entry['operation']!r} cannot do the task: {entry['reason']}; every choice of maps is off by "
+        f"{entry['least_error']:.3g} or more somewhere"
+    )
+
+
+def _record(
+    operation: Operation, setting: Setting, seed: int, trained: Trained, readout: Readout, seconds: float
+) -> dict[str, Any]:
+    """One entry of ``runs``."""
+    return {
+        "operation": label_of(operation),
+        "settings": {key: value for key, value in operation.to_dict().items() if key != "name"},
+        "layers": setting.layers,
+        "heads": setting.heads,
+        "seed": seed,
+        "steps": trained.steps,
+        "outcome": trained.outcome,
+        "train_error": finite(trained.error),
+        **readout.numbers(),
+        "head_bos_weight_mean": None if readout.strongest is None or readout.bos_mean is None else readout.bos_mean.tolist(),
+        "head_bos_weight_min": None if readout.strongest is None or readout.bos_min is None else readout.bos_min.tolist(),
+        "cpu_seconds": round(seconds, 3),
+    }
+
+
+def _rows(trained: Trained, readout: Readout, sequences: int) -> Iterator[dict[str, Any]]:
+    """Rows of the table; numbers that are not finite are left out."""
+    yield {"metric": "steps", "value": trained.steps, "unit": "steps", "count": 1}
+    yield {"metric": "max_error", "value": finite(readout.error), "unit": "coordinate", "count": sequences}
+    by_head = {
+        "bos_weight_mean": readout.bos_mean,
+        "bos_weight_min": readout.bos_min,
+        "nothing_mean": readout.nothing,
+        "trigger_bos_weight": readout.trigger_bos,
+        "trigger_averaged_weight": readout.trigger_averaged,
+    }
+    for metric, values in by_head.items():
+        for (layer, head), value in _entries(values):
+            yield {"metric": metric, "layer": layer, "head": head, "value": value, "unit": "weight", "count": sequences}
+    for metric, maps in (("weight_mean", readout.mean), ("weight_std", readout.std)):
+        for (layer, head, query, key), value in _entries(maps):
+            if key <= query:
+                place = {"layer": layer, "head": head, "query_position": query, "key_position": key}
+                yield {"metric": metric, **place, "value": value, "unit": "weight", "count": sequences}
+
+
+def _entries(values: torch.Tensor | None) -> Iterator[tuple[tuple[int, ...], float | None]]:
+    if values is not None:
+        indices = torch.cartesian_prod(*(torch.arange(size) for size in values.shape)).tolist()
+        yield from ((tuple(index), finite(value)) for index, value in zip(indices, values.flatten().tolist(), strict=True))
+
+
+def _file_name(record: Mapping[str, Any]) -> str:
+    name = "".join(character if character.isalnum() or character in "_.=" else "-" for character in record["operation"])
+    return f"{name.strip('-')}-seed{record['seed']}"
+
+
+def _caption(record: Mapping[str, Any]) -> str:
+    return (
+        f"{record['operation']}, {record['layers']} × {record['heads']}, seed {record['seed']}: {record['outcome']} after "
+        f"{record['steps']:,} steps"
+    )

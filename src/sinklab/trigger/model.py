@@ -1,0 +1,123 @@
+"""TriggerModel: nothing but attention, as released for the trigger task, with any operation in the place of softmax."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sinklab.attention.operation import HeadShape, Operation
+from sinklab.attention.state import bind, state_of
+from sinklab.errors import ConfigurationError
+
+__all__ = ["INITIAL_STD", "TriggerAttention", "TriggerModel"]
+
+INITIAL_STD = 0.02
+"""Standard deviation of all maps at the start, as released; parameters of an operation start as the operation says."""
+
+
+class TriggerAttention(nn.Module):
+    """Causal heads of the full width: maps without bias, no positions, scores that are not divided by anything.
+
+    Args:
+        width: coordinates of a token and of every head.
+        heads: their outputs are concatenated and mapped from ``heads · width`` back to ``width``.
+        operation: how scores become weights; its learned parameters are those of this layer.
+    """
+
+    def __init__(self, width: int, heads: int, operation: Operation) -> None:
+        super().__init__()
+        self.heads, self.width = heads, width
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, heads * width, bias=False) for _ in range(3))
+        self.o_proj = nn.Linear(heads * width, width, bias=False)
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
+            nn.init.normal_(linear.weight, std=INITIAL_STD)
+        self.operation: Operation
+        bind(self, operation, HeadShape(heads, heads, width, width, width))
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs ``(batch, length, width)`` and weights ``(batch, heads, length, length)``."""
+        queries, keys, values = self.projected(inputs)
+        state = state_of(self, self.operation, inputs)
+        outputs, weights = self.operation.head_outputs(queries, keys, values, causal(inputs), 1.0, state)
+        return self.o_proj(outputs.transpose(1, 2).flatten(2)), weights
+
+    def null_mass(self, inputs: Tensor) -> Tensor | None:
+        """Mass on nothing, ``(batch, heads, length)``, or ``None`` where the operation does not define one."""
+        operation, state = self.operation, state_of(self, self.operation, inputs)
+        queries, keys, _ = self.projected(inputs)
+        queries, keys = operation.features(queries, keys, state)
+        return operation.null_mass(queries @ keys.mT, causal(inputs), operation.null_scores(queries, 1.0, state))
+
+    def value_output(self) -> Tensor:
+        """``W_O W_V`` of every head, ``(heads, width, width)``, with ``output = Σ_k weight_k · W_O W_V x_k``."""
+        like = self.o_proj.weight.new_ones(())
+        values = self.v_proj(torch.eye(self.width).to(like)).unflatten(-1, (self.heads, self.width))  # [x, h, v]
+        mine = torch.eye(self.heads).to(like)[:, None, :, None] * values  # [h, x, h, v]: the other heads at 0
+        return self.o_proj(mine.flatten(2)).mT
+
+    def projected(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each ``(batch, heads, length, width)``."""
+        split = (*inputs.shape[:-1], self.heads, self.width)
+        queries, keys, values = (
+            linear(inputs).view(split).transpose(1, 2) for linear in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return queries, keys, values
+
+
+class TriggerModel(nn.Module):
+    """The two models of Ran-Milo 2026 (arXiv 2603.11487), as released.
+
+    One layer with one head stands alone: its output is the answer. With more of either there is a residual connection round
+    every layer, and the answer is the input plus the update. No feed-forward, no norm.
+
+    Args:
+        operation: for example ``Softmax()``, or ``Relu(uncounted=1)``, which divides by ``max(i - 1, 1)`` as released.
+        layers, heads: at least 1 each.
+        width: coordinates of a token, at least 4; 16 in the paper.
+
+    Attributes:
+        front: learned tokens that the operation asks for, ``(count, width)``; they come before all others and are not part of
+            the output.
+
+    Raises:
+        ConfigurationError: layers, heads or width out of range.
+    """
+
+    def __init__(self, operation: Operation, layers: int = 1, heads: int = 1, width: int = 16) -> None:
+        super().__init__()
+        for name, value, least in (("layers", layers, 1), ("heads", heads, 1), ("width", width, 4)):
+            if value < least:
+                raise ConfigurationError(f"trigger model: {name} {value} must be at least {least}")
+        self.operation, self.residual = operation, layers > 1 or heads > 1
+        self.front = nn.Parameter(torch.normal(0.0, INITIAL_STD, (operation.tokens_in_front, width)))
+        self.layers = nn.ModuleList(TriggerAttention(width, heads, operation) for _ in range(layers))
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Answers ``(batch, length, width)``, and per layer the weights ``(batch, heads, front + length, front + length)``."""
+        states, weights = self.with_front(inputs), []
+        for layer in self.layers:
+            update, seen = layer(states)
+            states = states + update if self.residual else update
+            weights.append(seen)
+        return states[:, len(self.front) :], weights
+
+    def null_masses(self, inputs: Tensor) -> list[Tensor | None]:
+        """Mass on nothing per layer, ``(batch, heads, length)``, or ``None``."""
+        states, masses = self.with_front(inputs), []
+        for layer in self.layers:
+            mass = layer.null_mass(states)  # type: ignore[operator]
+            masses.append(None if mass is None else mass[..., len(self.front) :])
+            update, _ = layer(states)
+            states = states + update if self.residual else update
+        return masses
+
+    def with_front(self, inputs: Tensor) -> Tensor:
+        """The tokens that the first layer sees."""
+        if not len(self.front):
+            return inputs
+        return torch.cat((self.front.expand(len(inputs), -1, -1), inputs), dim=1)
+
+
+def causal(inputs: Tensor) -> Tensor:
+    """Boolean ``(length, length)``: every token sees itself and those before it."""
+    return torch.ones(inputs.shape[1], inputs.shape[1], dtype=torch.bool, device=inputs.device).tril()

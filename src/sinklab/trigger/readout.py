@@ -1,0 +1,129 @@
+"""What a trained trigger model does with its weights: attention maps, the sink of every head, and what theory demands of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.operation import Operation
+from sinklab.theory.trigger_bounds import counter_of
+from sinklab.trigger.model import TriggerModel
+from sinklab.trigger.training import Setting
+
+__all__ = ["EVALUATION_SEED", "Readout", "bos_bound", "read_out"]
+
+EVALUATION_SEED = 1_000_003
+"""Seed of the evaluated sequences; seeds of training are small numbers."""
+
+ROW_SUM = 1e-5
+"""How far from 1 a row of float32 weights may sum to for the counting bound to apply; 16 roundings are a tenth of it."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Readout:
+    """Numbers of one trained model on sequences whose trigger is at one place. "Off" means queries that are neither first nor
+    the trigger.
+
+    Attributes:
+        error: largest absolute error; not finite for a model that diverged.
+        mean, std: attention maps over sequences, ``(layers, heads, length, length)``, tokens of the data only.
+        bos_mean, bos_min: weight on BOS off the trigger, mean and least of all, ``(layers, heads)``; ``None`` without BOS.
+        nothing: mean off the trigger of what is on no token of the data, the null mass and learned tokens in front,
+            ``(layers, heads)``; ``None`` where the operation has no such thing.
+        trigger_bos: mean weight of the trigger on BOS, ``(layers, heads)``; ``None`` without BOS.
+        trigger_averaged: mean weight of the trigger on each of the tokens that it is to average, ``(layers, heads)``.
+        bound: least weight on BOS off the trigger that the counting argument leaves possible, or ``None`` where its
+            assumptions do not hold; see :func:`bos_bound`.
+    """
+
+    error: float
+    mean: Tensor
+    std: Tensor
+    bos_mean: Tensor | None
+    bos_min: Tensor | None
+    nothing: Tensor | None
+    trigger_bos: Tensor | None
+    trigger_averaged: Tensor
+    bound: float | None
+
+    @property
+    def strongest(self) -> tuple[int, int] | None:
+        """Layer and head with the largest mean weight on BOS; ``None`` without BOS, or where no mean is finite."""
+        if self.bos_mean is None or not bool(torch.isfinite(self.bos_mean).all()):
+            return None
+        return divmod(int(self.bos_mean.argmax()), self.bos_mean.shape[1])
+
+    def numbers(self) -> dict[str, Any]:
+        """Scalars for a record; the weights are those of the strongest head. ``None`` where there is no number."""
+        at = self.strongest
+        return {
+            "max_error": finite(self.error),
+            "bos_weight_mean": None if at is None or self.bos_mean is None else float(self.bos_mean[at]),
+            "bos_weight_min": None if at is None or self.bos_min is None else float(self.bos_min[at]),
+            "bos_weight_bound": self.bound,
+            "nothing_mean": None if self.nothing is None else finite(float(self.nothing.max())),
+            "trigger_bos_weight": None if at is None or self.trigger_bos is None else float(self.trigger_bos[at]),
+            "trigger_averaged_weight": None if at is None else float(self.trigger_averaged[at]),
+            "strongest_head": None if at is None else list(at),
+        }
+
+
+@torch.no_grad()
+def read_out(model: TriggerModel, setting: Setting, sequences: int = 1000, seed: int = EVALUATION_SEED) -> Readout:
+    """Run a model over fresh sequences with the trigger at ``setting.position``; 1,000 of them in the paper."""
+    batch = setting.draw(sequences, torch.Generator().manual_seed(seed), setting.position)
+    outputs, per_layer = model(batch.inputs)
+    weights = torch.stack(per_layer, dim=1)  # (batch, layers, heads, query, key)
+    masses = [mass for mass in model.null_masses(batch.inputs) if mass is not None]
+    front, trigger = len(model.front), int(batch.positions[0])
+    on_data = weights[..., front:, front:]
+    length = on_data.shape[-1]
+    off = torch.tensor([query for query in range(1, length) if query != trigger])
+    nothing = torch.stack(masses, dim=1) if masses else None
+    if front:
+        on_front = weights[..., front:, :front].sum(-1)
+        nothing = on_front if nothing is None else nothing + on_front
+    first = 1 if setting.bos else 0
+    averaged = slice(first, trigger + (setting.target == "including"))
+    return Readout(
+        error=float((outputs - setting.answers(batch)).abs().max()),
+        mean=on_data.mean(0),
+        std=on_data.std(0),
+        bos_mean=on_data[..., off, 0].mean(dim=(0, 3)) if setting.bos else None,
+        bos_min=on_data[..., off, 0].amin(dim=(0, 3)) if setting.bos else None,
+        nothing=None if nothing is None else nothing[..., off].mean(dim=(0, 3)),
+        trigger_bos=on_data[..., trigger, 0].mean(0) if setting.bos else None,
+        trigger_averaged=on_data[..., trigger, averaged].mean(dim=(0, 3)),
+        bound=bos_bound(model, weights, outputs, off) if setting.bos else None,
+    )
+
+
+def bos_bound(model: TriggerModel, weights: Tensor, outputs: Tensor, off: Tensor) -> float | None:
+    """Least weight on BOS at queries ``off`` by mass counting, from outputs and value map; the weights are not looked at.
+
+    One head whose rows sum to one and whose output is ``W_O`` times the weighted values, and nothing else:
+    :mod:`sinklab.theory.trigger_bounds`.
+
+    Returns:
+        In [0, 1], or ``None`` where an assumption does not hold: several heads or layers, learned tokens in front, a gate, an
+        output bias, rows that do not sum to one.
+    """
+    operation = model.operation
+    plain = all(
+        getattr(type(operation), part) is getattr(Operation, part) for part in ("gain", "output_bias", "null_value", "finish")
+    )
+    alone = not model.residual and not len(model.front)
+    if not (plain and alone and bool(((weights.sum(-1) - 1).abs() < ROW_SUM).all()) and bool((weights >= 0).all())):
+        return None
+    counter = counter_of(model.layers[0].value_output()[0])  # type: ignore[operator]
+    error, bos_error = float(outputs[:, off].abs().max()), float(outputs[:, 0].abs().max())
+    return counter.least_bos_weight(error, bos_error)
+
+
+def finite(value: float) -> float | None:
+    """The number, or ``None``: JSON has no word for others."""
+    return value if math.isfinite(value) else None

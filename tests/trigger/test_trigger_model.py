@@ -1,0 +1,128 @@
+"""TriggerModel: the released layers by hand, exact solutions put in, residual, tokens in front, value maps, the null mass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sinklab.attention.operation import Operation
+from sinklab.errors import ConfigurationError
+from sinklab.operations.relu import Relu
+from sinklab.operations.sink_token import SinkToken
+from sinklab.operations.softmax import Softmax
+from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
+from sinklab.registry import operations
+from sinklab.theory.trigger_bounds import TriggerHeads, relu_solution, softmax_solution
+from sinklab.theory.trigger_task import trigger_batch
+from sinklab.trigger.lab import named
+from sinklab.trigger.model import TriggerModel
+
+WIDTH = LENGTH = 16
+
+
+def batch_of(size=32, seed=0):
+    return trigger_batch(size, LENGTH, WIDTH, torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def model_of(operation, layers=1, heads=1, *, size=1.0):
+    torch.manual_seed(0)
+    model = TriggerModel(operation, layers, heads, WIDTH).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(size * torch.randn_like(parameter))
+    return model
+
+
+def put_in(model: TriggerModel, maps: TriggerHeads) -> TriggerModel:
+    layer = model.layers[0]
+    with torch.no_grad():
+        layer.q_proj.weight.copy_(maps.query.flatten(0, 1))
+        layer.k_proj.weight.copy_(maps.key.flatten(0, 1))
+        layer.v_proj.weight.copy_(maps.value.flatten(0, 1))
+        layer.o_proj.weight.copy_(torch.cat(list(maps.output), dim=1))
+    return model
+
+
+def test_relu_solution_has_no_error_and_no_sink():
+    batch = batch_of()
+    outputs, (weights,) = put_in(model_of(Relu(uncounted=1)), relu_solution(WIDTH))(batch.inputs)
+    # float64 sums of at most 15 terms; weights are worked out in the dtype of the scores.
+    torch.testing.assert_close(outputs, batch.targets, rtol=0, atol=1e-12)
+    assert (weights[..., 0] == 0).all()
+
+
+@torch.no_grad()
+def test_softmax_solution_keeps_its_promise():
+    batch = batch_of()
+    outputs, (weights,) = put_in(model_of(Softmax()), softmax_solution(WIDTH, LENGTH, 1e-3))(batch.inputs)
+    assert float((outputs - batch.targets).abs().max()) <= 1e-3
+    assert float(weights[:, 0, 1:, 0][~batch.is_trigger[:, 1:]].min()) >= 1 - 2e-3
+
+
+@pytest.mark.parametrize(("operation", "attention"), [(Softmax(), "softmax"), (Relu(uncounted=1), "relu")])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_layer_is_that_of_the_paper(operation, attention, heads):
+    model, inputs = model_of(operation, heads=heads, size=0.2), batch_of().inputs
+    layer = model.layers[0]
+    split = [linear.weight.detach().unflatten(0, (heads, WIDTH)) for linear in (layer.q_proj, layer.k_proj, layer.v_proj)]
+    output = torch.stack(layer.o_proj.weight.detach().split(WIDTH, dim=1))
+    expected, weights = TriggerHeads(*split, output, attention)(inputs)
+    got, (seen,) = model(inputs)
+    torch.testing.assert_close(got, expected + (inputs if heads > 1 else 0), rtol=0, atol=1e-11)
+    torch.testing.assert_close(seen, weights, rtol=0, atol=1e-11)
+
+
+def test_layers_add_up():
+    model, inputs = model_of(Softmax(), layers=2, heads=2, size=0.3), batch_of().inputs
+    states = inputs
+    for layer in model.layers:
+        states = states + layer(states)[0]
+    torch.testing.assert_close(model(inputs)[0], states)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigma_reparam"])
+def test_value_output_is_what_outputs_are_made_with(name):
+    model, inputs = model_of(named({"name": name}), heads=2).eval(), batch_of().inputs
+    outputs, (weights,) = model(inputs)
+    maps = model.layers[0].value_output()
+    assert maps.shape == (2, WIDTH, WIDTH)
+    by_hand = torch.einsum("bhqk,hij,bkj->bqi", weights, maps, inputs)
+    torch.testing.assert_close(outputs - inputs, by_hand, rtol=1e-9, atol=1e-9)
+
+
+def test_tokens_in_front_are_seen_and_not_answered():
+    model, inputs = model_of(SinkToken(count=2)), batch_of().inputs
+    outputs, (weights,) = model(inputs)
+    assert outputs.shape == inputs.shape
+    assert weights.shape[-1] == LENGTH + 2
+    outputs.sum().backward()
+    assert float(model.front.grad.abs().min()) > 0
+
+
+def test_null_mass_is_what_rows_lack():
+    model, inputs = model_of(SoftmaxPlusOne()), batch_of().inputs
+    _, (weights,) = model(inputs)
+    (mass,) = model.null_masses(inputs)
+    torch.testing.assert_close(mass, 1 - weights.sum(-1), rtol=0, atol=1e-12)
+    assert model_of(Softmax()).null_masses(inputs) == [None]
+
+
+@pytest.mark.parametrize("name", operations.names())
+def test_every_operation_can_be_put_in(name):
+    torch.manual_seed(0)
+    model = TriggerModel(Operation.from_dict({"name": name}), 2, 2, WIDTH)
+    outputs, weights = model(batch_of(4).inputs.float())
+    outputs.square().mean().backward()
+    assert outputs.isfinite().all()
+    assert len(weights) == 2
+    assert all(
+        parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.numel()
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"), [({"layers": 0}, "layers 0"), ({"heads": 0}, "heads 0"), ({"width": 3}, "width 3")]
+)
+def test_refusals(fields, message):
+    with pytest.raises(ConfigurationError, match=message):
+        TriggerModel(Softmax(), **fields)

@@ -1,0 +1,143 @@
+"""Training on the trigger task: the published read-outs with one seed each, the counting bound on every model, the rules."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from sinklab.errors import ConfigurationError
+from sinklab.registry import operations
+from sinklab.trigger.lab import named
+from sinklab.trigger.readout import read_out
+from sinklab.trigger.training import Setting, train
+
+SHORT = Setting(cap=3)
+
+
+@pytest.fixture(scope="module")
+def softmax():
+    trained = train(named({"name": "softmax"}), Setting(), 0)
+    return trained, read_out(trained.model, Setting())
+
+
+def test_softmax_sinks_off_the_trigger(softmax):
+    """Ran-Milo 2026, figure 3; a replication of ours found at least 0.9986 in every seed."""
+    trained, readout = softmax
+    assert trained.outcome == "solved"
+    assert trained.error < 5e-3
+    # The rule looks at 128 sequences, the evaluation at 1,000.
+    assert readout.error < 1e-2
+    assert float(readout.bos_mean) >= 0.998
+    assert float(readout.bos_min) >= 0.998
+    # The trigger is at 7 and averages itself and the six before it: 1/7 on keys 1 … 7, next to nothing on BOS.
+    torch.testing.assert_close(readout.mean[0, 0, 7, 1:8], torch.full((7,), 1 / 7), rtol=0, atol=2e-3)
+    assert float(readout.trigger_bos) < 5e-3
+    assert float(readout.std[0, 0, :, 0].max()) < 1e-2
+
+
+def test_counting_bound_holds_and_is_near(softmax):
+    _, readout = softmax
+    # 1e-5: float32 weights and outputs, of 16 terms, times the norm of the functional.
+    assert readout.bound <= float(readout.bos_min) + 1e-5
+    assert readout.bound > 0.99
+
+
+def test_relu_is_silent():
+    """Figure 3: nothing but the row of the trigger, with some weight on BOS, whose value is 0."""
+    trained = train(named({"name": "relu"}), Setting(), 0)
+    readout = read_out(trained.model, Setting())
+    assert trained.outcome == "solved"
+    assert float(readout.bos_mean) == 0.0
+    assert float(readout.bos_min) == 0.0
+    assert 0.3 < float(readout.trigger_averaged) < 0.6
+    off = [query for query in range(1, 16) if query != 7]
+    assert float(readout.mean[0, 0, off].max()) < 1e-2
+    assert readout.bound is None
+
+
+@pytest.mark.slow
+def test_two_layers_of_two_softmax_heads_have_a_head_that_sinks():
+    """Figures 4 and 5: which heads, and how many, depends on the seed; that some head does, does not."""
+    setting = Setting(layers=2, heads=2)
+    trained = train(named({"name": "softmax"}), setting, 0)
+    readout = read_out(trained.model, setting)
+    assert trained.outcome == "solved"
+    assert readout.error < 1e-2
+    assert float(readout.bos_mean.max()) > 0.9
+    assert readout.bound is None
+
+
+@pytest.mark.parametrize("name", operations.names())
+def test_bound_holds_at_any_stage_of_any_operation(name):
+    """Where the assumptions hold the bound holds, whether the model is any good or not."""
+    setting = dataclasses.replace(SHORT, cap=150, learning_rate=5e-3)
+    readout = read_out(train(named({"name": name}), setting, 1).model, setting, 64)
+    if readout.bound is not None:
+        assert readout.bound <= float(readout.bos_min) + 1e-5
+    assert (readout.bound is None) == (name not in COUNTED)
+
+
+COUNTED = {"elu_kernel", "qk_norm", "sigma_reparam", "softcap", "softmax", "tempered_softmax"}
+"""Operations whose rows sum to one, with no null, bias or gate."""
+
+
+def test_same_seed_same_model_and_another_seed_another():
+    one, two, other = (train(named({"name": "gated"}), SHORT, seed) for seed in (4, 4, 5))
+    states = [run.model.state_dict() for run in (one, two, other)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert not torch.equal(states[0]["layers.0.q_proj.weight"], states[2]["layers.0.q_proj.weight"])
+
+
+def test_training_leaves_the_global_generator_alone():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    train(named({"name": "softmax"}), SHORT, 3)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_cap_and_divergence_are_outcomes():
+    capped = train(named({"name": "softmax"}), SHORT, 0)
+    assert (capped.steps, capped.outcome) == (3, "cap")
+    wild = train(named({"name": "identity"}), dataclasses.replace(SHORT, cap=200, learning_rate=1e8), 0)
+    assert wild.outcome == "diverged"
+    assert wild.steps < 200
+    assert read_out(wild.model, SHORT, 8).numbers()["max_error"] is None
+
+
+def test_residual_and_bos_change_the_answers():
+    batch = Setting().draw(8, torch.Generator().manual_seed(0), 7)
+    without = dataclasses.replace(SHORT, bos=False).draw(8, torch.Generator().manual_seed(0), 7)
+    assert torch.equal(without.inputs, batch.inputs[:, 1:])
+    assert torch.equal(without.targets, batch.targets[:, 1:])
+    assert without.positions.tolist() == [6] * 8
+    assert torch.equal(Setting().answers(batch), batch.targets)
+    assert torch.equal(Setting(heads=2).answers(batch), batch.inputs + batch.targets)
+    assert (Setting().rate, Setting(layers=2).rate, Setting(learning_rate=0.5).rate) == (1e-3, 1e-4, 0.5)
+
+
+def test_without_bos_there_is_no_bos_weight():
+    setting = dataclasses.replace(SHORT, bos=False)
+    numbers = read_out(train(named({"name": "sink_logit"}), setting, 0).model, setting, 16).numbers()
+    assert numbers["bos_weight_mean"] is numbers["bos_weight_min"] is numbers["strongest_head"] is None
+    assert 0 < numbers["nothing_mean"] < 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"length": 3}, "length 3 must be at least 4"),
+        ({"width": 3}, "width 3 must be at least 4"),
+        ({"position": 1}, r"position 1 must be in 2 … 15, counted from 0"),
+        ({"position": 16}, r"position 16 must be in 2 … 15"),
+        ({"layers": 0}, "layers 0 must be at least 1"),
+        ({"cap": 0}, "cap 0 must be at least 1"),
+        ({"learning_rate": float("nan")}, "learning rate nan must be a positive number"),
+        ({"tolerance": 0.0}, "tolerance 0.0 must be a positive number"),
+        ({"target": "all"}, "target 'all' must be one of including, preceding"),
+    ],
+)
+def test_bad_settings_are_refused_before_training(fields, message):
+    with pytest.raises(ConfigurationError, match=message):
+        train(named({"name": "softmax"}), Setting(**fields), 0)
