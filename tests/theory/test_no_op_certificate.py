@@ -7,7 +7,10 @@ import torch
 from tests.conftest import TINY
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from sinklab.attention.call import AttentionCall, Site, Statistics
+from sinklab.attention.operation import Operation
 from sinklab.attention.session import attend
+from sinklab.attention.visibility import Dense
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.results.table import make_table
@@ -121,6 +124,42 @@ def test_another_sink_position_and_padding_on_the_left():
         for name in ("with_upper", "without_lower", "scale"):
             ours, theirs = getattr(one.certificate, name)[..., 2:], getattr(two.certificate, name)[..., 5:]
             torch.testing.assert_close(ours, theirs, rtol=0, atol=3e-4 * one.certificate.scale[..., 2:].max().item())
+
+
+def test_padding_may_be_anything():
+    def call(broken):
+        generator = torch.Generator().manual_seed(0)
+        queries, keys, values = (torch.randn(1, 2, 5, 4, generator=generator) for _ in range(3))
+        for states in (queries, keys, values):
+            states[:, :, 0] = broken
+        positions = torch.tensor([[-1, 0, 1, 2, 3]])
+        return AttentionCall(
+            site=Site("layers.0.self_attn", 0),
+            queries=queries,
+            keys=keys,
+            values=values,
+            scaling=0.5,
+            visible=Dense(torch.ones(5, 5, dtype=torch.bool).tril() & (torch.arange(5) > 0)[None, None, None]),
+            operation=Operation.from_dict({"name": "softmax"}),
+            query_positions=positions,
+            key_positions=positions,
+            query_documents=positions.clamp(max=0),
+            key_documents=positions.clamp(max=0),
+            projection=torch.randn(6, 8, generator=generator),
+        )
+
+    found = []
+    for broken in (0.0, float("nan")):
+        probe = NoOpCertificate()
+        probe.update(call(broken), Statistics())
+        found.append(probe.found[0])
+    clean, padded = found
+    counted = clean.certificate.counted
+    assert counted[0, 0].tolist() == [False, False, True, True, True]
+    assert torch.equal(counted, padded.certificate.counted)
+    for name in ("with_upper", "without_lower", "scale"):
+        assert torch.equal(getattr(clean.certificate, name)[counted], getattr(padded.certificate, name)[counted])
+    assert torch.equal(clean.output_norm[counted], padded.output_norm[counted])
 
 
 def test_a_bias_of_the_operation_is_written_whatever_the_weights_are():

@@ -25,7 +25,7 @@ _CUTS = 20
 class Certificate:
     """Bounds for every head and query; all float64 of one shape, such as ``(heads, q_len)``.
 
-    A query that was not asked has ``counted`` false, and anything in the other fields.
+    A query that was not asked has ``counted`` false, and the other fields say nothing of it.
 
     Attributes:
         counted: boolean.
@@ -98,9 +98,8 @@ def certify_hulls(
         scale=whole.scale,
         with_upper=whole.upper,
         with_lower=whole.lower,
-        # The smaller hull has a scale of its own, not larger; both bounds are of the same kind.
         without_upper=without.upper,
-        without_lower=without.lower.maximum(whole.lower),
+        without_lower=without.lower.maximum(whole.lower),  # fewer keys come no nearer to 0
         chosen_weight=whole.weights.gather(2, sinks[..., None])[..., 0],
         sink_norm=norms.gather(1, sinks),
     )

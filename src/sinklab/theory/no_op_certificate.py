@@ -150,11 +150,14 @@ class NoOpCertificate(Probe):
         )
         visible, weights, mass = (torch.cat([block[part] for block in blocks], dim=2) for part in range(3))
         with_null = torch.cat((weights, mass), dim=-1)
-        gram, outputs = _projected(call, _vectors(call), with_null)
         sinks = self._sinks(call, queries)  # -1 where there is none
         known = torch.cat((visible, torch.full_like(visible[..., :1], null)), dim=-1)
+        counted = call.counted.cpu()[:, None, queries]
         sees = known.gather(3, sinks.clamp(min=0)[..., None])[..., 0] & (sinks >= 0)
-        asked = sees & (known.sum(-1) >= 2) & call.counted.cpu()[:, None, queries]
+        asked = sees & (known.sum(-1) >= 2) & counted
+        # What no token sees, such as padding, may be anything, also not a number.
+        seen = (torch.cat((visible, torch.ones_like(visible[..., :1])), dim=-1) & counted[..., None]).any(2)
+        gram, outputs = _projected(call, _vectors(call).masked_fill(~seen[..., None], 0.0), with_null)
         scale = gram.diagonal(dim1=-2, dim2=-1)[:, :, None].masked_fill(~known, 0.0).amax(-1).clamp(min=0).sqrt()
         delta = None if self.delta is None else outputs if self.delta == "measured" else scale * float(self.delta)
         try:
