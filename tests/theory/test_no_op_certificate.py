@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.architectures.zoo import ZOO, batch_of, model_of
 from tests.conftest import TINY
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -191,6 +192,22 @@ def test_the_null_as_the_sink():
         assert (layer.sink_weight > 0).all()
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    "family", ["gpt_oss", "granite_swa", "mimo_v2_flash", "gpt2", "gpt_neox", "gemma2", "deepseek_v3", "t5", "bert", "opt"]
+)
+def test_heads_of_many_families_lie_within_their_certificate(family, padded):
+    # Grouped and latent values, fused projections, soft caps, relative biases, windows, learned sink logits, both directions.
+    entry = ZOO[family]
+    probe = certify(model_of(family, entry.backends[-1]), batch_of(entry, padded), delta="measured", tolerance=1e-5)
+    for layer in probe.found:
+        bounds = layer.certificate
+        counted = bounds.counted
+        assert counted.any()
+        assert (layer.output_norm >= bounds.with_lower - FLOAT32 * bounds.scale)[counted].all()
+        assert (bounds.needed_lower <= layer.sink_weight + 1e-2)[counted].all()
+
+
 def test_few_queries_of_a_long_call_are_those_of_all():
     model, batch = sinklm(), tokens(batch=1, length=20)
     whole, few = certify(model, batch).found[0], certify(model, batch, max_queries=5).found[0]
@@ -244,7 +261,7 @@ def test_what_is_refused():
         NoOpCertificate(max_queries=0)
     with pytest.raises(ConfigurationError, match=r"delta -1.0 must be at least 0, or 'measured'"):
         NoOpCertificate(delta=-1.0)
-    with pytest.raises(ConfigurationError, match="sink_position is 'null', but operation 'softmax' has no null score"):
+    with pytest.raises(ConfigurationError, match="SinkLM has no module with null score"):
         certify(model, tokens(), sink_position="null")
     with pytest.raises(UnsupportedModelError, match=r"layers.0.self_attn: no output projection of the heads was found"):
         certify(sinklm(head_merge="add"), tokens())

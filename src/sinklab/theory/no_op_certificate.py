@@ -8,7 +8,8 @@ that attain it) and a lower bound (a plane that separates the hull from 0), and 
 
 A bias that the operation adds to every head output belongs to what the head writes, and moves every ``u_k``. A bias of the
 output projection belongs to no head and is left out, as in the probe ``head_output``. A gate is a factor on what is written,
-and left out: the certificate is about the head in front of its gate. An operation whose rows do not sum to one is not bound
+and left out: the certificate is about the head in front of its gate. A null (a learned sink logit, a key bias) is one more key,
+which every query sees and which writes the null value. An operation whose rows do not sum to one with their null is not bound
 by the certificate, which then says what a softmax over the same values would need.
 """
 
@@ -62,7 +63,7 @@ class NoOpCertificate(Probe):
 
     Args:
         sink_position: 0-based position of the sink in the document, such as an audit found it; or ``"null"``: the sink is the
-            operation's null (a learned sink logit, a key bias), a key with the null value.
+            operation's null, and modules without one are passed over.
         max_queries: so many queries of a call, evenly spread, the last among them.
         delta: also the weight on the sink needed for outputs of this norm, in units of the largest norm of a visible
             ``u_k``; ``"measured"`` for the output norm that the head has, which its measured weight must allow.
@@ -129,7 +130,7 @@ class NoOpCertificate(Probe):
         self.found: list[LayerCertificate] = []
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
-        if call.site.kind == "self":
+        if call.site.kind == "self" and (self.sink_position != "null" or call.sink_scores is not None):
             self.found.append(self._certify(call))
 
     def _certify(self, call: AttentionCall) -> LayerCertificate:
@@ -137,11 +138,6 @@ class NoOpCertificate(Probe):
         if call.projection is None:
             raise UnsupportedModelError(
                 f"{where}: no output projection of the heads was found, so what a head writes is not known and not certified"
-            )
-        null = self.sink_position == "null"
-        if null and call.sink_scores is None:
-            raise ConfigurationError(
-                f"{where}: sink_position is 'null', but operation {call.operation.name!r} has no null score; give a position"
             )
         steps = min(self.max_queries, call.q_len)
         queries = torch.linspace(call.q_len - 1, 0, steps, dtype=torch.float64).round().long().flip(0)
@@ -151,7 +147,7 @@ class NoOpCertificate(Probe):
         visible, weights, mass = (torch.cat([block[part] for block in blocks], dim=2) for part in range(3))
         with_null = torch.cat((weights, mass), dim=-1)
         sinks = self._sinks(call, queries)  # -1 where there is none
-        known = torch.cat((visible, torch.full_like(visible[..., :1], null)), dim=-1)
+        known = torch.cat((visible, torch.full_like(visible[..., :1], call.sink_scores is not None)), dim=-1)
         counted = call.counted.cpu()[:, None, queries]
         sees = known.gather(3, sinks.clamp(min=0)[..., None])[..., 0] & (sinks >= 0)
         asked = sees & (known.sum(-1) >= 2) & counted
@@ -257,6 +253,9 @@ def certify(model: nn.Module, batch: Tensor | Mapping[str, Tensor], **options: A
     probe = NoOpCertificate(**options)
     with attend(model, [probe]):
         model(**({"input_ids": batch} if isinstance(batch, Tensor) else batch))
+    if not probe.found:
+        what = "null score (a learned sink logit, a key bias)" if probe.sink_position == "null" else "self-attention"
+        raise ConfigurationError(f"{type(model).__name__} has no module with {what}, so there is no head to certify")
     if not any(bool(layer.certificate.counted.any()) for layer in probe.found):
         raise InputError(
             f"no query of the batch sees its sink (position {probe.sink_position}) and another key; a certificate needs at "
