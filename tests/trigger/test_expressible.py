@@ -86,7 +86,7 @@ def test_independent_weights_obey_the_identity_behind_the_proof():
                 parameter.normal_()
             bos, trigger, one, two = torch.randn(4, 16, dtype=torch.float64)
             at = {
-                (name, count): model(torch.stack((bos, *[token] * count, trigger))[None])[0][0, -1] - trigger
+                (name, count): model(torch.stack((bos, *[token] * count, trigger))[None])[0, -1] - trigger
                 for name, token in (("one", one), ("two", two))
                 for count in (1, 2)
             }

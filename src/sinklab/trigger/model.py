@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from sinklab.attention.inputs import Inputs
 from sinklab.attention.operation import HeadShape, Operation
+from sinklab.attention.paths import compute
 from sinklab.attention.state import bind, state_of
 from sinklab.errors import ConfigurationError
 
@@ -34,11 +36,12 @@ class TriggerAttention(nn.Module):
         self.operation: Operation
         bind(self, operation, HeadShape(heads, heads, width, width, width))
 
-    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs ``(batch, length, width)`` and weights ``(batch, heads, length, length)``."""
+    def forward(self, inputs: Tensor, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Outputs ``(batch, length, width)``; where asked for, weights ``(batch, heads, length, length)``, which costs time."""
         queries, keys, values = self.projected(inputs)
         state = state_of(self, self.operation, inputs)
-        outputs, weights = self.operation.head_outputs(queries, keys, values, causal(inputs), 1.0, state)
+        call = Inputs(queries, keys, values, visible=None, causal=True, scaling=1.0, state=state)
+        outputs, weights = compute(self.operation, call, need_weights=need_weights)
         return self.o_proj(outputs.transpose(1, 2).flatten(2)), weights
 
     def null_mass(self, inputs: Tensor) -> Tensor | None:
@@ -92,24 +95,30 @@ class TriggerModel(nn.Module):
         self.front = nn.Parameter(torch.normal(0.0, INITIAL_STD, (operation.tokens_in_front, width)))
         self.layers = nn.ModuleList(TriggerAttention(width, heads, operation) for _ in range(layers))
 
-    def forward(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Answers ``(batch, length, width)``, and per layer the weights ``(batch, heads, front + length, front + length)``."""
-        states, weights = self.with_front(inputs), []
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Answers ``(batch, length, width)``; attention takes the fastest path that the operation has."""
+        states = self.with_front(inputs)
         for layer in self.layers:
-            update, seen = layer(states)
-            states = states + update if self.residual else update
-            weights.append(seen)
-        return states[:, len(self.front) :], weights
+            states = self.updated(states, layer(states)[0])
+        return states[:, len(self.front) :]
 
-    def null_masses(self, inputs: Tensor) -> list[Tensor | None]:
-        """Mass on nothing per layer, ``(batch, heads, length)``, or ``None``."""
-        states, masses = self.with_front(inputs), []
+    def with_weights(self, inputs: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
+        """Answers, and per layer the weights ``(batch, heads, front + length, front + length)`` and the mass on nothing.
+
+        Null masses are ``(batch, heads, length)``, or ``None`` where the operation does not define one.
+        """
+        states, weights, masses = self.with_front(inputs), [], []
         for layer in self.layers:
+            update, seen = layer(states, need_weights=True)
             mass = layer.null_mass(states)  # type: ignore[operator]
             masses.append(None if mass is None else mass[..., len(self.front) :])
-            update, _ = layer(states)
-            states = states + update if self.residual else update
-        return masses
+            weights.append(seen)
+            states = self.updated(states, update)
+        return states[:, len(self.front) :], weights, masses
+
+    def updated(self, states: Tensor, update: Tensor) -> Tensor:
+        """What the next layer sees."""
+        return states + update if self.residual else update
 
     def with_front(self, inputs: Tensor) -> Tensor:
         """The tokens that the first layer sees."""

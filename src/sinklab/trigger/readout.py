@@ -76,9 +76,9 @@ class Readout:
 def read_out(model: TriggerModel, setting: Setting, sequences: int = 1000, seed: int = EVALUATION_SEED) -> Readout:
     """Run a model over fresh sequences with the trigger at ``setting.position``; 1,000 of them in the paper."""
     batch = setting.draw(sequences, torch.Generator().manual_seed(seed), setting.position)
-    outputs, per_layer = model(batch.inputs)
+    outputs, per_layer, null_masses = model.with_weights(batch.inputs)
     weights = torch.stack(per_layer, dim=1)  # (batch, layers, heads, query, key)
-    masses = [mass for mass in model.null_masses(batch.inputs) if mass is not None]
+    masses = [mass for mass in null_masses if mass is not None]
     front, trigger = len(model.front), int(batch.positions[0])
     on_data = weights[..., front:, front:]
     length = on_data.shape[-1]

@@ -123,7 +123,7 @@ def train(
     steps = 0
     while True:
         batch = setting.draw(setting.batch, generator)
-        difference = model(batch.inputs)[0] - setting.answers(batch)
+        difference = model(batch.inputs) - setting.answers(batch)
         error = float(difference.detach().abs().max())
         if not math.isfinite(error) or error < setting.tolerance or steps == setting.cap:
             break
