@@ -28,6 +28,7 @@ BENCHMARKS = (
     "linear",
     "training_throughput",
     "instrumentation",
+    "certificate",
     "streaming_layer",
     "streaming_step",
     "streaming_peers",
