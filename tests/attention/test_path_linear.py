@@ -188,4 +188,4 @@ def test_what_is_worth_it():
     assert chosen(q_len=32) == "linear"
     assert chosen(q_len=31) == "plain"
     assert chosen(causal=False, q_len=16) == "linear"
-    assert chosen(causal=False, q_len=1, kv_len=400) == "plain"
+    assert chosen(causal=False, q_len=1, kv_len=400) == "decode"
