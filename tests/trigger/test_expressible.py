@@ -39,6 +39,7 @@ def test_without_bos_rows_that_sum_to_one_have_no_way_out():
         "softcap",
         "softmax",
         "tempered_softmax",
+        "value_bias",
     }
     assert obstacle(Softmax(), Setting(bos=False, target="preceding"))[1] == 0.5
     assert obstacle(Gated(), Setting(bos=False)) is None  # the gate can be closed

@@ -9,14 +9,16 @@ behind two equal ones (i = 4) by 4/3; and the sums by ``D`` and ``2 D`` with one
 ``η >= |4/3 d(4) - 2 d(3)| / (2 d(4) + 4 d(3))``. The quotient ``d(4) / d(3) = 3/2`` that leaves no error is that of ``i - 1``,
 by which the paper divides: the task wants a mean over ``i - 1`` tokens. For ``d = 1`` it is 1/9, for ``d = i`` 1/30. The
 target "preceding" is a mean over ``i - 2`` tokens: targets differ by 2 both times, and
-``η >= |2 d(4) - 4 d(3)| / (2 d(4) + 4 d(3))``, which asks for ``d(4) = 2 d(3)``. Any number of heads, gates that read the
-query, and the residual connection change nothing in the argument, as all are in ``g`` and ``f``.
+``η >= |2 d(4) - 4 d(3)| / (2 d(4) + 4 d(3))``, which asks for ``d(4) = 2 d(3)``.
+Any number of heads, gates that read the query, a bias on the output and the residual connection change nothing in the argument:
+differences are taken between sequences that agree in all of these.
 
 **Full rows without BOS.** Where the one head has weights from 0 that sum to one, the output at the first token is ``M x`` for a
 content token ``x``: within ``η`` of 0. Behind one content token the trigger's output is then within ``η`` of a line through 0
 that does not depend on ``x``, that of ``M t``. With a trigger of 0 in some random coordinate, and ``x`` of 1 or -1 there, the
 targets have ±1/2 in this coordinate and 1/2 in the last. No line through 0 comes closer to both than 1/2 in the largest
-coordinate, so ``η >= 1/4``; for the target "preceding" all is twice as large, and ``η >= 1/2``.
+coordinate, so ``η >= 1/4``; for the target "preceding" all is twice as large, and ``η >= 1/2``. With a bias ``b`` on the output
+read ``M x + b`` and ``M t + b``.
 """
 
 from __future__ import annotations
@@ -89,6 +91,6 @@ def full_rows(operation: Operation) -> bool:
 
 
 def _linear_in_values(operation: Operation) -> bool:
-    """Whether head outputs are weights times values, gated at most by what the query says, with no null and no bias."""
-    parts = ("null_scores", "null_value", "output_bias", "finish", "head_outputs")
+    """Whether head outputs are weights times values, perhaps with a bias and a gate that the query sets, and with no null."""
+    parts = ("null_scores", "null_value", "finish", "head_outputs")
     return all(getattr(type(operation), part) is getattr(Operation, part) for part in parts)
