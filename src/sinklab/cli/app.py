@@ -6,7 +6,7 @@ import dataclasses
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -21,6 +21,22 @@ from sinklab.cli import trigger as trigger_command
 from sinklab.cli.describe import catalogue, describe
 from sinklab.cli.guard import Guarded
 from sinklab.cli.libraries import prepare_libraries
+from sinklab.cli.options import (
+    BatchSize,
+    Bos,
+    CorpusOption,
+    Device,
+    Dtype,
+    Json,
+    Model,
+    Overwrite,
+    Revision,
+    Samples,
+    Seed,
+    SeqLen,
+    Threshold,
+    TrustRemoteCode,
+)
 from sinklab.cli.pretrain import EPILOG, pretrain
 
 __all__ = ["app"]
@@ -34,28 +50,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Start here: [bold]sinklab audit embedded:softmax[/bold] needs no download and takes under a minute.",
 )
-
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="embedded:softmax, embedded:sigmoid, a directory, or a hub id.")]
-CorpusOption = Annotated[
-    str, typer.Option("--corpus", metavar="NAME|FILE", help="A name from 'sinklab list corpora', or a UTF-8 text file.")
-]
-SeqLen = Annotated[int, typer.Option(help="Tokens in a sample, the beginning-of-sequence token included.")]
-Samples = Annotated[int, typer.Option(help="Samples to average over.")]
-Threshold = Annotated[float, typer.Option(help="A head has a sink on a key when its mean weight there exceeds this.")]
-Device = Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, …")]
-Dtype = Annotated[
-    str, typer.Option(help="auto (float32 on a CPU, else the checkpoint's), float32, bfloat16, float16, float64.")
-]
-Seed = Annotated[int, typer.Option(help="Seed of the sampling; the same seed gives the same tokens.")]
-Bos = Annotated[
-    Literal["auto", "always", "none"],
-    typer.Option(help="Beginning-of-sequence token in front: what the tokenizer does by itself, always, or none."),
-]
-BatchSize = Annotated[int | None, typer.Option(help="Samples a forward pass; chosen from the lengths by default.")]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")]
-TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run model code that comes with the checkpoint.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output directory if it exists.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
 
 
 @app.callback()

@@ -9,7 +9,7 @@ import typer
 
 from sinklab.cli import output
 from sinklab.cli.libraries import prepare_libraries
-from sinklab.errors import ConfigurationError
+from sinklab.cli.options import Bos, Device, Dtype, Json, Model, Overwrite, Revision, TrustRemoteCode, whole_numbers
 
 __all__ = ["EPILOG", "cache"]
 
@@ -23,7 +23,7 @@ EPILOG = (
 
 
 def cache(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="embedded:softmax, a directory, or a hub id.")],
+    model: Model,
     text: Annotated[
         str,
         typer.Option("--text", "--corpus", metavar="FILE|NAME", help="A UTF-8 text, or a name from 'sinklab list corpora'."),
@@ -46,27 +46,23 @@ def cache(
     ] = None,
     documents: Annotated[int, typer.Option(help="Texts to average over, at most.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed of corpora that are drawn from.")] = 0,
-    bos: Annotated[
-        str, typer.Option(metavar="auto|always|none", help="Beginning-of-sequence token in front of each text.")
-    ] = "auto",
-    device: Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, …")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, float64.")] = "auto",
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run model code that comes with the checkpoint.")
-    ] = False,
+    bos: Bos = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
     out: Annotated[
         Path | None, typer.Option(help="Directory for summary.json, table.parquet, run.json and loss.png; none by default.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output directory if it exists.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")] = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
 ) -> None:
     """Compare cache policies on long texts: what each loses, how fast it is, what it holds, and which one to use.
 
     Dense attention, a window, sinks and a window, the window computed anew for every token, and every other policy at the same
     size.
     """
-    windows, numbers = None if window is None else _numbers("--window", window), _numbers("--sinks", sinks)
+    windows, numbers = None if window is None else whole_numbers("--window", window), whole_numbers("--sinks", sinks)
     prepare_libraries()
     from sinklab.auditing.cache_policies import compare_policies
 
@@ -95,10 +91,3 @@ def cache(
     output.print_policies(result.summary)
     if out is not None:
         typer.echo(f"\nplot  {out / 'loss.png'}")
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() for part in parts):
-        raise ConfigurationError(f"{option} {text!r} must be whole numbers with commas between them, such as 0,1,4")
-    return [int(part) for part in parts]

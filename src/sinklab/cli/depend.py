@@ -11,7 +11,7 @@ from rich.table import Table
 
 from sinklab.cli import output
 from sinklab.cli.libraries import prepare_libraries
-from sinklab.errors import ConfigurationError
+from sinklab.cli.options import Bos, Device, Dtype, Json, Model, Overwrite, Revision, TrustRemoteCode, whole_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,9 +31,7 @@ EPILOG = (
 
 
 def depend(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="embedded:softmax, embedded:sigmoid, a directory, or a hub id.")
-    ],
+    model: Model,
     task: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,22 +61,16 @@ def depend(
         int, typer.Option(help="Independent texts, or documents of the harness; more make intervals shorter.")
     ] = 64,
     seed: Annotated[int, typer.Option(help="Seed of the texts; the same seed gives the same tokens.")] = 0,
-    bos: Annotated[str, typer.Option(help="Beginning-of-sequence token in front: auto, always, none.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, …")] = "auto",
-    dtype: Annotated[
-        str, typer.Option(help="auto (float32 on a CPU, else the checkpoint's), float32, bfloat16, float16, float64.")
-    ] = "auto",
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run model code that comes with the checkpoint.")
-    ] = False,
+    bos: Bos = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
     out: Annotated[
         Path | None, typer.Option(help="Directory for table.parquet, summary.json, run.json and a plot for each task.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output directory if it exists.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the summary as JSON on stdout and nothing else there.")
-    ] = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
 ) -> None:
     """Say which scores depend on the sink tokens: every task under every cache policy, with intervals.
 
@@ -94,7 +86,7 @@ def depend(
             [part for given in task or ["long_text"] for part in split_list(given)],
             policies=None if policies is None else split_list(policies),
             window=window,
-            sinks=_numbers(sinks),
+            sinks=whole_numbers("--sinks", sinks),
             items=items,
             seed=seed,
             bos=bos,
@@ -113,13 +105,6 @@ def depend(
         _print(outcome, first=number == 0)
     if out is not None:
         typer.echo(f"\ntable  {out / 'table.parquet'}")
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigurationError(f"--sinks {text!r} must be whole numbers with commas between them, such as 1,4") from None
 
 
 def _print(outcome: Mapping[str, Any], first: bool) -> None:

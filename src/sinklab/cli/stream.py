@@ -17,6 +17,7 @@ import typer
 
 from sinklab.cli import output
 from sinklab.cli.libraries import prepare_libraries
+from sinklab.cli.options import Device, Dtype, Model, Revision, TrustRemoteCode
 from sinklab.errors import ConfigurationError, InputError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ EPILOG = (
 
 
 def stream(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="embedded:softmax, a directory, or a hub id.")],
+    model: Model,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="Text to go on from; by default stdin, if piped.")] = None,
     file: Annotated[Path | None, typer.Option(metavar="FILE", help="UTF-8 text to go on from, of any length.")] = None,
     chat: Annotated[
@@ -96,14 +97,10 @@ def stream(
             metavar="STATE", help="Go on from a saved state, with its policy and sampling; a prompt is put behind it."
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, …")] = "auto",
-    dtype: Annotated[
-        str, typer.Option(help="auto (float32 on a CPU, else the checkpoint's), float32, bfloat16, float16, float64.")
-    ] = "auto",
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run model code that comes with the checkpoint.")
-    ] = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="A line of JSON for every token (position, id, text), and a last one: summary.")
     ] = False,
