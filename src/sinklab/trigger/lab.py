@@ -52,7 +52,7 @@ class LabResult:
 
 
 def named(fields: Mapping[str, Any]) -> Operation:
-    """The operation of ``{"name": …, setting: value}``; settings that are left out are those of the paper's models.
+    """The operation of ``{"name": …, setting: value}``; a name alone is the operation as the paper's models have it.
 
     Raises:
         UnknownNameError: no such operation.
@@ -186,7 +186,7 @@ def _record(
 
 
 def _rows(trained: Trained, readout: Readout, sequences: int) -> Iterator[dict[str, Any]]:
-    """Rows of the table; numbers that are not finite are left out."""
+    """Rows of the table; numbers that are not finite are null."""
     yield {"metric": "steps", "value": trained.steps, "unit": "steps", "count": 1}
     yield {"metric": "max_error", "value": finite(readout.error), "unit": "coordinate", "count": sequences}
     by_head = {
