@@ -12,6 +12,7 @@ from rich.table import Table
 
 from sinklab.cli import output
 from sinklab.cli.libraries import prepare_libraries
+from sinklab.cli.options import Json, Overwrite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,8 +61,8 @@ def trigger(
     out: Annotated[
         Path | None, typer.Option(help="Directory for table.parquet, runs.json, run.json and attention maps.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output directory if it exists.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the runs as JSON on stdout and nothing else there.")] = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
 ) -> None:
     """Train small models that must attend to nobody except at one token, and say where their heads put their weight.
 
