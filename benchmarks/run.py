@@ -29,6 +29,7 @@ BENCHMARKS = (
     "training_throughput",
     "instrumentation",
     "certificate",
+    "trigger_steps",
     "streaming_layer",
     "streaming_step",
     "streaming_peers",
