@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from sinklab.attention.probe import Probe
 from sinklab.auditing.cache_policies import compared
+from sinklab.auditing.certificate import certified
 from sinklab.auditing.locations import SinkLocations
 from sinklab.auditing.long_texts import long_texts
 from sinklab.auditing.maps import AttentionMaps
@@ -77,6 +78,7 @@ def audit(
     revision: str | None = None,
     trust_remote_code: bool = False,
     cache: bool = True,
+    certificate: bool = False,
     out: Path | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -95,6 +97,7 @@ def audit(
         bos: ``auto`` (as the tokenizer does by itself), ``always`` or ``none``.
         batch_size: samples per forward; by default as many as make 8,192 tokens.
         cache: read a few long texts under cache policies too: what a window loses without the sinks, and with them.
+        certificate: certify on a few samples which heads could not be silent without their sink (docs/theory.md).
         out: directory for ``report.html``, ``summary.json``, ``table.parquet``, ``maps.safetensors`` and ``run.json``; written
             whole or not at all.
         overwrite: replace an earlier result in ``out``.
@@ -153,6 +156,12 @@ def audit(
     if cache:
         summary["cache"], policy_table = _policies(loaded, text, summary, run_id=run_id, seed=seed, progress=progress)
         tables.append(policy_table)
+    also: list[Probe] = []
+    if certificate:
+        summary["certificate"], certificate_table, also = certified(
+            loaded, tokens, summary, run_id=run_id, seed=seed, progress=progress
+        )
+        tables.append(certificate_table)
     run = {
         "run_id": run_id,
         "kind": "audit",
@@ -170,7 +179,7 @@ def audit(
         "corpus": {"name": text.name, **dataclasses.asdict(text.identity)},
         "token_sha256": hash_tokens(tokens),
         "conditions": [{"corpus": c.corpus, "bos": int(c.bos), "token_sha256": c.token_sha256} for c in conditions],
-        "definitions": definitions(probes),
+        "definitions": definitions([*probes, *also]),
         "checks": checks(seen.session, identity),
         "calls": dict(seen.session.calls),
         **environment(loaded),

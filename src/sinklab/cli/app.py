@@ -87,6 +87,9 @@ def audit(
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     cache: Annotated[bool, typer.Option(help="Read a few long texts under cache policies too.")] = True,
+    certificate: Annotated[
+        bool, typer.Option("--certificate", help="Certify which heads could not be silent without their sink.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Output directory.", show_default="sinklab-audit/<model>")] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -114,6 +117,7 @@ def audit(
             revision=revision,
             trust_remote_code=trust_remote_code,
             cache=cache,
+            certificate=certificate,
             out=folder,
             overwrite=overwrite,
             progress=progress,

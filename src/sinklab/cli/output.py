@@ -79,12 +79,20 @@ def print_summary(summary: Mapping[str, Any], report: str) -> None:
             for condition in summary["conditions"][1:]
         ),
         "cache": (summary.get("cache") or {}).get("recommendation", ""),
+        "forced": _forced(summary.get("certificate")),
         "report": report,
     }
     out = _out()
     for name, text in lines.items():
         if text:
             out.print(f"[bold]{name:<10}[/bold]{escape(text)}")
+
+
+def _forced(certificate: Mapping[str, Any] | None) -> str:
+    """What the no-op certificate says, or why there is none though it was asked for."""
+    if certificate is None:
+        return ""
+    return str(certificate["text"]) if "heads" in certificate else f"not certified: {certificate['refused']}"
 
 
 def _bos(condition: Mapping[str, Any]) -> str:

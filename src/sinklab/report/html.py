@@ -14,6 +14,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from sinklab.report.certificate import certificate_plot, certificate_section
 from sinklab.report.data import Audit, Maps, read_audit
 from sinklab.report.figures import add_maps, cards, head_data, layer_figures, layer_table
 from sinklab.report.policies import policy_curves, policy_section
@@ -76,6 +77,7 @@ def render_report(audit: Audit) -> str:
         "sinks_known": isinstance(audit.summary.get("sink_positions"), list),
         "conditions": _conditions(audit),
         "policies": policy_section(audit.summary["cache"]) if "cache" in audit.summary else None,
+        "certificate": certificate_section(audit.summary.get("certificate")),
         "definitions": _definitions(audit),
         "metrics": _metrics(audit),
         "checks": _checks(audit.run.get("checks")),
@@ -85,6 +87,8 @@ def render_report(audit: Audit) -> str:
     context["layer_headings"], context["layer_rows"] = layer_table(figures)
     data, blobs = head_data(audit)
     data.update(page="report", figures=figures, policies=_policies(audit.summary.get("cache")))
+    if "certificate" in audit.summary:
+        data["certificate"] = certificate_plot(audit.summary["certificate"])
     if audit.maps is not None:
         # The maps get what everything else leaves of the budget.
         spent = len(_json(data).encode()) + sum(map(len, blobs.values())) + _map_overhead(audit.maps) + _RESERVE

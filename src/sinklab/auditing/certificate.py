@@ -1,0 +1,159 @@
+"""The no-op certificate as a section of an audit: which heads could not be silent without their sink, on a few samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from sinklab.attention.probe import Probe
+from sinklab.auditing.measure import Progress, labelled, run_probes
+from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnsupportedModelError
+from sinklab.models.loading import LoadedModel
+from sinklab.results.table import make_table
+from sinklab.theory.no_op_certificate import NoOpCertificate
+
+__all__ = ["certified", "main_sink"]
+
+SAMPLES, QUERIES, DELTA = 4, 32, 0.2
+"""Samples, queries of each, and the output norm asked about, in units of the largest norm of a visible projected value."""
+
+_COLUMNS = {
+    "least_output": "least_output",
+    "least_output_without_sink": "least_output_without_sink",
+    "no_op_gap": "gap",
+    "output": "output",
+    "certified_sink_weight": "sink_weight",
+    "needed_sink_weight": "needed_sink_weight",
+}
+"""Metrics of the probe, and their keys in the summary."""
+
+
+def main_sink(summary: dict[str, Any]) -> int | Literal["null"]:
+    """Where an audit found the main sink: a position, ``"null"`` for a null score; position 0 where it found none."""
+    if summary["sink_role"] == "null score":
+        return "null"
+    found = summary["sink_positions"]
+    return int(found[0]["position"]) if found else 0
+
+
+def certified(
+    loaded: LoadedModel,
+    tokens: Tensor,
+    summary: dict[str, Any],
+    *,
+    run_id: str,
+    seed: int,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Any], pd.DataFrame, list[Probe]]:
+    """Certify all heads on the first samples of an audit's main condition.
+
+    A head is *forced* to have its sink if it gives it more than the threshold of the audit on average, and would have to give
+    it more than that on average, by its values alone, in order to write at most :data:`DELTA`. Weights that need not sum to
+    one force nothing.
+
+    Args:
+        tokens: int64 ``(samples, seq_len)``.
+        summary: of the same audit: its sink, threshold, operation, corpus and whether weights sum to one.
+
+    Returns:
+        What ``summary.json`` has under ``certificate`` (docs/results.md), ``{"refused": why}`` where the model cannot be
+        certified; rows of the long table; and the probe that made them, none if refused.
+    """
+    sink = main_sink(summary)
+    probe = NoOpCertificate(sink, max_queries=QUERIES, delta=DELTA)
+    tokens = tokens[:SAMPLES]
+    try:
+        with _one_thread():
+            seen = run_probes(loaded.model, tokens, [probe], batch_size=1, progress=progress, stage="no-op certificate")
+        table = labelled(seen.session, loaded, run_id=run_id, corpus=summary["corpus"], bos=int(summary["bos"]), seed=seed)
+        heads = _heads(table, summary["threshold"], summary["normalized"])
+        if not heads:
+            raise InputError(
+                f"no query of the samples sees its sink ({_place(sink)}) and another key; give longer samples (--seq-len)"
+            )
+    except (ConfigurationError, InputError, MeasurementError, UnsupportedModelError) as error:
+        return {"refused": str(error)}, make_table([]), []
+    section: dict[str, Any] = {
+        "sink_position": sink,
+        "delta": DELTA,
+        "threshold": summary["threshold"],
+        "samples": len(tokens),
+        "normalized": summary["normalized"],
+        "sink_heads": sum(head["sink_weight"] > summary["threshold"] for head in heads),
+        "forced_heads": sum(head["forced"] for head in heads),
+        "heads": heads,
+    }
+    section["text"] = _sentence(section, summary["operation"])
+    return section, table, [probe]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The solver multiplies thousands of small matrices, on which several threads wait for one another many times longer."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _heads(table: pd.DataFrame, threshold: float, normalized: bool) -> list[dict[str, Any]]:
+    heads: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in table[table["head"].notna()].itertuples():
+        module, number = str(row.module), int(row.head)
+        place = {"module": module, "layer": int(row.layer), "head": number}
+        empty = {**place, **dict.fromkeys(_COLUMNS.values()), "queries": 0, "needed_queries": 0}
+        head = heads.setdefault((module, number), empty)
+        head[_COLUMNS[row.metric]] = float(row.value)
+        head["needed_queries" if row.metric == "needed_sink_weight" else "queries"] = int(row.count)
+    for head in heads.values():
+        # Strictly more, as everywhere; None is a head that no weights make that silent, with its sink or without.
+        needed = head["needed_sink_weight"]
+        head["forced"] = bool(normalized and needed is not None and min(needed, head["sink_weight"]) > threshold)
+    return sorted(heads.values(), key=lambda head: (head["layer"], head["module"], head["head"]))
+
+
+def _sentence(section: dict[str, Any], operation: str) -> str:
+    where, delta, threshold = _place(section["sink_position"]), section["delta"], section["threshold"]
+    known = [head["needed_sink_weight"] for head in section["heads"] if head["needed_sink_weight"] is not None]
+    most = f"{max(known):.2f}" if known else None
+    if not section["normalized"]:
+        need = f"would need {most} there at most" if most else "could not be made that small by any weights"
+        return (
+            f"No head is forced to have a sink: weights of {operation} need not sum to one. To write at most {delta:g} of its "
+            f"longest value, a softmax head over the same values {need}."
+        )
+    number, forced = section["sink_heads"], section["forced_heads"]
+    if not number:
+        need = f" To write at most {delta:g} of its longest value, a head needs {most} there at most." if most else ""
+        return f"No head gives {where} more than {threshold:g} of its weight on average, so none is forced to.{need}"
+    return (
+        f"{number} of {len(section['heads'])} heads {_verb(number, 'gives', 'give')} {where} more than {threshold:g} of "
+        f"{_verb(number, 'its', 'their')} weight on average; {forced or 'none'} of them {_verb(forced or 1, 'is', 'are')} "
+        f"forced to. {_need(section)}"
+    )
+
+
+def _need(section: dict[str, Any]) -> str:
+    """What the heads with a sink need, in words."""
+    sinks = [head for head in section["heads"] if head["sink_weight"] > section["threshold"]]
+    known = [head["needed_sink_weight"] for head in sinks if head["needed_sink_weight"] is not None]
+    if not known:
+        return f"No weights at all could make them write at most {section['delta']:g} of their longest value."
+    low, high = f"{min(known):.2f}", f"{max(known):.2f}"
+    asked = low if low == high else f"{low} to {high}"
+    return f"To write at most {section['delta']:g} of its longest value, such a head needs a weight of {asked} there."
+
+
+def _verb(number: int, one: str, many: str) -> str:
+    return one if number == 1 else many
+
+
+def _place(sink: int | Literal["null"]) -> str:
+    return "the null (learned sink logit, key bias)" if sink == "null" else f"position {sink}"
