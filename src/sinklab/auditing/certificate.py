@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import pandas as pd
-import torch
 from torch import Tensor
 
 from sinklab.attention.probe import Probe
@@ -68,8 +65,7 @@ def certified(
     probe = NoOpCertificate(sink, max_queries=QUERIES, delta=DELTA)
     tokens = tokens[:SAMPLES]
     try:
-        with _one_thread():
-            seen = run_probes(loaded.model, tokens, [probe], batch_size=1, progress=progress, stage="no-op certificate")
+        seen = run_probes(loaded.model, tokens, [probe], batch_size=1, progress=progress, stage="no-op certificate")
         table = labelled(seen.session, loaded, run_id=run_id, corpus=summary["corpus"], bos=int(summary["bos"]), seed=seed)
         heads = _heads(table, summary["threshold"], summary["normalized"])
         if not heads:
@@ -90,17 +86,6 @@ def certified(
     }
     section["text"] = _sentence(section, summary["operation"])
     return section, table, [probe]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """The solver multiplies thousands of small matrices, on which several threads wait for one another many times longer."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _heads(table: pd.DataFrame, threshold: float, normalized: bool) -> list[dict[str, Any]]:

@@ -14,6 +14,8 @@ either alone stalls on hulls that are nearly flat.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -54,7 +56,19 @@ class NearestPoint:
     scale: Tensor
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The solver multiplies thousands of small matrices, on which several threads wait for one another many times longer."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @torch.no_grad()
+@_one_thread()
 def nearest_to_origin(
     gram: Tensor,
     members: Tensor,
