@@ -26,6 +26,8 @@ LEVELS: list[set[str]] = [
     {"auditing"},
     {"backcopy", "evaluation", "pretraining", "trigger"},
     {"recipes"},
+    {"reproduction"},
+    {"claims", "read_outs"},
     {"testing"},
     {"cli"},
 ]

@@ -23,12 +23,14 @@ from sinklab.errors import ConfigurationError, ContractError, UnknownNameError
 __all__ = [
     "KINDS",
     "Registry",
+    "claims",
     "corpora",
     "interventions",
     "operations",
     "policies",
     "positions",
     "probes",
+    "read_outs",
     "recipes",
     "registry_of",
     "tasks",
@@ -56,7 +58,7 @@ class Registry(Generic[T]):
         KINDS[plural] = self
 
     def register(self, name: str) -> Callable[[P], P]:
-        """Decorator of a class (of a function, for recipes) that enters it under ``name`` and writes ``name`` on it.
+        """Decorator of a class (of a function, for recipes, read-outs and claims) that enters it under ``name`` and writes ``name`` on it.
 
         Raises:
             ConfigurationError: the name is not lower-case words joined by underscores.
@@ -170,3 +172,5 @@ positions: Registry[Any] = Registry("position", "positions")
 policies: Registry[Any] = Registry("policy", "policies")
 recipes: Registry[Any] = Registry("recipe", "recipes")
 tasks: Registry[Any] = Registry("task", "tasks")
+read_outs: Registry[Any] = Registry("read-out", "read_outs")
+claims: Registry[Any] = Registry("claim", "claims")

@@ -1,0 +1,160 @@
+"""The verdict: one rule for every claim, from the effects of single seeds to reproduced, not reproduced or inconclusive.
+
+A part of a claim states a region in which an effect lies: above a bound, below one, or between two. The effect of every seed
+gives a mean and Student's t interval. If the interval lies in the region, the part is reproduced; if the interval lies wholly
+outside it, the part is not reproduced; in all other cases, and with fewer than three seeds, it is inconclusive. A claim is
+reproduced if all of its parts are, and not reproduced if one part is not. That every part must hold needs no correction for
+their number; that one part failing is enough makes "not reproduced" somewhat more likely by chance, which is the direction to
+err in. What the claim presupposes (that there is a sink to remove) is judged by the mean: where it does not hold, the claim
+is not tested at this scale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from sinklab.errors import ConfigurationError
+from sinklab.reproduction.effects import Effect, Numbers
+from sinklab.results.statistics import mean_interval
+
+__all__ = ["SEEDS", "VERDICTS", "Finding", "Judgement", "Part", "Verdict", "judge", "judge_part"]
+
+Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not tested at this scale"]
+VERDICTS: tuple[Verdict, ...] = ("reproduced", "not reproduced", "inconclusive", "not tested at this scale")
+
+SEEDS = 3
+"""Fewest seeds with which anything but "inconclusive" is said."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One sentence of a claim: an effect and the region in which it is said to lie.
+
+    Args:
+        says: the sentence, such as "the sink leaves the first token".
+        unit: of the effect: points (of percent), nats, fraction, ratio, ….
+        more_than: lower bound of the region, itself outside. The bound of a direction is the least effect that is worth
+            calling one, not 0, so that "reproduced" is about more than a sign.
+        less_than: upper bound of the region, itself outside.
+
+    Raises:
+        ConfigurationError: no bound, or bounds with nothing between.
+    """
+
+    says: str
+    effect: Effect
+    unit: str
+    more_than: float = -math.inf
+    less_than: float = math.inf
+
+    def __post_init__(self) -> None:
+        if math.isinf(self.more_than) and math.isinf(self.less_than):
+            raise ConfigurationError(f"the part {self.says!r} has no bound; give more_than or less_than")
+        if not self.more_than < self.less_than:
+            raise ConfigurationError(f"the part {self.says!r}: nothing lies between {self.more_than:g} and {self.less_than:g}")
+
+    @property
+    def region(self) -> str:
+        """The region in words."""
+        bounds = [f"more than {self.more_than:g}"] if math.isfinite(self.more_than) else []
+        bounds += [f"less than {self.less_than:g}"] if math.isfinite(self.less_than) else []
+        return " and ".join(bounds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What was found about one part.
+
+    Attributes:
+        by_seed: seed to effect; ``None`` where it could not be computed.
+        mean: over the seeds that have one, in the unit of the part; ``None`` without any.
+        interval: 95 %, Student's t; ``None`` with fewer than three.
+        standardized: the mean over the standard deviation over seeds; ``None`` where that is 0 or unknown.
+    """
+
+    part: Part
+    by_seed: dict[int, float | None]
+    mean: float | None
+    interval: tuple[float, float] | None
+    standardized: float | None
+    verdict: Verdict
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "says": self.part.says,
+            "effect": self.part.effect.words,
+            "expected": self.part.region,
+            "unit": self.part.unit,
+            "mean": self.mean,
+            "interval": None if self.interval is None else list(self.interval),
+            "standardized": self.standardized,
+            "by_seed": {str(seed): value for seed, value in self.by_seed.items()},
+            "verdict": self.verdict,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """What was found about a claim; ``reason`` says why there is no verdict of its own, and is empty otherwise."""
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    presupposed: tuple[Finding, ...]
+    reason: str = ""
+
+
+def judge(parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[int, Numbers]) -> Judgement:
+    """The verdict about a claim.
+
+    Args:
+        parts: what the claim says; at least one.
+        presupposes: what must be so for the claim to be about anything.
+        numbers: seed to its numbers.
+    """
+    findings = tuple(judge_part(part, numbers) for part in parts)
+    presupposed = tuple(judge_part(part, numbers) for part in presupposes)
+    for finding in presupposed:
+        part = finding.part
+        if finding.mean is None or not part.more_than < finding.mean < part.less_than:
+            found = "could not be measured" if finding.mean is None else f"is {finding.mean:.3g} {part.unit}"
+            reason = f"presupposes that {part.says}: {part.effect.words} {found}, and would have to be {part.region}"
+            return Judgement("not tested at this scale", findings, presupposed, reason)
+    verdicts = [finding.verdict for finding in findings]
+    if all(verdict == "reproduced" for verdict in verdicts):
+        return Judgement("reproduced", findings, presupposed)
+    if "not reproduced" in verdicts:
+        return Judgement("not reproduced", findings, presupposed)
+    open_parts = [finding for finding in findings if finding.verdict == "inconclusive"]
+    return Judgement("inconclusive", findings, presupposed, _why(open_parts[0]))
+
+
+def judge_part(part: Part, numbers: Mapping[int, Numbers]) -> Finding:
+    """The verdict about one part; see the top of this file for the rule."""
+    by_seed = {seed: part.effect(of_seed) for seed, of_seed in numbers.items()}
+    values = [value for value in by_seed.values() if value is not None]
+    mean = statistics.fmean(values) if values else None
+    if len(values) < SEEDS:
+        return Finding(part, by_seed, mean, None, None, "inconclusive")
+    middle, half = mean_interval(values)
+    low, high = middle - half, middle + half
+    spread = statistics.stdev(values)
+    verdict: Verdict = "inconclusive"
+    if part.more_than < low and high < part.less_than:
+        verdict = "reproduced"
+    elif high <= part.more_than or low >= part.less_than:
+        verdict = "not reproduced"
+    return Finding(part, by_seed, middle, (low, high), middle / spread if spread else None, verdict)
+
+
+def _why(finding: Finding) -> str:
+    known = sum(value is not None for value in finding.by_seed.values())
+    if known < SEEDS:
+        lost = len(finding.by_seed) - known
+        without = f", {lost} of them without a number" if lost else ""
+        return f"{finding.part.says!r}: {len(finding.by_seed)} seeds{without}; a verdict needs {SEEDS}"
+    return f"{finding.part.says!r}: the interval over seeds reaches over the bound"
