@@ -50,7 +50,9 @@ class BigramBackcopy(TextCorpus):
 def laws() -> tuple[np.ndarray, np.ndarray]:
     """Law of the letter behind each letter, ``(24, 24)``, and probability of a trigger behind it, ``(24,)``; float64."""
     generator = np.random.default_rng(2410_13835)
-    return generator.dirichlet(np.full(len(CHARACTERS), 0.2), size=len(CHARACTERS)), generator.uniform(0.05, 0.35, len(CHARACTERS))
+    return generator.dirichlet(np.full(len(CHARACTERS), 0.2), size=len(CHARACTERS)), generator.uniform(
+        0.05, 0.35, len(CHARACTERS)
+    )
 
 
 def _drawn(generator: np.random.Generator) -> Iterator[str]:
@@ -66,6 +68,8 @@ def _drawn(generator: np.random.Generator) -> Iterator[str]:
             copies = tokens[at - 1] >= letters
             drawn = (thresholds[before] <= generator.random(BLOCK)[:, None]).sum(axis=1)
             triggered = (generator.random(BLOCK) < trigger[before]) & ~copies
-            tokens[at] = np.where(copies, before, np.where(triggered, letters + generator.integers(triggers, size=BLOCK), drawn))
+            tokens[at] = np.where(
+                copies, before, np.where(triggered, letters + generator.integers(triggers, size=BLOCK), drawn)
+            )
             before = np.where(tokens[at] < letters, tokens[at], before)
         yield from ("".join(row) for row in alphabet[tokens.T])

@@ -46,11 +46,13 @@ class Cell:
         name: of its folder: what is varied, in words, and a hash of it.
         settings: dotted path to value, in the order of the grid; the seed is not among them.
         config: what is run.
+        init_from: name of the cell of the same sweep from whose trained weights it starts; it must have ended before.
     """
 
     name: str
     settings: dict[str, Any]
     config: PretrainingConfig
+    init_from: str | None = None
 
     @property
     def seed(self) -> int:

@@ -26,7 +26,7 @@ from sinklab.pretraining.sweep_progress import watching
 from sinklab.results.statistics import mean_interval
 from sinklab.results.table import append, read_run, read_table, write_table, write_text
 
-__all__ = ["SweepResult", "sweep"]
+__all__ = ["SweepResult", "check_machine", "prepare_texts", "run_waiting", "sweep"]
 
 LOCK, CACHE = ".sweep.lock", "cache"
 
@@ -96,29 +96,21 @@ def sweep(
         raise ConfigurationError(f"--jobs must be at least 1 and --retries at least 0, got {jobs} and {retries}")
     cells = {cell.name: cell for cell in make_cells(config, grid, seeds, changes)}
     if ray is not None:
-        from sinklab.pretraining.sweep_ray import import_ray, run_ray
+        from sinklab.pretraining.sweep_ray import import_ray
 
         import_ray()
     out = out.expanduser().absolute()
     earlier = _earlier(out, cells, resume)
     if ray is None:
-        _check_machine(cells)
+        check_machine(cells)
     cache = (cache or (out / CACHE if ray is not None else default_cache())).expanduser().absolute()
-    texts = _prepare(cells, cache, progress)
+    texts = prepare_texts(cells, cache, progress)
     plan = Plan(out, earlier.sweep_id if earlier else new_run_id(), cells, texts, cache)
     with _alone(out):
         plan.write(recipe=config.name, grid={path: list(values) for path, values in grid.items()}, seeds=seeds and list(seeds))
-        left = [name for name in cells if plan.outcome(name) is None]
         errors: dict[str, str] = {}
         try:
-            with watching(len(cells), len(cells) - len(left), wanted=progress) as watch:
-                if not left:
-                    watch.note(f"all {len(cells)} cells have ended already")
-                elif ray is None:
-                    jobs = jobs or default_jobs(plan)
-                    errors = run_local(plan, left, jobs=jobs, retries=retries, watch=watch)
-                else:
-                    errors = run_ray(plan, left, address=ray, retries=retries, watch=watch)
+            errors = run_waiting(plan, jobs=jobs, retries=retries, ray=ray, progress=progress)
         except KeyboardInterrupt:
             if progress:
                 print("stopped; the same command with --resume goes on", file=sys.stderr)
@@ -126,6 +118,30 @@ def sweep(
         finally:
             result = _collect(plan, errors)
     return result
+
+
+def run_waiting(
+    plan: Plan, wanted: Sequence[str] | None = None, *, jobs: int | None, retries: int, ray: str | None, progress: bool
+) -> dict[str, str]:
+    """Run the cells of a plan that have not ended, here or on a cluster; the errors of those that failed.
+
+    Args:
+        wanted: names; all cells of the plan by default.
+
+    Raises:
+        KeyboardInterrupt: after all cells have stopped with a checkpoint.
+    """
+    names = list(plan.cells) if wanted is None else list(wanted)
+    left = [name for name in names if plan.outcome(name) is None]
+    with watching(len(names), len(names) - len(left), wanted=progress) as watch:
+        if not left:
+            watch.note(f"all {len(names)} cells have ended already")
+            return {}
+        if ray is None:
+            return run_local(plan, left, jobs=jobs or default_jobs(plan), retries=retries, watch=watch)
+        from sinklab.pretraining.sweep_ray import run_ray
+
+        return run_ray(plan, left, address=ray, retries=retries, watch=watch)
 
 
 def _earlier(out: Path, cells: Mapping[str, Cell], resume: bool) -> Plan | None:
@@ -155,8 +171,12 @@ def _earlier(out: Path, cells: Mapping[str, Cell], resume: bool) -> Plan | None:
     return earlier
 
 
-def _check_machine(cells: Mapping[str, Cell]) -> None:
-    """Refuse what this machine cannot do in some cell."""
+def check_machine(cells: Mapping[str, Cell]) -> None:
+    """Refuse what this machine cannot do in some cell.
+
+    Raises:
+        ConfigurationError: a device or a compiler that is not here, with the name of the cell.
+    """
     for cell in cells.values():
         try:
             compiles(cell.config)  # looks for the device too
@@ -164,8 +184,12 @@ def _check_machine(cells: Mapping[str, Cell]) -> None:
             raise ConfigurationError(f"cell {cell.name}: {error}") from None
 
 
-def _prepare(cells: Mapping[str, Cell], cache: Path, progress: bool) -> dict[str, dict[str, str]]:
-    """Encode the text of all cells, each once, before several want it at the same time; the hashes of what they read."""
+def prepare_texts(cells: Mapping[str, Cell], cache: Path, progress: bool) -> dict[str, dict[str, str]]:
+    """Encode the text of all cells, each once, before several want it at the same time; the hashes of what they read.
+
+    Raises:
+        ConfigurationError, InputError: as :func:`~sinklab.pretraining.data.prepare_data`, with the name of the cell.
+    """
     texts: dict[str, dict[str, str]] = {}
     with display(1, wanted=progress) as screen:
         for cell in cells.values():

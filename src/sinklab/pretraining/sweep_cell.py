@@ -87,6 +87,7 @@ class Plan:
                 "seed": cell.seed,
                 "text": self.texts[cell.name],
                 "config": cell.config.model_dump(mode="json"),
+                "init_from": cell.init_from,
             }
             for cell in self.cells.values()
         ]
@@ -104,7 +105,8 @@ def read_plan(folder: Path) -> Plan:
     if record.get("kind") != "sweep":
         raise InputError(f"{folder / PLAN} is not the plan of a sweep (kind {record.get('kind')!r})")
     cells = {
-        cell["name"]: Cell(cell["name"], cell["settings"], PretrainingConfig.parse(cell["config"])) for cell in record["cells"]
+        cell["name"]: Cell(cell["name"], cell["settings"], PretrainingConfig.parse(cell["config"]), cell.get("init_from"))
+        for cell in record["cells"]
     }
     texts = {cell["name"]: cell["text"] for cell in record["cells"]}
     return Plan(folder, record["sweep_id"], cells, texts, Path(record["cache"]))
@@ -130,7 +132,10 @@ def run_cell(folder: Path, name: str) -> Status:
                 f"data.corpus {config.data.corpus!r} gives another text on {socket.gethostname()} than where the sweep was "
                 "begun; all cells must read the same: have the same files and package versions on all machines"
             )
-        return pretrain(config, folder / name, resume=True, cache=plan.cache).status
+        begun = (folder / name / "run.json").is_file()  # a run that has begun knows where from, also in a folder that was moved
+        before = plan.cells[name].init_from
+        init_from = None if begun or before is None else folder / before
+        return pretrain(config, folder / name, resume=True, init_from=init_from, cache=plan.cache).status
 
 
 def text_of(data: PreparedData) -> dict[str, str]:

@@ -5,15 +5,30 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from sinklab.errors import ConfigurationError
-from sinklab.pretraining.config import PretrainingConfig
 from sinklab.reproduction.effects import Numbers
-from sinklab.reproduction.trained import Trained
 from sinklab.reproduction.verdict import Part
 
-__all__ = ["BASELINE", "COSTS", "SCALES", "Changes", "Claim", "Condition", "Cost", "Measure", "ReadOut", "Scale", "Times"]
+if TYPE_CHECKING:  # so that claims are listed without torch
+    from sinklab.pretraining.config import PretrainingConfig
+    from sinklab.reproduction.trained import Trained
+
+__all__ = [
+    "BASELINE",
+    "COSTS",
+    "SCALES",
+    "TRAINED_COSTS",
+    "Changes",
+    "Claim",
+    "Condition",
+    "Cost",
+    "Measure",
+    "ReadOut",
+    "Scale",
+    "Times",
+]
 
 Scale = Literal["tiny", "small", "60m", "1b"]
 SCALES: tuple[Scale, ...] = ("tiny", "small", "60m", "1b")
@@ -36,7 +51,7 @@ class Times:
 
 
 Changes = Mapping[str, Any]
-"""Dotted field to its value, to :class:`Times`, or (``model.operation``, ``model.position``) to a dictionary that replaces it."""
+"""Dotted field to its value or to :class:`Times`; a dictionary (``model.operation``, ``model.position``) replaces the whole."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +70,7 @@ class Condition:
 
 
 class ReadOut(Protocol):
-    """Numbers of one trained model; registered in ``reproduction/read_outs`` or a function in the file of a claim."""
+    """Numbers of one trained model; registered in ``sinklab/read_outs`` or a function in the file of a claim."""
 
     def __call__(self, trained: Trained, /) -> Mapping[str, float]: ...
 
@@ -82,7 +97,7 @@ class Claim:
         parts: what the claim says about the numbers; all must hold.
         presupposes: what must be so for the claim to be about anything, such as a baseline that has a sink.
         conditions: what is pre-trained.
-        read_outs: what is read from every trained model: names from ``reproduction/read_outs``, or functions.
+        read_outs: what is read from every trained model: names from ``sinklab/read_outs``, or functions.
         measure: numbers from elsewhere.
         costs: scale to cost class. At scales that are not named the claim cannot be run; by default those of pre-training.
         evidence: scale to a remark about the result there that other numbers support; never a guess.

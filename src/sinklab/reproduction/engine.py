@@ -1,0 +1,282 @@
+"""reproduce(): claims at one scale over seeds; what they share is trained once, and each gets a table and a verdict."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sinklab.auditing.output import environment, new_run_id
+from sinklab.errors import ConfigurationError
+from sinklab.pretraining.grid import Cell, parse_seeds
+from sinklab.pretraining.process import default_cache
+from sinklab.pretraining.sweep_cell import Plan
+from sinklab.registry import claims as registered
+from sinklab.reproduction.cells import make_cells, open_store, resolved_changes, train_cells
+from sinklab.reproduction.claim import SCALES, Claim, Scale
+from sinklab.reproduction.effects import Numbers
+from sinklab.reproduction.scales import base_config
+from sinklab.reproduction.verdict import Judgement, judge
+from sinklab.reproduction.work import Reading, claim_called, measured, name_of, read_numbers, run_measures, run_readings
+from sinklab.results.table import make_table, read_run, write_json, write_table
+
+__all__ = ["Reproduced", "reproduce"]
+
+UNITS = {"diverged": "fraction", "held_out_loss": "nats", "steps": "steps"}
+"""Numbers that every trained model has without a read-out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reproduced:
+    """What became of one claim.
+
+    Attributes:
+        claim: its name.
+        judgement: the verdict, and what was found about every part.
+        numbers: seed to condition to metric to number.
+        folder: of ``table.parquet`` and ``run.json``; ``None`` for a claim that cannot be run at this scale.
+        errors: runs and measurements that failed, one sentence each.
+    """
+
+    claim: str
+    judgement: Judgement
+    numbers: dict[int, Numbers]
+    folder: Path | None
+    errors: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """A claim with the cells it needs."""
+
+    name: str
+    claim: Claim
+    cells: dict[tuple[str, int], Cell]
+
+    @property
+    def read_outs(self) -> list[str]:
+        return [name_of(self.name, read_out) for read_out in self.claim.read_outs]
+
+
+def reproduce(
+    names: Sequence[str],
+    *,
+    scale: Scale = "tiny",
+    seeds: Sequence[int] = (0, 1, 2),
+    out: Path = Path("sinklab-claims"),
+    jobs: int | None = None,
+    ray: str | None = None,
+    retries: int = 2,
+    cache: Path | None = None,
+    progress: bool = True,
+) -> list[Reproduced]:
+    """Run claims, or go on with them, and judge them.
+
+    ``out`` gets ``runs/SCALE``, a store of trained models that all claims share and that only grows, and for every claim
+    ``SCALE/CLAIM`` with ``table.parquet`` and ``run.json``. What has been trained, read out or measured before is kept: a run
+    that was interrupted, claims and seeds that are added cost what is missing.
+
+    Args:
+        names: from ``sinklab list claims``; at least one.
+        seeds: of initialisation, data and measurements; three or more for a verdict.
+        jobs: processes at a time; by default one per GPU, or cores over threads.
+        ray: train on the Ray cluster at this address; ``out`` must then be shared by its nodes. Read-outs stay here.
+        retries: how often a training that died goes on from its last checkpoint.
+        cache: directory of encoded text; with ``ray`` it is ``out/cache`` by default.
+        progress: show bars on a terminal's stderr, lines elsewhere.
+
+    Raises:
+        UnknownNameError: no claim of a name.
+        ConfigurationError: no claims, seeds twice or none, no such scale, or a machine that cannot run a cell.
+        InputError: a text or a directory that cannot be used.
+        KeyboardInterrupt: after running trainings have stopped with a checkpoint.
+    """
+    if not names or not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigurationError(
+            f"reproduce: {len(names)} claims and seeds {list(seeds)}; expected one or more, and no seed twice"
+        )
+    if scale not in SCALES:
+        raise ConfigurationError(f"there is no scale {scale!r}; scales: {', '.join(SCALES)}")
+    if jobs is not None and jobs < 1:
+        raise ConfigurationError(f"--jobs must be at least 1, got {jobs}")
+    out = out.expanduser().absolute()
+    cache = (cache or (out / "cache" if ray is not None else default_cache())).expanduser().absolute()
+    asked = [_asked(name, scale, seeds) for name in dict.fromkeys(names)]
+    runnable = [one for one in asked if scale in one.claim.costs]
+    cells = {cell.name: cell for one in runnable for cell in one.cells.values()}
+    plan = open_store(out / "runs" / scale, cells, cache, progress=progress)
+    errors = train_cells(plan, cells, jobs=jobs, retries=retries, ray=ray, progress=progress)
+    workers = jobs or max(1, (os.cpu_count() or 1) if not torch.cuda.is_available() else torch.cuda.device_count())
+    readings = [
+        Reading(plan.folder / cell.name, read) for one in runnable for cell in one.cells.values() for read in one.read_outs
+    ]
+    logs, measures = out / "logs", out / "measured" / scale
+    errors |= run_readings(readings, logs, cache=cache, jobs=workers, progress=progress)
+    wanted = [(one.name, seed) for one in runnable if one.claim.measure is not None for seed in seeds]
+    errors |= run_measures(wanted, measures, scale, logs, jobs=workers, progress=progress)
+    return [_conclude(one, plan, measures, scale, seeds, out, errors) for one in asked]
+
+
+def _asked(name: str, scale: Scale, seeds: Sequence[int]) -> _Asked:
+    claim = claim_called(name)
+    return _Asked(name, claim, make_cells(claim.conditions, scale, seeds) if scale in claim.costs else {})
+
+
+def _conclude(
+    one: _Asked, plan: Plan, measures: Path, scale: Scale, seeds: Sequence[int], out: Path, errors: Mapping[str, str]
+) -> Reproduced:
+    """Judge a claim by what there is, and write it down."""
+    if scale not in one.claim.costs:
+        where = ", ".join(one.claim.costs)
+        reason = f"the claim can be run at {where} only"
+        return Reproduced(one.name, Judgement("not tested at this scale", (), (), reason), {}, None, [])
+    numbers, seconds = _numbers(one, plan, measures, seeds)
+    judgement = judge(one.claim.parts, one.claim.presupposes, numbers)
+    folder = out / scale / one.name
+    folder.mkdir(parents=True, exist_ok=True)
+    run_id = new_run_id()
+    own = {cell.name for cell in one.cells.values()}
+    failed = [
+        f"{name}: {why}" for name, why in errors.items() if name in own or name.startswith((f"{one.name} ", "read-outs "))
+    ]
+    write_table(_table(one, numbers, run_id), folder / "table.parquet")
+    write_json(_record(one, judgement, scale, seeds, seconds, run_id, failed), folder / "run.json")
+    return Reproduced(one.name, judgement, numbers, folder, failed)
+
+
+def _numbers(one: _Asked, plan: Plan, measures: Path, seeds: Sequence[int]) -> tuple[dict[int, Numbers], float]:
+    """Numbers by seed and condition, and the seconds of the runs behind them."""
+    numbers: dict[int, dict[str, dict[str, float]]] = {seed: {} for seed in seeds}
+    seconds = 0.0
+    for (label, seed), cell in one.cells.items():
+        if plan.outcome(cell.name) is not None:
+            folder = plan.folder / cell.name
+            numbers[seed][label] = read_numbers(folder, one.read_outs)
+            seconds += read_run(folder).get("wall_seconds") or 0.0
+    for seed in seeds if one.claim.measure is not None else ():
+        found = measured(measures, one.name, seed)
+        if found is None:
+            continue
+        clash = numbers[seed].keys() & found["numbers"].keys()
+        if clash:
+            raise ConfigurationError(f"claim {one.name!r}: {', '.join(sorted(clash))} is a condition and is measured too")
+        for label, values in found["numbers"].items():
+            numbers[seed][label] = {name: value for name, value in values.items() if value is not None}
+        seconds += found["seconds"]
+    return dict(numbers), seconds
+
+
+def _table(one: _Asked, numbers: Mapping[int, Numbers], run_id: str) -> Any:
+    units = dict(UNITS)
+    for read_out in one.claim.read_outs:
+        units |= {name: unit for name, (unit, _) in _metrics(read_out).items()}
+    operations = {
+        label: (cell.config.model.operation["name"], cell.config.data.corpus) for (label, _), cell in one.cells.items()
+    }
+    rows = [
+        {
+            "model": label,
+            "operation": operations.get(label, (None, None))[0],
+            "corpus": operations.get(label, (None, None))[1],
+            "metric": metric,
+            "seed": seed,
+            "value": value,
+            "count": 1,
+            "unit": units.get(metric, _unit_in_parts(one.claim, metric)),
+        }
+        for seed, by_label in numbers.items()
+        for label, values in by_label.items()
+        for metric, value in values.items()
+    ]
+    return make_table(rows, run_id=run_id, probe="claim", version=1)
+
+
+def _metrics(read_out: Any) -> Mapping[str, tuple[str, str]]:
+    """Unit and definition of the metrics of a read-out: ``METRICS`` of the module it is in."""
+    import importlib
+
+    name = f"sinklab.read_outs.{read_out}" if isinstance(read_out, str) else read_out.__module__
+    found: Mapping[str, tuple[str, str]] = getattr(importlib.import_module(name), "METRICS", {})
+    return found
+
+
+def _unit_in_parts(claim: Claim, metric: str) -> str:
+    """The unit that a part gives to its effect, for a number of a claim's own; "number" if none speaks of it."""
+    units = {part.unit for part in claim.parts if any(name == metric for _, name in part.effect.needs())}
+    return units.pop() if len(units) == 1 else "number"
+
+
+def _record(
+    one: _Asked, judgement: Judgement, scale: Scale, seeds: Sequence[int], seconds: float, run_id: str, errors: list[str]
+) -> dict[str, Any]:
+    claim, base = one.claim, base_config(scale)
+    conditions = {
+        condition.label: {
+            "changes": resolved_changes(base, condition),
+            "after": condition.after,
+            "cells": {str(seed): one.cells[condition.label, seed].name for seed in seeds},
+        }
+        for condition in claim.conditions
+    }
+    return {
+        "kind": "claim",
+        "run_id": run_id,
+        "claim": one.name,
+        "statement": claim.statement,
+        "source": claim.source,
+        "reference": claim.reference,
+        "published": claim.published,
+        "scale": scale,
+        "cost": claim.costs[scale],
+        "seeds": list(seeds),
+        "verdict": judgement.verdict,
+        "reason": judgement.reason,
+        "evidence": claim.evidence.get(scale, ""),
+        "parts": [finding.to_dict() for finding in judgement.findings],
+        "presupposes": [finding.to_dict() for finding in judgement.presupposed],
+        "conditions": conditions,
+        "read_outs": one.read_outs,
+        "config": base.model_dump(mode="json") if conditions else None,
+        "environment": environment(_Here()),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 1),
+        "errors": errors,
+    }
+
+
+class _Here:
+    """Where the runs are computed, as ``environment`` asks for it."""
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.float32
+
+
+def main() -> None:
+    """``python -m sinklab.reproduction.engine CLAIM…``: what ``sinklab reproduce`` calls, with plain output."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("claims", nargs="*", help="all by default")
+    parser.add_argument("--scale", default="tiny")
+    parser.add_argument("--seeds", default="0..2")
+    parser.add_argument("--out", type=Path, default=Path("sinklab-claims"))
+    parser.add_argument("--jobs", type=int)
+    given = parser.parse_args()
+    found = reproduce(
+        given.claims or registered.names(), scale=given.scale, seeds=parse_seeds(given.seeds), out=given.out, jobs=given.jobs
+    )
+    for one in found:
+        print(one.claim, one.judgement.verdict, one.judgement.reason)
+        for finding in one.judgement.findings:
+            print("  ", json.dumps(finding.to_dict()))
+        for error in one.errors:
+            print("   error:", error)
+
+
+if __name__ == "__main__":
+    main()
