@@ -1,0 +1,140 @@
+"""What the read-outs of attention share: sink rates and weights on the first token, learned tokens in front told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.probe import Watcher
+from sinklab.attention.session import attend
+from sinklab.pretraining.callback import TOKENS_PER_FORWARD
+from sinklab.probes._accumulate import by_head, filled
+from sinklab.probes._chosen_key import keys_of_document, weights_of_keys
+from sinklab.probes.null_mass import NullMass
+from sinklab.probes.sink_rate import SinkRate
+from sinklab.reproduction.trained import Trained
+from sinklab.results.table import unpacked
+
+__all__ = ["ATTENTION", "FIRST_POSITIONS", "attention_numbers", "batches", "computes_numbers", "held_out_rows"]
+
+FIRST_POSITIONS = 4
+"""Positions whose sink rates have names of their own."""
+
+SAMPLES, SEQ_LEN, THRESHOLD = 100, 64, 0.3
+"""Rows, tokens of a row and epsilon of Gu et al. 2024 (arXiv 2410.10781)."""
+
+_PROXY = 1e-8
+"""Added to row sums before dividing, as in the released code of Gu et al."""
+
+_TIE = 1e-5
+"""Relative distance within which two float32 weights are the same, as in the probe ``sink_rate``."""
+
+ATTENTION: dict[str, tuple[str, str]] = {
+    "sink_rate": (
+        "percent",
+        "Sink rate of the first token: share of (row, layer, head) in which the mean row-normalised weight on it, over the "
+        f"queries that see it, exceeds {THRESHOLD} (Gu et al. 2024, arXiv 2410.10781).",
+    ),
+    **{
+        f"sink_rate_{position}": ("percent", f"The same of the token at position {position}, counted from 0.")
+        for position in range(1, FIRST_POSITIONS)
+    },
+    "sink_rate_max": (
+        "percent",
+        "Largest sink rate over the tokens of the first half of the rows; late tokens are seen by too few queries to compare.",
+    ),
+    "sink_rate_star": (
+        "percent",
+        "Sink_* of Gu et al.: the same rule for the mean mass on the null score (sink logit, key bias, plus one) or, where the "
+        "model puts learned tokens in front, for the most attended of them; 0 where there is neither.",
+    ),
+    "first_attention": (
+        "fraction",
+        "Mean over rows, layers, heads and queries of the row-normalised weight on the first token; 0 for queries that cannot "
+        "see it.",
+    ),
+    "first_argmax": ("percent", "Share of (query, head) pairs whose largest weight is on the first token."),
+    "null_mass": (
+        "fraction",
+        "Mean mass on nothing; 0 for plain softmax, absent for operations whose rows have no fixed sum.",
+    ),
+    "entropy": ("nats", "Mean over queries of the entropy of the weights on all keys divided by their sum."),
+}
+"""Metrics of :func:`attention_numbers`: unit and definition. A learned token in front is a key, but no token and no query."""
+
+
+class _FirstToken(Watcher):
+    """Weight on the first token and row entropy, over the queries of tokens.
+
+    The probes of the audit count a learned token in front like any other: they would take it for the first.
+    """
+
+    name = "first_token"
+    needs: ClassVar[frozenset[str]] = frozenset({"mass", "log_sum_exp", "maximum", "entropy"})
+
+    def __init__(self, front: int) -> None:
+        self.front = front
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, Tensor] = {}
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        mass, largest, entropy = filled(statistics, "row_mass", "row_max", "row_entropy")
+        counted = (call.query_positions >= self.front)[:, None]
+        weight = weights_of_keys(call, keys_of_document(call, self.front), statistics.log_sum_exp)[..., 0]
+        share = weight if call.operation.normalized else weight / (mass + _PROXY)
+        self._add("first_attention", share, counted)
+        self._add("first_argmax", 100.0 * ((weight > 0) & (weight >= largest * (1.0 - _TIE))), counted)
+        self._add("entropy", entropy, counted & (mass > 0))
+
+    def _add(self, metric: str, values: Tensor, counted: Tensor) -> None:
+        sums, counts = by_head(values, counted)
+        self.sums[metric] = self.sums.get(metric, torch.zeros(())) + sums.sum()
+        self.counts[metric] = self.counts.get(metric, torch.zeros(())) + counts.sum()
+
+    def numbers(self) -> dict[str, float]:
+        return {metric: float(self.sums[metric] / count) for metric, count in self.counts.items() if count > 0}
+
+
+def attention_numbers(model: nn.Module, rows: Tensor, front: int = 0) -> dict[str, float]:
+    """The numbers of :data:`ATTENTION` of one model on one set of rows.
+
+    Args:
+        model: in evaluation mode.
+        rows: int64 ``(rows, seq_len)``, on the model's device.
+        front: learned tokens that the model puts in front of every row (``Architecture.tokens_in_front``).
+    """
+    rates, nothing, first = SinkRate(THRESHOLD), NullMass(), _FirstToken(front)
+    with torch.no_grad(), attend(model, (rates, nothing, first)):
+        for part in batches(rows):
+            model(input_ids=part, use_cache=False)
+    whole = [row for probe in (rates, nothing) for row in unpacked(probe.rows()) if "layer" not in row]
+    profile = {row["key_position"] - front: row["value"] for row in whole if row["metric"] == "gu2024"}
+    of_nothing = {row["metric"]: row["value"] for row in whole if "key_position" not in row}
+    in_front = [profile[position] for position in range(-front, 0)]
+    numbers = {"sink_rate": profile[0]}
+    numbers |= {f"sink_rate_{at}": profile[at] for at in range(1, FIRST_POSITIONS) if at in profile}
+    numbers["sink_rate_max"] = max(profile[at] for at in range(max(1, rows.shape[1] // 2)))
+    numbers["sink_rate_star"] = max([of_nothing.get("gu2024_null", 0.0), *in_front])
+    numbers |= first.numbers()
+    return numbers | ({"null_mass": of_nothing["null_mass"]} if "null_mass" in of_nothing else {})
+
+
+def held_out_rows(trained: Trained, samples: int = SAMPLES, seq_len: int = SEQ_LEN) -> Tensor:
+    """Held-out text, at most so many rows and tokens, on the model's device."""
+    config = trained.config
+    return trained.rows(min(samples, config.data.held_out_rows), min(seq_len, config.model.max_position_embeddings))
+
+
+def batches(rows: Tensor) -> Iterator[Tensor]:
+    """The rows in parts whose logits fit any machine."""
+    yield from rows.split(max(1, TOKENS_PER_FORWARD // rows.shape[1]))
+
+
+@torch.no_grad()
+def computes_numbers(model: nn.Module, rows: Tensor) -> bool:
+    """Whether the logits are finite; of a model that has diverged to NaN nothing is measured, and its numbers are absent."""
+    return bool(model(input_ids=rows[:1], use_cache=False).logits.isfinite().all())
