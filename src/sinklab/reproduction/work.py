@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import json
 import math
+import re
 import sys
 import threading
 import time
@@ -193,17 +194,19 @@ def _kept(path: Path, function: Any) -> dict[str, Any] | None:
 
 
 def _code(function: Any) -> str:
-    """Hash of the file that a function is in, and of the private files beside it.
+    """Hash of the file that a function is in, and of the private files beside it that it imports from.
 
-    The function that states a claim is left out of its file: to add a remark to a claim is no reason to measure it again.
+    The function that states a claim is left out of its file: to add a remark to a claim is no reason to measure it again. Nor
+    is a change elsewhere in sinklab; whoever makes one that matters deletes the files.
     """
     module = inspect.getmodule(function)
     assert module is not None
     text, stated = inspect.getsource(module), getattr(module, module.__name__.rpartition(".")[2], None)
     if inspect.isfunction(stated) and stated is not function:
         text = text.replace(inspect.getsource(stated), "")
-    beside = sorted(Path(str(module.__file__)).parent.glob("_[a-z]*.py"))
-    content = [text, *(file.read_text(encoding="utf-8") for file in beside)]
+    beside = sorted(set(re.findall(rf"\b{re.escape(module.__name__.rpartition('.')[0])}\.(_\w+)", text)))
+    folder = Path(str(module.__file__)).parent
+    content = [text, *((folder / f"{name}.py").read_text(encoding="utf-8") for name in beside)]
     return hashlib.sha256("".join(content).encode()).hexdigest()[:16]
 
 
