@@ -1,0 +1,39 @@
+"""Emergence: a model at its start has no sink; one comes early in training and grows."""
+
+from __future__ import annotations
+
+from sinklab.claims._architecture import SINK, UNCHANGED
+from sinklab.registry import claims
+from sinklab.reproduction.claim import Claim
+from sinklab.reproduction.effects import Difference, Value
+from sinklab.reproduction.verdict import Part
+
+__all__ = ["emergence"]
+
+NOTHING = 1.0
+"""Percent below which a model that has learned nothing must lie."""
+
+BASE = UNCHANGED.label
+
+
+@claims.register("emergence")
+def emergence() -> Claim:
+    """The first token's rate over one run: before the first step, after a quarter of the steps, at the end."""
+    return Claim(
+        statement="The sink is not there at initialisation: it emerges during training and grows with the steps.",
+        source="gu2024",
+        reference="Gu et al. 2024 (arXiv 2410.10781), section 4",
+        published="The sink appears between 1,000 and 2,000 of 20,000 steps and grows from there to a rate of 18.18.",
+        conditions=(UNCHANGED,),
+        read_outs=("training",),
+        parts=(
+            Part("there is none before the first step", Value("sink_rate_start", BASE), "percent", less_than=NOTHING),
+            Part("there is one after the last step", Value("sink_rate_end", BASE), "percent", more_than=SINK),
+            Part(
+                "it grows after the first quarter of the steps",
+                Difference("sink_rate_end", BASE, BASE, other="sink_rate_quarter"),
+                "points",
+                more_than=SINK,
+            ),
+        ),
+    )

@@ -1,0 +1,129 @@
+"""Window attention: the sink is on the first token of the text while it is seen, and never on the first of the window."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.probe import Watcher
+from sinklab.attention.session import attend
+from sinklab.claims._architecture import UNCHANGED, has_sink
+from sinklab.pretraining.config import PretrainingConfig
+from sinklab.registry import claims
+from sinklab.reproduction.claim import Changes, Claim, Condition
+from sinklab.reproduction.effects import Value
+from sinklab.reproduction.trained import Trained
+from sinklab.reproduction.verdict import Part
+
+__all__ = ["METRICS", "excess_weights", "window_attention"]
+
+EXCESS = 0.05
+"""Excess weight above which a token is said to have a sink, and below which it is said to have none."""
+
+SAMPLES = 16
+
+METRICS: dict[str, tuple[str, str]] = {
+    "excess_of_first": (
+        "fraction",
+        "Weight on the first token of the text beyond an even share, (weight - 1/n) / (1 - 1/n) of the n keys that the query "
+        "sees: mean over rows, layers, heads and the queries window/2 <= t < window, the last ones that see it.",
+    ),
+    "excess_inside": (
+        "fraction",
+        "The same of the first token inside the window, t - window + 1: mean over the queries t >= window, which do not see "
+        "the first of the text.",
+    ),
+}
+"""Metric to unit and definition."""
+
+
+def _large(config: PretrainingConfig) -> Changes:
+    return {"model.window": config.model.max_position_embeddings // 2}
+
+
+def _small(config: PretrainingConfig) -> Changes:
+    return {"model.window": config.model.max_position_embeddings // 16}
+
+
+LARGE, SMALL = Condition("window of 1/2", _large), Condition("window of 1/16", _small)
+
+
+class _Excess(Watcher):
+    """Excess weight on the oldest key that a query sees, by query: the first token of the text, or that of the window."""
+
+    name = "excess"
+    needs: ClassVar[frozenset[str]] = frozenset()
+    block = 256
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.by_query: list[Tensor] = []
+        """Of each call, mean over rows and heads, ``(q_len,)``."""
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        parts = []
+        for start in range(0, call.q_len, self.block):
+            weights = call.weights(start, min(start + self.block, call.q_len))
+            queries = torch.arange(start, start + weights.shape[2], device=weights.device)
+            oldest = (queries - self.window + 1).clamp(min=0)
+            weight = weights.gather(3, oldest[None, None, :, None].expand(*weights.shape[:3], 1))[..., 0]
+            even = 1 / (queries - oldest + 1)
+            # A query that sees one key has all weight on it, which is no excess; its 0/0 is of no query that is asked for.
+            parts.append(((weight - even) / (1 - even)).mean(dim=(0, 1)))
+        self.by_query.append(torch.cat(parts).cpu())
+
+
+def excess_weights(trained: Trained) -> dict[str, float]:
+    """Numbers of :data:`METRICS` on held-out rows of two windows; a model without a window, or with one of one token, has none.
+
+    The sink rate says nothing here: few queries see the first token of the text, and the first of them see little else.
+    """
+    window, model = trained.config.model.window, trained.loaded.model
+    if window is None or window < 2:
+        return {}
+    length = min(2 * window, trained.config.model.max_position_embeddings)
+    watcher = _Excess(window)
+    with torch.no_grad(), attend(model, (watcher,)):
+        for row in trained.rows(min(SAMPLES, trained.config.data.held_out_rows), length):
+            model(input_ids=row[None], use_cache=False)
+    mean = torch.stack(watcher.by_query).mean(dim=0)
+    return {"excess_of_first": float(mean[window // 2 : window].mean()), "excess_inside": float(mean[window:].mean())}
+
+
+@claims.register("window_attention")
+def window_attention() -> Claim:
+    """Windows of a half and of a sixteenth of the context, in training and after it."""
+    return Claim(
+        statement="With a large window the sink is on the first token of the text and not on the first inside the window; a "
+        "small window prevents it.",
+        source="gu2024",
+        reference="Gu et al. 2024 (arXiv 2410.10781), section 6",
+        published="With a context of 2,048 tokens, queries that see the first token of the text have their sink on it, later "
+        "ones have none on the first inside the window, and windows below about 256 tokens have no clear sink.",
+        conditions=(UNCHANGED, LARGE, SMALL),
+        read_outs=("sinks", excess_weights),
+        presupposes=(has_sink(),),
+        parts=(
+            Part(
+                "with a large window the first token of the text has a sink",
+                Value("excess_of_first", LARGE.label),
+                "fraction",
+                more_than=EXCESS,
+            ),
+            Part(
+                "with a large window the first token inside it has none",
+                Value("excess_inside", LARGE.label),
+                "fraction",
+                less_than=EXCESS,
+            ),
+            Part(
+                "with a small window the first token of the text has none",
+                Value("excess_of_first", SMALL.label),
+                "fraction",
+                less_than=EXCESS,
+            ),
+        ),
+    )
