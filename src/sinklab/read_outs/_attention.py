@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.probe import Watcher
+from sinklab.attention.probe import Probe, Watcher
 from sinklab.attention.session import attend
 from sinklab.pretraining.callback import TOKENS_PER_FORWARD
-from sinklab.probes._accumulate import by_head, filled
+from sinklab.probes._accumulate import Means, by_head, filled
 from sinklab.probes._chosen_key import keys_of_document, weights_of_keys
 from sinklab.probes.null_mass import NullMass
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.reproduction.trained import Trained
 from sinklab.results.table import unpacked
 
-__all__ = ["ATTENTION", "FIRST_POSITIONS", "attention_numbers", "batches", "computes_numbers", "held_out_rows"]
+__all__ = [
+    "ATTENTION",
+    "SAMPLES",
+    "SEQ_LEN",
+    "THRESHOLD",
+    "FirstToken",
+    "attention_numbers",
+    "batches",
+    "held_out_rows",
+    "look",
+]
 
 FIRST_POSITIONS = 4
 """Positions whose sink rates have names of their own."""
@@ -67,10 +77,13 @@ ATTENTION: dict[str, tuple[str, str]] = {
 """Metrics of :func:`attention_numbers`: unit and definition. A learned token in front is a key, but no token and no query."""
 
 
-class _FirstToken(Watcher):
-    """Weight on the first token and row entropy, over the queries of tokens.
+class FirstToken(Watcher):
+    """Weight on the first token and row entropy, over the queries of tokens, by head.
 
     The probes of the audit count a learned token in front like any other: they would take it for the first.
+
+    Args:
+        front: learned tokens in front of every row.
     """
 
     name = "first_token"
@@ -78,25 +91,41 @@ class _FirstToken(Watcher):
 
     def __init__(self, front: int) -> None:
         self.front = front
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, Tensor] = {}
+        self.means = Means("head")
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         mass, largest, entropy = filled(statistics, "row_mass", "row_max", "row_entropy")
         counted = (call.query_positions >= self.front)[:, None]
         weight = weights_of_keys(call, keys_of_document(call, self.front), statistics.log_sum_exp)[..., 0]
         share = weight if call.operation.normalized else weight / (mass + _PROXY)
-        self._add("first_attention", share, counted)
-        self._add("first_argmax", 100.0 * ((weight > 0) & (weight >= largest * (1.0 - _TIE))), counted)
-        self._add("entropy", entropy, counted & (mass > 0))
+        self.means.add("first_attention", call.site, *by_head(share, counted))
+        self.means.add("first_argmax", call.site, *by_head(100.0 * _is_largest(weight, largest), counted))
+        self.means.add("entropy", call.site, *by_head(entropy, counted.to(mass.device) & (mass > 0)))
 
-    def _add(self, metric: str, values: Tensor, counted: Tensor) -> None:
-        sums, counts = by_head(values, counted)
-        self.sums[metric] = self.sums.get(metric, torch.zeros(())) + sums.sum()
-        self.counts[metric] = self.counts.get(metric, torch.zeros(())) + counts.sum()
+    def by_head(self, metric: str) -> dict[int, Tensor]:
+        """Layer to the mean of each head, float64 ``(num_heads,)``."""
+        return {site.layer: sums / counts for site, sums, counts in self.means.cells(metric)}
 
-    def numbers(self) -> dict[str, float]:
-        return {metric: float(self.sums[metric] / count) for metric, count in self.counts.items() if count > 0}
+    def whole(self, metric: str) -> float:
+        """Mean over all heads and queries."""
+        cells = list(self.means.cells(metric))
+        return float(sum(sums.sum() for _, sums, _ in cells) / sum(counts.sum() for _, _, counts in cells))
+
+
+def _is_largest(weight: Tensor, largest: Tensor) -> Tensor:
+    return (weight > 0) & (weight >= largest * (1.0 - _TIE))
+
+
+def look(model: nn.Module, rows: Tensor, probes: Sequence[Probe]) -> None:
+    """Show the attention of the model over the rows to the probes.
+
+    Args:
+        model: in evaluation mode.
+        rows: int64 ``(rows, seq_len)``, on the model's device.
+    """
+    with torch.no_grad(), attend(model, probes):
+        for part in batches(rows):
+            model(input_ids=part, use_cache=False)
 
 
 def attention_numbers(model: nn.Module, rows: Tensor, front: int = 0) -> dict[str, float]:
@@ -107,20 +136,17 @@ def attention_numbers(model: nn.Module, rows: Tensor, front: int = 0) -> dict[st
         rows: int64 ``(rows, seq_len)``, on the model's device.
         front: learned tokens that the model puts in front of every row (``Architecture.tokens_in_front``).
     """
-    rates, nothing, first = SinkRate(THRESHOLD), NullMass(), _FirstToken(front)
-    with torch.no_grad(), attend(model, (rates, nothing, first)):
-        for part in batches(rows):
-            model(input_ids=part, use_cache=False)
+    rates, nothing, first = SinkRate(THRESHOLD), NullMass(), FirstToken(front)
+    look(model, rows, (rates, nothing, first))
     whole = [row for probe in (rates, nothing) for row in unpacked(probe.rows()) if "layer" not in row]
     profile = {row["key_position"] - front: row["value"] for row in whole if row["metric"] == "gu2024"}
     of_nothing = {row["metric"]: row["value"] for row in whole if "key_position" not in row}
-    in_front = [profile[position] for position in range(-front, 0)]
     numbers = {"sink_rate": profile[0]}
     numbers |= {f"sink_rate_{at}": profile[at] for at in range(1, FIRST_POSITIONS) if at in profile}
     numbers["sink_rate_max"] = max(profile[at] for at in range(max(1, rows.shape[1] // 2)))
-    numbers["sink_rate_star"] = max([of_nothing.get("gu2024_null", 0.0), *in_front])
-    numbers |= first.numbers()
-    return numbers | ({"null_mass": of_nothing["null_mass"]} if "null_mass" in of_nothing else {})
+    numbers["sink_rate_star"] = max([of_nothing.get("gu2024_null", 0.0), *(profile[at] for at in range(-front, 0))])
+    numbers |= {metric: first.whole(metric) for metric in ("first_attention", "first_argmax", "entropy")}
+    return numbers | {metric: of_nothing[metric] for metric in ("null_mass",) if metric in of_nothing}
 
 
 def held_out_rows(trained: Trained, samples: int = SAMPLES, seq_len: int = SEQ_LEN) -> Tensor:
@@ -132,9 +158,3 @@ def held_out_rows(trained: Trained, samples: int = SAMPLES, seq_len: int = SEQ_L
 def batches(rows: Tensor) -> Iterator[Tensor]:
     """The rows in parts whose logits fit any machine."""
     yield from rows.split(max(1, TOKENS_PER_FORWARD // rows.shape[1]))
-
-
-@torch.no_grad()
-def computes_numbers(model: nn.Module, rows: Tensor) -> bool:
-    """Whether the logits are finite; of a model that has diverged to NaN nothing is measured, and its numbers are absent."""
-    return bool(model(input_ids=rows[:1], use_cache=False).logits.isfinite().all())

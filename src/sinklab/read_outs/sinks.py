@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sinklab.read_outs._attention import ATTENTION, attention_numbers, computes_numbers, held_out_rows
+from sinklab.read_outs._attention import ATTENTION, attention_numbers, held_out_rows
 from sinklab.registry import read_outs
 from sinklab.reproduction.trained import Trained
 
@@ -14,11 +14,5 @@ METRICS = ATTENTION
 
 @read_outs.register("sinks")
 def sinks(trained: Trained) -> dict[str, float]:
-    """Numbers of :data:`METRICS` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training.
-
-    A model whose logits are not finite has none.
-    """
-    rows, model = held_out_rows(trained), trained.loaded.model
-    if not computes_numbers(model, rows):
-        return {}
-    return attention_numbers(model, rows, trained.config.model.tokens_in_front)
+    """Numbers of :data:`METRICS` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training."""
+    return attention_numbers(trained.loaded.model, held_out_rows(trained), trained.config.model.tokens_in_front)

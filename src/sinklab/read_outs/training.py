@@ -60,6 +60,9 @@ def training(trained: Trained) -> dict[str, float]:
     )
 
 
+training.of_diverged = True  # type: ignore[attr-defined]  # the table says most about runs that broke
+
+
 def numbers_of_table(table: pd.DataFrame, *, steps: int, warmup_steps: int, front: int = 0) -> dict[str, float]:
     """The same of a long table.
 

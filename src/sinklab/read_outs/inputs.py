@@ -1,0 +1,64 @@
+"""Inputs: whether the sink of a trained model needs language: its rate on random tokens and on one token repeated."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sinklab.read_outs._attention import SAMPLES, SEQ_LEN, attention_numbers
+from sinklab.registry import read_outs
+from sinklab.reproduction.trained import Trained
+
+__all__ = ["METRICS", "inputs"]
+
+_TEXTS = {
+    "random": "rows of tokens drawn uniformly from those that occur in the held-out text",
+    "repeated": "rows of one such token repeated",
+}
+_FRONTS = {"": "as in training, with its token in front if it has one", "_no_bos": "without a token in front"}
+
+METRICS: dict[str, tuple[str, str]] = {
+    f"{metric}_{text}{front}": (unit, f"{metric} on {of_text}, {of_front}.")
+    for metric, unit in (("sink_rate", "percent"), ("first_attention", "fraction"))
+    for text, of_text in _TEXTS.items()
+    for front, of_front in _FRONTS.items()
+}
+"""Metric to unit and definition (Gu et al. 2024, arXiv 2410.10781, table 1); ``sink_rate`` as in the read-out ``sinks``.
+
+The first token is the one at position 0: the token in front where there is one."""
+
+
+@read_outs.register("inputs")
+def inputs(trained: Trained) -> dict[str, float]:
+    """Numbers of :data:`METRICS` on 100 rows of 64 tokens that are drawn once for all models of a vocabulary.
+
+    A fixed token of the training (``data.fixed_position``) stands where it stood. Special tokens are not drawn.
+    """
+    config, model = trained.config, trained.loaded.model
+    length = min(SEQ_LEN, config.model.max_position_embeddings)
+    front = config.model.tokens_in_front
+    bos = None if config.data.bos == "none" else trained.data.tokenizer.bos_token_id
+    numbers: dict[str, float] = {}
+    for text, rows in _drawn(trained, length).items():
+        if config.data.fixed_position is not None and config.data.fixed_position < length:
+            rows[:, config.data.fixed_position] = config.data.fixed_token
+        found = {"_no_bos": attention_numbers(model, rows, front)}
+        found[""] = found["_no_bos"]
+        if bos is not None:
+            rows[:, 0] = bos
+            found[""] = attention_numbers(model, rows, front)
+        for suffix, of_rows in found.items():
+            numbers |= {f"{metric}_{text}{suffix}": of_rows[metric] for metric in ("sink_rate", "first_attention")}
+    return numbers
+
+
+def _drawn(trained: Trained, length: int) -> dict[str, Tensor]:
+    """Rows of random tokens and of one token repeated, int64 ``(SAMPLES, length)`` each, on the model's device."""
+    special = torch.tensor(trained.data.tokenizer.all_special_ids, dtype=torch.int64)
+    ids = trained.data.held_out.unique()
+    ids = ids[~torch.isin(ids, special)]
+    generator = torch.Generator().manual_seed(0)
+    random = ids[torch.randint(len(ids), (SAMPLES, length), generator=generator)]
+    repeated = ids[torch.randint(len(ids), (SAMPLES, 1), generator=generator)].repeat(1, length)
+    device = trained.loaded.device
+    return {"random": random.to(device), "repeated": repeated.to(device)}

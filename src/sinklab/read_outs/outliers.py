@@ -1,0 +1,26 @@
+"""Outliers: kurtosis and largest absolute value of what attention modules and layers of a trained model put out."""
+
+from __future__ import annotations
+
+from sinklab.probes.outliers import Outliers
+from sinklab.read_outs._attention import held_out_rows, look
+from sinklab.registry import read_outs
+from sinklab.reproduction.trained import Trained
+
+__all__ = ["METRICS", "outliers"]
+
+METRICS: dict[str, tuple[str, str]] = {
+    name: (definition.unit, definition.text) for name, definition in Outliers.definitions.items()
+}
+"""Metric to unit and definition, those of the probe for the whole model (Bondarenko et al. 2023, arXiv 2306.12929)."""
+
+
+@read_outs.register("outliers")
+def outliers(trained: Trained) -> dict[str, float]:
+    """Numbers of :data:`METRICS` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training.
+
+    Learned tokens that the model puts in front count like others.
+    """
+    probe = Outliers()
+    look(trained.loaded.model, held_out_rows(trained), (probe,))
+    return {row["metric"]: row["value"] for row in probe.rows() if "layer" not in row}

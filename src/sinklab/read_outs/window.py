@@ -1,0 +1,51 @@
+"""Window: what a trained model loses when queries see a window only, and how much of that the first tokens give back."""
+
+from __future__ import annotations
+
+import torch
+
+from sinklab.pretraining.windowed import token_losses, windowed_losses
+from sinklab.read_outs._attention import batches, held_out_rows
+from sinklab.registry import read_outs
+from sinklab.reproduction.trained import Trained
+
+__all__ = ["METRICS", "SINKS", "window"]
+
+SINKS = 4
+"""First tokens that are kept beside the window, as in StreamingLLM."""
+
+TOKENS, LEAST_ROWS = 16_384, 32
+"""Tokens of held-out text, and rows of it at least."""
+
+METRICS: dict[str, tuple[str, str]] = {
+    "window_gap": (
+        "nats",
+        "Mean next-token loss when every query sees the last quarter of the context and nothing else, less the loss of dense "
+        "attention; over the tokens predicted from positions behind the first quarter.",
+    ),
+    "window_sink_gap": (
+        "nats",
+        f"The same when queries also see the first {SINKS} tokens and the learned tokens in front (Xiao et al. 2023, arXiv "
+        "2309.17453).",
+    ),
+    "sink_worth": ("nats", "window_gap - window_sink_gap."),
+}
+"""Metric to unit and definition. Positions stay those of the text: nothing is moved up, as a cache would."""
+
+
+@read_outs.register("window")
+@torch.no_grad()
+def window(trained: Trained) -> dict[str, float]:
+    """Numbers of :data:`METRICS` on held-out rows of the length of the training."""
+    model, architecture = trained.loaded.model, trained.config.model
+    context = architecture.max_position_embeddings
+    size, kept = max(1, context // 4), range(architecture.tokens_in_front + SINKS)
+    dense, with_sinks, alone = [], [], []
+    for part in batches(held_out_rows(trained, max(LEAST_ROWS, TOKENS // context), context)):
+        dense.append(token_losses(model, part, after=size))
+        losses = windowed_losses(model, part, size, kept)
+        with_sinks.append(losses[0])
+        alone.append(losses[1])
+    losses_of = [torch.cat(parts).double().mean().item() for parts in (dense, with_sinks, alone)]
+    numbers = {"window_gap": losses_of[2] - losses_of[0], "window_sink_gap": losses_of[1] - losses_of[0]}
+    return numbers | {"sink_worth": numbers["window_gap"] - numbers["window_sink_gap"]}
