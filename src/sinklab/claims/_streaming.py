@@ -1,0 +1,121 @@
+"""What the claims about streaming share: a trained model, long texts that a seed draws, and their loss under a cache policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from sinklab.auditing.measure import uses_bos
+from sinklab.auditing.policy_plan import trained_length
+from sinklab.corpora._resolve import resolve_corpus
+from sinklab.errors import UnsupportedModelError
+from sinklab.models.loading import LoadedModel, load_model
+from sinklab.pretraining.windowed import token_losses
+from sinklab.reproduction.claim import Cost, Scale
+from sinklab.streaming.perplexity import losses
+from sinklab.streaming.policy import Policy
+
+__all__ = ["COSTS", "DRAWS", "MARGIN", "Texts", "draw", "keep", "opened"]
+
+MODELS: Mapping[Scale, str] = {
+    "tiny": "embedded:softmax",
+    "small": "embedded:softmax",
+    "60m": "EleutherAI/pythia-70m",
+    "1b": "EleutherAI/pythia-1b",
+}
+NUMBER: Mapping[Scale, int] = {"tiny": 16, "small": 64, "60m": 16, "1b": 16}
+"""Texts of a draw."""
+
+COSTS: Mapping[Scale, Cost] = {"tiny": "minutes", "small": "minutes", "60m": "hours", "1b": "gpu"}
+"""Of a claim about texts that a trained model reads."""
+
+MARGIN = 0.05
+"""Nats per token: a difference below it is none. The published failures are of 0.4 to 7 nats, the published agreements of 0.00 to
+0.05."""
+
+LAST = 128
+"""Tokens at the end of every text at which re-computation, which reads a whole window for each, is compared."""
+
+DRAWS = {
+    "tiny": "one trained model, embedded:softmax; a seed is a draw of 16 texts, so the interval is over texts and not over trainings",
+    "small": "one trained model, embedded:softmax; a seed is a draw of 64 texts, so the interval is over texts and not over trainings",
+}
+"""Said of every claim that rests on these texts, at the scales where it was run."""
+
+TOKENS_AT_ONCE = 32_768
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Texts:
+    """Long texts and the model that reads them.
+
+    Attributes:
+        rows: int64 ``(texts, 4 · trained)``, held-out Python source from random lines on, with BOS in front where the tokenizer
+            puts one.
+        bos: id of that token; ``None`` where there is none.
+        trained: tokens of the context that the model was trained on.
+    """
+
+    loaded: LoadedModel
+    rows: Tensor
+    bos: int | None
+    trained: int
+
+    @property
+    def budget(self) -> int:
+        """Tokens before the query that a bounded cache holds: a quarter of the context, as in Xiao et al.'s Table 1."""
+        return self.trained // 4
+
+    def losses(self, policy: Policy | dict[str, object] | str, rows: Tensor | None = None, first: int | None = None) -> Tensor:
+        """Loss in nats of the tokens from ``first`` on, by default from twice the trained context on, ``(texts, tokens)``."""
+        rows = self.rows if rows is None else rows
+        start = 2 * self.trained if first is None else first
+        at_once = max(1, TOKENS_AT_ONCE // rows.shape[1])
+        return torch.cat([losses(self.loaded.model, part, policy, first=start) for part in rows.split(at_once)])
+
+    def recomputed(self, with_bos: bool) -> Tensor:
+        """Loss of the last ``LAST`` tokens if for each the budget and the query are encoded anew, ``(texts, LAST)``.
+
+        Args:
+            with_bos: the first token of every window is BOS, at the expense of the oldest.
+        """
+        windows = self.rows[:, -LAST - self.budget - 1 :].unfold(1, self.budget + 2, 1).clone()
+        if with_bos:
+            windows[..., 0] = self.bos
+        device, at_once = self.loaded.device, max(1, TOKENS_AT_ONCE // (self.budget + 2))
+        with torch.no_grad():
+            found = [
+                token_losses(self.loaded.model, part.to(device), after=self.budget).cpu()
+                for part in windows.flatten(0, 1).split(at_once)
+            ]
+        return torch.cat(found).view(len(windows), LAST)
+
+
+def keep(num_sinks: int, held: int, **settings: object) -> dict[str, object]:
+    """The policy that holds ``held`` tokens before the query, ``num_sinks`` of them the first of the text."""
+    return {"name": "sink_window", "num_sinks": num_sinks, "window": held - num_sinks, **settings}
+
+
+def draw(seed: int, scale: Scale) -> Texts:
+    """The texts of a seed; the same ones for every claim."""
+    loaded = opened(MODELS[scale])
+    trained = trained_length(loaded)
+    if trained is None:
+        raise UnsupportedModelError(
+            f"{loaded.name} does not say how long a context it was trained on, and budgets rest on that"
+        )
+    with_bos = uses_bos(loaded.encoder, "auto")
+    rows = resolve_corpus("python_source").sample(
+        loaded.encoder, seq_len=4 * trained, samples=NUMBER[scale], seed=seed, bos=with_bos
+    )
+    return Texts(loaded, rows, loaded.encoder.bos_token_id if with_bos else None, trained)
+
+
+@functools.lru_cache(maxsize=2)
+def opened(name: str) -> LoadedModel:
+    """A model that is only read, loaded once."""
+    return load_model(name)

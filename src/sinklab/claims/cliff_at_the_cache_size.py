@@ -1,0 +1,90 @@
+"""Xiao et al. 2023, Table 7: what has left the cache is gone; a line is found as far back as the cache reaches, and no further."""
+
+from __future__ import annotations
+
+from sinklab.claims._streaming import MODELS, opened
+from sinklab.evaluation.score import score_sheet
+from sinklab.registry import claims
+from sinklab.reproduction.claim import Claim, Scale
+from sinklab.reproduction.effects import Numbers, Value
+from sinklab.reproduction.verdict import Part
+from sinklab.streaming.reader import open_reader
+from sinklab.tasks._task import Task
+
+__all__ = ["cliff_at_the_cache_size"]
+
+CACHES = {"smaller cache": 92, "larger cache": 156}
+"""Recent tokens besides four sinks; both within the 256 tokens of the training."""
+
+LINES = (1, 3, 4, 7, 9)
+"""How many lines of 25 tokens back the asked one is: 72 tokens, 122 and 147, 222 and 272. The first is in both caches, the next two
+are in the larger alone, and the last in neither. None lies where a cache would hold part of a line."""
+
+TEXTS = 24
+
+KNOWS = 0.2
+"""Share of digits from which a model counts as able to look up; chance is 0.1."""
+
+CHANCE = 0.15
+"""Share of digits below which nothing was found: chance and the smallest difference of the task, 0.05."""
+
+
+def measure(seed: int, scale: Scale) -> Numbers:
+    """Share of the right digits among ten, by whether the asked line is held by both caches, by the larger, or by none."""
+    loaded = opened(MODELS[scale])
+    task = Task.from_dict({"name": "line_lookup", "back": LINES, "shares": ()})
+    rows = TEXTS * (4 if scale == "small" else 1)
+    sheets = list(task.sheets(loaded.encoder, budget=max(CACHES.values()) + 4, rows=rows, seed=seed, bos=True))
+    numbers: dict[str, dict[str, float]] = {}
+    for label, window in CACHES.items():
+        reader = open_reader(loaded.model, {"name": "sink_window", "num_sinks": 4, "window": window})
+        found: dict[str, list[float]] = {"held by both": [], "held by the larger": [], "held by none": []}
+        for sheet in sheets:
+            for answer in score_sheet(reader, sheet):
+                if answer.question.start > max(CACHES.values()) + 4:  # before, nothing has been evicted
+                    held = sum(answer.question.distance <= size for size in CACHES.values())
+                    place = ("held by none", "held by the larger", "held by both")[held]
+                    found[place].append(float(answer.values["choice"].mean()))
+        numbers[label] = {place: sum(values) / len(values) for place, values in found.items()}
+    return numbers
+
+
+@claims.register("cliff_at_the_cache_size")
+def cliff_at_the_cache_size() -> Claim:
+    """Two caches and three distances, as in the paper's table, on its own task made anew."""
+    return Claim(
+        statement="A cache with sinks does not lengthen the context: a line is looked up while it is in the cache, and not at all "
+        "as soon as it has left.",
+        source="xiao2023",
+        reference="Xiao et al. 2023 (arXiv 2309.17453), Table 7 (StreamEval)",
+        published="Accuracy of Llama-2-7B-32K-Instruct with caches of 2,048, 4,096, 8,192 and 16,384 tokens: 75.3, 77.2, 76.4, 73.8 % "
+        "for a line 1,840 tokens back; 0, 61.6, 50.1, 40.5 % at 2,300; 0, 0, 62.8, 46.9 % at 4,600; 0, 0, 0, 45.7 % at 9,200.",
+        presupposes=(
+            Part(
+                "the model can look up a line that it holds",
+                Value("held by both", "larger cache"),
+                "of digits",
+                more_than=KNOWS,
+            ),
+        ),
+        parts=(
+            Part(
+                "what is in the larger cache is found",
+                Value("held by the larger", "larger cache"),
+                "of digits",
+                more_than=KNOWS,
+            ),
+            Part(
+                "the smaller one does not find it", Value("held by the larger", "smaller cache"), "of digits", less_than=CHANCE
+            ),
+            Part("what has left the larger is not found", Value("held by none", "larger cache"), "of digits", less_than=CHANCE),
+        ),
+        measure=measure,
+        costs={"tiny": "minutes", "small": "minutes"},
+        evidence={
+            "tiny": "one trained model, embedded:softmax, and seeds are draws of 24 texts; the score is the share of digits (chance 0.1) "
+            "and not whole answers, of which a model of this size gets few",
+            "small": "one trained model, embedded:softmax, and seeds are draws of 96 texts; the score is the share of digits (chance "
+            "0.1) and not whole answers, of which a model of this size gets few",
+        },
+    )

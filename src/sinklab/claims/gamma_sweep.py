@@ -1,0 +1,39 @@
+"""Bondarenko et al. 2023, Table 1: the further clipped softmax is stretched below zero, the smaller the largest outlier."""
+
+from __future__ import annotations
+
+from sinklab.claims._quantisation import OUTLIERS, clipped
+from sinklab.registry import claims
+from sinklab.reproduction.claim import BASELINE, Claim, Condition
+from sinklab.reproduction.effects import Trend
+from sinklab.reproduction.verdict import Part
+
+__all__ = ["gamma_sweep"]
+
+SWEEP = (clipped(0.64), clipped(1.92), clipped(3.2))
+"""BERT's gamma of -0.005, -0.015 and -0.025 at length 128."""
+
+FALLS = -0.5
+"""Rank correlation over four values, of which the published one is -1; -0.5 leaves room for a pair of neighbours in the wrong order."""
+
+
+@claims.register("gamma_sweep")
+def gamma_sweep() -> Claim:
+    """The baseline is gamma 0: stretched to nowhere, nothing is clipped."""
+    return Claim(
+        statement="The largest outlier falls as gamma of the clipped softmax falls from 0 to -3.2 over the length.",
+        source="bondarenko2023",
+        reference="Bondarenko et al. 2023 (arXiv 2306.12929), Tables 1 and 2",
+        published="BERT-base, largest infinity norm at gamma 0, -0.005, -0.01, -0.015, -0.02, -0.025: 735, 407, 198, 38.9, 31.7, 21.5.",
+        presupposes=(OUTLIERS,),
+        parts=(
+            Part(
+                "the largest norm falls with gamma",
+                Trend("max_inf_norm", (BASELINE, *(condition.label for condition in SWEEP))),
+                "rank correlation",
+                less_than=FALLS,
+            ),
+        ),
+        conditions=(Condition(BASELINE), *SWEEP),
+        read_outs=("outliers",),
+    )

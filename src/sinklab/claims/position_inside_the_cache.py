@@ -1,0 +1,53 @@
+"""Xiao et al. 2023, section 3.2: past the trained length positions must be counted inside the cache and not in the text."""
+
+from __future__ import annotations
+
+from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, draw, keep
+from sinklab.registry import claims
+from sinklab.reproduction.claim import Claim, Scale
+from sinklab.reproduction.effects import Difference, Numbers
+from sinklab.reproduction.verdict import Part
+
+__all__ = ["position_inside_the_cache"]
+
+
+def measure(seed: int, scale: Scale) -> Numbers:
+    """Losses within the trained context, once the cache is full, and past twice its length."""
+    texts = draw(seed, scale)
+    numbers = {}
+    for label, positions in (("inside the cache", "in_cache"), ("in the text", "original")):
+        found = texts.losses(keep(4, texts.budget, positions=positions), first=2 * texts.budget)
+        within, past = texts.trained - 2 * texts.budget, 2 * texts.trained - 2 * texts.budget
+        numbers[label] = {"loss_within": float(found[:, :within].mean()), "loss": float(found[:, past:].mean())}
+    return numbers
+
+
+@claims.register("position_inside_the_cache")
+def position_inside_the_cache() -> Claim:
+    """The same tokens are seen either way; only the distance to the four sinks differs."""
+    return Claim(
+        statement="A cache with sinks works past the trained length because positions are counted inside the cache; with those of "
+        "the text the distance to the sinks leaves what the model was trained on, and the loss rises.",
+        source="xiao2023",
+        reference="Xiao et al. 2023 (arXiv 2309.17453), section 3.2 and Figure 4",
+        published="Named crucial for the method, without a number: nine tokens read, cached tokens 0, 1, 2, 3, 6, 7, 8 stand at "
+        "positions 0 to 6 and the next one at 7.",
+        parts=(
+            Part(
+                "past the trained length positions in the text are worse",
+                Difference("loss", "in the text", "inside the cache"),
+                "nats",
+                more_than=MARGIN,
+            ),
+            Part(
+                "within the trained length they make no difference",
+                Difference("loss_within", "in the text", "inside the cache"),
+                "nats",
+                more_than=-MARGIN,
+                less_than=MARGIN,
+            ),
+        ),
+        measure=measure,
+        costs=COSTS,
+        evidence=DRAWS,
+    )

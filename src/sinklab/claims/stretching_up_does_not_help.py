@@ -1,0 +1,33 @@
+"""Bondarenko et al. 2023, Table 1: stretching the softmax above one and not below zero leaves the outliers where they are."""
+
+from __future__ import annotations
+
+from sinklab.claims._quantisation import HALF, OUTLIERS
+from sinklab.registry import claims
+from sinklab.reproduction.claim import BASELINE, Claim, Condition
+from sinklab.reproduction.effects import Ratio
+from sinklab.reproduction.verdict import Part
+
+__all__ = ["stretching_up_does_not_help"]
+
+STRETCHED = Condition(
+    "stretched softmax, zeta 1.03", {"model.operation": {"name": "clipped_softmax", "gamma": 0.0, "zeta": 1.03}}
+)
+
+
+@claims.register("stretching_up_does_not_help")
+def stretching_up_does_not_help() -> Claim:
+    """An exact one needs no head that does nothing; an exact zero does."""
+    return Claim(
+        statement="Only zeros help: a softmax that reaches one at a finite score, but not zero, has outliers like the plain one.",
+        source="bondarenko2023",
+        reference="Bondarenko et al. 2023 (arXiv 2306.12929), Table 1",
+        published="BERT-base with zeta 1.003 and 1.03 at gamma 0: no improvement; gamma is what counts.",
+        presupposes=(OUTLIERS,),
+        parts=(
+            Part("the largest norm stays", Ratio("max_inf_norm", STRETCHED.label, BASELINE), "ratio", more_than=HALF),
+            Part("the kurtosis stays", Ratio("kurtosis", STRETCHED.label, BASELINE), "ratio", more_than=HALF),
+        ),
+        conditions=(Condition(BASELINE), STRETCHED),
+        read_outs=("outliers",),
+    )
