@@ -30,8 +30,8 @@ def equal_learning_rate_times_steps() -> Claim:
         statement="At an equal product of learning rate and steps, a smaller rate gives a weaker sink, at no worse a loss.",
         source="gu2024",
         reference="Gu et al. 2024 (arXiv 2410.10781), table 9",
-        published="Sink rates and losses: 23.44 and 3.79 at 8e-4 for 10,000 steps, 18.18 and 3.73 at 4e-4 for 20,000, 16.81 and "
-        "3.68 at 2e-4 for 40,000, 6.29 and 3.67 at 1e-4 for 80,000.",
+        published="Sink rates and losses: 23.44 and 3.79 at 8e-4 for 10,000 steps, 18.18 and 3.73 at 4e-4 for 20,000, 16.81 "
+        "and 3.68 at 2e-4 for 40,000, 6.29 and 3.67 at 1e-4 for 80,000.",
         conditions=(LARGE, SMALL),
         read_outs=("sinks",),
         presupposes=(

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import statistics
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
-from sinklab.probes.sink_rate import SinkRate
+from sinklab.probes._accumulate import filled
 from sinklab.registry import claims
 from sinklab.reproduction.claim import Claim, Condition
 from sinklab.reproduction.effects import Ratio, Value
 from sinklab.reproduction.trained import Trained
 from sinklab.reproduction.verdict import Part
-from sinklab.results.table import unpacked
 
 __all__ = ["METRICS", "prefix_lm", "prefix_rates"]
 
 PREFIX = Condition("prefix of 5", {"model.prefix": 5})
 
-SAMPLES, SEQ_LEN = 64, 64
+SAMPLES, SEQ_LEN, THRESHOLD = 32, 64, 0.3
+"""Rows, tokens of a row and epsilon; the last two as in Gu et al."""
 
 METRICS: dict[str, tuple[str, str]] = {
     "prefix_largest": (
@@ -32,24 +35,39 @@ METRICS: dict[str, tuple[str, str]] = {
 """Metric to unit and definition."""
 
 
+class _RowRates(Watcher):
+    """Share of the heads of all layers whose mean weight on a key exceeds the threshold, for each row by itself."""
+
+    name = "row_rates"
+    needs: ClassVar[frozenset[str]] = frozenset({"columns"})
+
+    def __init__(self, prefix: int) -> None:
+        self.prefix = prefix
+        self.hits: list[Tensor] = []
+        """Of each call, ``(rows, heads, prefix)``, 0 or 1."""
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        share, count = filled(statistics, "column_share", "column_count")
+        self.hits.append(((share / count)[..., : self.prefix] > THRESHOLD).double().cpu())
+
+    def rates(self) -> Tensor:
+        """Percent, float64 ``(rows, prefix)``; all calls must have been of the same rows."""
+        return 100 * torch.cat(self.hits, dim=1).mean(dim=1)
+
+
 def prefix_rates(trained: Trained) -> dict[str, float]:
     """Rates of the most and the second most attended token of the prefix, row by row: the position may differ by row.
 
-    A model without a prefix has none.
+    A model without a prefix of two or more has none.
     """
     prefix, model = trained.config.model.prefix, trained.loaded.model
-    if not prefix:
+    if prefix < 2:
         return {}
-    pairs = []
-    for row in trained.rows(min(SAMPLES, trained.config.data.held_out_rows), SEQ_LEN):
-        probe = SinkRate()
-        with torch.no_grad(), attend(model, (probe,)):
-            model(input_ids=row[None], use_cache=False)
-        whole = [found for found in unpacked(probe.rows()) if found["metric"] == "gu2024" and "layer" not in found]
-        rates = sorted((found["value"] for found in whole if found["key_position"] < prefix), reverse=True)
-        pairs.append((rates[0], rates[1]))
-    largest, second = zip(*pairs, strict=True)
-    return {"prefix_largest": statistics.fmean(largest), "prefix_second": statistics.fmean(second)}
+    watcher = _RowRates(prefix)
+    with torch.no_grad(), attend(model, (watcher,)):
+        model(input_ids=trained.rows(min(SAMPLES, trained.config.data.held_out_rows), SEQ_LEN), use_cache=False)
+    largest, second = watcher.rates().topk(2, dim=1).values.mean(dim=0).tolist()
+    return {"prefix_largest": largest, "prefix_second": second}
 
 
 @claims.register("prefix_lm")
