@@ -1,0 +1,86 @@
+"""Conditions and parts that the claims about the architecture share, worded once so that equal settings are one run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sinklab.reproduction.claim import BASELINE, Condition
+from sinklab.reproduction.effects import Value
+from sinklab.reproduction.verdict import Part
+
+__all__ = [
+    "ELU",
+    "IDENTITY",
+    "KEY_BIAS",
+    "KEY_VALUE_BIAS",
+    "LONG_VALUE",
+    "MASSIVE",
+    "POST_NORM",
+    "SHORT_VALUE",
+    "SIGMOID",
+    "SINK",
+    "SINK_TOKEN",
+    "UNCHANGED",
+    "VALUE_BIAS",
+    "has_massive",
+    "has_no_massive",
+    "has_no_sink",
+    "has_sink",
+    "operation",
+    "position",
+]
+
+SINK = 5.0
+"""Percent of Gu et al.'s metric above which a model is said to have a sink, and below which it is said to have none.
+
+Between what they report with a sink (9 and more, at their learning rate) and without (below 1).
+"""
+
+MASSIVE = 2.0
+"""Norm of the first token's hidden state over the mean of the others above which it is called massive.
+
+The model of a billion parameters of Gu et al. reaches 23 with softmax and stays at 1.0 to 1.5 with sigmoid attention.
+"""
+
+
+def operation(label: str, name: str, **settings: Any) -> Condition:
+    """The condition that changes the attention operation alone."""
+    return Condition(label, {"model.operation": {"name": name, **settings}})
+
+
+def position(label: str, name: str) -> Condition:
+    """The condition that changes the position scheme alone; nothing, where it is that of the scale."""
+    return Condition(label, {"model.position": {"name": name}})
+
+
+UNCHANGED = Condition(BASELINE)
+POST_NORM = Condition("post-norm", {"model.norm_placement": "post"})
+SINK_TOKEN = operation("sink token", "sink_token")
+KEY_VALUE_BIAS = operation("key-value bias", "key_value_bias")
+KEY_BIAS = operation("key bias", "key_bias")
+VALUE_BIAS = operation("value bias", "value_bias")
+SHORT_VALUE = operation("key bias, value of length 5", "key_bias", value_norm=5.0)
+LONG_VALUE = operation("key bias, value of length 20", "key_bias", value_norm=20.0)
+SIGMOID = operation("sigmoid", "sigmoid")
+ELU = operation("elu", "elu")
+IDENTITY = operation("identity", "identity")
+
+
+def has_sink(label: str = BASELINE, metric: str = "sink_rate") -> Part:
+    """The sink rate of a condition is above :data:`SINK`."""
+    return Part(f"there is a sink with {label}", Value(metric, label), "percent", more_than=SINK)
+
+
+def has_no_sink(label: str, metric: str = "sink_rate") -> Part:
+    """The sink rate of a condition is below :data:`SINK`."""
+    return Part(f"there is no sink with {label}", Value(metric, label), "percent", less_than=SINK)
+
+
+def has_massive(label: str = BASELINE) -> Part:
+    """The first token's hidden state is massive."""
+    return Part(f"there are massive activations with {label}", Value("hidden_ratio", label), "ratio", more_than=MASSIVE)
+
+
+def has_no_massive(label: str) -> Part:
+    """The first token's hidden state is as large as others."""
+    return Part(f"there are no massive activations with {label}", Value("hidden_ratio", label), "ratio", less_than=MASSIVE)

@@ -1,0 +1,28 @@
+"""Inputs with rotary positions: random tokens keep the sink, and one token repeated has none."""
+
+from __future__ import annotations
+
+from sinklab.claims._architecture import UNCHANGED, has_no_sink, has_sink, position
+from sinklab.claims.inputs_by_position import keeps_half
+from sinklab.registry import claims
+from sinklab.reproduction.claim import Claim
+
+__all__ = ["inputs_with_rotary_positions"]
+
+ROTARY = position("rotary positions", "rotary")
+
+
+@claims.register("inputs_with_rotary_positions")
+def inputs_with_rotary_positions() -> Claim:
+    """It presupposes a sink with rotary positions, which very small models do not have; nothing follows from losing none."""
+    return Claim(
+        statement="With rotary positions random tokens keep the sink, and one token repeated loses it.",
+        source="gu2024",
+        reference="Gu et al. 2024 (arXiv 2410.10781), table 1 and section 3.3",
+        published="Natural, random, repeated: LLaMA2-7B 92.47, 90.13, 0.00; LLaMA3-8B 99.02, 91.23, 0.00; Mistral-7B 97.49, "
+        "75.21, 0.00.",
+        conditions=(UNCHANGED, ROTARY),
+        read_outs=("sinks", "inputs"),
+        presupposes=(has_sink(ROTARY.label),),
+        parts=(keeps_half(ROTARY.label), has_no_sink(ROTARY.label, "sink_rate_repeated_no_bos")),
+    )

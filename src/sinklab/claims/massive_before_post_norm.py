@@ -1,0 +1,60 @@
+"""Massive before post-norm: where norms follow the residual sums, the first token is large before them and not after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from sinklab.claims._architecture import MASSIVE, POST_NORM, UNCHANGED, has_massive, has_no_massive, has_sink
+from sinklab.models.norms import Norm
+from sinklab.registry import claims
+from sinklab.reproduction.claim import Claim
+from sinklab.reproduction.effects import Value
+from sinklab.reproduction.trained import Trained
+from sinklab.reproduction.verdict import Part
+
+__all__ = ["massive_before_post_norm", "norm_inputs"]
+
+
+@claims.register("massive_before_post_norm")
+def massive_before_post_norm() -> Claim:
+    """It presupposes massive activations under pre-norm, and a sink under post-norm."""
+    return Claim(
+        statement="Under post-norm massive activations appear before the norms, and not after them.",
+        source="gu2024",
+        reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
+        published="Massive activations exist before the post-norm; no number is given.",
+        conditions=(UNCHANGED, POST_NORM),
+        read_outs=("sinks", "norms", norm_inputs),
+        presupposes=(has_massive(), has_sink(POST_NORM.label)),
+        parts=(
+            Part("it is massive before the norms", Value("norm_input_ratio", POST_NORM.label), "ratio", more_than=MASSIVE),
+            has_no_massive(POST_NORM.label),
+        ),
+    )
+
+
+def norm_inputs(trained: Trained) -> Mapping[str, float]:
+    """``norm_input_ratio``: the largest, over the norms of the blocks, of |x| of the first token over its mean on others."""
+    ratios: list[float] = []
+
+    def look(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        lengths = arguments[0].float().norm(dim=-1)
+        ratios.append((lengths[:, 0] / lengths[:, 1:].mean(dim=1)).mean().item())
+
+    model = trained.loaded.model
+    handles = [
+        module.register_forward_pre_hook(look)
+        for block in model.layers
+        for module in block.modules()
+        if isinstance(module, Norm)
+    ]
+    try:
+        with torch.no_grad():
+            model(trained.rows())
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {"norm_input_ratio": max(ratios)}

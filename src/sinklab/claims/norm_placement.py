@@ -1,0 +1,24 @@
+"""Norm placement: with norms after the residual sums there is a sink as well."""
+
+from __future__ import annotations
+
+from sinklab.claims._architecture import POST_NORM, UNCHANGED, has_sink
+from sinklab.registry import claims
+from sinklab.reproduction.claim import Claim
+
+__all__ = ["norm_placement"]
+
+
+@claims.register("norm_placement")
+def norm_placement() -> Claim:
+    """Post-norm against the pre-norm of the baseline; where the large states are is ``massive_before_post_norm``."""
+    return Claim(
+        statement="The sink appears under post-norm as it does under pre-norm.",
+        source="gu2024",
+        reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
+        published="Sink rate 13.54 under post-norm, 18.18 under pre-norm.",
+        conditions=(UNCHANGED, POST_NORM),
+        read_outs=("sinks",),
+        presupposes=(has_sink(),),
+        parts=(has_sink(POST_NORM.label),),
+    )

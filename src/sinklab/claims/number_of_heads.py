@@ -1,0 +1,48 @@
+"""Number of heads: the sink appears with one head as it does with many of the same size together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sinklab.claims._architecture import UNCHANGED, has_sink
+from sinklab.pretraining.config import PretrainingConfig
+from sinklab.registry import claims
+from sinklab.reproduction.claim import Claim, Condition
+
+__all__ = ["number_of_heads"]
+
+
+@claims.register("number_of_heads")
+def number_of_heads() -> Claim:
+    """All heads of a layer together keep their size. With few heads the rate is coarse: one of two heads is 50 %."""
+    return Claim(
+        statement="The sink appears whatever the number of heads, with a single one too.",
+        source="gu2024",
+        reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
+        published="Sink rates: 8 heads 18.18, 4 heads 10.68, 2 heads 12.95, 1 head 19.50.",
+        conditions=(UNCHANGED, Condition("1 head", one), Condition("2 heads", two), Condition("4 heads", four)),
+        read_outs=("sinks",),
+        presupposes=(has_sink(),),
+        parts=(has_sink("1 head"), has_sink("2 heads"), has_sink("4 heads")),
+    )
+
+
+def one(config: PretrainingConfig) -> Mapping[str, Any]:
+    """One head as large as all of the scale's together."""
+    return _heads(config, 1)
+
+
+def two(config: PretrainingConfig) -> Mapping[str, Any]:
+    """Two heads, half as large each."""
+    return _heads(config, 2)
+
+
+def four(config: PretrainingConfig) -> Mapping[str, Any]:
+    """Four heads, a quarter as large each."""
+    return _heads(config, 4)
+
+
+def _heads(config: PretrainingConfig, count: int) -> Mapping[str, Any]:
+    size = config.model.num_attention_heads * config.model.head_size
+    return {"model.num_attention_heads": count, "model.head_dim": size // count}

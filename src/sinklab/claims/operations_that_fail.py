@@ -1,0 +1,35 @@
+"""Operations that fail: four ways to normalise, or not to, under which the training of Gu et al. broke down."""
+
+from __future__ import annotations
+
+from sinklab.claims._architecture import operation
+from sinklab.registry import claims
+from sinklab.reproduction.claim import Claim
+from sinklab.reproduction.effects import Value
+from sinklab.reproduction.verdict import Part
+
+__all__ = ["operations_that_fail"]
+
+FAILING = (
+    operation("elu, normalised", "elu", normalize=True),
+    operation("elu kernel", "elu_kernel", normalize=False),
+    operation("identity, normalised", "identity", normalize=True),
+    operation("softmax over the 2-norm", "p_normalized", p=2.0),
+)
+
+
+@claims.register("operations_that_fail")
+def operations_that_fail() -> Claim:
+    """Divergence is what the run calls so: a loss that is no number, or twice its best and a nat above it."""
+    return Claim(
+        statement="Training fails with elu + 1 over its row sum, with the elu kernel as it is, with the score over the size of "
+        "its row sum, and with exponentials over their 2-norm.",
+        source="gu2024",
+        reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
+        published="Training failed in all four, at 60 million parameters and 20,000 steps.",
+        conditions=FAILING,
+        parts=tuple(
+            Part(f"training diverges with {condition.label}", Value("diverged", condition.label), "fraction", more_than=0.5)
+            for condition in FAILING
+        ),
+    )

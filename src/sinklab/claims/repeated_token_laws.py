@@ -1,0 +1,112 @@
+"""Repeated-token laws: on one token repeated, attention without absolute positions is a function of distance alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.registry import claims
+from sinklab.reproduction.claim import Claim, Scale
+from sinklab.reproduction.effects import Numbers, Value
+from sinklab.reproduction.verdict import Part
+from sinklab.theory.repeated_tokens import alibi_weights, relative_weights, rotary_bounds, uniform_weights
+
+__all__ = ["METRICS", "measure", "repeated_token_laws"]
+
+METRICS = {
+    "law_error": ("weight", "Largest difference, over layers, heads, queries and keys, of a weight and its closed form."),
+    "over_bound": ("ratio", "Largest weight over its upper bound, over layers, heads and queries that see more than one key."),
+    "under_bound": ("ratio", "Largest lower bound over the weight."),
+}
+
+EXACT = 1e-9
+"""Weights are computed in float64: sums of 64 terms of at most 1, in scores below 10, err by less than 64 · 10 · 2**-53."""
+
+LENGTH, HEADS, HEAD_DIM = 64, 4, 16
+STD = 0.05
+"""Of random weights: scores of about one, with which the bounds of rotary positions say something and no law is trivial."""
+
+
+@claims.register("repeated_token_laws")
+def repeated_token_laws() -> Claim:
+    """Models of two layers with random weights; a seed is their weights and the token that is repeated 64 times."""
+    exact = "all weights are those of the law"
+    return Claim(
+        statement="Copies of one token get equal weights without positions, weights of the distance alone with relative "
+        "positions and ALiBi, and weights that vanish with the length with rotary ones; with learned positions they do not.",
+        source="gu2024",
+        reference="Gu et al. 2024 (arXiv 2410.10781), propositions 1 to 4",
+        published="Proved: 1/t; exp g(t-i) over its sum; the same with g(d) = -m d; at most e^(2ξ) / (e^(2ξ) + t - 1).",
+        measure=measure,
+        costs={"tiny": "seconds"},
+        parts=(
+            *(
+                Part(f"{exact}, {label}", Value("law_error", label), "weight", less_than=EXACT)
+                for label in ("no positions", "relative positions", "ALiBi")
+            ),
+            Part("no weight exceeds the upper bound", Value("over_bound", "rotary positions"), "ratio", less_than=1 + EXACT),
+            Part("none is below the lower bound", Value("under_bound", "rotary positions"), "ratio", less_than=1 + EXACT),
+            Part("learned positions break it", Value("law_error", "learned positions"), "weight", more_than=0.01),
+        ),
+    )
+
+
+def measure(seed: int, scale: Scale) -> Numbers:
+    """Differences from the laws, at random weights of this seed; the same at every scale."""
+    numbers: dict[str, dict[str, float]] = {}
+    for label, scheme in (("no positions", "no_position"), ("learned positions", "learned")):
+        _, weights, _ = _run(seed, scheme)
+        numbers[label] = {"law_error": _largest(weights - uniform_weights(LENGTH))}
+    model, weights, _ = _run(seed, "relative")
+    positions = torch.arange(LENGTH)[None]
+    bias = model.position.score_bias(positions, positions)
+    assert bias is not None
+    numbers["relative positions"] = {"law_error": _largest(weights - relative_weights(bias[0, :, -1].flip(-1)))}
+    _, weights, _ = _run(seed, "alibi")
+    slopes = 2.0 ** (-8.0 / HEADS * torch.arange(1, HEADS + 1, dtype=torch.float64))
+    numbers["ALiBi"] = {"law_error": _largest(weights - alibi_weights(slopes, LENGTH))}
+    _, weights, norms = _run(seed, "rotary")
+    lower, upper = (bound[..., None] for bound in rotary_bounds(norms, LENGTH))
+    seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    numbers["rotary positions"] = {
+        "over_bound": (weights / upper)[..., 1:, :].max().item(),
+        "under_bound": (lower / weights.where(seen, 1.0))[..., 1:, :].max().item(),
+    }
+    return numbers
+
+
+@torch.no_grad()
+def _run(seed: int, scheme: str) -> tuple[SinkLM, Tensor, Tensor]:
+    """A model, its weights on a repeated token, and ``|q| |k| · scaling``: ``(layers, heads, …)``, float64."""
+    torch.manual_seed(seed)
+    config = SinkLMConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=HEADS,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=LENGTH,
+        position={"name": scheme},
+        initialization="normal",
+        initializer_range=STD,
+    )
+    model = SinkLM(config).double().eval()
+    model.set_attn_implementation("eager")
+    lengths: list[Tensor] = []
+
+    def look(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
+        lengths.append(output[0].unflatten(-1, (HEADS, HEAD_DIM)).norm(dim=-1).amax(dim=0))
+
+    for layer in model.layers:  # every token has the same, so the largest is that of all; rotations keep it
+        for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            projection.register_forward_hook(look)
+    token = int(torch.randint(config.vocab_size, ()))
+    weights = model(torch.full((1, LENGTH), token), output_attentions=True).attentions
+    norms = torch.stack([query * key for query, key in zip(lengths[::2], lengths[1::2], strict=True)])
+    return model, torch.stack([layer[0] for layer in weights]), norms * HEAD_DIM**-0.5
+
+
+def _largest(differences: Tensor) -> float:
+    return differences.abs().max().item()

@@ -1,0 +1,32 @@
+"""Softmax scale: rows that sum to less than one have a weaker sink, and rows that sum to more a stronger one."""
+
+from __future__ import annotations
+
+from sinklab.claims._architecture import SINK, UNCHANGED, has_sink, operation
+from sinklab.registry import claims
+from sinklab.reproduction.claim import Claim
+from sinklab.reproduction.effects import Difference
+from sinklab.reproduction.verdict import Part
+
+__all__ = ["softmax_scale"]
+
+SMALL = operation("rows sum to 0.1", "scaled_softmax", alpha=0.1)
+LARGE = operation("rows sum to 2", "scaled_softmax", alpha=2.0)
+
+
+@claims.register("softmax_scale")
+def softmax_scale() -> Claim:
+    """Scales 0.1 and 2 against 1; each is softmax with another initialisation and learning rate of the output map."""
+    return Claim(
+        statement="The sink grows with the number that rows of softmax attention sum to.",
+        source="gu2024",
+        reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
+        published="Sink rates: rows that sum to 2 29.10, to 1 18.18, to 0.2 9.41, to 0.1 3.59, to 0.05 4.53.",
+        conditions=(UNCHANGED, SMALL, LARGE),
+        read_outs=("sinks",),
+        presupposes=(has_sink(),),
+        parts=(
+            Part("0.1 weakens it", Difference("sink_rate", SMALL.label, UNCHANGED.label), "points", less_than=-SINK),
+            Part("2 strengthens it", Difference("sink_rate", LARGE.label, UNCHANGED.label), "points", more_than=SINK),
+        ),
+    )
