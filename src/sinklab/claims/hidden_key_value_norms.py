@@ -21,8 +21,8 @@ def hidden_key_value_norms() -> Claim:
         statement="The sink token has a large hidden state and a small key and value; queries are drawn by the angle.",
         source="gu2024",
         reference="Gu et al. 2024 (arXiv 2410.10781), section 3.1",
-        published="LLaMA3-8B: |h_1| 370 where others have 1 to 60; |k_1| 3 to 5 and 20; |v_1| below 1 and 2 to 5.7; cosine with "
-        "queries 0.5 and -0.2 in the head shown.",
+        published="LLaMA3-8B: |h_1| 370 where others have 1 to 60; |k_1| 3 to 5 and 20; |v_1| below 1 and 2 to 5.7; cosine "
+        "with queries 0.5 and -0.2 in the head shown.",
         conditions=(UNCHANGED,),
         read_outs=("sinks", "norms"),
         presupposes=(has_sink(),),
