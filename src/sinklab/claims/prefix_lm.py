@@ -18,7 +18,7 @@ from sinklab.reproduction.effects import Ratio, Value
 from sinklab.reproduction.trained import Trained
 from sinklab.reproduction.verdict import Part
 
-__all__ = ["METRICS", "prefix_lm", "prefix_rates"]
+__all__ = ["METRICS", "RowRates", "prefix_lm", "prefix_rates"]
 
 PREFIX = Condition("prefix of 5", {"model.prefix": 5})
 
@@ -35,7 +35,7 @@ METRICS: dict[str, tuple[str, str]] = {
 """Metric to unit and definition."""
 
 
-class _RowRates(Watcher):
+class RowRates(Watcher):
     """Share of the heads of all layers whose mean weight on a key exceeds the threshold, for each row by itself."""
 
     name = "row_rates"
@@ -63,7 +63,7 @@ def prefix_rates(trained: Trained) -> dict[str, float]:
     prefix, model = trained.config.model.prefix, trained.loaded.model
     if prefix < 2:
         return {}
-    watcher = _RowRates(prefix)
+    watcher = RowRates(prefix)
     with torch.no_grad(), attend(model, (watcher,)):
         model(input_ids=trained.rows(min(SAMPLES, trained.config.data.held_out_rows), SEQ_LEN), use_cache=False)
     largest, second = watcher.rates().topk(2, dim=1).values.mean(dim=0).tolist()

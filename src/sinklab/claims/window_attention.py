@@ -18,7 +18,7 @@ from sinklab.reproduction.effects import Value
 from sinklab.reproduction.trained import Trained
 from sinklab.reproduction.verdict import Part
 
-__all__ = ["METRICS", "excess_weights", "window_attention"]
+__all__ = ["METRICS", "ExcessOfOldest", "excess_weights", "window_attention"]
 
 EXCESS = 0.05
 """Excess weight above which a token is said to have a sink, and below which it is said to have none."""
@@ -51,7 +51,7 @@ def _small(config: PretrainingConfig) -> Changes:
 LARGE, SMALL = Condition("window of 1/2", _large), Condition("window of 1/16", _small)
 
 
-class _Excess(Watcher):
+class ExcessOfOldest(Watcher):
     """Excess weight on the oldest key that a query sees, by query: the first token of the text, or that of the window."""
 
     name = "excess"
@@ -85,7 +85,7 @@ def excess_weights(trained: Trained) -> dict[str, float]:
     if window is None or window < 2:
         return {}
     length = min(2 * window, trained.config.model.max_position_embeddings)
-    watcher = _Excess(window)
+    watcher = ExcessOfOldest(window)
     with torch.no_grad(), attend(model, (watcher,)):
         for row in trained.rows(min(SAMPLES, trained.config.data.held_out_rows), length):
             model(input_ids=row[None], use_cache=False)
