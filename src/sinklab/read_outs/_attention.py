@@ -37,6 +37,9 @@ FIRST_POSITIONS = 4
 SAMPLES, SEQ_LEN, THRESHOLD = 100, 64, 0.3
 """Rows, tokens of a row and epsilon of Gu et al. 2024 (arXiv 2410.10781)."""
 
+TOKENS, LEAST_ROWS = 16_384, 32
+"""Tokens of held-out text behind a mean loss, and rows of it at least."""
+
 _PROXY = 1e-8
 """Added to row sums before dividing, as in the released code of Gu et al."""
 

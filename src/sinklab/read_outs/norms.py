@@ -27,7 +27,7 @@ _SINK_HEADS = f"heads whose first_attention exceeds {THRESHOLD}; absent without 
 METRICS: dict[str, tuple[str, str]] = {
     "hidden_ratio": (
         "ratio",
-        f"Mean L2 norm of the hidden state of the first token {_OTHERS}; largest over the outputs of the layers, the last before "
+        f"Mean L2 norm of the hidden state of the first token {_OTHERS}; largest over layer outputs, the last before "
         "the final norm (Gu et al. 2024, arXiv 2410.10781).",
     ),
     "massive_ratio": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sinklab.pretraining.windowed import token_losses, windowed_losses
-from sinklab.read_outs._attention import batches, held_out_rows
+from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches, held_out_rows
 from sinklab.registry import read_outs
 from sinklab.reproduction.trained import Trained
 
@@ -13,9 +13,6 @@ __all__ = ["METRICS", "SINKS", "window"]
 
 SINKS = 4
 """First tokens that are kept beside the window, as in StreamingLLM."""
-
-TOKENS, LEAST_ROWS = 16_384, 32
-"""Tokens of held-out text, and rows of it at least."""
 
 METRICS: dict[str, tuple[str, str]] = {
     "window_gap": (
