@@ -1,0 +1,43 @@
+"""What the claims about the trigger task share: one training run of the trigger lab as numbers of a condition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sinklab.reproduction.claim import Scale
+from sinklab.trigger.lab import named, run_lab
+from sinklab.trigger.setting import Setting
+
+__all__ = ["DEEP", "SOLVED", "trained_numbers"]
+
+DEEP: dict[Scale, int] = {"tiny": 2, "small": 4}
+"""Layers, and heads of each, of the models with more than one head: the two shapes of the paper."""
+
+SOLVED = 0.02
+"""Largest error on fresh sequences of a model that has learned the task; training stops at 0.005 on a batch of 128."""
+
+
+def trained_numbers(operation: str, seed: int, **fields: Any) -> dict[str, float]:
+    """Train one model and read it out on 1,000 sequences.
+
+    Args:
+        operation: name, as the paper's models have it.
+        fields: of :class:`~sinklab.trigger.setting.Setting`.
+
+    Returns:
+        ``steps``; ``max_error``; ``bos_weight_mean`` and ``bos_weight_min``, mean and least weight on BOS off the trigger of
+        the head that gives it most; ``head_bos_weight_largest`` and ``head_bos_weight_smallest``, the mean of the head with
+        the largest and with the smallest one; ``sinking_heads``, how many have a mean of 0.9 or more; ``bos_weight_bound``,
+        what mass counting leaves possible. What a model has not, or what is not finite, is absent.
+    """
+    record = run_lab([named({"name": operation})], [seed], Setting(**fields)).runs[0]
+    numbers = {name: record[name] for name in ("steps", "max_error", "bos_weight_mean", "bos_weight_min", "bos_weight_bound")}
+    by_head = record["head_bos_weight_mean"]
+    if by_head is not None:
+        means = [mean for layer in by_head for mean in layer]
+        numbers |= {
+            "head_bos_weight_largest": max(means),
+            "head_bos_weight_smallest": min(means),
+            "sinking_heads": len(record["sinking_heads"]),
+        }
+    return {name: float(number) for name, number in numbers.items() if number is not None}

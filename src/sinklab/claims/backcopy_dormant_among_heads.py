@@ -1,0 +1,73 @@
+"""Guo et al. 2024, in a model of several heads and layers: the head that copies behind triggers sleeps on BOS elsewhere."""
+
+from __future__ import annotations
+
+import torch
+
+from sinklab.attention.session import attend
+from sinklab.backcopy.readout import HeadNumbers
+from sinklab.claims._architecture import UNCHANGED
+from sinklab.corpora.bigram_backcopy import TRIGGERS
+from sinklab.registry import claims
+from sinklab.reproduction.claim import BASELINE, Claim
+from sinklab.reproduction.effects import Difference, Value
+from sinklab.reproduction.trained import Trained
+from sinklab.reproduction.verdict import Part
+
+__all__ = ["backcopy_dormant_among_heads", "copy_head"]
+
+HALF = 0.5
+"""A majority of the weight: by it heads are told to be active, or dormant."""
+
+
+def copy_head(trained: Trained) -> dict[str, float]:
+    """Weights of the head that looks at the token before most at triggers, on held-out rows.
+
+    ``previous_at_trigger`` and ``previous_elsewhere``, ``bos_at_trigger`` and ``bos_elsewhere``: mean weight on the token
+    before and on BOS, of queries that are triggers and of others; ``value_ratio``: norm of the value of BOS over the mean of
+    others.
+    """
+    loaded, rows = trained.loaded, trained.rows(100)
+    triggers = torch.tensor([loaded.tokenizer.convert_tokens_to_ids(trigger) for trigger in TRIGGERS], device=rows.device)
+    probe = HeadNumbers(torch.isin(rows, triggers), trained.config.model.tokens_in_front)
+    with torch.no_grad(), attend(loaded.model, [probe]):
+        loaded.model(rows, use_cache=False)
+    means = {
+        (layer, head): {name: float(values[:, head].nanmean()) for name, values in numbers.items()}
+        for layer, numbers in probe.heads.items()
+        for head in range(numbers["bos_weight"].shape[1])
+    }
+    copies = max(means.values(), key=lambda numbers: numbers["previous_weight_trigger"])
+    return {
+        "previous_at_trigger": copies["previous_weight_trigger"],
+        "previous_elsewhere": copies["previous_weight"],
+        "bos_at_trigger": copies["bos_weight_trigger"],
+        "bos_elsewhere": copies["bos_weight"],
+        "value_ratio": copies["value_ratio"],
+    }
+
+
+@claims.register("backcopy_dormant_among_heads")
+def backcopy_dormant_among_heads() -> Claim:
+    """The baseline of the smallest scale, whose text is of this kind; ``backcopy_dormant`` has the paper's model."""
+    return Claim(
+        statement="Among several heads too, one copies behind triggers and is dormant elsewhere: its weight is on BOS, "
+        "whose value is small.",
+        source="guo2024",
+        reference="Guo et al. 2024 (arXiv 2410.13835), sections 2 and 3",
+        published="Shown for one layer with one head on such sequences, and for single heads of Llama 2 7B on text.",
+        presupposes=(Part("a head copies", Value("previous_at_trigger", BASELINE), "weight", more_than=HALF),),
+        parts=(
+            Part("it is dormant elsewhere", Value("bos_elsewhere", BASELINE), "weight", more_than=HALF),
+            Part(
+                "it leaves BOS at triggers",
+                Difference("bos_elsewhere", BASELINE, BASELINE, other="bos_at_trigger"),
+                "weight",
+                more_than=HALF,
+            ),
+            Part("the value of BOS is drained", Value("value_ratio", BASELINE), "ratio", less_than=HALF),
+        ),
+        conditions=(UNCHANGED,),
+        read_outs=(copy_head,),
+        costs={"tiny": "minutes"},
+    )

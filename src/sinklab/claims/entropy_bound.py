@@ -1,0 +1,100 @@
+"""Zhai et al. 2023, Theorem 3.1: the norm of the scores bounds the entropy of attention from below, and tightly."""
+
+from __future__ import annotations
+
+import torch
+
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.probe import Watcher
+from sinklab.attention.session import attend
+from sinklab.registry import claims
+from sinklab.reproduction.claim import BASELINE, Claim, Condition, Scale
+from sinklab.reproduction.effects import Numbers, Value
+from sinklab.reproduction.trained import Trained
+from sinklab.reproduction.verdict import Part
+from sinklab.theory.entropy_bound import entropy_bound as least_entropy
+from sinklab.theory.entropy_bound import head_entropy_bound, least_entropy_scores, row_entropy
+
+__all__ = ["entropy_bound", "trained_rows"]
+
+LENGTHS, NORMS, ROWS = (2, 8, 64), (0.1, 1.0, 3.0, 10.0, 30.0), 2000
+EXACT = 1e-9
+"""Entropies of float64 rows of 64 weights: 64 · 64 · 1.1e-16 · ln 64 = 2e-12, and room."""
+ROUNDING = 1e-5
+"""Float32 weights have relative errors of about 1e-6, which move an entropy of at most ln 64 by no more than 1e-5."""
+
+
+def measure(seed: int, scale: Scale) -> Numbers:
+    """Rows of scores of given norms in random directions, and in the direction that is said to be the worst."""
+    generator = torch.Generator().manual_seed(seed)
+    margins, gaps = [], []
+    for length in LENGTHS:
+        directions = torch.randn(ROWS, length, generator=generator, dtype=torch.float64)
+        directions /= directions.norm(dim=-1, keepdim=True)
+        for norm in NORMS:
+            bound = least_entropy(norm, length)
+            margins.append(float((row_entropy(norm * directions) - bound).min()))
+            gaps.append(float((row_entropy(least_entropy_scores(norm, length)) - bound).abs()))
+    return {"rows of scores": {"least_margin": min(margins), "largest_gap_of_worst_row": max(gaps)}}
+
+
+def trained_rows(trained: Trained) -> dict[str, float]:
+    """``least_margin``: least entropy of a row less its bound from weights and inputs, in nats, over heads and rows of two
+    keys or more."""
+    model, scheme = trained.loaded.model, trained.config.model.position.get("name", "rotary")
+    probe, entered, hooks = _Entropies(), {}, []
+    for index, layer in enumerate(model.layers):
+        hooks.append(layer.input_layernorm.register_forward_hook(lambda _m, _i, out, index=index: entered.update({index: out})))
+    try:
+        with torch.no_grad(), attend(model, [probe]):
+            model(trained.rows(samples=16, seq_len=64), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    margins = []
+    for index, layer in enumerate(model.layers):
+        attention, size = layer.self_attn, trained.config.model.head_size
+        for head in range(trained.config.model.num_attention_heads):
+            rows = slice(head * size, (head + 1) * size)
+            bound = head_entropy_bound(
+                attention.q_proj.weight[rows],
+                attention.k_proj.weight[rows],
+                entered[index],
+                scaling=attention.scaling,
+                positions="rotary" if scheme == "rotary" else "none",
+            )
+            margins.append(float((probe.entropies[index][:, head] - bound)[:, 1:].min()))
+    return {"least_margin": min(margins)}
+
+
+class _Entropies(Watcher):
+    """Entropy of every row, ``(batch, heads, queries)``, by layer."""
+
+    name, needs = "entropies", frozenset[str]()
+
+    def __init__(self) -> None:
+        self.entropies: dict[int, torch.Tensor] = {}
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        weights = call.weights(0, call.q_len)
+        self.entropies[call.site.layer] = torch.special.entr(weights.double()).sum(-1)
+
+
+@claims.register("entropy_bound")
+def entropy_bound() -> Claim:
+    """In any row of scores, and in every row of a trained model given the spectral norms of its maps and inputs."""
+    return Claim(
+        statement="No row of attention has less entropy than the bound that the norm of its scores gives, and some row attains "
+        "it.",
+        source="zhai2023",
+        reference="Zhai et al. 2023 (arXiv 2303.06296), Theorem 3.1",
+        published="Ent ≥ log(1 + (T-1)β) + σ √(T(T-1)) β / (1 + (T-1)β), with β = exp(-σ √(T/(T-1))); tight.",
+        parts=(
+            Part("no row of scores is below", Value("least_margin", "rows of scores"), "nats", more_than=-EXACT),
+            Part("the worst row attains it", Value("largest_gap_of_worst_row", "rows of scores"), "nats", less_than=EXACT),
+            Part("no row of a trained model is below", Value("least_margin", BASELINE), "nats", more_than=-ROUNDING),
+        ),
+        conditions=(Condition(BASELINE),),
+        read_outs=(trained_rows,),
+        measure=measure,
+    )
