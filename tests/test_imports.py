@@ -27,7 +27,8 @@ LEVELS: list[set[str]] = [
     {"backcopy", "evaluation", "pretraining", "trigger"},
     {"recipes"},
     {"reproduction"},
-    {"claims", "read_outs"},
+    {"read_outs"},
+    {"claims", "pathways"},
     {"testing"},
     {"cli"},
 ]

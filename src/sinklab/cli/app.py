@@ -16,6 +16,7 @@ from sinklab.cli import cache as cache_command
 from sinklab.cli import causes as causes_command
 from sinklab.cli import depend as depend_command
 from sinklab.cli import output
+from sinklab.cli import pathways as pathways_command
 from sinklab.cli import plot as plot_command
 from sinklab.cli import retrieval as retrieval_command
 from sinklab.cli import stream as stream_command
@@ -193,6 +194,7 @@ app.command(epilog=backcopy_command.EPILOG)(backcopy_command.backcopy)
 app.command(epilog=cache_command.EPILOG)(cache_command.cache)
 app.command(epilog=causes_command.EPILOG)(causes_command.causes)
 app.command(epilog=depend_command.EPILOG)(depend_command.depend)
+app.command(epilog=pathways_command.EPILOG)(pathways_command.pathways)
 app.command(epilog=EPILOG)(pretrain)
 app.command(epilog=sweep_command.EPILOG)(sweep_command.sweep)
 app.command(epilog=plot_command.EPILOG)(plot_command.plot)

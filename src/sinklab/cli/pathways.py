@@ -1,0 +1,121 @@
+"""The command ``sinklab pathways``: which ways to do nothing leave a model undistorted, at equal compute and data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sinklab.cli import output
+from sinklab.cli.libraries import prepare_libraries
+from sinklab.cli.options import Json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sinklab.pathways.judging import Row
+
+__all__ = ["EPILOG", "pathways"]
+
+EPILOG = (
+    "docs/pathways.md has the columns, the settings of the operations, and what low-distortion means.\n\n"
+    "Examples:\n\n"
+    "sinklab pathways\n\n"
+    "sinklab pathways --operations softpick,gated --seeds 0 --jobs 2  (a first look)\n\n"
+    "sinklab pathways --operations 'sigmoid(length_bias=true),sink_logit' --seeds 0..4 --out build/pathways\n\n"
+    "sinklab pathways --scale 60m --ray auto --store /shared/claims"
+)
+
+
+def pathways(
+    operations: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME…]",
+            help="From 'sinklab list operations'; a name alone has the settings of its paper. Softmax is always there.",
+            show_default="the twelve of docs/pathways.md",
+        ),
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(metavar="0..2", help="Both ends included, or a list; three or more for an answer.")
+    ] = "0..2",
+    scale: Annotated[
+        Literal["tiny", "small", "60m", "1b"],
+        typer.Option(help="What is trained; tiny needs a core and a quarter of a minute a run."),
+    ] = "tiny",
+    out: Annotated[Path, typer.Option(help="Directory for table.parquet, run.json, pareto.svg and pathways.md.")] = Path(
+        "sinklab-pathways"
+    ),
+    store: Annotated[
+        Path, typer.Option(help="Where trained models are kept; that of 'sinklab reproduce', so that none is trained twice.")
+    ] = Path("sinklab-claims"),
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes at a time.", show_default="one per GPU, or cores over threads")
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="auto|ADDRESS", help="Train on a Ray cluster; the store must be shared by its nodes.")
+    ] = None,
+    retries: Annotated[int, typer.Option(help="How often a training that was killed goes on from its last checkpoint.")] = 2,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Directory for encoded text.", show_default="~/.cache/sinklab, with --ray STORE/cache"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train operations that let a head do nothing, and say what each costs and distorts.
+
+    Three trainings an operation and seed. What has been trained and read out is kept: the same command goes on. Prints one
+    table and a paragraph. Status 1: trainings failed, and the others' results are kept.
+    """
+    prepare_libraries()
+    from sinklab.evaluation.spelling import parse_call, split_list
+    from sinklab.pathways.benchmark import run_pathways
+    from sinklab.pathways.operations import DEFAULT
+    from sinklab.pretraining.grid import parse_seeds
+
+    chosen = None if operations is None else [
+        parse_call(name, "an operation such as softpick or sigmoid(normalize=true)") for name in split_list(operations)
+    ]  # fmt: skip
+    with output.progress() as progress:
+        result = run_pathways(
+            DEFAULT if chosen is None else chosen,
+            seeds=parse_seeds(seeds),
+            scale=scale,
+            out=out,
+            store=store,
+            jobs=jobs,
+            ray=ray,
+            retries=retries,
+            cache=cache,
+            stages=progress,
+        )
+    if as_json:
+        rows = [row.to_dict() for row in result.rows]
+        output.print_json({"rows": rows, "cannot": result.cannot, "paragraph": result.paragraph, "errors": result.errors})
+    else:
+        _print(result.rows)
+        typer.echo(f"\n{result.paragraph}\n\nplot   {out / 'pareto.svg'}\ntable  {out / 'table.parquet'}")
+    for error in result.errors:
+        typer.echo(f"failed: {error}", err=True)
+    if result.errors:
+        raise typer.Exit(1)
+
+
+def _print(rows: Sequence[Row]) -> None:
+    """Means alone, one line a column, so that twelve operations fit; intervals are in pathways.md."""
+    from sinklab.pathways.columns import COLUMNS
+
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("mean over seeds")
+    for row in rows:
+        shown.add_column(escape(row.label), justify="right")
+    shown.add_row("low-distortion", *("reference" if number == 0 else row.answer for number, row in enumerate(rows)))
+    for column in COLUMNS:
+        if any(column.name in row.numbers for row in rows):
+            cells = (format(row.numbers[column.name].mean, column.form) if column.name in row.numbers else "–" for row in rows)
+            shown.add_row(f"{column.heading} ({column.unit})", *cells)
+    Console(soft_wrap=True, highlight=False, width=None if Console().is_terminal else output.PIPE_WIDTH).print(shown)

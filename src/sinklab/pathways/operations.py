@@ -1,0 +1,117 @@
+"""The operations that are compared: each with the settings of the paper that proposed it, by the length of the context."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sinklab.attention.operation import Operation
+from sinklab.errors import ConfigurationError
+
+__all__ = ["DEFAULT", "PUBLISHED", "REFERENCE", "Pathway", "Published", "pathways_of"]
+
+REFERENCE = "softmax"
+"""Label of the operation against which all others are judged; it has no way to do nothing but a sink."""
+
+Settings = Callable[[int], Mapping[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """How an operation is used here if nothing else is said.
+
+    Args:
+        no_op: how a head does nothing.
+        source: paper, and what is taken from it.
+        settings: tokens of the context to the settings that are not the operation's defaults.
+    """
+
+    no_op: str
+    source: str
+    settings: Settings = lambda context: {}
+
+
+PUBLISHED: Mapping[str, Published] = {
+    "softmax": Published("a sink: a token whose value is small", "the reference"),
+    "softmax_plus_one": Published("a 1 in the denominator", "Miller 2023; Zero Sink of Xiao et al. 2023 (arXiv 2309.17453)"),
+    "sink_logit": Published("a learned score for nothing", "OpenAI 2025, gpt-oss (arXiv 2508.10925); starts at 0"),
+    "key_bias": Published("a learned key with the value 0", "Gu et al. 2024 (arXiv 2410.10781), K biases; one a head"),
+    "clipped_softmax": Published(
+        "small weights are cut to 0",
+        "Bondarenko et al. 2023 (arXiv 2306.12929); gamma = -3.2/T for a context of T tokens, that of BERT-base at T = 128",
+        lambda context: {"gamma": -3.2 / context},
+    ),
+    "gated": Published("a gate on each coordinate of the output", "Qiu et al. 2025 (arXiv 2505.06708), element-wise"),
+    "gated_heads": Published(
+        "a gate on each head",
+        "Bondarenko et al. 2023 (arXiv 2306.12929); linear, a quarter open at the start, as for OPT",
+        lambda context: {"opening": 0.25},
+    ),
+    "sigmoid": Published("every weight near 0", "Gu et al. 2024 (arXiv 2410.10781); no bias, no normalisation"),
+    "relu": Published(
+        "every weight exactly 0",
+        "Ran-Milo 2026 (arXiv 2603.11487); divided by i - 1",
+        lambda context: {"uncounted": 1},
+    ),
+    "softpick": Published("every weight exactly 0", "Zuhri et al. 2025 (arXiv 2504.20966)"),
+    "sigma_reparam": Published("none; scores grow slowly", "Zhai et al. 2023 (arXiv 2303.06296)"),
+}
+"""Operation to its published use. Normalised sigmoid, the control of Gu et al., is named with its setting."""
+
+DEFAULT: Sequence[Mapping[str, Any]] = tuple(
+    {"name": name} | extra for name in PUBLISHED for extra in ([{}, {"normalize": True}] if name == "sigmoid" else [{}])
+)
+"""What is compared if nothing is chosen."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pathway:
+    """One row of the comparison.
+
+    Args:
+        label: the operation's name, with the settings in brackets that were asked for.
+        fields: ``name``, and settings where some were asked for; otherwise the published ones hold.
+    """
+
+    label: str
+    fields: Mapping[str, Any]
+
+    @property
+    def published(self) -> Published | None:
+        """The published use, if it is that."""
+        return PUBLISHED.get(self.fields["name"]) if len(self.fields) == 1 else None
+
+    def operation(self, context: int) -> dict[str, Any]:
+        """``name`` and settings, for rows of so many tokens; settings at their defaults are left out.
+
+        Left out, they are worded as claims word them, so that both find the same trained models.
+        """
+        return {**self.fields, **(self.published.settings(context) if self.published else {})}
+
+
+def pathways_of(chosen: Sequence[Mapping[str, Any]] = DEFAULT) -> list[Pathway]:
+    """The rows of the comparison, the reference first, whether it is among the chosen or not.
+
+    Args:
+        chosen: ``{"name": …, setting: value}``.
+
+    Raises:
+        UnknownNameError: no such operation.
+        ConfigurationError: a setting that an operation does not have, or an operation named twice.
+    """
+    found = [Pathway(REFERENCE, {"name": REFERENCE})]
+    for fields in chosen:
+        Operation.from_dict(dict(fields))
+        pathway = Pathway(_label(fields), dict(fields))
+        if pathway.label == REFERENCE:
+            continue
+        if any(other.label == pathway.label for other in found):
+            raise ConfigurationError(f"the comparison has {pathway.label} twice; name it once")
+        found.append(pathway)
+    return found
+
+
+def _label(fields: Mapping[str, Any]) -> str:
+    settings = ", ".join(f"{key}={value}" for key, value in fields.items() if key != "name")
+    return f"{fields['name']}({settings})" if settings else str(fields["name"])

@@ -1,0 +1,167 @@
+"""From the rows of the comparison to numbers: trainings in the store that claims share, read-outs, and the trigger task."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sinklab.attention.operation import Operation
+from sinklab.pathways.columns import COLUMNS, FAST, READ_OUTS, Source
+from sinklab.pathways.operations import Pathway
+from sinklab.pretraining.config import PretrainingConfig
+from sinklab.pretraining.grid import Cell
+from sinklab.reproduction.cells import make_cells, open_store, train_cells
+from sinklab.reproduction.claim import Changes, Condition, Scale, Times
+from sinklab.reproduction.work import Reading, read_numbers, run_readings
+from sinklab.trigger.expressible import obstacle
+from sinklab.trigger.lab import label_of, run_lab
+from sinklab.trigger.setting import Setting
+
+__all__ = ["CHANGES", "Found", "Numbers", "cells_of", "combined", "train_and_read", "trigger_numbers"]
+
+Numbers = dict[int, dict[str, dict[str, float]]]
+"""Seed to label to column to number; a number that could not be taken is absent."""
+
+CHANGES: Mapping[Source, Changes] = {
+    "base": {},
+    "fast": {"optimizer.learning_rate": Times(FAST)},
+    "longer": {"model.position": {"name": "alibi"}},
+}
+"""What the trainings change besides the operation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """Numbers, and what is to be said about how they came about.
+
+    Attributes:
+        cells: training to label to seed to the name of its cell in the store.
+        errors: trainings and read-outs that failed, one sentence each.
+    """
+
+    numbers: Numbers
+    cells: dict[str, dict[str, dict[str, str]]]
+    errors: list[str]
+
+
+def cells_of(pathways: Sequence[Pathway], source: Source, scale: Scale, seeds: Sequence[int]) -> dict[tuple[str, int], Cell]:
+    """Label and seed to the training of one kind."""
+
+    def condition(pathway: Pathway) -> Condition:
+        def changes(config: PretrainingConfig) -> Changes:
+            operation = pathway.operation(config.model.max_position_embeddings)
+            return {**CHANGES[source], "model.operation": operation}
+
+        return Condition(pathway.label, changes)
+
+    return make_cells([condition(pathway) for pathway in pathways], scale, seeds)
+
+
+def train_and_read(
+    pathways: Sequence[Pathway],
+    *,
+    scale: Scale,
+    seeds: Sequence[int],
+    store: Path,
+    cache: Path,
+    jobs: int | None,
+    retries: int,
+    ray: str | None,
+    progress: bool,
+) -> Found:
+    """Train what is missing in the store and read it out.
+
+    Args:
+        store: output directory of ``sinklab reproduce``, whose trained models are used and added to.
+
+    Raises:
+        ConfigurationError, InputError: a training that cannot be, a machine that cannot run it, or a text or directory that
+            cannot be used.
+        KeyboardInterrupt: after running trainings have stopped with a checkpoint.
+    """
+    by_source = {source: cells_of(pathways, source, scale, seeds) for source in CHANGES}
+    cells = {cell.name: cell for of_source in by_source.values() for cell in of_source.values()}
+    plan = open_store(store / "runs" / scale, cells, cache, progress=progress)
+    errors = train_cells(plan, cells, jobs=jobs, retries=retries, ray=ray, progress=progress)
+    readings = [
+        Reading(plan.folder / cell.name, read_out)
+        for source, of_source in by_source.items()
+        for cell in of_source.values()
+        for read_out in READ_OUTS[source]
+    ]
+    workers = jobs or max(1, torch.cuda.device_count() if torch.cuda.is_available() else (os.cpu_count() or 1))
+    errors |= run_readings(readings, store / "logs", cache=cache, jobs=workers, progress=progress)
+    raw = {
+        source: {
+            key: read_numbers(plan.folder / cell.name, READ_OUTS[source])
+            for key, cell in of_source.items()
+            if plan.outcome(cell.name) is not None
+        }
+        for source, of_source in by_source.items()
+    }
+    names: dict[str, dict[str, dict[str, str]]] = {source: {} for source in by_source}
+    for source, of_source in by_source.items():
+        for (label, seed), cell in of_source.items():
+            names[source].setdefault(label, {})[str(seed)] = cell.name
+    return Found(combined(raw, seeds), names, [f"{name}: {why}" for name, why in errors.items()])
+
+
+def combined(raw: Mapping[Source, Mapping[tuple[str, int], Mapping[str, float]]], seeds: Sequence[int]) -> Numbers:
+    """The columns of the comparison from the numbers of its trainings.
+
+    Args:
+        raw: training to label and seed to metric to number.
+    """
+    numbers: Numbers = {seed: {} for seed in seeds}
+    for source, of_source in raw.items():
+        for (label, seed), found in of_source.items():
+            row = numbers[seed].setdefault(label, {})
+            for column in COLUMNS:
+                if column.source == source and column.of in found and math.isfinite(found[column.of]):
+                    row[column.name] = found[column.of]
+    for (label, seed), found in raw.get("fast", {}).items():
+        row = numbers[seed][label]
+        if "held_out_loss" in found and "held_out_loss" in row:
+            row["fast_gap"] = found["held_out_loss"] - row["held_out_loss"]
+    for row in (row for by_label in numbers.values() for row in by_label.values()):
+        if "window_gap" in row and "int8_gap" in row:
+            row["distortion"] = max(0.0, row["window_gap"]) + max(0.0, row["int8_gap"])
+    return numbers
+
+
+def trigger_numbers(
+    pathways: Sequence[Pathway],
+    seeds: Sequence[int],
+    setting: Setting,
+    folder: Path,
+    progress: Callable[[str, int, int], None],
+) -> tuple[Numbers, dict[str, str]]:
+    """Columns of the trigger task, and for operations that provably cannot do it, why; those are not trained.
+
+    Args:
+        folder: of the trigger lab, which keeps its runs there.
+    """
+    operations = {pathway.label: Operation.from_dict(pathway.operation(setting.length)) for pathway in pathways}
+    numbers: Numbers = {seed: {} for seed in seeds}
+    cannot = {label: found for label, operation in operations.items() if (found := obstacle(operation, setting)) is not None}
+    label_in_lab = {label_of(operation): label for label, operation in operations.items() if label not in cannot}
+    if label_in_lab:
+        trained = [operation for label, operation in operations.items() if label not in cannot]
+        for run in run_lab(trained, seeds, setting, out=folder, resume=True, progress=progress).runs:
+            numbers[run["seed"]][label_in_lab[run["operation"]]] = _of_run(run)
+    words = {label: f"{why}; the largest error is {error:.3g} or more" for label, (why, error) in cannot.items()}
+    for label in cannot:
+        for seed in seeds:
+            numbers[seed][label] = {"trigger_solved": 0.0}
+    return numbers, words
+
+
+def _of_run(run: Mapping[str, Any]) -> dict[str, float]:
+    found = {"trigger_solved": float(run["outcome"] == "solved"), "trigger_steps": float(run["steps"])}
+    return found if run["max_error"] is None else found | {"trigger_error": float(run["max_error"])}
