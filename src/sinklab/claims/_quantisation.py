@@ -1,4 +1,4 @@
-"""What the claims about outliers and eight bits share: the conditions of Bondarenko et al. 2023 and what counts as an effect."""
+"""What the claims about outliers and eight bits share: conditions of Bondarenko et al. 2023 and bounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sinklab.reproduction.verdict import Part
 __all__ = ["GATED", "HALF", "OUTLIERS", "SAME", "UNQUANTISABLE", "clipped"]
 
 HALF = 0.5
-"""Ratio of kurtosis or of the largest norm below which outliers have been cut. Published are 0.01 to 0.22 where the method works."""
+"""Ratio of kurtosis or of the largest norm below which outliers have been cut; published are 0.01 to 0.22."""
 
 SAME = 0.02
 """Nats: a difference of losses below it is none."""

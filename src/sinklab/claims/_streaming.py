@@ -34,15 +34,14 @@ COSTS: Mapping[Scale, Cost] = {"tiny": "minutes", "small": "minutes", "60m": "ho
 """Of a claim about texts that a trained model reads."""
 
 MARGIN = 0.05
-"""Nats per token: a difference below it is none. The published failures are of 0.4 to 7 nats, the published agreements of 0.00 to
-0.05."""
+"""Nats per token: a difference below it is none. Published failures are of 0.4 to 7 nats, agreements of 0 to 0.05."""
 
 LAST = 128
 """Tokens at the end of every text at which re-computation, which reads a whole window for each, is compared."""
 
-DRAWS = {
-    "tiny": "one trained model, embedded:softmax; a seed is a draw of 16 texts, so the interval is over texts and not over trainings",
-    "small": "one trained model, embedded:softmax; a seed is a draw of 64 texts, so the interval is over texts and not over trainings",
+DRAWS: Mapping[Scale, str] = {
+    "tiny": "one trained model, embedded:softmax; seeds are draws of 16 texts, so intervals are over texts and not trainings",
+    "small": "one trained model, embedded:softmax; seeds are draws of 64 texts, so intervals are over texts and not trainings",
 }
 """Said of every claim that rests on these texts, at the scales where it was run."""
 

@@ -28,7 +28,8 @@ def measure(seed: int, scale: Scale) -> Numbers:
 def cache_size_not_monotone() -> Claim:
     """The largest cache stays inside the trained context, so that what is found is not a failure of positions."""
     return Claim(
-        statement="A larger cache does not always lower the loss: at the size of the trained context it is higher than at half.",
+        statement="A larger cache does not always lower the loss: at the size of the trained context it is higher than at "
+        "half.",
         source="xiao2023",
         reference="Xiao et al. 2023 (arXiv 2309.17453), Table 6",
         published="Perplexity with caches of an eighth, a quarter, half and the whole of the trained context: Falcon-7B 13.61, "

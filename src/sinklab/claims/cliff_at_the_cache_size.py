@@ -1,4 +1,4 @@
-"""Xiao et al. 2023, Table 7: what has left the cache is gone; a line is found as far back as the cache reaches, and no further."""
+"""Xiao et al. 2023, Table 7: what has left the cache is gone, and a line is found no further back than it reaches."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CACHES = {"smaller cache": 92, "larger cache": 156}
 """Recent tokens besides four sinks; both within the 256 tokens of the training."""
 
 LINES = (1, 3, 4, 7, 9)
-"""How many lines of 25 tokens back the asked one is: 72 tokens, 122 and 147, 222 and 272. The first is in both caches, the next two
-are in the larger alone, and the last in neither. None lies where a cache would hold part of a line."""
+"""How many lines of 25 tokens back the asked one is: 72 tokens; 122 and 147; 222 and 272. The first is in both caches, the
+next two are in the larger alone, and the last in neither. None lies where a cache would hold part of a line."""
 
 TEXTS = 24
 
@@ -53,12 +53,13 @@ def measure(seed: int, scale: Scale) -> Numbers:
 def cliff_at_the_cache_size() -> Claim:
     """Two caches and three distances, as in the paper's table, on its own task made anew."""
     return Claim(
-        statement="A cache with sinks does not lengthen the context: a line is looked up while it is in the cache, and not at all "
-        "as soon as it has left.",
+        statement="A cache with sinks does not lengthen the context: a line is looked up while it is in the cache, and not "
+        "at all as soon as it has left.",
         source="xiao2023",
         reference="Xiao et al. 2023 (arXiv 2309.17453), Table 7 (StreamEval)",
-        published="Accuracy of Llama-2-7B-32K-Instruct with caches of 2,048, 4,096, 8,192 and 16,384 tokens: 75.3, 77.2, 76.4, 73.8 % "
-        "for a line 1,840 tokens back; 0, 61.6, 50.1, 40.5 % at 2,300; 0, 0, 62.8, 46.9 % at 4,600; 0, 0, 0, 45.7 % at 9,200.",
+        published="Accuracy of Llama-2-7B-32K-Instruct with caches of 2,048, 4,096, 8,192 and 16,384 tokens: 75.3, 77.2, "
+        "76.4, 73.8 % for a line 1,840 tokens back; 0, 61.6, 50.1, 40.5 % at 2,300; 0, 0, 62.8, 46.9 % at 4,600; 0, 0, 0, "
+        "45.7 % at 9,200.",
         presupposes=(
             Part(
                 "the model can look up a line that it holds",
@@ -82,9 +83,9 @@ def cliff_at_the_cache_size() -> Claim:
         measure=measure,
         costs={"tiny": "minutes", "small": "minutes"},
         evidence={
-            "tiny": "one trained model, embedded:softmax, and seeds are draws of 24 texts; the score is the share of digits (chance 0.1) "
-            "and not whole answers, of which a model of this size gets few",
-            "small": "one trained model, embedded:softmax, and seeds are draws of 96 texts; the score is the share of digits (chance "
-            "0.1) and not whole answers, of which a model of this size gets few",
+            "tiny": "one trained model, embedded:softmax, and seeds are draws of 24 texts; the score is the share of digits "
+            "(chance 0.1) and not whole answers, of which a model of this size gets few",
+            "small": "one trained model, embedded:softmax, and seeds are draws of 96 texts; the score is the share of digits "
+            "(chance 0.1) and not whole answers, of which a model of this size gets few",
         },
     )

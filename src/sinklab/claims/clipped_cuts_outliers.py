@@ -18,12 +18,12 @@ CLIPPED = clipped(3.2)
 def clipped_cuts_outliers() -> Claim:
     """What the paper finds for BERT and ViT; for OPT it finds the contrary, which is a claim of its own."""
     return Claim(
-        statement="Clipped softmax, which lets a head do nothing by exact zeros, cuts the outliers of attention outputs and leaves the "
-        "loss as it is (published for BERT and ViT; here tried on decoders).",
+        statement="Clipped softmax, which lets a head do nothing by exact zeros, cuts the outliers of attention outputs and "
+        "leaves the loss as it is (published for BERT and ViT; here tried on decoders).",
         source="bondarenko2023",
         reference="Bondarenko et al. 2023 (arXiv 2306.12929), Table 2",
-        published="BERT-base: largest infinity norm 735 to 21.5, kurtosis 3076 to 80, perplexity 4.49 to 4.39; ViT-S/16: 359 to 73.7, "
-        "1018 to 22.9, accuracy 80.75 to 80.89 %.",
+        published="BERT-base: largest infinity norm 735 to 21.5, kurtosis 3076 to 80, perplexity 4.49 to 4.39; ViT-S/16: 359 "
+        "to 73.7, 1018 to 22.9, accuracy 80.75 to 80.89 %.",
         presupposes=(OUTLIERS,),
         parts=(
             Part("the largest norm falls", Ratio("max_inf_norm", CLIPPED.label, BASELINE), "ratio", less_than=HALF),

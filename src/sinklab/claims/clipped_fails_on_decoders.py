@@ -18,12 +18,12 @@ CLIPPED = clipped(12)
 def clipped_fails_on_decoders() -> Claim:
     """The exception that the paper reports of its own method."""
     return Claim(
-        statement="On a decoder clipped softmax fails: the kurtosis of attention outputs rises, and so do the loss and what eight "
-        "bits cost.",
+        statement="On a decoder clipped softmax fails: the kurtosis of attention outputs rises, and so do the loss and what "
+        "eight bits cost.",
         source="bondarenko2023",
         reference="Bondarenko et al. 2023 (arXiv 2306.12929), Table 2",
-        published="OPT-125m: kurtosis 1778 to 19728, perplexity 15.84 to 16.29 (+0.028 nats), in eight bits 21.18 to 37.20; the "
-        "largest infinity norm falls from 340 to 63.",
+        published="OPT-125m: kurtosis 1778 to 19728, perplexity 15.84 to 16.29 (+0.028 nats), in eight bits 21.18 to 37.20; "
+        "the largest infinity norm falls from 340 to 63.",
         presupposes=(OUTLIERS,),
         parts=(
             Part("the kurtosis rises", Ratio("kurtosis", CLIPPED.label, BASELINE), "ratio", more_than=2.0),

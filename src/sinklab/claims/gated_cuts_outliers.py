@@ -15,12 +15,12 @@ __all__ = ["gated_cuts_outliers"]
 def gated_cuts_outliers() -> Claim:
     """Published for encoders and decoders alike."""
     return Claim(
-        statement="With a gate on the output of every head, by which it can do nothing, the outliers of attention outputs go, and the "
-        "loss does not rise.",
+        statement="With a gate on the output of every head, by which it can do nothing, the outliers of attention outputs "
+        "go, and the loss does not rise.",
         source="bondarenko2023",
         reference="Bondarenko et al. 2023 (arXiv 2306.12929), Table 2",
-        published="OPT-125m: largest infinity norm 340 to 8.7, kurtosis 1778 to 18.9, perplexity 15.84 to 15.55; BERT-base: 735 to 39.2, "
-        "3076 to 201, 4.49 to 4.45.",
+        published="OPT-125m: largest infinity norm 340 to 8.7, kurtosis 1778 to 18.9, perplexity 15.84 to 15.55; BERT-base: "
+        "735 to 39.2, 3076 to 201, 4.49 to 4.45.",
         presupposes=(OUTLIERS,),
         parts=(
             Part("the largest norm falls", Ratio("max_inf_norm", GATED.label, BASELINE), "ratio", less_than=HALF),

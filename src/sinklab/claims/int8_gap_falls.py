@@ -18,8 +18,8 @@ def int8_gap_falls() -> Claim:
         statement="Gated heads take away most of what quantisation to eight bits after training costs a plain model.",
         source="bondarenko2023",
         reference="Bondarenko et al. 2023 (arXiv 2306.12929), Table 2",
-        published="Perplexity in floating point and in W8A8: OPT-125m 15.84 and 21.18, gated 15.55 and 16.02 (0.29 and 0.03 nats); "
-        "BERT-base 4.49 and 1294, gated 4.45 and 4.65.",
+        published="Perplexity in floating point and in W8A8: OPT-125m 15.84 and 21.18, gated 15.55 and 16.02 (0.29 and 0.03 "
+        "nats); BERT-base 4.49 and 1294, gated 4.45 and 4.65.",
         presupposes=(UNQUANTISABLE,),
         parts=(Part("eight bits cost less", Difference("int8_gap", BASELINE, GATED.label), "nats", more_than=SAME),),
         conditions=(Condition(BASELINE), GATED),

@@ -20,12 +20,12 @@ SAME = 0.02
 def learnable_sink() -> Claim:
     """Without BOS, as the paper's models are trained; with it every model has a token that is always the same in front."""
     return Claim(
-        statement="With a learned token in front of every training sample, that token alone makes a window work; without it the "
-        "window fails, and the loss of the whole context is that of the plain model.",
+        statement="With a learned token in front of every training sample, that token alone makes a window work; without it "
+        "the window fails, and the loss of the whole context is that of the plain model.",
         source="xiao2023",
         reference="Xiao et al. 2023 (arXiv 2309.17453), Table 3 and Figure 6",
-        published="Perplexity at 160 million parameters with 0, 1, 2 and 4 first tokens beside the window: learnable sink 1235, "
-        "18.01, 18.01, 18.02; plain model 27.87, 18.49, 18.05, 18.05. The loss curves overlap.",
+        published="Perplexity at 160 million parameters with 0, 1, 2 and 4 first tokens beside the window: learnable sink "
+        "1235, 18.01, 18.01, 18.02; plain model 27.87, 18.49, 18.05, 18.05. The loss curves overlap.",
         parts=(
             Part("without the sink token a window fails", Value("window_gap", "sink token, no BOS"), "nats", more_than=LOSS),
             Part("with it alone it does not", Value("window_sink_gap", "sink token, no BOS"), "nats", less_than=LOSS),

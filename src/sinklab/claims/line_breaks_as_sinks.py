@@ -27,11 +27,12 @@ def measure(seed: int, scale: Scale) -> Numbers:
 def line_breaks_as_sinks() -> Claim:
     """The absolute position makes the sink, not the meaning of its token."""
     return Claim(
-        statement="Sinks matter for where they stand and not for what they say: with the first four tokens replaced by line breaks "
-        "a window with sinks does as well.",
+        statement="Sinks matter for where they stand and not for what they say: with the first four tokens replaced by line "
+        "breaks a window with sinks does as well.",
         source="xiao2023",
         reference="Xiao et al. 2023 (arXiv 2309.17453), Table 1",
-        published="Perplexity 5.60 with four line breaks, 5.40 with the four first tokens, 5158 with neither: 0.036 nats apart.",
+        published="Perplexity 5.60 with four line breaks, 5.40 with the four first tokens, 5158 with neither: 0.036 nats "
+        "apart.",
         presupposes=(
             Part("a window without sinks fails", Difference("loss", "no sinks", "four first tokens"), "nats", more_than=MARGIN),
         ),

@@ -26,8 +26,9 @@ def number_of_sinks() -> Claim:
         statement="At equal cache size four first tokens are enough, and more of them add nothing.",
         source="xiao2023",
         reference="Xiao et al. 2023 (arXiv 2309.17453), Table 2",
-        published="Perplexity with 0, 1, 2, 4, 8 first tokens: Falcon-7B 17.90, 12.12, 12.12, 12.12, 12.12; MPT-7B 460.29, 14.99, "
-        "15.00, 14.99, 14.98; Pythia-12B 21.62, 11.95, 12.09, 12.09, 12.02; Llama-2-7B 3359.95, 11.88, 10.51, 9.59, 9.54.",
+        published="Perplexity with 0, 1, 2, 4, 8 first tokens: Falcon-7B 17.90, 12.12, 12.12, 12.12, 12.12; MPT-7B 460.29, "
+        "14.99, 15.00, 14.99, 14.98; Pythia-12B 21.62, 11.95, 12.09, 12.09, 12.02; Llama-2-7B 3359.95, 11.88, 10.51, 9.59, "
+        "9.54.",
         parts=(
             Part("none is too few", Difference("loss", "0 sinks", "4 sinks"), "nats", more_than=MARGIN),
             Part("eight are no better than four", Difference("loss", "4 sinks", "8 sinks"), "nats", less_than=MARGIN),

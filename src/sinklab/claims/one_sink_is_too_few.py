@@ -17,11 +17,12 @@ LEAST = 0.02
 def one_sink_is_too_few() -> Claim:
     """The paper's reason: samples that begin anyhow have no token that could be the sink alone. Hence without BOS."""
     return Claim(
-        statement="A model whose training samples begin with no fixed token spreads its sink over several first tokens, so that one of "
-        "them beside a window is too few; with a learned token in front of every sample one is enough.",
+        statement="A model whose training samples begin with no fixed token spreads its sink over several first tokens, so "
+        "that one of them beside a window is too few; with a learned token in front of every sample one is enough.",
         source="xiao2023",
         reference="Xiao et al. 2023 (arXiv 2309.17453), section 3.3 and Table 3",
-        published="Perplexity with one and with four first tokens: plain model 18.49 and 18.05, learnable sink 18.01 and 18.02.",
+        published="Perplexity with one and with four first tokens: plain model 18.49 and 18.05, learnable sink 18.01 and "
+        "18.02.",
         presupposes=(
             Part("the plain model fails without first tokens", Value("window_gap", "no BOS"), "nats", more_than=LEAST),
         ),

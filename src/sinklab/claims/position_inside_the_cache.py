@@ -26,12 +26,12 @@ def measure(seed: int, scale: Scale) -> Numbers:
 def position_inside_the_cache() -> Claim:
     """The same tokens are seen either way; only the distance to the four sinks differs."""
     return Claim(
-        statement="A cache with sinks works past the trained length because positions are counted inside the cache; with those of "
-        "the text the distance to the sinks leaves what the model was trained on, and the loss rises.",
+        statement="A cache with sinks works past the trained length because positions are counted inside the cache; with "
+        "those of the text the distance to the sinks leaves what the model was trained on, and the loss rises.",
         source="xiao2023",
         reference="Xiao et al. 2023 (arXiv 2309.17453), section 3.2 and Figure 4",
-        published="Named crucial for the method, without a number: nine tokens read, cached tokens 0, 1, 2, 3, 6, 7, 8 stand at "
-        "positions 0 to 6 and the next one at 7.",
+        published="Named crucial for the method, without a number: nine tokens read, cached tokens 0, 1, 2, 3, 6, 7, 8 stand "
+        "at positions 0 to 6 and the next one at 7.",
         parts=(
             Part(
                 "past the trained length positions in the text are worse",

@@ -43,7 +43,8 @@ def stable_over_long_texts() -> Claim:
         statement="With four sinks and positions inside the cache the loss stays where it is, however long the text.",
         source="xiao2023",
         reference="Xiao et al. 2023 (arXiv 2309.17453), Figures 3 and 5",
-        published="Stable perplexity over more than four million tokens of a hundred joined books, for 13 models of four families.",
+        published="Stable perplexity over more than four million tokens of a hundred joined books, for 13 models of four "
+        "families.",
         parts=(
             Part(
                 "the same text costs as much late as early",

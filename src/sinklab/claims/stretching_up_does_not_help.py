@@ -19,7 +19,8 @@ STRETCHED = Condition(
 def stretching_up_does_not_help() -> Claim:
     """An exact one needs no head that does nothing; an exact zero does."""
     return Claim(
-        statement="Only zeros help: a softmax that reaches one at a finite score, but not zero, has outliers like the plain one.",
+        statement="Only zeros help: a softmax that reaches one at a finite score, but not zero, has outliers like the plain "
+        "one.",
         source="bondarenko2023",
         reference="Bondarenko et al. 2023 (arXiv 2306.12929), Table 1",
         published="BERT-base with zeta 1.003 and 1.03 at gamma 0: no improvement; gamma is what counts.",

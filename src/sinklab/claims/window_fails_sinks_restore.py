@@ -1,4 +1,4 @@
-"""Xiao et al. 2023, Table 1: hiding the first tokens beyond a window ruins a softmax model, and showing them again restores it."""
+"""Xiao et al. 2023, Table 1: a window without the first tokens ruins a softmax model, and sinks restore it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SINK = 0.1
 def window_fails_sinks_restore() -> Claim:
     """Within the trained context, so that nothing fails but the eviction; seeds are trainings."""
     return Claim(
-        statement="A softmax model that sees a window of recent tokens and not the first ones loses far more than the context it is "
-        "denied is worth: with the sinks shown besides the window, almost all of it is back.",
+        statement="A softmax model that sees a window of recent tokens and not the first ones loses far more than the "
+        "context it is denied is worth: with the sinks shown besides the window, almost all of it is back.",
         source="xiao2023",
         reference="Xiao et al. 2023 (arXiv 2309.17453), Table 1 and Figure 1",
         published="Perplexity of Llama-2-13B: window of 1,024 tokens 5158, four first tokens and 1,020 recent ones 5.40, "

@@ -20,12 +20,12 @@ SAME = 0.02
 def zero_sink() -> Claim:
     """A key and a value of zero are no sink that a window could rest on alone."""
     return Claim(
-        statement="Trained with softmax plus one, a model still leans on its first tokens: a window without them fails, one more of "
-        "them repairs most of it, and the loss of the whole context is that of the plain model.",
+        statement="Trained with softmax plus one, a model still leans on its first tokens: a window without them fails, one "
+        "more of them repairs most of it, and the loss of the whole context is that of the plain model.",
         source="xiao2023",
         reference="Xiao et al. 2023 (arXiv 2309.17453), Table 3",
-        published="Perplexity at 160 million parameters with 0, 1, 2 and 4 first tokens beside the window: zero sink 29214, 19.90, "
-        "18.27, 18.01; plain model 27.87, 18.49, 18.05, 18.05.",
+        published="Perplexity at 160 million parameters with 0, 1, 2 and 4 first tokens beside the window: zero sink 29214, "
+        "19.90, 18.27, 18.01; plain model 27.87, 18.49, 18.05, 18.05.",
         parts=(
             Part("without first tokens a window fails", Value("window_gap", "zero sink, no BOS"), "nats", more_than=LOSS),
             Part("one first token repairs it", Value("sink_worth", "zero sink, no BOS"), "nats", more_than=LOSS),
