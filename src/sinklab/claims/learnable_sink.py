@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from sinklab.claims._first_tokens import LOSS, SAME, first_tokens
 from sinklab.registry import claims
 from sinklab.reproduction.claim import Claim, Condition
-from sinklab.reproduction.effects import Difference, Value
+from sinklab.reproduction.effects import Difference
 from sinklab.reproduction.verdict import Part
 
 __all__ = ["learnable_sink"]
 
-LOSS = 0.05
-"""Nats per token: a difference below it is none. Published are 4.2 nats without the sink token and 0.001 with it."""
-
-SAME = 0.02
-"""Nats of held-out loss; the published curves overlap."""
+PLAIN, SINK = "no BOS", "sink token, no BOS"
 
 
 @claims.register("learnable_sink")
@@ -27,18 +24,20 @@ def learnable_sink() -> Claim:
         published="Perplexity at 160 million parameters with 0, 1, 2 and 4 first tokens beside the window: learnable sink "
         "1235, 18.01, 18.01, 18.02; plain model 27.87, 18.49, 18.05, 18.05. The loss curves overlap.",
         parts=(
-            Part("without the sink token a window fails", Value("window_gap", "sink token, no BOS"), "nats", more_than=LOSS),
-            Part("with it alone it does not", Value("window_sink_gap", "sink token, no BOS"), "nats", less_than=LOSS),
             Part(
-                "the loss is no higher than the plain model's",
-                Difference("held_out_loss", "sink token, no BOS", "no BOS"),
+                "without the sink token a window fails",
+                Difference("window_0", SINK, SINK, other="window_4"),
                 "nats",
-                less_than=SAME,
+                more_than=LOSS,
+            ),
+            Part("it alone is enough", Difference("window_1", SINK, SINK, other="window_4"), "nats", less_than=SAME),
+            Part(
+                "the loss is no higher than the plain model's", Difference("held_out_loss", SINK, PLAIN), "nats", less_than=SAME
             ),
         ),
         conditions=(
-            Condition("no BOS", {"data.bos": "none"}),
-            Condition("sink token, no BOS", {"data.bos": "none", "model.operation": {"name": "sink_token"}}),
+            Condition(PLAIN, {"data.bos": "none"}),
+            Condition(SINK, {"data.bos": "none", "model.operation": {"name": "sink_token"}}),
         ),
-        read_outs=("sinks", "window"),
+        read_outs=(first_tokens,),
     )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from sinklab.claims._first_tokens import LOSS, SAME, first_tokens
 from sinklab.registry import claims
 from sinklab.reproduction.claim import Claim, Condition
-from sinklab.reproduction.effects import Difference, Value
+from sinklab.reproduction.effects import Difference
 from sinklab.reproduction.verdict import Part
 
 __all__ = ["one_sink_is_too_few"]
 
-LEAST = 0.02
-"""Nats. Published: with one first token the plain model is 0.024 nats from its best, the one with a sink token 0.001."""
+PLAIN, SINK = "no BOS", "sink token, no BOS"
 
 
 @claims.register("one_sink_is_too_few")
@@ -24,20 +24,20 @@ def one_sink_is_too_few() -> Claim:
         published="Perplexity with one and with four first tokens: plain model 18.49 and 18.05, learnable sink 18.01 and "
         "18.02.",
         presupposes=(
-            Part("the plain model fails without first tokens", Value("window_gap", "no BOS"), "nats", more_than=LEAST),
-        ),
-        parts=(
-            Part("one first token is too few", Value("window_sink_gap", "no BOS"), "nats", more_than=LEAST),
             Part(
-                "with a sink token less is missing",
-                Difference("window_sink_gap", "no BOS", "sink token, no BOS"),
+                "the plain model fails without first tokens",
+                Difference("window_0", PLAIN, PLAIN, other="window_4"),
                 "nats",
-                more_than=LEAST,
+                LOSS,
             ),
         ),
-        conditions=(
-            Condition("no BOS", {"data.bos": "none"}),
-            Condition("sink token, no BOS", {"data.bos": "none", "model.operation": {"name": "sink_token"}}),
+        parts=(
+            Part("one first token is too few", Difference("window_1", PLAIN, PLAIN, other="window_4"), "nats", more_than=SAME),
+            Part("one sink token is enough", Difference("window_1", SINK, SINK, other="window_4"), "nats", less_than=SAME),
         ),
-        read_outs=("sinks", "window"),
+        conditions=(
+            Condition(PLAIN, {"data.bos": "none"}),
+            Condition(SINK, {"data.bos": "none", "model.operation": {"name": "sink_token"}}),
+        ),
+        read_outs=(first_tokens,),
     )

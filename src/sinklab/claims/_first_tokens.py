@@ -1,0 +1,51 @@
+"""What claims about eviction in trained models share: losses of a window with none, one, two and four first tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sinklab.pretraining.windowed import limited_attention, token_losses
+from sinklab.reproduction.trained import Trained
+
+__all__ = ["LOSS", "SAME", "first_tokens"]
+
+LOSS = 0.05
+"""Nats per token: a difference below it is no failure. Published failures are of 0.4 to 7.4 nats."""
+
+SAME = 0.02
+"""Nats per token: a difference below it is none. Published is 0.024 for a plain model with one first token instead of four."""
+
+KEPT = (0, 1, 2, 4)
+TOKENS, LEAST_ROWS = 8_192, 8
+WINDOWS = 2_048
+"""Tokens at which the windows are encoded anew, about."""
+
+
+@torch.no_grad()
+def first_tokens(trained: Trained) -> dict[str, float]:
+    """Held-out losses in nats under windows of a quarter of the context, which leaves positions as they are.
+
+    Returns:
+        ``window_0``, ``window_1``, ``window_2``, ``window_4``: every query sees so many first tokens, learned ones in front
+        counted, and the most recent ones (itself among them), a quarter of the context together. ``re_computation``: the
+        quarter is encoded anew for the token, with BOS in the place of its oldest token where training puts one in front of
+        every row, and learned tokens in front. All over the same tokens, as many as re-computation is taken at.
+    """
+    context, model = trained.config.model.max_position_embeddings, trained.loaded.model
+    size = max(KEPT[-1] + 1, context // 4)
+    rows = trained.rows(max(LEAST_ROWS, TOKENS // context), context)
+    targets = context - size - 1
+    every = max(1, len(rows) * targets // WINDOWS)
+    found: dict[str, list[Tensor]] = {}
+    for part in rows.split(max(1, TOKENS // context)):
+        for number in KEPT:
+            with limited_attention(model, size - number, range(number)):
+                found.setdefault(f"window_{number}", []).append(token_losses(model, part, after=size)[:, ::every].flatten())
+        # The window of the token at position t holds t - size … t - 1; the first of these tokens is size + 1.
+        windows = part.unfold(1, size + 1, 1)[:, 1::every].flatten(0, 1).clone()
+        if trained.config.data.bos == "rows":
+            windows[:, 0] = part[0, 0]
+        losses = [token_losses(model, some, after=size - 1).flatten() for some in windows.split(max(1, TOKENS // size))]
+        found.setdefault("re_computation", []).extend(losses)
+    return {name: float(torch.cat(parts).double().mean()) for name, parts in found.items()}
