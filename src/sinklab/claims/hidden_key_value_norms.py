@@ -8,7 +8,7 @@ from sinklab.reproduction.claim import BASELINE, Claim
 from sinklab.reproduction.effects import Difference, Value
 from sinklab.reproduction.verdict import Part
 
-__all__ = ["hidden_key_value_norms"]
+__all__ = ["hidden_key_value_norms", "stands_out"]
 
 SMALL = 0.8
 """A norm over the mean of others below which it is called small: a fifth less."""
@@ -26,15 +26,20 @@ def hidden_key_value_norms() -> Claim:
         conditions=(UNCHANGED,),
         read_outs=("sinks", "norms"),
         presupposes=(has_sink(),),
-        parts=(
-            has_massive(),
-            Part("its key is small", Value("key_ratio_sink", BASELINE), "ratio", less_than=SMALL),
-            Part("its value is small", Value("value_ratio_sink", BASELINE), "ratio", less_than=SMALL),
-            Part(
-                "queries point to its key more than to others",
-                Difference("cosine_first", BASELINE, BASELINE, other="cosine_other"),
-                "cosine",
-                more_than=0.2,
-            ),
+        parts=stands_out(BASELINE),
+    )
+
+
+def stands_out(label: str) -> tuple[Part, ...]:
+    """The four ways in which the sink token of a model stands out."""
+    return (
+        has_massive(label),
+        Part("its key is small", Value("key_ratio_sink", label), "ratio", less_than=SMALL),
+        Part("its value is small", Value("value_ratio_sink", label), "ratio", less_than=SMALL),
+        Part(
+            "queries point to its key more than to others",
+            Difference("cosine_first", label, label, other="cosine_other"),
+            "cosine",
+            more_than=0.2,
         ),
     )

@@ -15,7 +15,16 @@ from sinklab.reproduction.effects import Value
 from sinklab.reproduction.trained import Trained
 from sinklab.reproduction.verdict import Part
 
-__all__ = ["massive_before_post_norm", "norm_inputs"]
+__all__ = ["METRICS", "massive_before_post_norm", "norm_inputs"]
+
+METRICS = {
+    "norm_input_ratio": (
+        "ratio",
+        "Mean over rows of the L2 norm of the first token over the mean of the others, in what enters a norm of a block; "
+        "largest over these norms.",
+    )
+}
+"""Number of :func:`norm_inputs`: unit and definition."""
 
 
 @claims.register("massive_before_post_norm")
@@ -37,7 +46,7 @@ def massive_before_post_norm() -> Claim:
 
 
 def norm_inputs(trained: Trained) -> Mapping[str, float]:
-    """``norm_input_ratio``: the largest, over the norms of the blocks, of |x| of the first token over its mean on others."""
+    """How large the first token is in what enters the norms, on 100 held-out rows."""
     ratios: list[float] = []
 
     def look(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
