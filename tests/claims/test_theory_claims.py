@@ -12,11 +12,12 @@ from sinklab.backcopy.training import Setting
 from sinklab.claims import backcopy_dormant as dormant
 from sinklab.claims._rates import course
 from sinklab.claims._trigger import trained_numbers
-from sinklab.claims.backcopy_dormant_among_heads import copy_head
+from sinklab.claims.backcopy_dormant_among_heads import TRIGGERS, copy_head
 from sinklab.claims.bos_removed import without_bos
 from sinklab.claims.context_length import LONG, SHORT, first_tokens
 from sinklab.claims.entropy_bound import LENGTHS, NORMS, measure, trained_rows
 from sinklab.claims.massive_mean_against_zero import edited
+from sinklab.corpora import bigram_backcopy
 from sinklab.models.architecture import Architecture
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims
@@ -323,7 +324,7 @@ def trained():
     ).eval()
     rows = torch.randint(1, 40, (8, 64))
     rows[:, 0] = 0
-    tokenizer = SimpleNamespace(convert_tokens_to_ids=lambda token: 1 + "!?#".index(token))
+    tokenizer = SimpleNamespace(convert_tokens_to_ids=lambda token: 1 + TRIGGERS.index(token))
     return SimpleNamespace(
         config=SimpleNamespace(model=Architecture(**shape), data=SimpleNamespace(held_out_rows=8)),
         loaded=SimpleNamespace(model=model, tokenizer=tokenizer, device=torch.device("cpu")),
@@ -347,6 +348,10 @@ def test_copy_head_is_the_one_of_the_maps(trained):
     numbers = copy_head(trained)
     assert numbers["previous_at_trigger"] == pytest.approx(by_row.nanmean(0).max().item(), rel=1e-5)
     assert numbers.keys() == {"previous_at_trigger", "previous_elsewhere", "bos_at_trigger", "bos_elsewhere", "value_ratio"}
+
+
+def test_triggers_are_those_of_the_corpus():
+    assert TRIGGERS == bigram_backcopy.TRIGGERS
 
 
 def test_removal_of_bos_is_measured(trained):

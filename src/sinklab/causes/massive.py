@@ -24,7 +24,7 @@ from sinklab.results.intervals import Interval
 if TYPE_CHECKING:
     from sinklab.causes.sinks import SinkFound
 
-__all__ = ["Activation", "Edit", "MassiveActivations", "massive_activations"]
+__all__ = ["SUN", "Activation", "Edit", "MassiveActivations", "massive_activations"]
 
 SUN = (100.0, 1000.0)
 """Size, and times the median, above which Sun et al. 2024 (arXiv 2402.17762) call a value massive."""

@@ -7,7 +7,6 @@ import torch
 from sinklab.attention.session import attend
 from sinklab.backcopy.readout import HeadNumbers
 from sinklab.claims._architecture import UNCHANGED
-from sinklab.corpora.bigram_backcopy import TRIGGERS
 from sinklab.registry import claims
 from sinklab.reproduction.claim import BASELINE, Claim
 from sinklab.reproduction.effects import Difference, Value
@@ -15,6 +14,9 @@ from sinklab.reproduction.trained import Trained
 from sinklab.reproduction.verdict import Part
 
 __all__ = ["backcopy_dormant_among_heads", "copy_head"]
+
+TRIGGERS = "!?#"
+"""Those of the corpus ``bigram_backcopy``."""
 
 HALF = 0.5
 """A majority of the weight: by it heads are told to be active, or dormant."""
