@@ -220,8 +220,10 @@ class TestShow:
         records = json.loads(run("show", name, "--json").stdout)
         record = next(record for record in records if record["kind"] == KINDS[plural].kind)
         assert record["summary"] == KINDS[plural].summary(name)
-        assert [metric["name"] for metric in record["metrics"]] == list(getattr(KINDS[plural][name], "definitions", {}))
-        assert record["version"] == getattr(KINDS[plural][name], "version", 1)
+        plugin = KINDS[plural][name]
+        definitions = sys.modules[plugin.__module__].METRICS if plural == "read_outs" else getattr(plugin, "definitions", {})
+        assert [metric["name"] for metric in record["metrics"]] == list(definitions)
+        assert record["version"] == getattr(plugin, "version", 1)
 
     def test_an_unknown_name(self):
         assert "Did you mean 'entropy'" in run("show", "entropi", status=2).stderr

@@ -128,5 +128,5 @@ def test_a_kind_is_found_by_both_of_its_words():
 def test_every_kind_has_plugins_and_they_all_import():
     assert set(KINDS) >= {"operations", "probes", "corpora"}
     for registry in KINDS.values():
-        assert registry.names()
+        assert registry.names(), registry.plural
         assert [registry[name].name for name in registry] == registry.names()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
-import importlib.metadata
 import importlib.util
 import inspect
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sinklab.cli.source_text import constants_of, file_of, registers, text_of, unparsed
+from sinklab.cli.stated import stated
 from sinklab.errors import ContractError, UnknownNameError
 from sinklab.models.embedded import embedded_names, embedded_path
 from sinklab.registry import KINDS, registry_of
@@ -33,7 +35,7 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One metric of a probe."""
+    """One metric of a probe or of a read-out."""
 
     name: str
     text: str
@@ -72,18 +74,21 @@ def catalogue(kind: str | None = None) -> dict[str, dict[str, str]]:
 
 
 def describe(name: str) -> list[Description]:
-    """The plug-ins (of any kind) called ``name``, or the probes with a metric of that name.
+    """The plug-ins (of any kind) called ``name``, or the probes and read-outs with a metric of that name.
 
     Raises:
         UnknownNameError: nothing is called so; the message suggests the nearest name.
     """
     found = [_read(registry.kind, plural, name) for plural, registry in KINDS.items() if name in registry]
     if not found:
-        probes = [_read("probe", "probes", probe) for probe in KINDS["probes"]]
-        found = [_only(probe, metric) for probe in probes for metric in probe.metrics if metric.name == name]
-        if not found:
-            known = [plugin for registry in KINDS.values() for plugin in registry]
-            known += [metric.name for probe in probes for metric in probe.metrics]
+        known = [plugin for registry in KINDS.values() for plugin in registry]
+        for plural in ("probes", "read_outs"):  # a read-out may have to be imported, so only for what no probe measures
+            measuring = [_read(KINDS[plural].kind, plural, plugin) for plugin in KINDS[plural]]
+            found = [_only(one, metric) for one in measuring for metric in one.metrics if metric.name == name]
+            if found:
+                break
+            known += [metric.name for one in measuring for metric in one.metrics]
+        else:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise UnknownNameError(f"nothing is called {name!r}.{hint} See: sinklab list")
@@ -91,7 +96,7 @@ def describe(name: str) -> list[Description]:
 
 
 def _only(probe: Description, metric: Metric) -> Description:
-    """A probe's description cut down to one of its metrics."""
+    """A description cut down to one of its metrics."""
     return dataclasses.replace(probe, text="", metrics=[metric], papers=_papers(metric.paper))
 
 
@@ -108,20 +113,16 @@ def _model_summary(name: str) -> str:
 
 
 def _read(kind: str, plural: str, name: str) -> Description:
-    path = _file(plural, name)
+    path = file_of(plural, name)
     tree = ast.parse(path.read_text(encoding="utf-8"))
     if plural == "recipes":
         return _recipe(name, path, tree)
-    cls = next((node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and _registers(node, name)), None)
+    if plural in ("claims", "read_outs"):
+        return _function(kind, plural, name, path, tree)
+    cls = next((node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and registers(node, name)), None)
     if cls is None:
         raise ContractError(f"{path} must register a {kind} called {name!r}, the name of the file, and does not")
-    constants = {
-        target.id: node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    constants = constants_of(tree)
     text = inspect.cleandoc(ast.get_docstring(cls) or "")
     metrics = list(_metrics(cls, constants))
     cited = "\n".join([text, *(metric.paper for metric in metrics), ast.get_docstring(tree) or ""])
@@ -155,6 +156,41 @@ def _recipe(name: str, path: Path, tree: ast.Module) -> Description:
     )
 
 
+def _function(kind: str, plural: str, name: str, path: Path, tree: ast.Module) -> Description:
+    """A claim, with what it states, or a read-out, with its metrics; both are functions."""
+    function = next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and registers(node, name)), None)
+    if function is None:
+        raise ContractError(f"{path} must register a {kind} called {name!r}, the name of the file, and does not")
+    text = inspect.cleandoc(ast.get_docstring(function) or "")
+    if plural == "claims":
+        claim = stated(name)
+        costs = ", ".join(f"{cost} at scale {scale}" for scale, cost in claim.costs.items())
+        published = f"Published: {claim.published}\n{claim.reference}"
+        text = "\n\n".join(part for part in (f"Claim: {claim.statement}", published, f"Cost: {costs}.", text) if part)
+    metrics = list(_read_metrics(name, tree)) if plural == "read_outs" else []
+    return Description(
+        kind=kind,
+        name=name,
+        summary=registry_of(kind).summary(name),
+        text=text,
+        parameters=[],
+        metrics=metrics,
+        papers=_papers("\n".join([text, ast.get_docstring(tree) or "", *(metric.text for metric in metrics)])),
+        version=1,
+        file=str(path),
+    )
+
+
+def _read_metrics(name: str, tree: ast.Module) -> Iterator[Metric]:
+    """Entries of a read-out's ``METRICS``: name to unit and definition; a file that computes them is imported."""
+    try:
+        table = ast.literal_eval(constants_of(tree)["METRICS"])
+    except (KeyError, ValueError):
+        table = getattr(sys.modules[KINDS["read_outs"][name].__module__], "METRICS", {})
+    for metric, (unit, definition) in table.items():
+        yield Metric(name=metric, text=definition, unit=unit, paper="")
+
+
 def _config_fields(section: Any, prefix: str) -> Iterator[Parameter]:
     """Every field of a configuration by its dotted path, as ``--set`` takes it."""
     for name, field in type(section).model_fields.items():
@@ -167,31 +203,6 @@ def _config_fields(section: Any, prefix: str) -> Iterator[Parameter]:
             yield Parameter(f"{prefix}{name}", shown, json.dumps(value), field.description or "")
 
 
-def _file(plural: str, name: str) -> Path:
-    for module in (
-        f"sinklab.{plural}.{name}",
-        *(
-            point.value.partition(":")[0]
-            for point in importlib.metadata.entry_points(group=f"sinklab.{plural}")
-            if point.name == name
-        ),
-    ):
-        spec = importlib.util.find_spec(module)
-        if spec is not None and spec.origin is not None:
-            return Path(spec.origin)
-    raise ContractError(f"the file of {name!r} ({plural}) cannot be found")
-
-
-def _registers(cls: ast.ClassDef, name: str) -> bool:
-    return any(
-        isinstance(decorator, ast.Call)
-        and isinstance(decorator.func, ast.Attribute)
-        and decorator.func.attr == "register"
-        and [getattr(argument, "value", None) for argument in decorator.args] == [name]
-        for decorator in cls.decorator_list
-    )
-
-
 def _parameters(cls: ast.ClassDef, tree: ast.Module) -> Iterator[Parameter]:
     """Arguments of ``__init__``, or the fields of a dataclass, those of its bases first; of two of a name the last counts."""
     for node in cls.body:
@@ -201,7 +212,7 @@ def _parameters(cls: ast.ClassDef, tree: ast.Module) -> Iterator[Parameter]:
             if node.args.defaults:
                 defaults[-len(node.args.defaults) :] = node.args.defaults
             for argument, default in zip([*ordered, *node.args.kwonlyargs], [*defaults, *node.args.kw_defaults], strict=True):
-                yield Parameter(argument.arg, _unparse(argument.annotation) or "", _unparse(default))
+                yield Parameter(argument.arg, unparsed(argument.annotation) or "", unparsed(default))
             return
     for base, home in _bases(cls, tree):
         yield from _parameters(base, home)
@@ -209,7 +220,7 @@ def _parameters(cls: ast.ClassDef, tree: ast.Module) -> Iterator[Parameter]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             annotation = ast.unparse(node.annotation)
             if not annotation.startswith("ClassVar"):
-                yield Parameter(node.target.id, annotation, _unparse(node.value))
+                yield Parameter(node.target.id, annotation, unparsed(node.value))
 
 
 def _bases(cls: ast.ClassDef, tree: ast.Module) -> Iterator[tuple[ast.ClassDef, ast.Module]]:
@@ -245,24 +256,5 @@ def _metrics(cls: ast.ClassDef, constants: dict[str, ast.expr]) -> Iterator[Metr
             if isinstance(value, ast.Call) and key is not None:
                 given = dict(zip(("text", "unit", "paper"), value.args, strict=False))
                 given |= {keyword.arg: keyword.value for keyword in value.keywords if keyword.arg}
-                texts = {part: _text(given[part], constants) if part in given else "" for part in ("text", "unit", "paper")}
-                yield Metric(name=_text(key, constants), **texts)
-
-
-def _text(node: ast.expr, constants: dict[str, ast.expr]) -> str:
-    """The string that an expression of literals, module constants, ``+`` and f-strings would give; else its source."""
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    if isinstance(node, ast.Name) and node.id in constants:
-        return _text(constants[node.id], constants)
-    if isinstance(node, ast.JoinedStr):
-        return "".join(_text(part, constants) for part in node.values)
-    if isinstance(node, ast.FormattedValue):
-        return _text(node.value, constants)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _text(node.left, constants) + _text(node.right, constants)
-    return ast.unparse(node)
-
-
-def _unparse(node: Any) -> str | None:
-    return None if node is None else ast.unparse(node)
+                texts = {part: text_of(given[part], constants) if part in given else "" for part in ("text", "unit", "paper")}
+                yield Metric(name=text_of(key, constants), **texts)

@@ -1,0 +1,75 @@
+"""What claims state, read from their files as text, so that they are listed in the time of a command without torch."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from typing import Any
+
+from sinklab.cli.source_text import constants_of, file_of, text_of
+from sinklab.registry import claims
+from sinklab.reproduction.claim import TRAINED_COSTS, Claim
+
+__all__ = ["Stated", "stated"]
+
+TEXTS = ("statement", "source", "reference", "published")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stated:
+    """The words of a claim and the cost at every scale at which it can be run."""
+
+    name: str
+    statement: str
+    source: str
+    reference: str
+    published: str
+    costs: dict[str, str]
+
+
+def stated(name: str) -> Stated:
+    """What the file of a claim states.
+
+    A file that puts its claim together in another way than by one call of ``Claim`` with literal words is imported.
+
+    Raises:
+        UnknownNameError: no claim is called so.
+        ContractError: its file cannot be found or imported.
+    """
+    claims.summary(name)  # refuses unknown names, with a suggestion
+    tree = ast.parse(file_of("claims", name).read_text(encoding="utf-8"))
+    return _read(name, tree) or _imported(name)
+
+
+def _read(name: str, tree: ast.Module) -> Stated | None:
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Claim"]
+    if len(calls) != 1 or calls[0].args:
+        return None
+    given = {keyword.arg: keyword.value for keyword in calls[0].keywords if keyword.arg is not None}
+    constants = constants_of(tree)
+    costs = _literal(given["costs"], constants) if "costs" in given else dict(TRAINED_COSTS)
+    words = {field: _literal(given[field], constants) for field in TEXTS if field in given}
+    if len(words) < len(TEXTS) or not all(isinstance(text, str) for text in words.values()) or not isinstance(costs, dict):
+        return None
+    return Stated(name=name, costs=costs, **words)
+
+
+def _literal(node: ast.expr, constants: dict[str, ast.expr]) -> Any:
+    """The value of literals, module constants, ``+`` and f-strings of them; ``None`` for anything else."""
+    if isinstance(node, (ast.JoinedStr, ast.BinOp)):
+        parts = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
+        plain = all(isinstance(constants.get(part.id), ast.Constant) for part in parts)
+        called = any(isinstance(part, (ast.Call, ast.Attribute, ast.Subscript)) for part in ast.walk(node))
+        return text_of(node, constants) if plain and not called else None
+    if isinstance(node, ast.Name) and node.id in constants:
+        return _literal(constants[node.id], constants)
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+def _imported(name: str) -> Stated:
+    claim: Claim = claims[name]()  # type: ignore[assignment]
+    costs = {str(scale): str(cost) for scale, cost in claim.costs.items()}
+    return Stated(name, claim.statement, claim.source, claim.reference, claim.published, costs)
