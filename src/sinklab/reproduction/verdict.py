@@ -88,7 +88,10 @@ class Finding:
         return {
             "says": self.part.says,
             "effect": self.part.effect.words,
+            "needs": sorted([condition, metric] for condition, metric in self.part.effect.needs()),
             "expected": self.part.region,
+            "more_than": self.part.more_than if math.isfinite(self.part.more_than) else None,
+            "less_than": self.part.less_than if math.isfinite(self.part.less_than) else None,
             "unit": self.part.unit,
             "mean": self.mean,
             "interval": None if self.interval is None else list(self.interval),
