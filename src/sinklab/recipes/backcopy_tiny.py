@@ -1,4 +1,4 @@
-"""Backcopy tiny: a decoder of 115,000 parameters on the bigram-backcopy language, whose sink appears in seconds on one core."""
+"""Backcopy tiny: a decoder of 136,000 parameters on the bigram-backcopy language, whose sink appears in seconds on one core."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["backcopy_tiny"]
 
 @recipes.register("backcopy_tiny")
 def backcopy_tiny() -> PretrainingConfig:
-    """Two layers of four heads of 32, width 64, context 64, 800 steps of 1,024 characters; learned positions as in GPT-2.
+    """Two layers of eight heads of 16, width 64, context 64, 800 steps of 1,024 characters; learned positions as in GPT-2.
 
     The language (Guo et al. 2024, arXiv 2410.13835) asks heads to copy behind triggers and to keep still elsewhere. What makes
     the sink come in so short a time and with every seed: learned positions, BOS in front of every row, a high learning rate
@@ -31,8 +31,8 @@ def backcopy_tiny() -> PretrainingConfig:
             hidden_size=64,
             intermediate_size=128,
             num_hidden_layers=2,
-            num_attention_heads=4,
-            head_dim=32,
+            num_attention_heads=8,
+            head_dim=16,
             max_position_embeddings=64,
             position={"name": "learned"},
             initialization="normal",
@@ -40,7 +40,7 @@ def backcopy_tiny() -> PretrainingConfig:
         data=DataConfig(
             corpus="bigram_backcopy", vocab_size=258, max_tokens=2_000_000, bos="rows", eos=False, held_out_rows=128
         ),
-        optimizer=OptimizerConfig(name="adamw", learning_rate=5e-3, weight_decay=0.1),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-2, weight_decay=0.1),
         schedule=ScheduleConfig(name="cosine", warmup_steps=100, min_ratio=0.1),
         training=TrainingConfig(
             steps=800, batch_size=16, compile=False, log_every=50, evaluate_every=200, save_every=800, keep=1
