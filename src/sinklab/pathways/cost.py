@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sinklab.errors import ConfigurationError
 from sinklab.models.architecture import Architecture
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.pathways.operations import Pathway
@@ -42,7 +43,12 @@ def costs(
         config: of the scale: its shape, batch, dtype and device.
         long: tokens of the longer rows.
         clock: seconds that pass.
+
+    Raises:
+        ConfigurationError: fewer rounds than quartiles need.
     """
+    if rounds < 2:
+        raise ConfigurationError(f"pathways: the cost is a median with quartiles; rounds {rounds} must be at least 2")
     threads = torch.get_num_threads()
     torch.set_num_threads(config.training.threads or threads)
     try:

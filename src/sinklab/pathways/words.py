@@ -13,10 +13,10 @@ __all__ = ["DEFINITION", "cell", "markdown", "paragraph"]
 
 DEFINITION = (
     "A pathway is low-distortion if, in a model trained with it on the same data for the same number of steps, the held-out "
-    "loss is less than 0.02 nats above that of softmax with the same seed; fewer than 5 % of heads sink on the first token; the "
-    "first hidden state is less than 2 times as long as others; a window of a quarter of the context without sinks costs less "
-    "than 0.02 nats; and 8-bit weights and activations cost less than 0.02 nats. Each holds if its 95 % interval over seeds "
-    "(Student's t) lies inside the bound, fails if it lies outside, and is undecided otherwise."
+    "loss is less than 0.02 nats above that of softmax with the same seed; fewer than 5 % of heads sink on the first token; "
+    "the first hidden state is less than 2 times as long as others; a window of a quarter of the context without sinks costs "
+    "less than 0.02 nats; and 8-bit weights and activations cost less than 0.02 nats. Each holds if its 95 % interval over "
+    "seeds (Student's t) lies inside the bound, fails if it lies outside, and is undecided otherwise."
 )
 """The definition of :mod:`sinklab.pathways.judging`, in a paragraph."""
 
