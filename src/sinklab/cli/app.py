@@ -14,10 +14,12 @@ from sinklab import __version__
 from sinklab.cli import backcopy as backcopy_command
 from sinklab.cli import cache as cache_command
 from sinklab.cli import causes as causes_command
+from sinklab.cli import claims as claims_command
 from sinklab.cli import depend as depend_command
 from sinklab.cli import output
 from sinklab.cli import pathways as pathways_command
 from sinklab.cli import plot as plot_command
+from sinklab.cli import reproduce as reproduce_command
 from sinklab.cli import retrieval as retrieval_command
 from sinklab.cli import stream as stream_command
 from sinklab.cli import sweep as sweep_command
@@ -193,11 +195,13 @@ def measure(
 app.command(epilog=backcopy_command.EPILOG)(backcopy_command.backcopy)
 app.command(epilog=cache_command.EPILOG)(cache_command.cache)
 app.command(epilog=causes_command.EPILOG)(causes_command.causes)
+app.command(epilog=claims_command.EPILOG)(claims_command.claims)
 app.command(epilog=depend_command.EPILOG)(depend_command.depend)
 app.command(epilog=pathways_command.EPILOG)(pathways_command.pathways)
 app.command(epilog=EPILOG)(pretrain)
 app.command(epilog=sweep_command.EPILOG)(sweep_command.sweep)
 app.command(epilog=plot_command.EPILOG)(plot_command.plot)
+app.command(epilog=reproduce_command.EPILOG)(reproduce_command.reproduce)
 app.command(epilog=retrieval_command.EPILOG)(retrieval_command.retrieval)
 app.command(epilog=stream_command.EPILOG)(stream_command.stream)
 app.command(epilog=trigger_command.EPILOG)(trigger_command.trigger)
@@ -208,7 +212,8 @@ def list_(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help="probes, operations, interventions, positions, policies, corpora, tasks, recipes or models; by default all."
+            help="probes, operations, interventions, positions, policies, corpora, tasks, recipes, read_outs, claims or "
+            "models; by default all."
         ),
     ] = None,
     as_json: Json = False,

@@ -21,7 +21,19 @@ FIELDS = {
 }
 """What a record must have, besides its kind and its verdict."""
 
-PART_FIELDS = ("says", "effect", "needs", "expected", "more_than", "less_than", "unit", "mean", "interval", "by_seed", "verdict")
+PART_FIELDS = (
+    "says",
+    "effect",
+    "needs",
+    "expected",
+    "more_than",
+    "less_than",
+    "unit",
+    "mean",
+    "interval",
+    "by_seed",
+    "verdict",
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -859,7 +859,7 @@
 
   makeRamps();
   repaint();
-  const pages = { compare: comparison, causes: async () => {} }; // the figures of causes are drawn without a script
+  const pages = { compare: comparison, causes: async () => {}, claims: async () => {} }; // these have nothing that a script draws
   (pages[data.page] ?? report)().then(
     () => { repaint(); root.dataset.ready = "true"; },
     (error) => {
