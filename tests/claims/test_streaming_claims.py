@@ -83,6 +83,11 @@ PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
     "zero_sink": {"no BOS": PLAIN, "zero sink, no BOS": {"held_out_loss": 2.89, **by_sinks(29214, 19.90, 18.27, 18.01)}},
     "gated_cuts_outliers": {BASELINE: OPT, "gated heads": GATED},
     "int8_gap_falls": {BASELINE: OPT, "gated heads": GATED},
+    # BERT-base.
+    "six_bit_gap_falls": {
+        BASELINE: {"w6a8_gap": math.log(598 / 4.49), "w6a6_gap": math.log(42.8 / 4.49)},
+        "gated heads": {"w6a8_gap": math.log(4.79 / 4.45), "w6a6_gap": math.log(5.90 / 4.45)},
+    },
     "clipped_cuts_outliers": {
         BASELINE: BERT,
         "clipped softmax, gamma -3.2/T": {"held_out_loss": math.log(4.39), "max_inf_norm": 21.5, "kurtosis": 80},
@@ -132,6 +137,8 @@ REVERSED: list[tuple[str, str, str, float]] = [
     ("gated_cuts_outliers", "gated heads", "kurtosis", 1778),
     ("gated_cuts_outliers", "gated heads", "held_out_loss", 3.0),
     ("int8_gap_falls", "gated heads", "int8_gap", 0.29),
+    ("six_bit_gap_falls", "gated heads", "w6a8_gap", 5.0),
+    ("six_bit_gap_falls", "gated heads", "w6a6_gap", 5.0),
     ("clipped_cuts_outliers", "clipped softmax, gamma -3.2/T", "max_inf_norm", 735),
     ("clipped_cuts_outliers", "clipped softmax, gamma -3.2/T", "kurtosis", 3076),
     ("clipped_cuts_outliers", "clipped softmax, gamma -3.2/T", "held_out_loss", 3.0),
