@@ -7,17 +7,26 @@ docstrings, so it takes a second.
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from sinklab.cli.claims import format_effect
 from sinklab.cli.describe import describe
+from sinklab.cli.stated import stated
 from sinklab.registry import KINDS
+from sinklab.reproduction.claim import SCALES
+from sinklab.reproduction.kept import Kept, hardware_of, read_results, summary_of
 from sinklab.results.table import COLUMNS
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+RECORD = ROOT / "src" / "sinklab" / "claims" / "record.json"
 FILES = (
     "README.md",
+    "docs/claims.md",
     "docs/interventions.md",
     "docs/results.md",
     "docs/metrics.md",
@@ -83,6 +92,88 @@ def paths() -> str:
     return "\n".join(["| path | what it is |", "|---|---|", *rows])
 
 
+def scales() -> str:
+    """What is run at each scale."""
+    tree = ast.parse((ROOT / "src/sinklab/reproduction/scales.py").read_text(encoding="utf-8"))
+    (found,) = (node for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "DESCRIPTIONS")
+    rows = [f"| `{name}` | {_cell(meaning)} |" for name, meaning in ast.literal_eval(found.value).items()]  # type: ignore[arg-type]
+    return "\n".join(["| scale | what is trained |", "|---|---|", *rows])
+
+
+def claims() -> str:
+    """Every claim with its statement, source and costs."""
+    rows = []
+    for name in KINDS["claims"]:
+        claim = stated(name)
+        costs = ", ".join(f"{claim.costs[scale]} ({scale})" for scale in SCALES if scale in claim.costs)
+        rows.append(f"| `{name}` | {_cell(claim.statement)} | {_cell(claim.reference)} | {costs} |")
+    return "\n".join(["| claim | statement | reference | cost |", "|---|---|---|---|", *rows])
+
+
+def kept() -> list[Kept]:
+    """Committed results, by scale and name."""
+    return sorted(read_results(RESULTS), key=lambda one: (SCALES.index(one.record["scale"]), one.record["claim"]))
+
+
+def _effect(part: dict[str, Any]) -> str:
+    return _cell(format_effect(part["mean"], part["interval"], part["unit"])) or "no number"
+
+
+def claim_results() -> str:
+    """A table of the committed results, and how many there are of each verdict."""
+    if not kept():
+        return "No results are kept yet."
+    sections = []
+    for scale in SCALES:
+        found = [one.record for one in kept() if one.record["scale"] == scale]
+        if not found:
+            continue
+        verdicts = [record["verdict"] for record in found]
+        counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(sorted(verdicts)))
+        hardware = "; ".join(sorted({hardware_of(record) for record in found}))
+        rows = []
+        for record in found:
+            row = summary_of(record)
+            effect = _cell(format_effect(row["effect"], row["interval"], row["unit"])) or "–"
+            link = f"[`{row['name']}`](#{scale}-{row['name']})"
+            rows.append(f"| {link} | {row['source']} | **{row['verdict']}** | {effect} | {len(row['seeds'])} |")
+        head = ["| claim | source | verdict | effect of the deciding part | seeds |", "|---|---|---|---|---|"]
+        sections.append("\n".join([f"Scale `{scale}` ({hardware}): {counts}.", "", *head, *rows]))
+    return "\n\n".join(sections)
+
+
+def claim_details() -> str:
+    """Every committed result in full."""
+    return "\n\n".join(_detail(one) for one in kept()) or "They follow with the results."
+
+
+def _detail(one: Kept) -> str:
+    record, folder = one.record, one.folder.relative_to(ROOT).as_posix()
+    rows = [
+        f"| {prefix}{_cell(part['says'])} | {_cell(part['effect'])} | {part['expected']} "
+        f"| {_effect(part)} | {part['verdict']} |"
+        for prefix, parts in (("presupposed: ", record["presupposes"]), ("", record["parts"]))
+        for part in parts
+    ]
+    lines = [
+        f"### {record['scale']}: {record['claim']}",
+        f"{record['statement']} ({record['reference']}) **{record['verdict'].capitalize()}.**",
+        f"Published: {record['published']}",
+        "\n".join(["| part | effect | claimed | found | verdict |", "|---|---|---|---|---|", *rows]),
+        *([f"No verdict of its own: {record['reason']}."] if record["reason"] else []),
+        *([record["evidence"]] if record["evidence"] else []),
+        f"Seeds {', '.join(map(str, record['seeds']))}; {hardware_of(record)}; {record['created'][:10]}.",
+    ]
+    if (one.folder / "figure.png").is_file():
+        lines.append(f"![Numbers of single seeds and effects of {record['claim']}](../{folder}/figure.png)")
+    return "\n\n".join(lines)
+
+
+def record() -> str:
+    """The newest verdicts of the committed results, as they are shipped with the package."""
+    return json.dumps([summary_of(one.record) for one in kept()], indent=1, ensure_ascii=False) + "\n"
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "probes": lambda: plugins("probes"),
     "operations": lambda: plugins("operations"),
@@ -96,6 +187,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "interventions": lambda: plugins("interventions"),
     "intervention_pages": lambda: pages("interventions"),
     "paths": paths,
+    "scales": scales,
+    "claims": claims,
+    "claim_results": claim_results,
+    "claim_details": claim_details,
     "columns": columns,
     "metrics": metrics,
 }
@@ -116,3 +211,5 @@ if __name__ == "__main__":
         path = ROOT / file
         path.write_text(refreshed(path.read_text(encoding="utf-8")), encoding="utf-8")
         print(f"refreshed {file}")
+    RECORD.write_text(record(), encoding="utf-8")
+    print(f"refreshed {RECORD.relative_to(ROOT)}")

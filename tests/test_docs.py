@@ -49,11 +49,15 @@ def test_every_document_with_derived_parts_is_refreshed(refresh):
 
 
 @pytest.mark.parametrize(
-    "file", ["README.md", "docs/results.md", "docs/metrics.md", "docs/policies.md", "docs/interventions.md"]
+    "file", ["README.md", "docs/claims.md", "docs/results.md", "docs/metrics.md", "docs/policies.md", "docs/interventions.md"]
 )
 def test_derived_parts_are_fresh(refresh, file):
     text = (ROOT / file).read_text(encoding="utf-8")
     assert refresh.refreshed(text) == text, "run: make docs"
+
+
+def test_the_verdicts_that_come_with_the_package_are_those_of_the_kept_results(refresh):
+    assert refresh.RECORD.read_text(encoding="utf-8") == refresh.record(), "run: make docs"
 
 
 def test_that_check_can_fail(refresh):

@@ -59,7 +59,7 @@ def draw_claim(record: Mapping[str, Any], table: pd.DataFrame) -> Figure:
     series = [_series(part, table) for part in parts]
     rows = [max(3, len(one)) for one in series]
     width, line = INCHES
-    heights = [line * number + 0.95 for number in rows]
+    heights = [line * number + 1.0 for number in rows]
     title = textwrap.wrap(record["statement"], 105)
     head = 0.24 * len(title) + 0.55
     figure = Figure(figsize=(width, sum(heights) + head), facecolor="white")
@@ -74,8 +74,8 @@ def draw_claim(record: Mapping[str, Any], table: pd.DataFrame) -> Figure:
     figure.text(0.98, at, below, va="top", ha="right", fontsize=9, color=SOFT)
     used = head
     for part, one, height in zip(parts, series, heights, strict=True):
-        bottom = 1 - (used + height - 0.42) / total
-        tall = (height - 0.95) / total
+        bottom = 1 - (used + height - 0.47) / total
+        tall = (height - 1.0) / total
         numbers = figure.add_axes((0.27, bottom, 0.33, tall))
         effect = figure.add_axes((0.66, bottom, 0.32, tall))
         _draw_numbers(numbers, one)
