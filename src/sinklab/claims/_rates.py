@@ -19,10 +19,10 @@ HARM = 0.1
 """Nats by which the loss must be worse for training to be called harmed."""
 
 BASE = Condition(BASELINE)
-LARGE = Condition("rate x8", {"optimizer.learning_rate": Times(8)})
-TOO_LARGE = Condition("rate x32", {"optimizer.learning_rate": Times(32)})
+LARGE = Condition("rate x4", {"optimizer.learning_rate": Times(4)})
+TOO_LARGE = Condition("rate x16", {"optimizer.learning_rate": Times(16)})
 TOO_LARGE_SIGMA = Condition(
-    "rate x32, sigma_reparam", {"optimizer.learning_rate": Times(32), "model.operation": {"name": "sigma_reparam"}}
+    "rate x16, sigma_reparam", {"optimizer.learning_rate": Times(16), "model.operation": {"name": "sigma_reparam"}}
 )
 
 
