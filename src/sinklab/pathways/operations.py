@@ -24,12 +24,12 @@ class Published:
     Args:
         no_op: how a head does nothing.
         source: paper, and what is taken from it.
-        settings: tokens of the context to the settings that are not the operation's defaults.
+        settings: tokens of the context to the settings that are not the operation's defaults; ``None`` if all are.
     """
 
     no_op: str
     source: str
-    settings: Settings = lambda context: {}
+    settings: Settings | None = None
 
 
 PUBLISHED: Mapping[str, Published] = {
@@ -87,7 +87,8 @@ class Pathway:
 
         Left out, they are worded as claims word them, so that both find the same trained models.
         """
-        return {**self.fields, **(self.published.settings(context) if self.published else {})}
+        settings = self.published.settings if self.published else None
+        return {**self.fields, **(settings(context) if settings else {})}
 
 
 def pathways_of(chosen: Sequence[Mapping[str, Any]] = DEFAULT) -> list[Pathway]:
