@@ -21,7 +21,7 @@ BASES: Mapping[Scale, Callable[[], PretrainingConfig]] = {
 }
 
 DESCRIPTIONS: Mapping[Scale, str] = {
-    "tiny": "0.1 million parameters on the made-up bigram-backcopy language, 0.8 million tokens; seconds a run on one core",
+    "tiny": "0.1 million parameters on the made-up bigram-backcopy language, 0.6 million tokens; seconds a run on one core",
     "small": "1.5 million parameters on Python source, 4 million tokens; minutes a run on one core",
     "60m": "59 million parameters and embeddings on the Pile, 21 billion tokens (Gu et al. 2024); GPUs",
     "1b": "a billion parameters on the Pile, 42 billion tokens (Gu et al. 2024); GPUs",
