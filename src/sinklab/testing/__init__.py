@@ -9,10 +9,11 @@ A check that fails raises :class:`~sinklab.errors.ContractError` with the name o
 found. The built-in plug-ins pass the same checks. Everything runs on the CPU, offline, in seconds.
 """
 
+from sinklab.testing.claims import check_claim
 from sinklab.testing.interventions import check_intervention
 from sinklab.testing.operations import check_operation
 from sinklab.testing.policies import check_policy
 from sinklab.testing.probes import check_probe, tiny_models
 from sinklab.testing.tasks import check_task
 
-__all__ = ["check_intervention", "check_operation", "check_policy", "check_probe", "check_task", "tiny_models"]
+__all__ = ["check_claim", "check_intervention", "check_operation", "check_policy", "check_probe", "check_task", "tiny_models"]

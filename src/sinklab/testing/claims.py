@@ -1,0 +1,138 @@
+"""The contract of claims: a statement with its citation, conditions that can be run, and parts that can come out either way."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Callable, Mapping
+
+from sinklab.errors import ConfigurationError
+from sinklab.registry import read_outs
+from sinklab.reproduction.cells import make_cells
+from sinklab.reproduction.claim import COSTS, SCALES, Claim
+from sinklab.reproduction.effects import Difference, Effect, Extreme, Numbers, Peak, Ratio, Trend, Value
+from sinklab.reproduction.verdict import SEEDS, Part, judge_part
+from sinklab.testing._checks import Checks, first_line
+
+__all__ = ["check_claim"]
+
+ALWAYS = {"diverged", "held_out_loss", "steps"}
+"""Numbers that every trained model has without a read-out."""
+
+
+def check_claim(claim: Claim | Callable[[], Claim]) -> None:
+    """Check that a claim keeps the contract of :class:`~sinklab.reproduction.claim.Claim`, without training anything.
+
+    It says its statement in a sentence and cites a paper; its conditions are configurations at every scale at which it has a
+    cost; every number that a part needs is produced; and every part is reproduced by numbers made up to lie in its region,
+    and not reproduced by numbers outside.
+
+    Args:
+        claim: a claim, or the function that returns it.
+
+    Raises:
+        ContractError: with the name of the check, what was expected and what was found.
+    """
+    check = Checks(f"claim {getattr(claim, 'name', getattr(claim, '__name__', 'of no name'))!r}")
+    made = claim if isinstance(claim, Claim) else claim()
+    check.require(isinstance(made, Claim), "type", "a Claim", type(made).__name__)
+    _words(check, made)
+    _configurations(check, made)
+    _produced(check, made)
+    for part in (*made.parts, *made.presupposes):
+        _either_way(check, part)
+
+
+def _words(check: Checks, claim: Claim) -> None:
+    for name in ("statement", "published"):
+        text = getattr(claim, name)
+        sentence = bool(re.fullmatch(r"\S.*[.!?]", text, flags=re.DOTALL))
+        check.require(sentence, name, "a sentence that ends with a full stop", repr(text))
+    check.require(bool(re.search(r"arXiv \d{4}\.\d{5}", claim.reference)), "reference", "arXiv NNNN.NNNNN", claim.reference)
+    check.require(bool(re.fullmatch(r"[a-z]+\d{4}", claim.source)), "source", "a name such as gu2024", claim.source)
+    known = set(claim.costs) <= set(SCALES) and set(claim.costs.values()) <= set(COSTS)
+    check.require(known, "costs", f"scales of {', '.join(SCALES)} with {', '.join(COSTS)}", dict(claim.costs))
+    check.require(set(claim.evidence) <= set(claim.costs), "evidence", "scales at which it is run", list(claim.evidence))
+
+
+def _configurations(check: Checks, claim: Claim) -> None:
+    for scale in claim.costs:
+        try:
+            make_cells(claim.conditions, scale, (0,))
+        except ConfigurationError as error:
+            check.require(False, "conditions", f"valid configurations at scale {scale}", first_line(error))
+
+
+def _produced(check: Checks, claim: Claim) -> None:
+    """What is measured cannot be known without measuring; of trained models the read-outs say what they give."""
+    trained = {condition.label for condition in claim.conditions}
+    produced: set[str] | None = set(ALWAYS)
+    for read_out in claim.read_outs:
+        if isinstance(read_out, str):
+            check.require(read_out in read_outs, "read_outs", f"names of {', '.join(read_outs)}", read_out)
+        module = f"sinklab.read_outs.{read_out}" if isinstance(read_out, str) else read_out.__module__
+        metrics: Mapping[str, object] | None = getattr(importlib.import_module(module), "METRICS", None)
+        produced = None if produced is None or metrics is None else produced | set(metrics)
+    for part in (*claim.parts, *claim.presupposes):
+        for condition, metric in sorted(part.effect.needs()):
+            known = condition in trained or claim.measure is not None
+            check.require(known, "conditions", f"{part.says!r} to speak of {', '.join(sorted(trained))}", condition)
+            if condition in trained and produced is not None:
+                given = ", ".join(sorted(produced))
+                check.require(metric in produced, "metrics", f"{part.says!r} to need one of {given}", metric)
+
+
+def _either_way(check: Checks, part: Part) -> None:
+    for inside, verdict in ((True, "reproduced"), (False, "not reproduced")):
+        numbers = _numbers(part, inside)
+        if numbers is None:
+            place = f"a correlation {'in' if inside else 'out'}side of {part.region}"
+            check.require(not isinstance(part.effect, Trend), "verdict", f"{part.says!r} to allow {place}", "none from -1 to 1")
+            continue  # an effect of another kind than those of sinklab
+        found = judge_part(part, dict.fromkeys(range(SEEDS), numbers))
+        where = f"{part.says!r} {verdict} by an effect {'in' if inside else 'out'}side of {part.region}"
+        check.require(found.verdict == verdict, "verdict", where, f"{found.verdict} with {found.mean}")
+    for gone in part.effect.needs():
+        fewer = {
+            label: {metric: 1.0 for other, metric in part.effect.needs() if other == label and (other, metric) != gone}
+            for label, _ in part.effect.needs()
+        }
+        found_without = part.effect(fewer)
+        check.require(found_without is None, "needs", f"{part.says!r} to have no effect without {gone}", found_without)
+
+
+def _numbers(part: Part, inside: bool) -> Numbers | None:
+    """Numbers whose effect lies in the region of a part, or outside of it; ``None`` where that is not known how."""
+    effect, values = part.effect, dict[tuple[str, str], float]()
+    if isinstance(effect, Trend):
+        for slope in (1.0, -1.0, 0.0):
+            if (part.more_than < slope < part.less_than) == inside:
+                values = {(label, effect.metric): slope * place for place, label in enumerate(effect.over)}
+                break
+    else:
+        values = _solved(effect, _target(part, inside))
+    return {label: {metric: values[at, metric] for at, metric in values if at == label} for label, _ in values} or None
+
+
+def _target(part: Part, inside: bool) -> float:
+    low, high = part.more_than, part.less_than
+    if math.isfinite(low) and math.isfinite(high):
+        return (low + high) / 2 if inside else high + (high - low)
+    bound, way = (low, 1.0) if math.isfinite(low) else (high, -1.0)
+    return bound + way * (1.0 if inside else -1.0) * max(abs(bound), 1.0)
+
+
+def _solved(effect: Effect, target: float) -> dict[tuple[str, str], float]:
+    """Numbers with which an effect takes a value."""
+    if isinstance(effect, Value):
+        return {(effect.of, effect.metric): target}
+    if isinstance(effect, Difference | Ratio):
+        start = 1.0 if isinstance(effect, Ratio) else 0.0
+        return {(effect.against, effect.other or effect.metric): start, (effect.of, effect.metric): target}
+    if isinstance(effect, Extreme):
+        return {(label, effect.metric): target for label in effect.over}
+    if isinstance(effect, Peak):
+        last = len(effect.over) - 1
+        return {(label, effect.metric): 0.0 if at in (0, last) else target for at, label in enumerate(effect.over)}
+    return {}

@@ -1,0 +1,126 @@
+"""What holds for every claim, without running any; and that each of these checks can fail."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+
+import pytest
+
+from sinklab.cli import stated as stated_module
+from sinklab.cli.source_text import file_of
+from sinklab.cli.stated import stated
+from sinklab.errors import ContractError
+from sinklab.registry import claims
+from sinklab.reproduction.claim import BASELINE, Claim, Condition
+from sinklab.reproduction.effects import Difference, Peak, Trend, Value
+from sinklab.reproduction.verdict import Part
+from sinklab.testing import check_claim
+
+
+@pytest.mark.parametrize("name", claims.names())
+def test_contract(name):
+    check_claim(claims[name])
+
+
+@pytest.mark.parametrize("name", claims.names())
+def test_what_is_listed_without_importing_is_what_the_claim_says(name):
+    claim = claims[name]()
+    said = stated(name)
+    for field in ("statement", "source", "reference", "published"):
+        assert getattr(said, field) == getattr(claim, field)
+    assert said.costs == dict(claim.costs)
+    # All of sinklab's own are read as text, which is what keeps the list fast.
+    tree = ast.parse(file_of("claims", name).read_text(encoding="utf-8"))
+    assert stated_module._read(name, tree) == said
+
+
+def claim(**changed) -> Claim:
+    kept = {
+        "statement": "There is a sink.",
+        "source": "gu2024",
+        "reference": "Gu et al. 2024 (arXiv 2410.10781)",
+        "published": "Yes.",
+        "parts": (Part("there is", Value("sink_rate", BASELINE), "percent", more_than=5),),
+        "conditions": (Condition(BASELINE),),
+        "read_outs": ("sinks",),
+    }
+    return Claim(**{**kept, **changed})
+
+
+def test_a_good_one_passes():
+    check_claim(claim())
+    over = ("a", "b", "c")
+    check_claim(
+        claim(
+            conditions=tuple(Condition(label) for label in over),
+            parts=(
+                Part("it rises", Trend("sink_rate", over), "correlation", more_than=0.5),
+                Part("it has a peak", Peak("sink_rate", over), "points", more_than=3),
+                Part("it is about", Difference("sink_rate", "a", "b"), "points", more_than=-3, less_than=3),
+            ),
+        )
+    )
+
+
+class Careless(Value):
+    """Takes 0 for what is missing."""
+
+    def __call__(self, numbers):
+        return numbers.get(self.of, {}).get(self.metric, 0.0)
+
+
+class Backwards(Difference):
+    """The wrong way round."""
+
+    def __call__(self, numbers):
+        found = super().__call__(numbers)
+        return None if found is None else -found
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"statement": "no full stop"}, "check 'statement': expected a sentence"),
+        ({"source": "Gu et al."}, "check 'source': expected a name such as gu2024"),
+        ({"costs": {"tiny": "cheap"}}, "check 'costs'"),
+        ({"evidence": {"huge": "It is."}}, "check 'evidence'"),
+        (
+            {"read_outs": ()},
+            "check 'metrics': expected 'there is' to need one of diverged, held_out_loss, steps, got sink_rate",
+        ),
+        ({"read_outs": ("sink",)}, "check 'read_outs'"),
+        ({"conditions": (Condition("other"),)}, "check 'conditions': expected 'there is' to speak of other, got baseline"),
+        (
+            {"conditions": (Condition(BASELINE, {"optimizer.learning_rat": 1.0}),)},
+            "check 'conditions': expected valid configurations at scale tiny",
+        ),
+        ({"parts": (Part("there is", Careless("sink_rate", BASELINE), "percent", more_than=5),)}, "check 'needs'"),
+        (
+            {
+                "conditions": (Condition(BASELINE), Condition("b")),
+                "parts": (Part("there is", Backwards("sink_rate", BASELINE, "b"), "percent", more_than=5),),
+            },
+            "check 'verdict': expected 'there is' reproduced by an effect inside of more than 5",
+        ),
+        (
+            {
+                "conditions": tuple(Condition(label) for label in "abc"),
+                "parts": (Part("no trend", Trend("sink_rate", ("a", "b", "c")), "", more_than=-2),),
+            },
+            "check 'verdict': expected 'no trend' to allow a correlation outside of more than -2, got none from -1 to 1",
+        ),
+    ],
+)
+def test_every_check_can_fail(changed, complaint):
+    with pytest.raises(ContractError) as caught:
+        check_claim(claim(**changed))
+    assert complaint in str(caught.value)
+
+
+def test_a_function_that_returns_something_else_is_refused():
+    def broken():
+        return dataclasses.asdict(claim())["statement"]
+
+    with pytest.raises(ContractError, match="claim 'broken' breaks its contract, check 'type': expected a Claim, got str"):
+        check_claim(broken)
