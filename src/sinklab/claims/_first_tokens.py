@@ -8,7 +8,7 @@ from torch import Tensor
 from sinklab.pretraining.windowed import limited_attention, token_losses
 from sinklab.reproduction.trained import Trained
 
-__all__ = ["LOSS", "SAME", "first_tokens"]
+__all__ = ["LOSS", "METRICS", "SAME", "first_tokens"]
 
 LOSS = 0.05
 """Nats per token: a difference below it is no failure. Published failures are of 0.4 to 7.4 nats."""
@@ -21,16 +21,29 @@ TOKENS, LEAST_ROWS = 8_192, 8
 WINDOWS = 2_048
 """Tokens at which the windows are encoded anew, about."""
 
+METRICS: dict[str, tuple[str, str]] = {
+    **{
+        f"window_{number}": (
+            "nats",
+            f"Held-out loss when every query sees {number} first tokens (learned ones in front counted) and the most recent "
+            "ones (itself among them), a quarter of the context together; positions stay those of the text.",
+        )
+        for number in KEPT
+    },
+    "re_computation": (
+        "nats",
+        "Held-out loss when that quarter is encoded anew for every token, with BOS in the place of its oldest token where "
+        "training puts one in front of every row, and learned tokens in front.",
+    ),
+}
+"""Metric to unit and definition."""
+
 
 @torch.no_grad()
 def first_tokens(trained: Trained) -> dict[str, float]:
-    """Held-out losses in nats under windows of a quarter of the context, which leaves positions as they are.
+    """Held-out losses under windows of a quarter of the context.
 
-    Returns:
-        ``window_0``, ``window_1``, ``window_2``, ``window_4``: every query sees so many first tokens, learned ones in front
-        counted, and the most recent ones (itself among them), a quarter of the context together. ``re_computation``: the
-        quarter is encoded anew for the token, with BOS in the place of its oldest token where training puts one in front of
-        every row, and learned tokens in front. All over the same tokens, as many as re-computation is taken at.
+    All are over the same tokens, as many as re-computation is taken at, and give :data:`METRICS`.
     """
     context, model = trained.config.model.max_position_embeddings, trained.loaded.model
     size = max(KEPT[-1] + 1, context // 4)
