@@ -123,7 +123,14 @@ def _row(claim: Stated, result: Mapping[str, Any] | None, scale: str) -> dict[st
     empty = dict.fromkeys(("effect", "interval", "unit", "created", "hardware"), None)
     cost = claim.costs.get(scale)
     verdict = None if cost is not None else "not tested at this scale"
-    found = {"name": claim.name, "source": claim.source, "scale": scale, "verdict": verdict, **empty, "seeds": []}
+    found: dict[str, Any] = {
+        "name": claim.name,
+        "source": claim.source,
+        "scale": scale,
+        "verdict": verdict,
+        **empty,
+        "seeds": [],
+    }
     words = {"statement": claim.statement, "reference": claim.reference, "published": claim.published}
     return {**found, **(result or {}), "cost": cost, "costs": claim.costs, **words}
 

@@ -1,0 +1,160 @@
+"""The commands ``claims`` and ``reproduce``: what they list, choose, print and refuse; nothing is trained here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tests.reproduction.made_results import NUMBERS, PARTS, write_claim
+from typer.testing import CliRunner
+
+from sinklab.cli.app import app
+from sinklab.cli.reproduce import chosen
+from sinklab.cli.stated import stated
+from sinklab.errors import ConfigurationError, UnknownNameError
+from sinklab.registry import claims
+from sinklab.reproduction import engine
+from sinklab.reproduction.engine import Reproduced
+from sinklab.reproduction.verdict import Judgement, judge
+
+NAME = "repeated_token_laws"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str, status: int = 0):
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == status, result.output
+    return result
+
+
+class TestClaims:
+    def test_all_are_listed_with_the_fields_that_are_promised(self):
+        rows = json.loads(run("claims", "--json").stdout)
+        assert [row["name"] for row in rows] == claims.names()
+        for row in rows:
+            assert {"name", "source", "scale", "verdict", "effect", "interval", "seeds", "statement", "cost"} <= set(row)
+            assert row["scale"] == "tiny"
+
+    def test_those_of_a_paper(self):
+        rows = json.loads(run("claims", "--source", "gu2024", "--json").stdout)
+        assert {row["source"] for row in rows} == {"gu2024"}
+        assert 0 < len(rows) < len(claims.names())
+
+    def test_the_verdict_is_that_of_the_folder(self, tmp_path):
+        write_claim(tmp_path / "mine" / "tiny" / NAME, parts=PARTS[:1])
+        (row,) = json.loads(run("claims", NAME, "--results", "mine", "--json").stdout)
+        assert (row["verdict"], row["effect"], row["unit"], row["seeds"]) == ("reproduced", -30.5, "points", [0, 1, 2])
+        (row,) = json.loads(run("claims", NAME, "--results", "mine", "--scale", "60m", "--json").stdout)
+        assert row["verdict"] in (None, "not tested at this scale")
+        printed = run("claims", NAME, "--results", "mine").stdout
+        assert "at scale tiny: reproduced  -30.5 [" in printed
+        assert "points  (3 seeds)" in printed
+        assert printed.endswith("verdicts from mine\n")
+
+    def test_results_beside_the_user_come_before_those_of_the_package(self, tmp_path):
+        assert "the results that come with sinklab" in run("claims", NAME).stdout
+        write_claim(tmp_path / "sinklab-claims" / "tiny" / NAME, parts=PARTS[:1])
+        assert run("claims", NAME).stdout.endswith("verdicts from sinklab-claims\n")
+
+    @pytest.mark.parametrize(
+        ("arguments", "complaint"),
+        [
+            (["repeated_token_law"], "Did you mean 'repeated_token_laws'?"),
+            (["--source", "gu2042"], "there is no source 'gu2042'. Did you mean 'gu2024'?"),
+            (["--scale", "tin"], "there is no scale 'tin'. Did you mean 'tiny'? Known: tiny, small, 60m, 1b"),
+        ],
+    )
+    def test_unknown_words_are_refused_with_the_nearest(self, arguments, complaint):
+        assert complaint in run("claims", *arguments, status=2).stderr.replace("\n", " ")
+
+    def test_listing_needs_no_torch(self):
+        program = "import sys; from sinklab.cli.app import app\ntry: app(['claims'])\nexcept SystemExit: pass\n"
+        done = subprocess.run(
+            [sys.executable, "-c", f"{program}print('torch' in sys.modules)"], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.endswith("False\n")
+
+
+class TestChosen:
+    def test_names_source_cost_and_all(self):
+        given = {"source": None, "cost": None, "all_claims": False, "scale": "tiny"}
+        assert chosen([NAME], **given) == [NAME]
+        assert chosen([], **given | {"all_claims": True}) == claims.names()
+        for name in chosen([], **given | {"source": "gu2024", "cost": "seconds"}):
+            assert (stated(name).source, stated(name).costs["tiny"]) == ("gu2024", "seconds")
+
+    @pytest.mark.parametrize(
+        ("names", "changed", "error", "complaint"),
+        [
+            ([], {}, ConfigurationError, "no claim is asked for; give names from 'sinklab claims'"),
+            ([NAME], {"all_claims": True}, ConfigurationError, "not names together with"),
+            ([], {"cost": "minute"}, UnknownNameError, "there is no cost 'minute'. Did you mean 'minutes'?"),
+            (["no_such"], {}, UnknownNameError, "no claim is called 'no_such'"),
+            ([NAME], {"cost": "gpu"}, ConfigurationError, "no claim has source any and cost gpu at scale tiny"),
+        ],
+    )
+    def test_refusals(self, names, changed, error, complaint):
+        given = {"source": None, "cost": None, "all_claims": False, "scale": "tiny"} | changed
+        with pytest.raises(error) as caught:
+            chosen(names, **given)
+        assert complaint in str(caught.value)
+
+
+class TestReproduce:
+    @pytest.fixture
+    def asked(self, monkeypatch):
+        """What the command asks of the engine, which answers with made-up results."""
+        asked = {}
+
+        def reproduce(names, *, out, **settings):
+            asked.update(names=names, out=out, **settings)
+            found = []
+            for name in names:
+                if name == "trigger_relu":
+                    judgement = Judgement("not tested at this scale", (), (), "the claim can be run at small only")
+                    found.append(Reproduced(name, judgement, {}, None, []))
+                    continue
+                folder = out / "tiny" / name
+                write_claim(folder, parts=PARTS[:2])
+                errors = ["baseline-seed0: killed"] if name == "learning_rate" else []
+                found.append(Reproduced(name, judge(PARTS[:2], (), NUMBERS), NUMBERS, folder, errors))
+            return found
+
+        monkeypatch.setattr(engine, "reproduce", reproduce)
+        return asked
+
+    def test_one_claim_is_shown_part_by_part_and_drawn(self, asked, tmp_path):
+        printed = run("reproduce", NAME, "--seeds", "0..4", "--jobs", "1").stdout
+        assert (asked["names"], asked["scale"], list(asked["seeds"]), asked["jobs"]) == ([NAME], "tiny", [0, 1, 2, 3, 4], 1)
+        assert "the sink is gone: reproduced" in printed
+        assert "claimed: less than -5" in printed
+        for file in ("claims.html", f"tiny/{NAME}/figure.png", f"tiny/{NAME}/table.parquet"):
+            assert (tmp_path / "sinklab-claims" / file).is_file()
+            assert file in printed.replace("\n", "")
+
+    def test_several_are_one_table_and_a_scale_that_cannot_be_is_a_verdict(self, asked):
+        printed = run("reproduce", NAME, "trigger_relu").stdout
+        assert f"{NAME}" in printed
+        assert "not tested at this scale" in printed
+        assert "trigger_relu: the claim can be run at small only" in printed
+
+    def test_json(self, asked):
+        first, second = json.loads(run("reproduce", NAME, "trigger_relu", "--json").stdout)
+        assert (first["verdict"], first["effect"], first["seeds"]) == ("reproduced", -30.5, [0, 1, 2])
+        assert (second["verdict"], second["effect"], second["folder"]) == ("not tested at this scale", None, None)
+
+    def test_failed_runs_are_named_and_the_status_is_1(self, asked):
+        result = run("reproduce", "learning_rate", status=1)
+        assert "failed: baseline-seed0: killed" in result.stderr
+        assert "the same command again tries what failed" in result.stderr.replace("\n", " ")
+
+    def test_going_on_is_said(self, asked, tmp_path):
+        assert "going on" not in run("reproduce", NAME).stderr
+        (tmp_path / "sinklab-claims" / "runs" / "tiny").mkdir(parents=True)
+        assert "going on in sinklab-claims: what has been trained" in run("reproduce", NAME).stderr
