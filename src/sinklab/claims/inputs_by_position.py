@@ -19,6 +19,7 @@ def inputs_by_position() -> Claim:
     """Learned positions against three schemes of which ``repeated_token_laws`` says what one token repeated does to them.
 
     Random tokens have the start that the training had; repeated ones have nothing before them, or they would not all be equal.
+    Where the training had BOS, a sink that is at that token and not at its position is lost with it.
     Rotary positions, with which the paper measured, have a claim of their own, ``inputs_with_rotary_positions``.
     """
     return Claim(
