@@ -108,7 +108,8 @@ def test_norms_are_those_of_the_tensors(random_model, shape):
     magnitudes = [layer["layer"].abs().flatten(1) for layer in layers]
     first = [w.mean().item() for layer in layers for w in layer["weights"][:, :, front:, front].unbind(1)]
     sink_heads = [head for head, weight in enumerate(first) if weight > 0.3]
-    assert len(sink_heads) < len(first) and bool(sink_heads) == (front == 0)
+    assert len(sink_heads) < len(first)
+    assert bool(sink_heads) == (front == 0)
     expected = {
         "hidden_ratio": max((sizes[:, front].mean() / sizes[:, front + 1 :].mean()).item() for sizes in hidden),
         "massive_ratio": max((sizes.amax(1) / sizes.median(1).values).mean().item() for sizes in magnitudes),
@@ -204,7 +205,8 @@ def test_made_up_rows(trained, monkeypatch):
     found = inputs(trained)
     random_no_bos, random, repeated_no_bos, repeated = shown
     bos = trained.data.tokenizer.bos_token_id
-    assert (random[:, 0] == bos).all() and (repeated[:, 0] == bos).all()
+    assert (random[:, 0] == bos).all()
+    assert (repeated[:, 0] == bos).all()
     assert torch.equal(random[:, 1:], random_no_bos[:, 1:])
     assert (repeated_no_bos == repeated_no_bos[:, :1]).all()
     text = set(trained.data.held_out.unique().tolist()) - set(trained.data.tokenizer.all_special_ids)
