@@ -204,7 +204,8 @@ def _code(function: Any) -> str:
     text, stated = inspect.getsource(module), getattr(module, module.__name__.rpartition(".")[2], None)
     if inspect.isfunction(stated) and stated is not function:
         text = text.replace(inspect.getsource(stated), "")
-    beside = sorted(set(re.findall(rf"\b{re.escape(module.__name__.rpartition('.')[0])}\.(_\w+)", text)))
+    package = re.escape(module.__name__.rpartition(".")[0])
+    beside = sorted(set(re.findall(rf"^from {package}\.(_\w+) import", text, flags=re.MULTILINE)))
     folder = Path(str(module.__file__)).parent
     content = [text, *((folder / f"{name}.py").read_text(encoding="utf-8") for name in beside)]
     return hashlib.sha256("".join(content).encode()).hexdigest()[:16]
