@@ -21,7 +21,7 @@ from sinklab.corpora._corpus import Encoder
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import KINDS
-from sinklab.testing import check_intervention, check_operation, check_policy, check_probe
+from sinklab.testing import check_claim, check_intervention, check_operation, check_policy, check_probe
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -257,6 +257,10 @@ def test_add_a_cache_policy(recipe):
     check_policy(key_norm(small=3, recent=2))
     keys = torch.tensor([[[[3.0, 4.0], [1.0, 0.0]]]])
     assert key_norm().score(torch.zeros(1, 1, 2), keys, keys, None).tolist() == [[[-5.0, -1.0]]]
+
+
+def test_add_a_claim(recipe):
+    check_claim(recipe("claims/small_learning_rate.py"))
 
 
 def test_add_a_recipe(recipe):

@@ -22,7 +22,8 @@ def write_claim(folder: Path, parts=PARTS, numbers=None, **changed) -> dict:
     numbers = NUMBERS if numbers is None else numbers
     found = judge(parts, (), numbers)
     record = {
-        "kind": "claim", "run_id": "0", "claim": folder.name, "statement": "Without softmax <i>no</i> sink.", "source": "gu2024",
+        "kind": "claim", "run_id": "0", "claim": folder.name, "statement": "Without softmax <i>no</i> sink.",
+        "source": "gu2024",
         "reference": "Gu et al. 2024 (arXiv 2410.10781), table 4", "published": "18.18 and 0.44.", "scale": folder.parent.name,
         "cost": "minutes", "seeds": list(numbers), "verdict": found.verdict, "reason": found.reason, "evidence": "",
         "parts": [finding.to_dict() for finding in found.findings], "presupposes": [], "conditions": {},
