@@ -23,8 +23,8 @@ TAKING = (SINK_TOKEN, KEY_VALUE_BIAS, KEY_BIAS)
 def sink_moves_to_bias() -> Claim:
     """Three places that can take surplus attention, and a value added to the output, which cannot.
 
-    ``sink_rate`` is about the first token of the text, also where a learned token stands in front of it. The paper's models read
-    no BOS; at the scales at which BOS is in front of every row it is that first token, and a place of the same kind itself.
+    ``sink_rate`` is about the first token of the text, also where a learned token stands in front of it. The paper's models
+    read no BOS; at the scales that have BOS in front of every row it is that first token, and a place of the same kind.
     """
     return Claim(
         statement="A sink token, a key-value bias or a key bias takes the sink from the first token; a value bias does not.",
