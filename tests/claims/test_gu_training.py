@@ -212,6 +212,11 @@ def test_prefix_read_out_of_a_model_without_a_sink():
 
 def test_overfitting_is_the_rise_since_the_least_loss():
     table = pd.DataFrame(
-        {"metric": ["held_out_loss"] * 3 + ["train_loss"], "step": [600, 200, 400, 400], "value": [2.5, 3.0, 2.25, 0.1]}
+        {
+            "probe": ["sink_readout"] * 4 + ["training"],
+            "metric": ["loss", "loss", "loss", "sink_loss_gap", "train_loss"],
+            "step": [600, 200, 400, 400, 400],
+            "value": [2.5, 3.0, 2.25, 0.2, 0.1],
+        }
     )
     assert overfitting(SimpleNamespace(table=table)) == {"overfitting": 0.25}

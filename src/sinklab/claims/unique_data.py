@@ -12,7 +12,11 @@ from sinklab.reproduction.verdict import Part
 __all__ = ["METRICS", "overfitting", "unique_data"]
 
 METRICS: dict[str, tuple[str, str]] = {
-    "overfitting": ("nats", "Last held-out loss of the training less the least one: 0 while the model does not overfit."),
+    "overfitting": (
+        "nats",
+        "Last loss on the probe rows of the training, which are held-out text, less the least one: 0 while the model does not "
+        "overfit.",
+    ),
 }
 """Metric to unit and definition."""
 
@@ -27,7 +31,8 @@ FEW, FEWEST = few(0.05), few(0.005)
 
 def overfitting(trained: Trained) -> dict[str, float]:
     """By how much the held-out loss has risen again. It is reported beside the claim, which is about the amount of data."""
-    losses = trained.table.query("metric == 'held_out_loss'").sort_values("step")["value"].astype(float)
+    table = trained.table
+    losses = table[(table["probe"] == "sink_readout") & (table["metric"] == "loss")].sort_values("step")["value"].astype(float)
     return {"overfitting": float(losses.iloc[-1] - losses.min())}
 
 

@@ -23,8 +23,9 @@ NONE, ONE, TEN = decay(0.0), decay(1.0), decay(10.0)
 def weight_decay() -> Claim:
     """No decay, the 0.1 of all scales, 1 and 10.
 
-    At the tiny scale, 1 and 10 shrink weights over a whole run as much as 0.5 and 5 do in the paper: learning rate times decay,
-    summed over the steps, is 4.3 and 43 there, and 4 and 40 in the paper.
+    At the tiny scale, 1 and 10 shrink weights over a run about as much as 0.5 and 5 do in the paper: learning rate times decay,
+    summed over the steps, is 3.2 and 32 there, and 4 and 40 in the paper.
+
     The right end is confounded, in the paper as here: a model that so much decay keeps from learning has no sink either.
     ``held_out_loss`` says how far that goes.
     """
