@@ -31,6 +31,7 @@ EPILOG = (
     "sinklab reproduce --all  (all that the tiny scale can test: an hour and a half on two cores)\n\n"
     "sinklab reproduce learning_rate --scale small --seeds 0..4  (hours)\n\n"
     "sinklab reproduce --source gu2024 --scale 60m --ray auto --out /shared/claims  (GPUs)\n\n"
+    "sinklab reproduce learning_rate --scale 1b --plan --out /shared/claims  (commands for a scheduler)\n\n"
     "The same command again goes on where it was stopped; what is there is not run twice."
 )
 
@@ -52,6 +53,12 @@ def reproduce(
         str | None, typer.Option(metavar="auto|ADDRESS", help="Train on a Ray cluster; OUT must be shared by its nodes.")
     ] = None,
     retries: Annotated[int, typer.Option(help="How often a training that was killed goes on from its last checkpoint.")] = 2,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan", help="Train nothing: print a torchrun command for every training that is missing, for a cluster."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run published statements about sinks, and judge them: reproduced, not reproduced, or inconclusive.
@@ -67,6 +74,15 @@ def reproduce(
     from sinklab.reproduction.engine import reproduce as run
     from sinklab.reproduction.kept import read_results
 
+    if plan:
+        from sinklab.reproduction.engine import plan_runs
+
+        commands = plan_runs(wanted, scale=scale, seeds=parse_seeds(seeds), out=out)  # type: ignore[arg-type]
+        if as_json:
+            output.print_json(commands)
+        else:
+            typer.echo("\n".join(commands))
+        return
     if (out / "runs" / scale).is_dir():
         typer.echo(f"going on in {out}: what has been trained and measured there is not done again", err=True)
     # The scale was looked up above, which a type checker cannot see.
@@ -125,9 +141,11 @@ def chosen(names: list[str], *, source: str | None, cost: str | None, all_claims
 
 
 def _row(one: Reproduced, scale: str, seeds: Any) -> dict[str, Any]:
+    from sinklab.reproduction.kept import deciding_part
+
     judgement = one.judgement
     parts = [finding.to_dict() for finding in judgement.findings]
-    deciding = next((part for part in parts if part["verdict"] == judgement.verdict), parts[0] if parts else {})
+    deciding = deciding_part({"parts": parts, "verdict": judgement.verdict}) or {}
     return {
         "name": one.claim,
         "source": stated(one.claim).source,
