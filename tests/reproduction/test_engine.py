@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,9 @@ import pytest
 
 from sinklab.errors import ConfigurationError
 from sinklab.reproduction import engine, work
-from sinklab.reproduction.claim import Claim
-from sinklab.reproduction.effects import Difference
-from sinklab.reproduction.engine import reproduce
+from sinklab.reproduction.claim import Claim, Condition
+from sinklab.reproduction.effects import Difference, Value
+from sinklab.reproduction.engine import plan_runs, reproduce
 from sinklab.reproduction.verdict import Part
 from sinklab.reproduction.work import Reading, measured, name_of, run_readings
 from sinklab.results.table import read_run, read_table
@@ -170,3 +172,32 @@ def test_only_finished_models_are_read(tmp_path: Path) -> None:
 def test_read_outs_of_a_claim_have_names_of_their_own() -> None:
     assert name_of("made_up", "sinks") == "sinks"
     assert name_of("made_up", measure) == "made_up.measure"  # type: ignore[arg-type]
+
+
+CHEAP = {
+    **{"training.steps": 4, "schedule.warmup_steps": 2, "data.max_tokens": 20_000, "data.held_out_rows": 8},
+    **{"watch.every": 4, "watch.samples": 4, "training.log_every": 2, "training.evaluate_every": 4, "training.batch_size": 2},
+}
+
+
+@pytest.mark.slow
+def test_trainings_can_be_handed_to_torchrun(claims: dict[str, Claim], tmp_path: Path) -> None:
+    conditions = (Condition("tuned", {**CHEAP, "training.steps": 6}, after="cheap"), Condition("cheap", CHEAP))
+    part = Part("it has a loss", Value("held_out_loss", "tuned"), "nats", more_than=0.0)
+    claims["trained"] = made_up(conditions=conditions, measure=None, parts=(part,))
+    arguments: dict[str, Any] = {"scale": "tiny", "seeds": [0], "out": tmp_path, "progress": False}
+    commands = plan_runs(["trained"], **arguments, cache=tmp_path / "cache")
+    assert [("steps=6" in command, command.endswith("--no-driver")) for command in commands] == [(False, True), (True, True)]
+    for command in commands:
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command.split()[1:]]
+        done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        assert done.returncode == 0, done.stderr
+    assert plan_runs(["trained"], **arguments, cache=tmp_path / "cache") == []
+    (found,) = reproduce(["trained"], **arguments, cache=tmp_path / "cache")
+    assert found.errors == []
+    assert found.judgement.reason == "'it has a loss': 1 seed; a verdict needs 3"
+    assert found.numbers[0]["tuned"]["steps"] == 6
+    record = read_run(tmp_path / "tiny" / "trained")
+    assert record["conditions"]["tuned"]["after"] == "cheap"
+    run = read_run(tmp_path / "runs" / "tiny" / record["conditions"]["cheap"]["cells"]["0"])
+    assert run["resolved"]["processes"] == 2

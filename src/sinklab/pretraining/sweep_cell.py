@@ -158,7 +158,10 @@ def last_line(log: Path, start: int = 0) -> str:
 
 @contextlib.contextmanager
 def _alone(plan: Plan, name: str) -> Iterator[None]:
-    """Keep other processes from the cell: two of them in one folder would spoil it."""
+    """Keep other runs from the cell: two of them in one folder would spoil it. The processes of one run are one."""
+    if int(os.environ.get("RANK", "0")) > 0:  # of torchrun: the first process has the lock for all
+        yield
+        return
     locks = plan.folder / "locks"
     locks.mkdir(exist_ok=True)
     try:
@@ -177,9 +180,10 @@ def stop_with_driver(descriptor: int = 0) -> None:
     os.kill(os.getpid(), signal.SIGTERM)  # which pretrain answers with a checkpoint
 
 
-def main(folder: str, name: str) -> None:
-    """The process of a cell that the local driver starts."""
-    threading.Thread(target=stop_with_driver, daemon=True).start()
+def main(folder: str, name: str, *options: str) -> None:
+    """The process of a cell: that of the local driver or, with ``--no-driver``, one that anybody starts, also by torchrun."""
+    if "--no-driver" not in options:
+        threading.Thread(target=stop_with_driver, daemon=True).start()
     try:
         run_cell(Path(folder), name)
     except SinklabError as error:

@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from sinklab.reproduction.verdict import Judgement, judge
 from sinklab.reproduction.work import Reading, claim_called, measured, name_of, read_numbers, run_measures, run_readings
 from sinklab.results.table import make_table, read_run, write_json, write_table
 
-__all__ = ["Reproduced", "reproduce"]
+__all__ = ["Reproduced", "plan_runs", "reproduce"]
 
 UNITS = {"diverged": "fraction", "held_out_loss": "nats", "steps": "steps"}
 """Numbers that every trained model has without a read-out."""
@@ -98,17 +99,11 @@ def reproduce(
         InputError: a text or a directory that cannot be used.
         KeyboardInterrupt: after running trainings have stopped with a checkpoint.
     """
-    if not names or not seeds or len(set(seeds)) < len(seeds):
-        raise ConfigurationError(
-            f"reproduce: {len(names)} claims and seeds {list(seeds)}; expected one or more, and no seed twice"
-        )
-    if scale not in SCALES:
-        raise ConfigurationError(f"there is no scale {scale!r}; scales: {', '.join(SCALES)}")
     if jobs is not None and jobs < 1:
         raise ConfigurationError(f"--jobs must be at least 1, got {jobs}")
     out = out.expanduser().absolute()
     cache = (cache or (out / "cache" if ray is not None else default_cache())).expanduser().absolute()
-    asked = [_asked(name, scale, seeds) for name in dict.fromkeys(names)]
+    asked = _all_asked(names, scale, seeds)
     runnable = [one for one in asked if scale in one.claim.costs]
     cells = {cell.name: cell for one in runnable for cell in one.cells.values()}
     plan = open_store(out / "runs" / scale, cells, cache, progress=progress)
@@ -122,6 +117,45 @@ def reproduce(
     wanted = [(one.name, seed) for one in runnable if one.claim.measure is not None for seed in seeds]
     errors |= run_measures(wanted, measures, scale, logs, jobs=workers, progress=progress)
     return [_conclude(one, plan, measures, scale, seeds, out, errors) for one in asked]
+
+
+def plan_runs(
+    names: Sequence[str],
+    *,
+    scale: Scale,
+    seeds: Sequence[int] = (0, 1, 2),
+    out: Path = Path("sinklab-claims"),
+    cache: Path | None = None,
+    progress: bool = True,
+) -> list[str]:
+    """A command for every training that claims still need, for machines where a training takes many processes.
+
+    Encodes the text and writes the plan of the store, trains nothing. Every command is for ``torchrun`` and may be run by any
+    scheduler, on as many nodes as it likes, those that start from others' weights after the others. When all have ended,
+    :func:`reproduce` with the same arguments reads out and judges.
+
+    Args:
+        names, scale, seeds, out, cache, progress: as in :func:`reproduce`.
+
+    Raises:
+        UnknownNameError, ConfigurationError, InputError: as :func:`reproduce`.
+    """
+    out = out.expanduser().absolute()
+    asked = _all_asked(names, scale, seeds)
+    cells = {cell.name: cell for one in asked for cell in one.cells.values()}
+    plan = open_store(out / "runs" / scale, cells, (cache or default_cache()).expanduser().absolute(), progress=progress)
+    left = [name for name in sorted(cells, key=lambda name: cells[name].init_from is not None) if plan.outcome(name) is None]
+    return [f"torchrun -m sinklab.pretraining.sweep_cell {shlex.quote(str(plan.folder))} {name} --no-driver" for name in left]
+
+
+def _all_asked(names: Sequence[str], scale: Scale, seeds: Sequence[int]) -> list[_Asked]:
+    if not names or not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigurationError(
+            f"reproduce: {len(names)} claims and seeds {list(seeds)}; expected one or more, and no seed twice"
+        )
+    if scale not in SCALES:
+        raise ConfigurationError(f"there is no scale {scale!r}; scales: {', '.join(SCALES)}")
+    return [_asked(name, scale, seeds) for name in dict.fromkeys(names)]
 
 
 def _asked(name: str, scale: Scale, seeds: Sequence[int]) -> _Asked:

@@ -159,5 +159,6 @@ def _why(finding: Finding) -> str:
     if known < SEEDS:
         lost = len(finding.by_seed) - known
         without = f", {lost} of them without a number" if lost else ""
-        return f"{finding.part.says!r}: {len(finding.by_seed)} seeds{without}; a verdict needs {SEEDS}"
+        seeds = "1 seed" if len(finding.by_seed) == 1 else f"{len(finding.by_seed)} seeds"
+        return f"{finding.part.says!r}: {seeds}{without}; a verdict needs {SEEDS}"
     return f"{finding.part.says!r}: the interval over seeds reaches over the bound"
