@@ -45,7 +45,7 @@ def pathways(
     ] = "0..2",
     scale: Annotated[
         Literal["tiny", "small", "60m", "1b"],
-        typer.Option(help="What is trained; tiny needs a core and a quarter of a minute a run."),
+        typer.Option(help="What is trained; tiny needs one core and seconds a run."),
     ] = "tiny",
     out: Annotated[Path, typer.Option(help="Directory for table.parquet, run.json, pareto.svg and pathways.md.")] = Path(
         "sinklab-pathways"
