@@ -8,7 +8,7 @@ PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-versions bench embedded emergence docs lint format types check clean
+.PHONY: help install demo test test-slow test-versions bench embedded emergence reproduce docs lint format types check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,10 @@ embedded: install  ## train the two embedded models again (about half an hour on
 emergence: install  ## watch a sink appear: softmax and sigmoid trained side by side, with a figure (minutes on two cores; resumes)
 	$(BIN)/sinklab sweep emergence --grid 'operation={name: softmax},{name: sigmoid, bias: -5.545}' --jobs 2 --resume --out build/emergence
 	$(BIN)/sinklab plot build/emergence --out build/emergence/emergence.png
+
+reproduce: install  ## every claim at the smallest scale, and the comparison of pathways (an hour and more on two cores; resumes)
+	$(BIN)/sinklab reproduce --all --out build/claims
+	$(BIN)/sinklab pathways --store build/claims --out build/pathways
 
 docs: install  ## rewrite the parts of the documents that are derived from the code
 	$(BIN)/python docs/refresh.py
