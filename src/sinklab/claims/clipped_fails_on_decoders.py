@@ -16,7 +16,7 @@ CLIPPED = clipped(12)
 
 @claims.register("clipped_fails_on_decoders")
 def clipped_fails_on_decoders() -> Claim:
-    """The exception that the paper reports of its own method."""
+    """The exception that the paper reports of its own method: OPT, with OPT's gamma for the context of the scale."""
     return Claim(
         statement="On a decoder clipped softmax fails: the kurtosis of attention outputs rises, and so do the loss and what "
         "eight bits cost.",

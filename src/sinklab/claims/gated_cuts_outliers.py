@@ -13,7 +13,7 @@ __all__ = ["gated_cuts_outliers"]
 
 @claims.register("gated_cuts_outliers")
 def gated_cuts_outliers() -> Claim:
-    """Published for encoders and decoders alike."""
+    """Published for encoders and decoders alike: a linear gate on every head, a quarter open at the start."""
     return Claim(
         statement="With a gate on the output of every head, by which it can do nothing, the outliers of attention outputs "
         "go, and the loss does not rise.",

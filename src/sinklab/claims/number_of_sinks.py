@@ -21,7 +21,7 @@ def measure(seed: int, scale: Scale) -> Numbers:
 
 @claims.register("number_of_sinks")
 def number_of_sinks() -> Claim:
-    """Sinks are part of the budget, as in the paper."""
+    """Sinks are part of the budget, as in the paper: a cache with more of them holds fewer recent tokens."""
     return Claim(
         statement="At equal cache size four first tokens are enough, and more of them add nothing.",
         source="xiao2023",
