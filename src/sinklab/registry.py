@@ -58,7 +58,9 @@ class Registry(Generic[T]):
         KINDS[plural] = self
 
     def register(self, name: str) -> Callable[[P], P]:
-        """Decorator of a class (of a function, for recipes, read-outs and claims) that enters it under ``name`` and writes ``name`` on it.
+        """Decorator of a class (of a function, for recipes, read-outs and claims) that enters it under ``name``.
+
+        It writes ``name`` on it too.
 
         Raises:
             ConfigurationError: the name is not lower-case words joined by underscores.
