@@ -39,5 +39,5 @@ def learnable_sink() -> Claim:
             Condition(PLAIN, {"data.bos": "none"}),
             Condition(SINK, {"data.bos": "none", "model.operation": {"name": "sink_token"}}),
         ),
-        read_outs=(first_tokens,),
+        read_outs=(first_tokens, "sinks"),
     )
