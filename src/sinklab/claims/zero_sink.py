@@ -47,7 +47,7 @@ def zero_sink() -> Claim:
         ),
         read_outs=(first_tokens, "sinks"),
         evidence={
-            "tiny": "Without BOS nothing here depends on first tokens: their rate is 0.1, 0 and 0 in the plain model. The zero sink "
-            "takes 66.6, 66.3 and 100."
+            "tiny": "Without BOS nothing here depends on first tokens: their rate is 0.1, 0 and 0 in the plain model. The zero "
+            "sink takes 66.6, 66.3 and 100."
         },
     )
