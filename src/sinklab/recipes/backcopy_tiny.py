@@ -22,8 +22,8 @@ def backcopy_tiny() -> PretrainingConfig:
 
     The language (Guo et al. 2024, arXiv 2410.13835) asks heads to copy behind triggers and to keep still elsewhere. What makes
     the sink come in so short a time and with every seed: learned positions, BOS in front of every row, a high learning rate
-    and an initialisation that is not scaled down with depth. With rotary positions heads look at the character before at
-    every query instead, and let the feed-forward layer drop what they find.
+    and an initialisation that is not scaled down with depth. With rotary positions heads can look at the character before at
+    every query, and let the feed-forward layer drop what they find; the sink is half as strong then.
     """
     return PretrainingConfig(
         name="backcopy_tiny",
