@@ -13,31 +13,31 @@ from sinklab.reproduction.engine import reproduce
 from sinklab.reproduction.verdict import Part, judge
 
 STEPS = {"training.steps": 200, "training.save_every": 200, "training.evaluate_every": 200, "schedule.warmup_steps": 50}
-"""A quarter of the smallest scale: the sink of a softmax model is there after 100 to 150 of its steps."""
+"""A third of the smallest scale, after which the sink of a softmax model is there at every seed."""
 
-SOFTMAX = Condition("softmax", STEPS)
-KEY_BIAS = Condition("key bias", {**STEPS, "model.operation": {"name": "key_bias"}})
-PART = Part("the sink leaves the first token", Difference("sink_rate", "key bias", "softmax"), "points", less_than=-5)
+WITH = Condition("with BOS", STEPS)
+WITHOUT = Condition("without BOS", {**STEPS, "data.bos": "none"})
+PART = Part("the first token has no sink", Difference("sink_rate", "without BOS", "with BOS"), "points", less_than=-5)
 
 
 @pytest.fixture
 def short(monkeypatch):
-    """Gu et al.'s key bias, cut to the fewest steps that show it, as a claim that the engine finds by its name."""
+    """What a token that begins every row does, cut to the fewest steps that show it, as a claim found by its name."""
 
-    def sink_leaves_for_a_key_bias() -> Claim:
+    def first_token_without_bos() -> Claim:
         return Claim(
-            statement="With a key bias the sink leaves the first token.",
+            statement="Without a token that begins every row the first token has no sink.",
             source="gu2024",
-            reference="Gu et al. 2024 (arXiv 2410.10781), table 4",
-            published="18.18 and 0.00.",
+            reference="Gu et al. 2024 (arXiv 2410.10781), section 5",
+            published="With a fixed first token a rate of 74.11, without one of 18.18.",
             parts=(PART,),
-            conditions=(SOFTMAX, KEY_BIAS),
+            conditions=(WITH, WITHOUT),
             read_outs=("sinks",),
             costs={"tiny": "minutes"},
         )
 
-    monkeypatch.setitem(claims._objects, "sink_leaves_for_a_key_bias", sink_leaves_for_a_key_bias)
-    return "sink_leaves_for_a_key_bias"
+    monkeypatch.setitem(claims._objects, "first_token_without_bos", first_token_without_bos)
+    return "first_token_without_bos"
 
 
 def test_from_nothing_to_verdicts_and_the_wrong_direction_is_refused(short, tmp_path):
@@ -45,7 +45,7 @@ def test_from_nothing_to_verdicts_and_the_wrong_direction_is_refused(short, tmp_
     assert (laws.errors, left.errors) == ([], [])
     assert laws.judgement.verdict == "reproduced"
     assert left.judgement.verdict == "reproduced", left.judgement.findings
-    swapped = dataclasses.replace(PART, effect=Difference("sink_rate", "softmax", "key bias"))
+    swapped = dataclasses.replace(PART, effect=Difference("sink_rate", "with BOS", "without BOS"))
     assert judge((swapped,), (), left.numbers).verdict == "not reproduced"
     # What has been trained is not trained again: the same numbers, and no folder more.
     runs = sorted((tmp_path / "runs" / "tiny").iterdir())

@@ -39,7 +39,7 @@ def test_a_factor_keeps_whole_numbers_whole() -> None:
     config = configure(
         backcopy_tiny(), Condition("short", {"training.steps": Times(0.251), "optimizer.learning_rate": Times(3)})
     )
-    assert (config.training.steps, config.optimizer.learning_rate) == (201, pytest.approx(0.03))
+    assert (config.training.steps, config.optimizer.learning_rate) == (151, pytest.approx(0.03))
 
 
 def test_changes_may_follow_the_scale() -> None:
