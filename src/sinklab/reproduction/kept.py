@@ -57,7 +57,7 @@ def read_results(folder: Path) -> list[Kept]:
         Kept(path.parent, _checked(path))
         for scale in SCALES
         for path in sorted((folder / scale).glob("*/run.json"))
-        if path.parent.is_dir()
+        if read_run(path.parent).get("kind") != "pathways"  # kept beside claims, and read by its own page
     ]
     return sorted(
         sorted(found, key=lambda kept: str(kept.record["claim"])), key=lambda kept: str(kept.record["created"]), reverse=True
