@@ -43,6 +43,15 @@ The model of a billion parameters of Gu et al. reaches 23 with softmax and stays
 """
 
 
+PLACES = {
+    "sink_rate": " on the first token",
+    "sink_rate_1": " on the second token",
+    "sink_rate_2": " on the third token",
+    "sink_rate_star": " on the learned place",
+}
+"""Where a rate looks for the sink, in words."""
+
+
 def operation(label: str, name: str, **settings: Any) -> Condition:
     """The condition that changes the attention operation alone."""
     return Condition(label, {"model.operation": {"name": name, **settings}})
@@ -68,12 +77,12 @@ IDENTITY = operation("identity", "identity")
 
 def has_sink(label: str = BASELINE, metric: str = "sink_rate") -> Part:
     """The sink rate of a condition is above :data:`SINK`."""
-    return Part(f"there is a sink with {label}", Value(metric, label), "percent", more_than=SINK)
+    return Part(f"there is a sink{PLACES.get(metric, '')} with {label}", Value(metric, label), "percent", more_than=SINK)
 
 
 def has_no_sink(label: str, metric: str = "sink_rate") -> Part:
     """The sink rate of a condition is below :data:`SINK`."""
-    return Part(f"there is no sink with {label}", Value(metric, label), "percent", less_than=SINK)
+    return Part(f"there is no sink{PLACES.get(metric, '')} with {label}", Value(metric, label), "percent", less_than=SINK)
 
 
 def has_massive(label: str = BASELINE) -> Part:
