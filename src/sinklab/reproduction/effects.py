@@ -6,6 +6,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from sinklab.errors import ConfigurationError
 
@@ -61,57 +62,59 @@ class Value(Effect):
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference(Effect):
+class _Pair(Effect):
+    """Two numbers of one seed, side by side."""
+
+    metric: str
+    of: str
+    against: str
+    other: str | None = None
+
+    word: ClassVar[str]
+    """What stands between the two in tables."""
+
+    @abc.abstractmethod
+    def compare(self, left: float, right: float) -> float | None:
+        """The effect from both numbers."""
+
+    def __call__(self, numbers: Numbers) -> float | None:
+        left, right = _of(numbers, self.of, self.metric), _of(numbers, self.against, self.other or self.metric)
+        return None if left is None or right is None else self.compare(left, right)
+
+    def needs(self) -> frozenset[tuple[str, str]]:
+        return frozenset({(self.of, self.metric), (self.against, self.other or self.metric)})
+
+    @property
+    def words(self) -> str:
+        if self.other is not None:
+            return f"{self.metric} of {self.of} {self.word} {self.other} of {self.against}"
+        return f"{self.metric}: {self.of} {self.word} {self.against}"
+
+
+class Difference(_Pair):
     """A number of one condition less that of another, of the same seed.
 
     Args:
         other: metric of ``against``, if it is another than ``metric``.
     """
 
-    metric: str
-    of: str
-    against: str
-    other: str | None = None
+    word: ClassVar[str] = "less"
 
-    def __call__(self, numbers: Numbers) -> float | None:
-        left, right = _of(numbers, self.of, self.metric), _of(numbers, self.against, self.other or self.metric)
-        return None if left is None or right is None else left - right
-
-    def needs(self) -> frozenset[tuple[str, str]]:
-        return frozenset({(self.of, self.metric), (self.against, self.other or self.metric)})
-
-    @property
-    def words(self) -> str:
-        if self.other is not None:
-            return f"{self.metric} of {self.of} less {self.other} of {self.against}"
-        return f"{self.metric}: {self.of} less {self.against}"
+    def compare(self, left: float, right: float) -> float | None:
+        return left - right
 
 
-@dataclasses.dataclass(frozen=True)
-class Ratio(Effect):
+class Ratio(_Pair):
     """A number of one condition over that of another, of the same seed; missing where the latter is 0.
 
     Args:
         other: metric of ``against``, if it is another than ``metric``.
     """
 
-    metric: str
-    of: str
-    against: str
-    other: str | None = None
+    word: ClassVar[str] = "over"
 
-    def __call__(self, numbers: Numbers) -> float | None:
-        left, right = _of(numbers, self.of, self.metric), _of(numbers, self.against, self.other or self.metric)
-        return None if left is None or not right else left / right
-
-    def needs(self) -> frozenset[tuple[str, str]]:
-        return frozenset({(self.of, self.metric), (self.against, self.other or self.metric)})
-
-    @property
-    def words(self) -> str:
-        if self.other is not None:
-            return f"{self.metric} of {self.of} over {self.other} of {self.against}"
-        return f"{self.metric}: {self.of} over {self.against}"
+    def compare(self, left: float, right: float) -> float | None:
+        return left / right if right else None
 
 
 @dataclasses.dataclass(frozen=True)
