@@ -27,6 +27,7 @@ RECORD = ROOT / "src" / "sinklab" / "claims" / "record.json"
 FILES = (
     "README.md",
     "docs/claims.md",
+    "docs/read-outs.md",
     "docs/interventions.md",
     "docs/results.md",
     "docs/metrics.md",
@@ -64,6 +65,17 @@ def metrics() -> str:
         ]
         table = ["| metric | definition | unit | paper |", "|---|---|---|---|", *rows]
         sections.append("\n".join([f"## {name}", "", f"{probe.summary} Version {probe.version}.", "", *table]))
+    return "\n\n".join(sections)
+
+
+def read_out_pages() -> str:
+    """Every read-out with its metrics."""
+    sections = []
+    for name in KINDS["read_outs"]:
+        (page,) = (description for description in describe(name) if description.kind == KINDS["read_outs"].kind)
+        rows = [f"| `{metric.name}` | {metric.unit} | {_cell(metric.text)} |" for metric in page.metrics]
+        table = ["| metric | unit | what it is |", "|---|---|---|", *rows]
+        sections.append("\n".join([f"## `{name}`", "", page.summary, "", *table]))
     return "\n\n".join(sections)
 
 
@@ -186,6 +198,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "policy_pages": lambda: pages("policies"),
     "interventions": lambda: plugins("interventions"),
     "intervention_pages": lambda: pages("interventions"),
+    "read_out_pages": read_out_pages,
     "paths": paths,
     "scales": scales,
     "claims": claims,
