@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+from tests.claims.made_numbers import over_seeds
 
 from sinklab.attention.call import Statistics
 from sinklab.claims.fixed_token import TOKEN
@@ -14,11 +15,11 @@ from sinklab.claims.prefix_lm import PREFIX, RowRates, prefix_rates
 from sinklab.claims.unique_data import overfitting
 from sinklab.claims.window_attention import ExcessOfOldest, excess_weights
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.registry import claims
 from sinklab.reproduction.cells import configure, resolved_changes
-from sinklab.reproduction.claim import SCALES, Claim
+from sinklab.reproduction.claim import SCALES
 from sinklab.reproduction.scales import base_config
 from sinklab.reproduction.verdict import judge
+from sinklab.reproduction.work import claim_called
 
 RATE = "sink_rate"
 
@@ -85,37 +86,23 @@ REVERSED: list[tuple[str, str, str, float]] = [
 ]
 
 
-def claim_of(name: str) -> Claim:
-    made = claims[name]()
-    assert isinstance(made, Claim)
-    return made
-
-
-def over_seeds(numbers):
-    """Three seeds that differ by a thousandth, so that intervals have a width."""
-    return {
-        seed: {label: {metric: value * (1 + seed / 1000) for metric, value in of.items()} for label, of in numbers.items()}
-        for seed in range(3)
-    }
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_numbers_are_a_reproduction(name):
-    claim = claim_of(name)
+    claim = claim_called(name)
     judgement = judge(claim.parts, claim.presupposes, over_seeds(PUBLISHED[name]))
     assert judgement.verdict == "reproduced", judgement.reason
 
 
 @pytest.mark.parametrize(("name", "label", "metric", "value"), REVERSED)
 def test_a_reversed_part_is_no_reproduction(name, label, metric, value):
-    claim, published = claim_of(name), PUBLISHED[name]
+    claim, published = claim_called(name), PUBLISHED[name]
     changed = published | {label: published[label] | {metric: value}}
     assert judge(claim.parts, claim.presupposes, over_seeds(changed)).verdict == "not reproduced"
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_part_has_a_reversal(name):
-    claim, reached = claim_of(name), set()
+    claim, reached = claim_called(name), set()
     for reversed_name, label, metric, value in REVERSED:
         if reversed_name == name:
             changed = PUBLISHED[name] | {label: PUBLISHED[name][label] | {metric: value}}
@@ -126,7 +113,7 @@ def test_every_part_has_a_reversal(name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_without_what_it_presupposes_a_claim_is_not_tested(name):
-    claim = claim_of(name)
+    claim = claim_called(name)
     nothing = {label: dict.fromkeys(of, 0.0) for label, of in PUBLISHED[name].items()}
     judgement = judge(claim.parts, claim.presupposes, over_seeds(nothing))
     assert judgement.verdict == ("not tested at this scale" if claim.presupposes else "not reproduced")
@@ -135,7 +122,7 @@ def test_without_what_it_presupposes_a_claim_is_not_tested(name):
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_conditions_are_configurations_at_every_scale(name, scale):
-    claim, base = claim_of(name), base_config(scale)
+    claim, base = claim_called(name), base_config(scale)
     made = {condition.label: configure(base, condition).model_dump_json() for condition in claim.conditions}
     assert len(set(made.values())) == len(made), "two conditions are the same run"
     for condition in claim.conditions:
@@ -145,7 +132,7 @@ def test_conditions_are_configurations_at_every_scale(name, scale):
 
 def test_rate_times_steps_is_one_number():
     base = base_config("tiny")
-    for condition in claim_of("equal_learning_rate_times_steps").conditions:
+    for condition in claim_called("equal_learning_rate_times_steps").conditions:
         config = configure(base, condition)
         assert config.optimizer.learning_rate * config.training.steps == base.optimizer.learning_rate * base.training.steps
 

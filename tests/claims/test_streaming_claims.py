@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.claims.made_numbers import over_seeds
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from sinklab.claims import _streaming, cliff_at_the_cache_size, stable_over_long_texts
@@ -14,11 +15,11 @@ from sinklab.claims._first_tokens import first_tokens
 from sinklab.claims._streaming import draw, keep
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.pretraining.windowed import token_losses
-from sinklab.registry import claims
 from sinklab.reproduction.cells import configure
-from sinklab.reproduction.claim import BASELINE, Claim
+from sinklab.reproduction.claim import BASELINE
 from sinklab.reproduction.scales import base_config
 from sinklab.reproduction.verdict import judge
+from sinklab.reproduction.work import claim_called
 from sinklab.streaming.perplexity import losses
 from sinklab.tasks._task import Task
 
@@ -152,37 +153,23 @@ REVERSED: list[tuple[str, str, str, float]] = [
 ]
 
 
-def claim_of(name: str) -> Claim:
-    made = claims[name]()
-    assert isinstance(made, Claim)
-    return made
-
-
-def over_seeds(numbers):
-    """Three seeds that differ by a thousandth, so that intervals have a width."""
-    return {
-        seed: {label: {metric: value * (1 + seed / 1000) for metric, value in of.items()} for label, of in numbers.items()}
-        for seed in range(3)
-    }
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_numbers_are_a_reproduction(name):
-    claim = claim_of(name)
+    claim = claim_called(name)
     judgement = judge(claim.parts, claim.presupposes, over_seeds(PUBLISHED[name]))
     assert judgement.verdict == "reproduced", judgement
 
 
 @pytest.mark.parametrize(("name", "label", "metric", "value"), REVERSED)
 def test_a_reversed_part_is_no_reproduction(name, label, metric, value):
-    claim, published = claim_of(name), PUBLISHED[name]
+    claim, published = claim_called(name), PUBLISHED[name]
     changed = published | {label: published[label] | {metric: value}}
     assert judge(claim.parts, claim.presupposes, over_seeds(changed)).verdict == "not reproduced"
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_part_has_a_reversal(name):
-    claim, reached = claim_of(name), set()
+    claim, reached = claim_called(name), set()
     for reversed_name, label, metric, value in REVERSED:
         if reversed_name == name:
             changed = PUBLISHED[name] | {label: PUBLISHED[name][label] | {metric: value}}
@@ -191,25 +178,26 @@ def test_every_part_has_a_reversal(name):
     assert reached == set(claim.parts)
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if claim_of(name).presupposes])
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if claim_called(name).presupposes])
 def test_without_what_it_presupposes_a_claim_is_not_tested(name):
-    claim = claim_of(name)
+    claim = claim_called(name)
     nothing = {label: dict.fromkeys(of, 0.0) for label, of in PUBLISHED[name].items()}
     assert judge(claim.parts, claim.presupposes, over_seeds(nothing)).verdict == "not tested at this scale"
 
 
 @pytest.mark.parametrize(
-    ("name", "scale"), [(name, scale) for name in PUBLISHED if claim_of(name).conditions for scale in claim_of(name).costs]
+    ("name", "scale"),
+    [(name, scale) for name in PUBLISHED if claim_called(name).conditions for scale in claim_called(name).costs],
 )
 def test_conditions_are_configurations_at_every_scale(name, scale):
-    claim, base = claim_of(name), base_config(scale)
+    claim, base = claim_called(name), base_config(scale)
     made = {condition.label: configure(base, condition).model_dump_json() for condition in claim.conditions}
     assert len(set(made.values())) == len(made), "two conditions are the same run"
 
 
 def test_gamma_is_a_share_of_the_length():
     for scale, context in (("tiny", 64), ("small", 256), ("60m", 2048)):
-        condition = claim_of("clipped_fails_on_decoders").conditions[1]
+        condition = claim_called("clipped_fails_on_decoders").conditions[1]
         assert configure(base_config(scale), condition).model.operation["gamma"] == -12 / context
 
 
@@ -264,11 +252,11 @@ def foreign(tmp_path_factory):
     return str(folder)
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if claim_of(name).measure and "cliff" not in name])
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if claim_called(name).measure and "cliff" not in name])
 def test_what_is_measured_is_what_is_judged(foreign, monkeypatch, name):
     monkeypatch.setattr(_streaming, "MODELS", {"1b": foreign})
     monkeypatch.setattr(_streaming, "NUMBER", {"1b": 4})
-    claim = claim_of(name)
+    claim = claim_called(name)
     numbers = claim.measure(0, "1b")
     for part in claim.parts + claim.presupposes:
         assert all(math.isfinite(numbers[label][metric]) for label, metric in part.effect.needs())

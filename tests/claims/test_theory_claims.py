@@ -20,11 +20,11 @@ from sinklab.claims.massive_mean_against_zero import edited
 from sinklab.corpora import bigram_backcopy
 from sinklab.models.architecture import Architecture
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.registry import claims
 from sinklab.reproduction.cells import configure, resolved_changes
-from sinklab.reproduction.claim import SCALES, Claim
+from sinklab.reproduction.claim import SCALES
 from sinklab.reproduction.scales import base_config
 from sinklab.reproduction.verdict import judge
+from sinklab.reproduction.work import claim_called
 
 RATE, WEIGHT = "sink_rate", "first_attention"
 SOLVED = {"max_error": 0.004}
@@ -156,12 +156,6 @@ REVERSED: list[tuple[str, str, str, float]] = [
 WHOLE_TABLE = {"softpick": 34.89, "gate, element-wise": 16.36, "sink logit": 8.78, "softmax plus one": 2.0, "baseline": 0.1}
 
 
-def claim_of(name: str) -> Claim:
-    made = claims[name]()
-    assert isinstance(made, Claim)
-    return made
-
-
 def over_seeds(numbers):
     """Three seeds that differ by a ten-thousandth, so that intervals have a width."""
     return {
@@ -177,20 +171,20 @@ def changed(name, label, metric, value):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_numbers_are_a_reproduction(name):
-    claim = claim_of(name)
+    claim = claim_called(name)
     judgement = judge(claim.parts, claim.presupposes, over_seeds(PUBLISHED[name]))
     assert judgement.verdict == "reproduced", judgement
 
 
 @pytest.mark.parametrize(("name", "label", "metric", "value"), REVERSED)
 def test_a_reversed_number_is_no_reproduction(name, label, metric, value):
-    claim = claim_of(name)
+    claim = claim_called(name)
     assert judge(claim.parts, claim.presupposes, changed(name, label, metric, value)).verdict == "not reproduced"
 
 
 def test_every_part_has_a_reversal():
     for name in PUBLISHED:
-        claim, reached = claim_of(name), set()
+        claim, reached = claim_called(name), set()
         for _, label, metric, value in (row for row in REVERSED if row[0] == name):
             findings = judge(claim.parts, (), changed(name, label, metric, value)).findings
             reached |= {finding.part.says for finding in findings if finding.verdict == "not reproduced"}
@@ -224,14 +218,14 @@ def test_every_part_has_a_reversal():
     ],
 )
 def test_a_claim_about_nothing_is_not_tested(name, label, metric, value):
-    claim = claim_of(name)
+    claim = claim_called(name)
     judgement = judge(claim.parts, claim.presupposes, changed(name, label, metric, value))
     assert judgement.verdict == "not tested at this scale"
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_conditions_are_configurations_at_every_scale(name):
-    claim = claim_of(name)
+    claim = claim_called(name)
     for scale in claim.costs:
         assert scale in SCALES
         base = base_config(scale)
@@ -253,7 +247,7 @@ def test_contexts_have_equal_tokens_a_step(scale):
 
 def test_rates_of_the_gates_change_the_operation_alone():
     base = base_config("tiny")
-    for condition in claim_of("gate_positions").conditions[1:]:
+    for condition in claim_called("gate_positions").conditions[1:]:
         assert set(resolved_changes(base, condition)) == {"model.operation"}
 
 
@@ -293,7 +287,7 @@ def test_numbers_of_a_backcopy_model(monkeypatch):
     numbers = dormant.measure(0, "tiny")["softmax"]
     assert set(numbers) <= set(dormant.METRICS)
     assert numbers["trigger_excess"] > 1
-    assert claim_of("backcopy_dormant").costs.keys() == {"tiny", "small", "60m"}
+    assert claim_called("backcopy_dormant").costs.keys() == {"tiny", "small", "60m"}
 
 
 def test_course_of_a_run_that_diverged():
