@@ -18,6 +18,7 @@ LEVELS: list[set[str]] = [
     {"errors"},
     {"registry", "configuration"},
     {"results"},
+    {"arguments"},
     {"attention"},
     {"interventions", "operations", "positions", "probes", "report", "streaming", "theory"},
     {"corpora", "policies"},

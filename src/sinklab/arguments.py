@@ -1,0 +1,62 @@
+"""Arguments that several commands share: one type and one help text each; the command line reads them from the signatures.
+
+Nothing here imports torch: the signature of a command is read, and its help shown, without it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+from typing_extensions import Doc
+
+from sinklab.results.run import Progress
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from sinklab.corpora._corpus import Corpus
+    from sinklab.models.loading import LoadedModel
+
+    _Model: TypeAlias = str | LoadedModel | PreTrainedModel
+    _Corpus: TypeAlias = str | Corpus
+else:
+    _Model = _Corpus = str
+
+__all__ = [
+    "BatchSize",
+    "Bos",
+    "CorpusSource",
+    "Device",
+    "Dtype",
+    "ModelSource",
+    "Out",
+    "Overwrite",
+    "Progress",
+    "Resume",
+    "Revision",
+    "Samples",
+    "Seed",
+    "SeqLen",
+    "Threshold",
+    "TrustRemoteCode",
+]
+
+ModelSource = Annotated[_Model, Doc("embedded:softmax, embedded:sigmoid, a directory, or a hub id.")]
+CorpusSource = Annotated[_Corpus, Doc("A name from 'sinklab list corpora', with settings if need be, or a UTF-8 text file.")]
+SeqLen = Annotated[int, Doc("Tokens in a sample, the beginning-of-sequence token included.")]
+Samples = Annotated[int, Doc("Samples to average over.")]
+Threshold = Annotated[float, Doc("A head has a sink on a key when its mean weight there exceeds this.")]
+Device = Annotated[str, Doc("auto (CUDA if there is any), cpu, cuda, cuda:1, …")]
+Dtype = Annotated[str, Doc("auto (float32 on a CPU, else the checkpoint's), float32, bfloat16, float16, float64.")]
+Seed = Annotated[int, Doc("Seed of the sampling; the same seed gives the same tokens.")]
+Bos = Annotated[
+    Literal["auto", "always", "none"],
+    Doc("Beginning-of-sequence token in front: what the tokenizer does by itself, always, or none."),
+]
+BatchSize = Annotated[int | None, Doc("Samples a forward pass; chosen from the lengths by default.")]
+Revision = Annotated[str | None, Doc("Branch, tag or commit of a hub repository.")]
+TrustRemoteCode = Annotated[bool, Doc("Run model code that comes with the checkpoint.")]
+Out = Annotated[Path | None, Doc("Output directory; it is there whole or not at all.")]
+Overwrite = Annotated[bool, Doc("Replace the output directory if it exists.")]
+Resume = Annotated[bool, Doc("Go on with the run in the output directory; what is done is kept.")]
