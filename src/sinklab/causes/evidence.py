@@ -1,10 +1,9 @@
-"""Evidence: what was measured over texts and turned controls, as intervals and one-sided p-values, without scipy."""
+"""Evidence: what was measured over texts and turned controls, as intervals and one-sided p-values."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from sinklab.causes.effects import Effects
 from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.results.intervals import Interval, means_over_items
 
-__all__ = ["Contrast", "Evidence", "benjamini_hochberg", "beyond_turned", "evidence_of", "least_texts", "p_above", "t_tail"]
+__all__ = ["Contrast", "Evidence", "benjamini_hochberg", "evidence_of", "least_texts"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +77,7 @@ def evidence_of(effects: Effects, domain: int, minimal_effect: float) -> dict[st
     - ``redirect``, ``hide``, ``zero``, ``zero_value``: the effect is above the minimal effect;
     - ``redirect is nothing``: it lies within the minimal effect of 0 on both sides (two one-sided tests; Schuirmann 1987);
     - ``zero_value costs nothing``: it is below the minimal effect; that a value does harm is no reason to need it;
-    - ``turned``: the head's output costs less than turned copies of itself, see :func:`beyond_turned`;
+    - ``turned``: the head's output costs less than turned copies of itself, which :attr:`Evidence.turned` tests;
     - ``hide - control``: hiding the sink costs more than hiding another key, by the minimal effect;
     - ``redirect control - redirect``: resting on another key costs more than resting on the sink;
     - ``redirect - turned``, ``zero_value - turned``, ``zero - turned``: the change costs more than changes of the same size
@@ -133,44 +132,19 @@ def evidence_of(effects: Effects, domain: int, minimal_effect: float) -> dict[st
 # --- tests ------------------------------------------------------------------------------------------------------------------
 
 
-def p_above(values: np.ndarray, margin: float = 0.0) -> np.ndarray:
-    """One-sided p-values of the mean over texts being above a margin, of ``(heads, texts)``.
-
-    Student's t, and never less than ``2^-texts``, which is what as many texts give that all lie above the margin, whatever
-    their distribution (the sign test): no number of decimals makes a few texts say more.
-    """
-    return _p_between(values.mean(1), values.std(1, ddof=1), values.shape[1], margin, np.inf)
-
-
-def beyond_turned(turned: np.ndarray) -> np.ndarray:
-    """One-sided p-values of turned effects lying above 0, the effect of not turning.
-
-    If directions mean nothing, then the loss of the head as it is and its K turned losses are exchangeable: where the value
-    map of a head, or the map that reads it, is drawn alike in all directions, turned outputs are what another draw would have
-    given. The distance of the one from the mean of the others, over ``s · sqrt(1 + 1/K)`` with their spread s, is then
-    Student's t of K - 1 degrees, as far as they are normal; linear functions of a random rotation nearly are (Diaconis and
-    Shahshahani 1994). The random unit is the direction: more texts do not make up for few of them.
-
-    Args:
-        turned: effects ``(K, heads)``, means over texts.
-    """
-    return _p_of_turned(turned.mean(0), turned.std(0, ddof=1), len(turned))
-
-
 def benjamini_hochberg(p: np.ndarray, level: float) -> tuple[np.ndarray, float]:
-    """Which hypotheses are decided at a false discovery rate, and the largest p-value that would have been.
+    """Which hypotheses are decided at a false discovery rate, and the largest p-value that one more could have.
 
-    Benjamini and Hochberg 1995; the rate holds under independence and positive dependence. If all hypotheses are false, the
-    chance of deciding for any of them is the level. Heads that are judged on the same texts hang together in the latter way.
+    Benjamini and Hochberg 1995; the rate holds under independence and positive dependence, such as that of heads that are
+    judged on the same texts. If all hypotheses are false, the chance of deciding for any of them is the level.
 
     Returns:
         Boolean array of the shape of ``p``; and ``level · k / m`` for the next that would be decided.
     """
-    flat = np.sort(p.ravel())
-    steps = level * np.arange(1, len(flat) + 1) / len(flat)
-    below = np.flatnonzero(flat <= steps)
-    decided = below[-1] + 1 if len(below) else 0
-    return p <= (steps[decided - 1] if decided else -1.0), float(steps[min(decided, len(flat) - 1)])
+    import scipy.stats
+
+    decided = scipy.stats.false_discovery_control(p.ravel()).reshape(p.shape) <= level
+    return decided, level * min(int(decided.sum()) + 1, p.size) / p.size
 
 
 def least_texts(hypotheses: int, level: float) -> int:
@@ -178,28 +152,12 @@ def least_texts(hypotheses: int, level: float) -> int:
     return max(2, int(np.ceil(np.log2(hypotheses / level))))
 
 
-def t_tail(t: np.ndarray, degrees: int) -> np.ndarray:
-    """``P(T > t)`` of Student's t with whole degrees of freedom; absolute error about 1e-14.
-
-    The finite sum of Abramowitz & Stegun 26.7.3 and 26.7.4, as in :func:`sinklab.results.statistics.t_quantile`; above 200
-    degrees the normal tail of a transformed t (Wallace 1959), whose relative error is below 0.002 for tails above 1e-12.
-    """
-    if degrees > 200:
-        wide = np.sign(t) * np.sqrt(degrees * np.log1p(np.square(t) / degrees)) * (8 * degrees + 1) / (8 * degrees + 3)
-        return np.asarray([0.5 * math.erfc(one / math.sqrt(2.0)) for one in np.ravel(wide)]).reshape(np.shape(t))
-    angle = np.arctan(np.abs(t) / np.sqrt(degrees))
-    odd, cosine, sine = degrees % 2, np.cos(angle), np.sin(angle)
-    term, total = cosine if odd else np.ones_like(angle), np.zeros_like(angle)
-    for exponent in range(odd, degrees - 1, 2):
-        total = total + term
-        term = term * cosine**2 * (exponent + 1) / (exponent + 2)
-    inside = (angle + sine * total) * 2 / np.pi if odd else sine * total
-    tail = np.clip((1.0 - inside) / 2.0, 0.0, 0.5)
-    return np.asarray(np.where(t >= 0, tail, 1.0 - tail))
-
-
 def _p_between(mean: np.ndarray, spread: np.ndarray, texts: int, low: float, high: float) -> np.ndarray:
-    """p-values of a mean being above ``low`` and below ``high``: the larger one of two one-sided tests."""
+    """p-values of a mean being above ``low`` and below ``high``: the larger one of two one-sided tests.
+
+    Student's t, and never less than ``2^-texts``, which is what as many texts give that all lie above the margin, whatever
+    their distribution (the sign test): no number of decimals makes a few texts say more.
+    """
     error = spread / np.sqrt(texts)
     sides = [_p_of(mean - low, error, texts - 1)] if np.isfinite(low) else []
     if np.isfinite(high):
@@ -208,11 +166,21 @@ def _p_between(mean: np.ndarray, spread: np.ndarray, texts: int, low: float, hig
 
 
 def _p_of_turned(mean: np.ndarray, spread: np.ndarray, number: int) -> np.ndarray:
+    """p-values of the effects of turned copies lying above 0, the effect of not turning.
+
+    If directions mean nothing, then the loss of the head as it is and its K turned losses are exchangeable: where the value
+    map of a head, or the map that reads it, is drawn alike in all directions, turned outputs are what another draw would have
+    given. The distance of the one from the mean of the others, over ``s · sqrt(1 + 1/K)`` with their spread s, is then
+    Student's t of K - 1 degrees, as far as they are normal; linear functions of a random rotation nearly are (Diaconis and
+    Shahshahani 1994). The random unit is the direction: more texts do not make up for few of them.
+    """
     return _p_of(mean, spread * np.sqrt(1 + 1 / number), number - 1)
 
 
 def _p_of(distance: np.ndarray, error: np.ndarray, degrees: int) -> np.ndarray:
-    """Student's t of a distance; where nothing varies, 0 or 1 by its sign."""
+    """Upper tail of Student's t of a distance; where nothing varies, 0 or 1 by its sign."""
+    import scipy.stats
+
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(error > 0, distance / error, np.where(distance > 0, np.inf, -np.inf))
-    return t_tail(t, degrees)
+    return np.asarray(scipy.stats.t.sf(t, degrees))

@@ -81,7 +81,7 @@ def label_heads(
 
     **Why turned copies.** With random weights, too, silencing a head changes the loss by a definite amount, as often to the
     worse as to the better, and enough texts will show it. But there the real output is one draw among turned ones, which gives
-    a test that is exact up to the shape of a tail (:func:`~sinklab.causes.evidence.beyond_turned`). A turned *change* on top of
+    a test that is exact up to the shape of a tail (:class:`~sinklab.causes.evidence.Evidence`). A turned *change* on top of
     the output would not do: where a model is at its best all changes of one size cost alike, exactly so for a squared error,
     and a head that solves its task could not be told from noise.
 

@@ -23,7 +23,7 @@ from sinklab.probes._accumulate import documents_of
 if TYPE_CHECKING:
     from sinklab.causes.sinks import SinkFound
 
-__all__ = ["Correlation", "ReadOuts", "read_outs", "spearman"]
+__all__ = ["Correlation", "ReadOuts", "read_outs"]
 
 RESAMPLES = 2_000
 
@@ -239,14 +239,6 @@ def read_outs(
     )
 
 
-def spearman(first: np.ndarray, second: np.ndarray) -> float:
-    """Spearman's rank correlation of two vectors, equal values sharing their mean rank; NaN where one does not vary."""
-    one, other = _ranks(first), _ranks(second)
-    one, other = one - one.mean(), other - other.mean()
-    size = float(np.sqrt((one**2).sum() * (other**2).sum()))
-    return float((one * other).sum() / size) if size else float("nan")
-
-
 @dataclasses.dataclass
 class _Layer:
     """Of each text largest over median size, and kurtosis, of the hidden states after a layer."""
@@ -297,6 +289,8 @@ def _kurtosis(values: Tensor) -> float:
 
 def _correlations(values: dict[str, np.ndarray], over: str, level: float) -> list[Correlation]:
     """Of all pairs of read-outs but those of one kind: the two of outliers, the two of usefulness."""
+    import scipy.stats
+
     kinds = {"concentration": 0, "outliers": 1, "kurtosis": 1}
     found = []
     for first, second in itertools.combinations(values, 2):
@@ -304,36 +298,24 @@ def _correlations(values: dict[str, np.ndarray], over: str, level: float) -> lis
             continue
         both = ~(np.isnan(values[first]) | np.isnan(values[second]))
         one, other = values[first][both], values[second][both]
-        rho = spearman(one, other) if len(one) > 2 else float("nan")
-        low = high = float("nan")
-        if rho == rho:
-            drawn = _resampled(one, other)
-            low, high = np.nanquantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+        rho = low = high = float("nan")
+        if len(one) > 2 and np.ptp(one) and np.ptp(other):
+            rho = float(scipy.stats.spearmanr(one, other).statistic)
+            low, high = np.nanquantile(_resampled(one, other), [(1 - level) / 2, (1 + level) / 2])
         found.append(Correlation(first, second, over, rho, float(low), float(high), len(one)))
     return found
 
 
 def _resampled(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Spearman's correlation of each bootstrap resample, ``(resamples,)``: items counted as often as they were drawn."""
+    """Spearman's correlation of each bootstrap resample, ``(resamples,)``; NaN where one of the two does not vary in it."""
+    import scipy.stats
+
     items = len(first)
     counts = np.random.default_rng(0).multinomial(items, np.full(items, 1 / items), size=RESAMPLES)
-    ranks = [_counted_ranks(values, counts) for values in (first, second)]
-    one, other = (each - (counts * each).sum(1, keepdims=True) / items for each in ranks)
-    size = np.sqrt((counts * one**2).sum(1) * (counts * other**2).sum(1))
-    return np.where(size > 0, (counts * one * other).sum(1) / np.where(size > 0, size, 1.0), np.nan)
-
-
-def _counted_ranks(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Ranks ``(resamples, items)`` of items that occur ``counts`` times, equal values sharing their mean rank."""
-    distinct, places = np.unique(values, return_inverse=True)
-    grouped = counts @ np.eye(len(distinct))[places]
-    return np.asarray((grouped.cumsum(1) - (grouped - 1) / 2)[:, places])
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = counts.cumsum()
-    return np.asarray((last - (counts - 1) / 2)[places])
+    drawn = np.tile(np.arange(items), RESAMPLES).repeat(counts.ravel()).reshape(RESAMPLES, items)
+    one, other = (scipy.stats.rankdata(values[drawn], axis=1) - (items + 1) / 2 for values in (first, second))
+    size = np.sqrt((one**2).sum(1) * (other**2).sum(1))
+    return np.where(size > 0, (one * other).sum(1) / np.where(size > 0, size, 1.0), np.nan)
 
 
 def _mean(values: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:

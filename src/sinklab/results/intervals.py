@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.statistics import t_quantile
 
 __all__ = ["Interval", "mean_over_items", "means_over_items"]
 
@@ -56,18 +55,20 @@ def means_over_items(values: np.ndarray, *, level: float = 0.95, scale: float | 
     Args:
         values: ``(numbers, items)``.
     """
-    found = np.asarray(values, dtype=np.float64)
-    count = found.shape[1]
+    import scipy.stats
+
+    values = np.asarray(values, dtype=np.float64)
+    count = values.shape[1]
     if count < 2:
         raise ConfigurationError(f"an interval needs two items or more, got {count}; take more of them")
-    means = found.mean(axis=1)
-    outwards = math.sqrt(count / (count - 1)) * t_quantile(level, count - 1)
-    tail = 0.5 * math.erfc(outwards / math.sqrt(2.0))
+    means = values.mean(axis=1)
+    outwards = math.sqrt(count / (count - 1)) * scipy.stats.t.ppf((1 + level) / 2, count - 1)
+    tail = scipy.stats.norm.sf(outwards)
     chosen = np.random.default_rng(0).integers(count, size=(RESAMPLES, count)) + count * np.arange(RESAMPLES)[:, None]
     shares = np.bincount(chosen.ravel(), minlength=RESAMPLES * count).reshape(RESAMPLES, count) / count
     intervals = []
-    for start in range(0, len(found), ROWS):
-        rows = found[start : start + ROWS]
+    for start in range(0, len(values), ROWS):
+        rows = values[start : start + ROWS]
         lows, highs = np.quantile(rows @ shares.T, [tail, 1.0 - tail], axis=1)
         for row, mean, low, high in zip(rows, means[start : start + ROWS], lows, highs, strict=True):
             if np.ptp(row) < 1e-12:
