@@ -89,7 +89,7 @@ def test_edits_are_what_a_hook_that_sets_the_numbers_gives(model, samples):
         handle = model.layers[1].register_forward_hook(set_it)
         expected = losses(model, samples) - clean
         handle.remove()
-        (interval,) = (one.loss for one in found.edits if one.name == edit)
+        interval = found.edits[edit].loss
         # The readout is float64 here; sums of 11 losses of size 1 to 10.
         assert abs(interval.mean - float(expected.mean())) < 1e-9, edit
         assert interval.low < interval.mean < interval.high
@@ -99,7 +99,7 @@ def test_what_is_the_same_in_all_texts_is_its_own_mean(model, samples):
     tokens = samples.inputs["input_ids"].clone()
     tokens[:, 0] = 3
     found = massive_activations(model, token_samples([("words", tokens)]), least=100.0, times_median=50.0)
-    zero, mean, control = found.edits
+    zero, mean, control = found.edits.values()
     # Token 0 sees only itself, so its states are the same in every text; a mean of four equal numbers rounds once.
     assert abs(mean.loss.mean) < 1e-9
     assert abs(zero.loss.mean) > 5 * abs(control.loss.mean) > 0
@@ -124,7 +124,7 @@ def test_the_sink_is_watched_while_editing(model, samples):
     found = massive_activations(model, samples, sink, least=100.0, times_median=50.0)
     assert [str(head) for head in found.heads] == [str(head) for head in sink.heads]
     assert np.allclose(found.sink_weights, sink.weights, rtol=0, atol=1e-9)
-    assert not np.allclose(found.edits[0].sink_weights, sink.weights, rtol=0, atol=1e-3)
+    assert not np.allclose(found.edits["zero"].sink_weights, sink.weights, rtol=0, atol=1e-3)
     table = make_table(found.rows(), model="planted")
     assert {"massive_value", "loss_change", "sink_weight", "largest_times_median"} <= set(table["metric"])
     assert table["value"].notna().all()
@@ -155,7 +155,7 @@ def test_padding_is_no_token(model, samples):
     found = massive_activations(model, with_padding, least=100.0, times_median=50.0)
     assert len(found.found) == 1
     assert found.found[0].times_median == pytest.approx(plain.found[0].times_median, rel=1e-9)
-    assert found.edits[0].loss.mean == pytest.approx(plain.edits[0].loss.mean, abs=1e-9)
+    assert found.edits["zero"].loss.mean == pytest.approx(plain.edits["zero"].loss.mean, abs=1e-9)
 
 
 @pytest.mark.parametrize(

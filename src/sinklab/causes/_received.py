@@ -12,7 +12,7 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.intervention import Place
 from sinklab.attention.probe import Watcher
-from sinklab.causes._runs import heads_of, ids_by_position, most_frequent, row_blocks
+from sinklab.causes._runs import heads_of, ids_by_position, most_frequent, row_shares
 from sinklab.causes.effects import Head
 from sinklab.causes.samples import Samples
 
@@ -34,15 +34,11 @@ class Strong:
     token: int | None
     position: int | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**dataclasses.asdict(self), "head": str(self.head)}
-
 
 @dataclasses.dataclass(frozen=True)
 class Module:
     """Of one attention module and batch, in float64: shares that keys get and how many queries gave them ``(batch, heads,
-    kv_len)``, positions of the keys ``(batch, kv_len)``, the sum of the shares on nothing ``(heads,)`` and its queries.
+    kv_len)``, positions of the keys ``(batch, kv_len)``, the sum of the null mass ``(heads,)`` and its queries.
     """
 
     heads: list[Head]
@@ -67,15 +63,10 @@ class Received(Watcher):
         shape = (len(call.queries), call.num_heads, call.kv_len)
         sums, counts = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
         null = torch.zeros(call.num_heads, dtype=torch.float64)
-        for start, stop in row_blocks(call):
-            scores = call.scores(start, stop)
-            weights, mass = call.weights(start, stop, scores), call.null_mass(start, stop, scores)
-            whole = (weights.sum(-1) + mass).clamp_min(1e-8)
-            own = call.query_positions[:, start:stop, None] == call.key_positions[:, None]
-            asked = call.visible.block(start, stop, 0, call.kv_len) & (call.counted[:, start:stop, None] & ~own)[:, None]
-            sums += (weights / whole[..., None]).double().masked_fill(~asked, 0.0).sum(2).cpu()
-            counts += asked.sum(2).expand(shape).cpu()
-            null += (mass / whole).double().masked_fill(~call.counted[:, None, start:stop], 0.0).sum((0, 2)).cpu()
+        for rows in row_shares(call):
+            sums += rows.weights.masked_fill(~rows.seen, 0.0).sum(2).cpu()
+            counts += rows.seen.sum(2).expand(shape).cpu()
+            null += rows.null.masked_fill(~rows.counted[:, None], 0.0).sum((0, 2)).cpu()
         heads = heads_of(call.site, call.num_heads)
         self.modules.append(Module(heads, sums, counts, call.key_positions.cpu(), null, int(call.counted.sum())))
 
@@ -129,7 +120,7 @@ class Sums:
         return np.asarray(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
 
     def null(self) -> np.ndarray:
-        """Mean share on nothing, ``(heads,)``."""
+        """Mean null mass, ``(heads,)``."""
         return np.asarray(self._null / self._queries)
 
     def _means(self) -> np.ndarray:

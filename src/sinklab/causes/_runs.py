@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Site, Statistics
 from sinklab.attention.intervention import HeadIntervention, Intervention, Place, keys_at
-from sinklab.attention.probe import Definition, Probe
+from sinklab.attention.probe import Probe, Watcher
 from sinklab.attention.session import attend
 from sinklab.causes.effects import Head
 from sinklab.causes.readout import Readout
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Edits",
+    "HeadSums",
     "PlaceWeight",
+    "RowShares",
     "Run",
     "change",
     "heads_of",
@@ -35,12 +37,11 @@ __all__ = [
     "lengths",
     "most_frequent",
     "no_edits",
-    "number",
     "of_all",
     "random_places",
     "row_blocks",
+    "row_shares",
     "runs",
-    "signed",
     "text_losses",
 ]
 
@@ -189,75 +190,96 @@ def row_blocks(call: AttentionCall) -> Iterator[tuple[int, int]]:
         yield start, min(start + rows, call.q_len)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowShares:
+    """The rows of a block of queries as shares of their whole mass, the null mass included.
+
+    Attributes:
+        weights: float64 ``(batch, heads, block, kv_len)``; rows of zeros, which some operations have, stay zeros.
+        null: float64 ``(batch, heads, block)``.
+        counted: boolean ``(batch, block)``: queries that are tokens and not padding.
+        seen: boolean ``(batch or 1, heads or 1, block, kv_len)``: keys that such a query sees and does not stand on.
+    """
+
+    weights: Tensor
+    null: Tensor
+    counted: Tensor
+    seen: Tensor
+
+
+def row_shares(call: AttentionCall) -> Iterator[RowShares]:
+    """All rows of a call, a block of queries at a time."""
+    for start, stop in row_blocks(call):
+        scores = call.scores(start, stop)
+        weights, mass = call.weights(start, stop, scores).double(), call.null_mass(start, stop, scores).double()
+        whole = (weights.sum(-1) + mass).clamp_min(1e-8)
+        counted = call.counted[:, start:stop]
+        itself = (call.query_positions[:, start:stop, None] == call.key_positions[:, None]) & (
+            call.query_documents[:, start:stop, None] == call.key_documents[:, None]
+        )
+        seen = call.visible.block(start, stop, 0, call.kv_len) & (counted[..., None] & ~itself)[:, None]
+        yield RowShares(weights / whole[..., None], mass / whole, counted, seen)
+
+
 def heads_of(site: Site, count: int) -> list[Head]:
     """The heads of a module."""
     return [Head(site.layer, number, site.module) for number in range(count)]
 
 
-def number(value: Any) -> float | None:
-    """A Python number for JSON, or ``None`` for what is not one."""
-    found = float(value)
-    return found if math.isfinite(found) else None
+class HeadSums(Watcher):
+    """Sums over queries by head, float64 ``(heads,)`` under a name, of every self-attention module."""
 
+    def __init__(self) -> None:
+        self.sums: dict[str, tuple[list[Head], dict[str, Tensor]]] = {}
 
-def signed(interval: Interval) -> str:
-    """``+0.1031 [+0.0819, +0.1254]``."""
-    return f"{interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
+    def add(self, module: str, heads: list[Head], sums: dict[str, Tensor]) -> None:
+        """Add the sums of one batch."""
+        known = self.sums.get(module, (heads, {}))[1]
+        self.sums[module] = (heads, {name: values + known.get(name, 0.0) for name, values in sums.items()})
 
-
-class PlaceWeight(Probe):
-    """Mean share of a row on a place, over the queries that see it and do not stand on it, head by head.
-
-    The share is the weight over all of the row's mass, the mass on nothing included, as in :mod:`sinklab.causes.sinks`.
-
-    Args:
-        place: positions, or ``"null"`` for the mass on nothing.
-    """
-
-    name, needs = "place_weight", frozenset[str]()
-    definitions: dict[str, Definition] = {}  # type: ignore[misc]
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.sums: dict[str, tuple[list[Head], Tensor, Tensor]] = {}
-
-    def update(self, call: AttentionCall, statistics: Statistics) -> None:
-        if call.site.kind != "self":
-            return
-        sums, counts = torch.zeros(call.num_heads, dtype=torch.float64), torch.zeros(call.num_heads, dtype=torch.float64)
-        for start, stop in row_blocks(call):
-            counted = call.counted[:, None, start:stop]
-            scores = call.scores(start, stop)
-            all_weights, mass = call.weights(start, stop, scores), call.null_mass(start, stop, scores)
-            whole = (all_weights.sum(-1) + mass).clamp_min(1e-8)
-            if isinstance(self.place, str):
-                weights = mass / whole
-                asked = counted.expand(weights.shape)
-            else:
-                keys = keys_at(call, self.place)[:, None, None]
-                own = (call.query_positions[:, start:stop, None] == call.key_positions[:, None]) & keys[:, 0]
-                visible = call.visible.block(start, stop, 0, call.kv_len) & keys
-                weights = (all_weights * keys).sum(-1) / whole
-                asked = (counted & visible.any(-1) & ~own.any(-1)[:, None]).expand(weights.shape)
-            sums += weights.double().masked_fill(~asked, 0.0).sum((0, 2)).cpu()
-            counts += asked.sum((0, 2)).double().cpu()
-        known = self.sums.get(call.site.module, (None, 0.0, 0.0))
-        self.sums[call.site.module] = (heads_of(call.site, call.num_heads), sums + known[1], counts + known[2])
-
-    def merge(self, other: PlaceWeight) -> None:
-        for module, (heads, sums, counts) in other.sums.items():
-            known = self.sums.get(module, (None, 0.0, 0.0))
-            self.sums[module] = (heads, sums + known[1], counts + known[2])
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        return iter(())
+    def merge(self, other: HeadSums) -> None:
+        """Add what another one has seen."""
+        for module, (heads, sums) in other.sums.items():
+            self.add(module, heads, sums)
 
     @property
     def heads(self) -> list[Head]:
         """The heads seen, in order."""
-        return [head for heads, _, _ in self.sums.values() for head in heads]
+        return [head for heads, _ in self.sums.values() for head in heads]
+
+
+class PlaceWeight(HeadSums):
+    """Mean share of a row on a place, over the queries that see it and do not stand on it, head by head.
+
+    The share is the weight over all of the row's mass, the null mass included, as in :mod:`sinklab.causes.sinks`.
+
+    Args:
+        place: positions, or ``"null"`` for the null mass.
+    """
+
+    name, needs = "place_weight", frozenset[str]()
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.place = place
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        if call.site.kind != "self":
+            return
+        zeros = torch.zeros(call.num_heads, dtype=torch.float64)
+        sums = {"share": zeros, "count": zeros}
+        for rows in row_shares(call):
+            if isinstance(self.place, str):
+                share, asked = rows.null, rows.counted[:, None].expand(rows.null.shape)
+            else:
+                keys = keys_at(call, self.place)[:, None, None]
+                share = (rows.weights * keys).sum(-1)
+                asked = (rows.seen & keys).any(-1).expand(share.shape)
+            sums["share"] = sums["share"] + share.masked_fill(~asked, 0.0).sum((0, 2)).cpu()
+            sums["count"] = sums["count"] + asked.sum((0, 2)).cpu()
+        self.add(call.site.module, heads_of(call.site, call.num_heads), sums)
 
     @property
     def weights(self) -> np.ndarray:
         """Float64 ``(heads,)``; NaN for a head none of whose queries sees the place."""
-        return np.concatenate([(sums / counts).numpy() for _, sums, counts in self.sums.values()])
+        return np.concatenate([(sums["share"] / sums["count"]).numpy() for _, sums in self.sums.values()])

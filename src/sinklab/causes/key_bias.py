@@ -13,20 +13,9 @@ from torch import Tensor, nn
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.intervention import HeadIntervention, Place, keys_at
 from sinklab.attention.operation import repeat_groups
-from sinklab.attention.probe import Definition, Probe
-from sinklab.causes._runs import (
-    change,
-    heads_of,
-    known_place,
-    number,
-    of_all,
-    random_places,
-    row_blocks,
-    runs,
-    signed,
-    text_losses,
-)
+from sinklab.causes._runs import HeadSums, change, heads_of, known_place, of_all, random_places, row_blocks, runs, text_losses
 from sinklab.causes.effects import Head
+from sinklab.causes.finding import Finding, head_rows, interval_rows, plain, signed
 from sinklab.causes.readout import Readout, readout_for
 from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
@@ -64,8 +53,7 @@ class HeadScores:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        found = {field: number(getattr(self, field)) for field in _UNITS}
-        return {"head": str(self.head), "module": self.head.module, **found}
+        return {**plain(dataclasses.asdict(self)), "head": str(self.head), "module": self.head.module}
 
 
 _UNITS = {
@@ -81,7 +69,7 @@ _UNITS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class KeyBias:
+class KeyBias(Finding):
     """What :func:`key_bias` found.
 
     Attributes:
@@ -132,32 +120,17 @@ class KeyBias:
         return "some" if min(abs(loss.low), abs(loss.high)) >= self.minimal_effect and loss.low * loss.high > 0 else "open"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "statement": self.statement,
-            "place": self.place if isinstance(self.place, (int, str)) else torch.as_tensor(self.place).tolist(),
-            "sink_heads": [str(head) for head in self.sink_heads],
-            "losses": {name: loss.to_dict() for name, loss in self.losses.items()},
-            "heads": [head.to_dict() for head in self.heads],
-            "clean_loss": number(self.clean_loss),
-            "minimal_effect": self.minimal_effect,
-            "texts": self.texts,
-            "unit": self.unit,
-        }
+        return {**super().to_dict(), "heads": [scores.to_dict() for scores in self.heads]}
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Rows of the long table."""
         common: dict[str, Any] = {"probe": "causes_key_bias", "version": 1, "count": self.texts}
         for name, loss in self.losses.items():
-            for bound, value in loss.to_dict().items():
-                metric = "loss_change" if bound == "mean" else f"loss_change_{bound}"
-                yield {**common, "intervention": f"key bias: {name}", "metric": metric, "value": value, "unit": self.unit}
-        for head in self.heads:
-            place = {"module": head.head.module, "layer": head.head.layer, "head": head.head.head}
-            for metric, unit in _UNITS.items():
-                value = getattr(head, metric)
-                if number(value) is not None:
-                    yield {**common, **place, "metric": f"sink_{metric}", "value": value, "unit": unit}
+            yield from interval_rows("loss_change", loss, **common, intervention=f"key bias: {name}", unit=self.unit)
+        heads = [scores.head for scores in self.heads]
+        for metric, unit in _UNITS.items():
+            values = [getattr(scores, metric) for scores in self.heads]
+            yield from head_rows(f"sink_{metric}", heads, values, **common, unit=unit)
 
 
 def key_bias(
@@ -195,18 +168,18 @@ def key_bias(
     place = known_place(sink.place, "key-bias evidence")
     other = random_places(samples, sink, torch.Generator().manual_seed(seed))
     scores, other_scores, losses = _Scores(place), _Scores(other), []
-    for one in runs(
+    for run in runs(
         model,
         samples,
         readout,
         probes=lambda start, stop: (_Scores(place), _Scores(other[start:stop])),
         batch_size=batch_size,
     ):
-        losses.append(one.losses.nanmean(1).numpy())
-        scores.merge(one.probes[0])  # type: ignore[arg-type]
-        other_scores.merge(one.probes[1])  # type: ignore[arg-type]
+        losses.append(run.losses.nanmean(1).numpy())
+        for whole, part in zip((scores, other_scores), run.probes, strict=True):
+            whole.merge(part)
     clean = np.concatenate(losses)
-    heads = scores.heads()
+    heads = scores.by_head()
     if not heads or all(np.isnan(head.gap) for head in heads):
         raise ConfigurationError(f"no query sees a key at the sink, {place!r}, and another one besides; give longer texts")
     edits: dict[str, list[HeadIntervention]] = {
@@ -235,15 +208,14 @@ def key_bias(
     return KeyBias(place, changes, sink_heads, heads, float(np.nanmean(clean)), minimal_effect, len(samples), readout.unit)
 
 
-class _Scores(Probe):
-    """Sums over queries of what :class:`HeadScores` has means of: float64 ``(heads,)`` by module and name."""
+class _Scores(HeadSums):
+    """Sums over queries of what :class:`HeadScores` has means of."""
 
     name, needs = "sink_scores", frozenset[str]()
-    definitions: dict[str, Definition] = {}  # type: ignore[misc]
 
     def __init__(self, place: Place) -> None:
+        super().__init__()
         self.place = place
-        self.sums: dict[str, tuple[list[Head], dict[str, Tensor]]] = {}
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         if call.site.kind != "self":
@@ -294,25 +266,14 @@ class _Scores(Probe):
             value = call.null_value
             size = torch.zeros(call.num_heads) if value is None else value.norm(dim=-1).expand(call.num_heads)
             total["value"], total["value_count"] = size.double().cpu(), torch.ones(call.num_heads, dtype=torch.float64)
-        self._add(call.site.module, heads_of(call.site, call.num_heads), total)
-
-    def _add(self, module: str, heads: list[Head], total: dict[str, Tensor]) -> None:
-        known = self.sums.get(module, (heads, {}))[1]
-        self.sums[module] = (heads, {name: values + known.get(name, 0.0) for name, values in total.items()})
-
-    def merge(self, other: _Scores) -> None:
-        for module, (heads, total) in other.sums.items():
-            self._add(module, heads, total)
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        return iter(())
+        self.add(call.site.module, heads_of(call.site, call.num_heads), total)
 
     def means(self) -> dict[str, Tensor]:
         """Mean score on the place, ``(heads,)`` by module."""
         return {module: total["score"] / total["count"] for module, (_, total) in self.sums.items()}
 
-    def heads(self) -> list[HeadScores]:
-        """What was found, head by head."""
+    def by_head(self) -> list[HeadScores]:
+        """The means, head by head."""
         return [
             _scores_of(head, {name: float(values[number]) for name, values in total.items()})
             for heads, total in self.sums.values()

@@ -12,18 +12,9 @@ from torch import Tensor, nn
 
 from sinklab.attention.intervention import Place
 from sinklab.causes._received import Received, Strong, Sums
-from sinklab.causes._runs import (
-    Edits,
-    change,
-    known_place,
-    lengths,
-    no_edits,
-    number,
-    of_all,
-    runs,
-    signed,
-)
+from sinklab.causes._runs import Edits, change, known_place, lengths, no_edits, of_all, runs
 from sinklab.causes.effects import Head
+from sinklab.causes.finding import Finding, head_rows, interval_rows, plain, signed
 from sinklab.causes.readout import NextToken, Readout, readout_for
 from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError
@@ -62,21 +53,9 @@ class Condition:
     loss: Interval | None
     scored: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "first_token_at": self.first_token_at,
-            "at_place": [number(value) for value in self.at_place],
-            "at_first_token": [number(value) for value in self.at_first_token],
-            "strongest": [one.to_dict() for one in self.strongest],
-            "tokens": [one.to_dict() for one in self.tokens],
-            "loss": None if self.loss is None else self.loss.to_dict(),
-            "scored": self.scored,
-        }
-
 
 @dataclasses.dataclass(frozen=True)
-class Location:
+class Location(Finding):
     """What :func:`location` found.
 
     Attributes:
@@ -130,37 +109,20 @@ class Location:
         return ". ".join(said) + "."
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "statement": self.statement,
-            "place": self.place if isinstance(self.place, (int, str)) else torch.as_tensor(self.place).tolist(),
-            "head": str(self.head),
-            "heads": [str(head) for head in self.heads],
-            "conditions": {one.name: one.to_dict() for one in self.conditions},
-            "follows": self.follows,
-            "left_out": self.left_out,
-            "secondary": self.secondary,
-            "texts": self.texts,
-            "unit": self.unit,
-        }
+        conditions = {condition.name: plain(condition) for condition in self.conditions}
+        return {**super().to_dict(), "conditions": conditions, "follows": self.follows}
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Rows of the long table."""
-        for one in self.conditions:
+        for condition in self.conditions:
             common: dict[str, Any] = {"probe": "causes_location", "version": 1, "count": self.texts}
-            common["intervention"] = f"sink: {one.name}"
-            for metric, values in (("weight_at_place", one.at_place), ("weight_at_first_token", one.at_first_token)):
-                for head, value in zip(self.heads, values.tolist(), strict=True):
-                    if number(value) is not None:
-                        place = {"module": head.module, "layer": head.layer, "head": head.head}
-                        yield {**common, **place, "metric": metric, "value": value, "unit": "fraction"}
-            for strong in one.strongest:
-                head = strong.head
-                place = {"module": head.module, "layer": head.layer, "head": head.head, "key_position": strong.position}
-                yield {**common, **place, "metric": "strong_position", "value": strong.weight, "unit": "fraction"}
-            for bound, value in ({} if one.loss is None else one.loss.to_dict()).items():
-                metric = "loss_change" if bound == "mean" else f"loss_change_{bound}"
-                yield {**common, "metric": metric, "value": value, "unit": self.unit}
+            common["intervention"] = f"sink: {condition.name}"
+            yield from head_rows("weight_at_place", self.heads, condition.at_place, **common, unit="fraction")
+            yield from head_rows("weight_at_first_token", self.heads, condition.at_first_token, **common, unit="fraction")
+            for strong in condition.strongest:
+                at = {**common, "key_position": strong.position, "unit": "fraction"}
+                yield from head_rows("strong_position", [strong.head], [strong.weight], **at)
+            yield from interval_rows("loss_change", condition.loss, **common, unit=self.unit)
 
 
 def location(

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from sinklab.attention.call import LayerOutput
 from sinklab.attention.intervention import HiddenIntervention, Intervention, Place
 from sinklab.attention.probe import Probe, Watcher
-from sinklab.causes._runs import Edits, PlaceWeight, change, ids_by_position, most_frequent, no_edits, number, runs, signed
+from sinklab.causes._runs import Edits, PlaceWeight, change, ids_by_position, most_frequent, no_edits, runs
 from sinklab.causes.effects import Head
+from sinklab.causes.finding import Finding, head_rows, interval_rows, signed
 from sinklab.causes.readout import Readout, readout_for
 from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
@@ -70,26 +71,24 @@ class Edit:
     """What setting all massive activations, in the layer of their birth, does.
 
     Attributes:
-        name: ``zero``; ``mean``, the mean of the channel over texts, at the same position where half of the texts have it
-            there, else over all the positions where it is born in that layer; ``control``, as many other channels of the same
-            tokens set to zero.
         loss: change over texts, in the unit of the readout.
         sink_weights: ``(heads,)`` mean weight on the sink under the edit; ``None`` without a sink.
     """
 
-    name: str
     loss: Interval
     sink_weights: np.ndarray | None
 
 
 @dataclasses.dataclass(frozen=True)
-class MassiveActivations:
+class MassiveActivations(Finding):
     """What :func:`massive_activations` found.
 
     Attributes:
         found: most frequent first, then largest.
         peaks: for each layer the mean over texts of its largest value, of that over the median, and where the largest is.
-        edits: the causal tests; empty if nothing was found.
+        edits: the causal tests by name; empty if nothing was found. ``zero``; ``mean``, the mean of the channel over texts, at
+            the same position where half of the texts have it there, else over all the positions where it is born in that
+            layer; ``control``, as many other channels of the same tokens set to zero.
         sink_weights: ``(heads,)`` of the model as it is; ``None`` without a sink.
         heads: in the order of all sink weights.
         clean_loss: mean over texts.
@@ -97,7 +96,7 @@ class MassiveActivations:
 
     found: list[Activation]
     peaks: list[dict[str, float | int]]
-    edits: list[Edit]
+    edits: dict[str, Edit]
     heads: list[Head]
     sink_weights: np.ndarray | None
     clean_loss: float
@@ -115,37 +114,19 @@ class MassiveActivations:
                 f"No value is above {self.least:g} and {self.times_median:g} times the median of its hidden state; the "
                 f"largest is {top['value']:.3g}, {top['times_median']:.3g} times the median, after layer {top['layer']}."
             )
-        zero, mean, control = (edit.loss for edit in self.edits)
+        zero, mean, control = (edit.loss for edit in self.edits.values())
         first = self.found[0]
         where = f"{len(self.found)} massive activations, the first in channel {first.channel} at position {first.position}"
         words = f"{where}, born in layer {first.birth}: zeroing them all costs {signed(zero)} {self.unit}"
         words += f", as many other channels {signed(control)}, their mean {signed(mean)}"
         if all(activation.deviation <= 1e-4 * abs(activation.value) for activation in self.found):
             words += " (they hardly vary from text to text, so that the mean is next to no edit)"
-        if self.sink_weights is not None and self.edits[0].sink_weights is not None:
+        zeroed = self.edits["zero"].sink_weights
+        if self.sink_weights is not None and zeroed is not None:
             head = int(np.nanargmax(self.sink_weights))
-            after = self.edits[0].sink_weights[head]
-            before = self.sink_weights[head]
+            before, after = self.sink_weights[head], zeroed[head]
             words += f"; zeroed, the weight of head {self.heads[head]} on the sink goes from {before:.3f} to {after:.3f}"
         return f"{words}."
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "statement": self.statement,
-            "least": self.least,
-            "times_median": self.times_median,
-            "texts": self.texts,
-            "clean_loss": number(self.clean_loss),
-            "unit": self.unit,
-            "found": [dataclasses.asdict(activation) for activation in self.found],
-            "peaks": self.peaks,
-            "edits": {
-                edit.name: {"loss": edit.loss.to_dict(), "sink_weights": _numbers(edit.sink_weights)} for edit in self.edits
-            },
-            "heads": [str(head) for head in self.heads],
-            "sink_weights": _numbers(self.sink_weights),
-        }
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Rows of the long table."""
@@ -154,22 +135,18 @@ class MassiveActivations:
             at = {**common, "layer": peak["layer"], "key_position": peak["position"]}
             yield {**at, "metric": "largest_activation", "value": peak["value"], "unit": "norm"}
             yield {**at, "metric": "largest_times_median", "value": peak["times_median"], "unit": "ratio"}
-        for one in self.found:
-            at = {**common, "layer": one.birth, "key_position": one.position, "count": one.texts}
-            yield {**at, "metric": "massive_value", "value": one.value, "unit": "norm"}
-            yield {**at, "metric": "massive_channel", "value": float(one.channel), "unit": "index"}
-        for edit in self.edits:
-            name = f"massive activations: {edit.name}"
-            for bound, value in edit.loss.to_dict().items():
-                metric = "loss_change" if bound == "mean" else f"loss_change_{bound}"
-                yield {**common, "intervention": name, "metric": metric, "value": value, "unit": self.unit}
-        measured: list[tuple[str | None, np.ndarray | None]] = [(None, self.sink_weights)]
-        measured += [(f"massive activations: {edit.name}", edit.sink_weights) for edit in self.edits]
-        for edited, weights in measured:
-            for head, weight in zip(self.heads, [] if weights is None else weights.tolist(), strict=False):
-                if weight == weight:
-                    place = {"intervention": edited, "module": head.module, "layer": head.layer, "head": head.head}
-                    yield {**common, **place, "metric": "sink_weight", "value": weight, "unit": "fraction"}
+        for activation in self.found:
+            at = {**common, "layer": activation.birth, "key_position": activation.position, "count": activation.texts}
+            yield {**at, "metric": "massive_value", "value": activation.value, "unit": "norm"}
+            yield {**at, "metric": "massive_channel", "value": float(activation.channel), "unit": "index"}
+        weights: dict[str | None, np.ndarray | None] = {None: self.sink_weights}
+        for name, edit in self.edits.items():
+            edited = f"massive activations: {name}"
+            yield from interval_rows("loss_change", edit.loss, **common, intervention=edited, unit=self.unit)
+            weights[edited] = edit.sink_weights
+        for intervention, values in weights.items():
+            if values is not None:
+                yield from head_rows("sink_weight", self.heads, values, **common, intervention=intervention, unit="fraction")
 
 
 def massive_activations(
@@ -223,7 +200,7 @@ def massive_activations(
             break
     given = samples.inputs.get("input_ids")
     ids = None if given is None else ids_by_position(samples, max(0, peaks[0][1].length - given.shape[1]))
-    edits = []
+    tests: dict[str, Edit] = {}
     if seen:
         width = peaks[0][1].width
         for name in ("zero", "mean", "control"):
@@ -237,11 +214,11 @@ def massive_activations(
                 ]
 
             losses, after, _ = _measured(model, samples, readout, edit, criterion, place, batch_size)
-            edits.append(Edit(name, change(losses, clean, "massive activations"), None if after is None else after.weights))
+            tests[name] = Edit(change(losses, clean, "massive activations"), None if after is None else after.weights)
     return MassiveActivations(
         found=_found(seen, layers, ids),
         peaks=[_peak(layer, [probe for _, probe in peaks]) for layer in layers],
-        edits=edits,
+        edits=tests,
         heads=[] if weight is None else weight.heads,
         sink_weights=None if weight is None else weight.weights,
         clean_loss=float(np.nanmean(clean)),
@@ -268,14 +245,13 @@ def _measured(
     def probes(start: int, stop: int) -> list[Probe]:
         return [_Peaks(*criterion), *([] if place is None else [PlaceWeight(place)])]
 
-    for one in runs(model, samples, readout, edits, probes=probes, batch_size=batch_size):
-        found, *weights = one.probes
-        losses.append(one.losses.nanmean(1).numpy())
-        if isinstance(found, _Peaks):
-            peaks.append((one.start, found))
-        for other in weights:
-            if weight is not None and isinstance(other, PlaceWeight):
-                weight.merge(other)
+    for run in runs(model, samples, readout, edits, probes=probes, batch_size=batch_size):
+        losses.append(run.losses.nanmean(1).numpy())
+        for probe in run.probes:
+            if isinstance(probe, _Peaks):
+                peaks.append((run.start, probe))
+            elif weight is not None and isinstance(probe, PlaceWeight):
+                weight.merge(probe)
     return np.concatenate(losses), weight, peaks
 
 
@@ -399,7 +375,3 @@ def _peak(layer: int, probes: Sequence[_Peaks]) -> dict[str, float | int]:
         "position": position,
         "channel": channel,
     }
-
-
-def _numbers(values: np.ndarray | None) -> list[float | None] | None:
-    return None if values is None else [number(value) for value in values]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
-from sinklab.causes._runs import known_place, number
+from sinklab.causes._runs import known_place
 from sinklab.causes.effects import Effects, Head
+from sinklab.causes.finding import Finding, head_rows, number, plain
 from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError
 from sinklab.probes._accumulate import documents_of
@@ -53,12 +54,11 @@ class Correlation:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        found = {field: number(getattr(self, field)) for field in ("rho", "low", "high")}
-        return {**dataclasses.asdict(self), **found, "reading": self.reading}
+        return {**plain(dataclasses.asdict(self)), "reading": self.reading}
 
 
 @dataclasses.dataclass(frozen=True)
-class ReadOuts:
+class ReadOuts(Finding):
     """What :func:`read_outs` found. All arrays are float64; NaN where a number does not exist.
 
     Attributes:
@@ -110,34 +110,21 @@ class ReadOuts:
         return "; ".join(said) + "."
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "statement": self.statement,
-            "heads": {
-                str(head): {name: number(values[index]) for name, values in self.by_head.items()}
-                for index, head in enumerate(self.heads)
-            },
-            "layers": {
-                str(layer): {name: number(values[index]) for name, values in self.by_layer.items()}
-                for index, layer in enumerate(self.layers)
-            },
-            "correlations": [one.to_dict() for one in self.correlations],
-            "quiet": [str(head) for head in self.quiet],
-            "needy": [str(head) for head in self.needy],
-            "threshold": self.threshold,
-            "minimal_effect": self.minimal_effect,
-            "texts": self.texts,
-            "unit": self.unit,
-        }
+        def by(items: Sequence[Any], columns: dict[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
+            return {
+                str(item): {name: number(values[index]) for name, values in columns.items()} for index, item in enumerate(items)
+            }
+
+        fields = {name: value for name, value in super().to_dict().items() if name not in ("by_head", "by_layer")}
+        correlations = [correlation.to_dict() for correlation in self.correlations]
+        heads, layers = by(self.heads, self.by_head), by(self.layers, self.by_layer)
+        return {**fields, "heads": heads, "layers": layers, "correlations": correlations}
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Rows of the long table."""
         common: dict[str, Any] = {"probe": "causes_read_outs", "version": 1, "count": self.texts}
         for name, values in self.by_head.items():
-            for head, value in zip(self.heads, values.tolist(), strict=True):
-                if number(value) is not None:
-                    place = {"module": head.module, "layer": head.layer, "head": head.head}
-                    yield {**common, **place, "metric": _metric(name), "value": value, "unit": self._unit(name)}
+            yield from head_rows(_metric(name), self.heads, values, **common, unit=self._unit(name))
         for name, values in self.by_layer.items():
             for layer, value in zip(self.layers, values.tolist(), strict=True):
                 if number(value) is not None:

@@ -14,7 +14,8 @@ from sinklab.attention.call import LayerOutput
 from sinklab.attention.intervention import Place
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
-from sinklab.causes._runs import Edits, change, known_place, lengths, no_edits, number, of_all, random_places, text_losses
+from sinklab.causes._runs import Edits, change, known_place, lengths, no_edits, of_all, random_places, text_losses
+from sinklab.causes.finding import Finding, interval_rows, number
 from sinklab.causes.readout import Readout, readout_for
 from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
@@ -28,7 +29,7 @@ __all__ = ["Spread", "spread"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
+class Spread(Finding):
     """What :func:`spread` found. A *relative change* is |h' - h| / |h|, h the hidden state of one token after one layer.
 
     Attributes:
@@ -80,9 +81,7 @@ class Spread:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "statement": self.statement,
-            "layers": self.layers,
-            "distances": self.distances,
+            **super().to_dict(),
             "curves": {
                 name: [[number(value) for value in row] for row in rows]
                 for name, rows in zip(self.conditions, self.curves.tolist(), strict=True)
@@ -90,11 +89,6 @@ class Spread:
             "totals": {
                 name: [number(np.nanmean(row)) for row in rows] for name, rows in zip(self.conditions, self.totals, strict=True)
             },
-            "ratios": {name: None if ratio is None else ratio.to_dict() for name, ratio in self.ratios.items()},
-            "losses": {name: loss.to_dict() for name, loss in self.losses.items()},
-            "replaced": self.replaced,
-            "texts": self.texts,
-            "unit": self.unit,
         }
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -107,11 +101,10 @@ class Spread:
                 for (distance, _), value in zip(self.distances, curve.tolist(), strict=True):
                     if number(value) is not None:
                         yield {**at, "metric": "spread_at_distance", "key_position": distance, "value": value}
-        for metric, unit, intervals in (("spread_ratio", "ratio", self.ratios), ("loss_change", self.unit, self.losses)):
-            for name, interval in intervals.items():
-                for bound, value in ({} if interval is None else interval.to_dict()).items():
-                    full = metric if bound == "mean" else f"{metric}_{bound}"
-                    yield {**common, "intervention": f"token replaced: {name}", "metric": full, "value": value, "unit": unit}
+        for name in self.ratios:
+            at = {**common, "intervention": f"token replaced: {name}"}
+            yield from interval_rows("spread_ratio", self.ratios[name], **at, unit="ratio")
+            yield from interval_rows("loss_change", self.losses[name], **at, unit=self.unit)
 
 
 @torch.no_grad()

@@ -32,7 +32,7 @@ def edited(trained: Trained) -> dict[str, float]:
     }
     if found.found:
         numbers["deviation"] = max(one.deviation / abs(one.value) for one in found.found)
-    return {**numbers, **{edit.name: edit.loss.mean for edit in found.edits}}
+    return {**numbers, **{name: edit.loss.mean for name, edit in found.edits.items()}}
 
 
 @claims.register("massive_mean_against_zero")

@@ -1,0 +1,74 @@
+"""Finding: what an experiment on causes returns: numbers and a sentence about them, as JSON and as rows of the long table."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sinklab.causes.effects import Head
+from sinklab.results.intervals import Interval
+
+__all__ = ["Finding", "head_rows", "interval_rows", "number", "plain", "signed"]
+
+
+class Finding(abc.ABC):
+    """A frozen dataclass whose fields are the numbers of an experiment."""
+
+    @property
+    @abc.abstractmethod
+    def statement(self) -> str:
+        """What the numbers say, in a sentence or two."""
+
+    @abc.abstractmethod
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Rows of the long table."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: the statement and all fields, with ``None`` for what is not a number."""
+        return {"statement": self.statement, **plain(self)}
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: dataclasses as objects, arrays as lists, heads as ``layer.head``; NaN and infinity are null."""
+    if isinstance(value, Head):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (np.ndarray, Tensor)):
+        return plain(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    return number(value) if isinstance(value, float) else value
+
+
+def number(value: Any) -> float | None:
+    """A Python number for JSON, or ``None`` for what is not one."""
+    converted = float(value)
+    return converted if math.isfinite(converted) else None
+
+
+def signed(interval: Interval) -> str:
+    """``+0.1031 [+0.0819, +0.1254]``."""
+    return f"{interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
+
+
+def head_rows(metric: str, heads: Sequence[Head], values: Iterable[Any], **columns: Any) -> Iterator[dict[str, Any]]:
+    """A row for every head that has the number."""
+    for head, value in zip(heads, values, strict=True):
+        if number(value) is not None:
+            place = {"module": head.module, "layer": head.layer, "head": head.head}
+            yield {**columns, **place, "metric": metric, "value": float(value)}
+
+
+def interval_rows(metric: str, interval: Interval | None, **columns: Any) -> Iterator[dict[str, Any]]:
+    """The mean under the name of the metric, and the ends of its interval under the name with ``_low`` and ``_high``."""
+    for bound, value in ({} if interval is None else interval.to_dict()).items():
+        yield {**columns, "metric": metric if bound == "mean" else f"{metric}_{bound}", "value": value}
