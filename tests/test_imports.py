@@ -16,13 +16,14 @@ SOURCE = Path(sinklab.__file__).parent
 
 LEVELS: list[set[str]] = [
     {"errors"},
-    {"registry", "configuration"},
+    {"configuration"},
+    {"registry"},
     {"results"},
-    {"arguments"},
     {"attention"},
     {"interventions", "operations", "positions", "probes", "report", "streaming", "theory"},
     {"corpora", "policies"},
     {"models", "tasks"},
+    {"arguments"},
     {"causes"},
     {"auditing"},
     {"backcopy", "evaluation", "pretraining", "trigger"},

@@ -3,13 +3,28 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import inspect
 import sys
 
 import pytest
 
 from sinklab import registry as registry_module
 from sinklab.errors import ConfigurationError, ContractError, UnknownNameError
-from sinklab.registry import KINDS, Registry, registry_of
+from sinklab.models.architecture import Architecture
+from sinklab.registry import (
+    KINDS,
+    Registry,
+    claims,
+    interventions,
+    operations,
+    policies,
+    probes,
+    read_outs,
+    recipes,
+    registry_of,
+    split_specs,
+    tasks,
+)
 
 
 @pytest.fixture
@@ -123,6 +138,102 @@ def test_a_kind_is_found_by_both_of_its_words():
     assert registry_of("probe") is registry_of("probes") is KINDS["probes"]
     with pytest.raises(UnknownNameError, match=r"no kind of plug-in called 'prob'\. Did you mean 'probes'"):
         registry_of("prob")
+
+
+def test_a_plugin_derives_from_the_base_of_its_kind(fruits):
+    for registry in KINDS.values():
+        module, _, name = registry.base.rpartition(".")
+        assert registry.base == "function" or hasattr(importlib.import_module(module), name), registry.base
+    with pytest.raises(ContractError, match=r"probe 'odd': .*Odd must be a class that derives from sinklab\.attention\.probe"):
+        probes.register("odd")(type("Odd", (), {}))
+    with pytest.raises(ContractError, match="must be a class that derives"):
+        policies.register("odd")(lambda: None)
+    with pytest.raises(ContractError, match=r"recipe 'odd': .* must be a function"):
+        recipes.register("odd")(type("Odd", (), {}))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "recipes"])
+def test_what_is_made_says_how_to_make_it_again(kind):
+    registry, made = KINDS[kind], []
+    shape = Architecture(max_position_embeddings=8, hidden_size=8, num_attention_heads=2)
+    arguments = (shape,) if kind == "positions" else ()
+    for name in registry:
+        cls = registry[name]
+        spec = {"name": name, **getattr(cls, "example", {})}
+        if kind == "interventions":
+            spec |= {key: value for key, value in {"token": 1, "vocab_size": 9, "limit": 1.0}.items() if _needs(cls, key)}
+        if name in ("hub_dataset", "text_file", "text_folder"):
+            continue  # made from paths; see the tests of corpora
+        plugin = registry.make(spec, *arguments)
+        assert registry.make(plugin) is plugin
+        if kind == "claims":
+            continue  # a function's result
+        said = registry.settings(plugin)
+        assert said["name"] == name
+        assert registry.settings(registry.make(said, *arguments)) == said
+        made.append(name)
+    assert made or kind == "claims"
+
+
+def _needs(cls, key):
+    parameter = inspect.signature(cls).parameters.get(key)
+    return parameter is not None and parameter.default is parameter.empty
+
+
+def test_settings_are_written_behind_a_colon_and_checked():
+    assert operations.make("relu:uncounted=3, power=1e-3") == operations.make({"name": "relu", "uncounted": 3, "power": 0.001})
+    assert operations.make({"uncounted": 3} | {"name": "relu"}).power == 1.0
+    assert policies.make("pinned:pinned=[0, 2],window=8").pinned == (0, 2)
+    assert policies.make({"name": "pinned", "pinned": [0, 2]}) == policies.make("pinned:pinned=[0,2]")
+    assert probes.settings(probes.make("entropy:sink_position=2")) == {"name": "entropy", "sink_position": 2}
+    assert interventions.settings(interventions.make("scale_head:heads={0: [1]},factor=2"))["heads"] == {0: [1]}
+    assert tasks.make("needle:distances=[0.5, 2]").distances == (0.5, 2.0)
+    assert recipes.make("tiny:model.window=8,training.batch_size=2").model.window == 8
+
+
+@pytest.mark.parametrize(
+    ("registry", "spec", "message"),
+    [
+        (operations, "relu(uncounted=0)", r"'relu\(uncounted=0\)' cannot be read; settings follow a colon: relu:uncounted=0"),
+        (operations, "relu:", "'relu:' cannot be read; write name or name:setting=value"),
+        (operations, "relu:3", "cannot be read; write"),
+        (operations, "relu:power=[", "the value '\\[' of power is not YAML"),
+        (operations, "rleu:power=1", "no operation is called 'rleu'. Did you mean 'relu'"),
+        (
+            operations,
+            "relu:powr=1",
+            "'relu' has no setting 'powr'; it has normalize, uncounted, power. Did you mean 'power'",
+        ),
+        (operations, "relu:uncounted=many", "operation 'relu': uncounted = 'many': input should be a valid integer"),
+        (
+            interventions,
+            "clamp_activation",
+            "intervention 'clamp_activation' needs the setting 'limit'; write clamp_activation:limit=…",
+        ),
+        (
+            policies,
+            "window:positions=sideways",
+            "policy 'window': positions = 'sideways': input should be 'in_cache' or 'original'",
+        ),
+        (policies, {"window": 3}, "a policy needs a name"),
+        (probes, "entropy:sink=2", "probe 'entropy' has no setting 'sink'; it has sink_position. Did you mean 'sink_position'"),
+        (recipes, "tiny:model.windw=8", "there is no field 'model.windw'. Did you mean 'window'"),
+        (read_outs, "sinks:rows=8", "read-out 'sinks' has no setting 'rows'; it has none"),
+        (claims, "sgd_keeps_the_sink:x=1", "claim 'sgd_keeps_the_sink' has no setting 'x'; it has none"),
+    ],
+)
+def test_what_cannot_be_made_says_why(registry, spec, message):
+    with pytest.raises((ConfigurationError, UnknownNameError), match=message):
+        registry.make(spec)
+
+
+def test_lists_of_plugins_are_split_between_them():
+    assert split_specs("relu:uncounted=0,power=2, softmax ,, pinned:pinned=[0,2],window=3") == [
+        "relu:uncounted=0,power=2",
+        "softmax",
+        "pinned:pinned=[0,2],window=3",
+    ]
+    assert split_specs(" ") == []
 
 
 def test_every_kind_has_plugins_and_they_all_import():

@@ -5,16 +5,27 @@ name are the same word, so the *names* are known without importing anything and 
 imported when its plug-in is asked for. Outside packages use the same door with an entry point in the group
 ``sinklab.<kind>`` (``sinklab.probes``: ``my_probe = "my_package.my_probe:MyProbe"``). A clash of names and a file that fails
 to import are errors, never skips.
+
+Wherever a plug-in can be named it can be given settings: ``entropy:sink_position=2``, or ``{"name": "entropy",
+"sink_position": 2}``. :meth:`Registry.make` is the one place that reads them, and :meth:`Registry.settings` the one that
+writes them into a run record.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import difflib
+import functools
 import importlib
 import importlib.metadata
+import inspect
+import json
 import re
-from collections.abc import Callable, Iterator
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -33,6 +44,7 @@ __all__ = [
     "read_outs",
     "recipes",
     "registry_of",
+    "split_specs",
     "tasks",
 ]
 
@@ -49,11 +61,15 @@ class Registry(Generic[T]):
     Args:
         kind: singular noun used in messages, such as ``"probe"``.
         plural: the package below ``sinklab`` that holds the built-in plug-ins, and the entry-point group.
+        base: qualified name of the class that plug-ins derive from, or ``"function"``; empty for anything.
+        default: the plug-in that settings without a name are about; without one, a name is required.
     """
 
-    def __init__(self, kind: str, plural: str) -> None:
+    def __init__(self, kind: str, plural: str, base: str = "", default: str | None = None) -> None:
         self.kind = kind
         self.plural = plural
+        self.base = base
+        self.default = default
         self._objects: dict[str, type[T]] = {}
         KINDS[plural] = self
 
@@ -64,12 +80,17 @@ class Registry(Generic[T]):
 
         Raises:
             ConfigurationError: the name is not lower-case words joined by underscores.
-            ContractError: another class already has the name.
+            ContractError: another class already has the name, or it does not derive from the base class of the kind.
         """
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             raise ConfigurationError(f"{self.kind} name {name!r} must be lower-case words joined by underscores")
 
         def enter(cls: P) -> P:
+            if self.base == "function" and not inspect.isfunction(cls):
+                raise ContractError(f"{self.kind} {name!r}: {_origin(cls)} must be a function")
+            # Bases are compared by name, so that nothing is imported for it.
+            if self.base not in ("", "function", *map(_origin, getattr(cls, "__mro__", ()))):
+                raise ContractError(f"{self.kind} {name!r}: {_origin(cls)} must be a class that derives from {self.base}")
             known = self._objects.get(name)
             if known is not None and _origin(known) != _origin(cls):
                 raise ContractError(f"two {self.kind} plug-ins are called {name!r}: {_origin(known)} and {_origin(cls)}")
@@ -117,6 +138,83 @@ class Registry(Generic[T]):
                 raise ContractError(f"{module} must register a {self.kind} called {name!r}, the name of the file, and does not")
         return self._objects[name]
 
+    def read(self, spec: str | Mapping[str, Any]) -> dict[str, Any]:
+        """Name and settings of ``"name:key=value,key=value"`` (values in YAML) or ``{"name": …, key: value}``, unchecked.
+
+        Raises:
+            ConfigurationError: it reads like neither.
+        """
+        if not isinstance(spec, str):
+            settings = dict(spec)
+            name = settings.pop("name", self.default)
+            if name is None:
+                raise ConfigurationError(f"a {self.kind} needs a name; got {settings}. Known: {', '.join(self)}")
+            return {"name": name, **settings}
+        name, colon, text = (part.strip() for part in spec.partition(":"))
+        old = re.fullmatch(r"(\w+)\((.*)\)", spec.strip(), re.DOTALL)
+        if old is not None:
+            raise ConfigurationError(f"{spec!r} cannot be read; settings follow a colon: {old[1]}:{old[2]}".rstrip(":"))
+        parts = _split(text)
+        if not name or (colon and not parts) or not all("=" in part for part in parts):
+            raise ConfigurationError(f"{spec!r} cannot be read; write name or name:setting=value,setting=value")
+        import yaml
+
+        fields = {"name": name}
+        for key, _, value in (part.partition("=") for part in parts):
+            try:
+                fields[key.strip()] = yaml.safe_load(value)
+            except yaml.YAMLError:
+                raise ConfigurationError(f"{spec!r}: the value {value.strip()!r} of {key.strip()} is not YAML") from None
+        return fields
+
+    def make(self, spec: Any, *arguments: Any) -> Any:
+        """The plug-in that ``spec`` describes.
+
+        Args:
+            spec: a plug-in, which is given back; a name; ``"name:key=value,key=value"`` with values in YAML; or
+                ``{"name": …, key: value}``.
+            arguments: what the kind takes before the settings (a position scheme: the architecture it serves).
+
+        Returns:
+            An instance. Of a function, what it returns; a function of something (a read-out is one of a trained model) is given
+            back with its settings bound.
+
+        Raises:
+            UnknownNameError: no such name (did you mean …?).
+            ConfigurationError: a setting that the plug-in does not have (did you mean …?), one that is missing or of another
+                type, or a value that the plug-in refuses.
+        """
+        if not isinstance(spec, (str, Mapping)):
+            return spec
+        settings = self.read(spec)
+        plugin: Any = self[settings.pop("name")]
+        if self is recipes:  # the settings are fields of the configuration, by their dotted paths
+            from sinklab.configuration import with_overrides
+
+            return with_overrides(plugin(), [f"{path}={json.dumps(value)}" for path, value in settings.items()])
+        if hasattr(plugin, "Settings"):  # a section, which checks itself
+            return plugin(*arguments, settings)
+        settings = _checked(f"{self.kind} {plugin.name!r}", plugin, settings)
+        if inspect.isfunction(plugin) and any(p.default is p.empty for p in inspect.signature(plugin).parameters.values()):
+            return functools.partial(plugin, **settings) if settings else plugin
+        return plugin(*arguments, **settings)
+
+    def settings(self, plugin: Any) -> dict[str, Any]:
+        """Name and settings of a plug-in, as :meth:`make` takes them and run records keep them."""
+        if isinstance(plugin, functools.partial):
+            return {"name": plugin.func.name, **plugin.keywords}  # type: ignore[attr-defined]
+        if dataclasses.is_dataclass(plugin):
+            names = [field.name for field in dataclasses.fields(plugin) if field.init]
+        elif hasattr(plugin, "Settings"):
+            return {"name": plugin.name, **plugin.settings.model_dump()}
+        else:
+            names = [] if inspect.isfunction(plugin) else list(_parameters(type(plugin)))
+        values = {name: getattr(plugin, name) for name in names}
+        return {
+            "name": plugin.name,
+            **{name: str(value) if isinstance(value, Path) else value for name, value in values.items()},
+        }
+
     def __contains__(self, name: object) -> bool:
         return name in self.names()
 
@@ -157,8 +255,84 @@ def registry_of(kind: str) -> Registry[Any]:
     )
 
 
+def split_specs(text: str) -> list[str]:
+    """The plug-ins of a list: ``"relu:uncounted=0,power=2,softmax"`` are two; ``key=value`` belongs to the one before."""
+    specs: list[str] = []
+    for part in _split(text):
+        if specs and ":" in specs[-1] and re.match(r"[\w.]+\s*=", part):
+            specs[-1] += f",{part}"
+        else:
+            specs.append(part)
+    return specs
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas that stand outside of brackets, without blanks around them; empty parts are dropped."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _parameters(plugin: Any) -> dict[str, inspect.Parameter]:
+    """Settings of a class or function by name; of a function of something, what it is a function of is none of them."""
+    return {
+        name: parameter
+        for name, parameter in inspect.signature(plugin).parameters.items()
+        if isinstance(plugin, type) or parameter.kind is parameter.KEYWORD_ONLY or parameter.default is not parameter.empty
+    }
+
+
+def _checked(what: str, plugin: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a class or function, converted to the types that it declares."""
+    parameters = _parameters(plugin)
+    for name in settings:
+        if name not in parameters:
+            hint = _did_you_mean(name, parameters)
+            known = ", ".join(parameters) or "none"
+            raise ConfigurationError(f"{what} has no setting {name!r}; it has {known}{'.' if hint else ''}{hint}")
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in settings:
+            raise ConfigurationError(f"{what} needs the setting {name!r}; write {plugin.name}:{name}=…")
+    return {name: _converted(f"{what}: {name}", _annotation(plugin, name), value) for name, value in settings.items()}
+
+
+def _converted(what: str, annotation: Any, value: Any) -> Any:
+    import pydantic
+
+    try:
+        adapter = pydantic.TypeAdapter(annotation, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
+    except pydantic.PydanticUserError:  # a type that cannot be checked (a protocol); the plug-in looks itself
+        return value
+    try:
+        return adapter.validate_python(value)
+    except pydantic.ValidationError as error:
+        problems = list(dict.fromkeys(problem["msg"][0].lower() + problem["msg"][1:] for problem in error.errors()))
+        raise ConfigurationError(f"{what} = {value!r}: {', or '.join(problems)}") from None
+
+
+def _annotation(plugin: Any, name: str) -> Any:
+    """The type that a class or function declares for a setting; ``Any`` where it declares none that exists at run time."""
+    places: Any = [plugin]
+    if isinstance(plugin, type):
+        places = plugin.__mro__ if dataclasses.is_dataclass(plugin) else [getattr(plugin, "__init__")]  # noqa: B009
+    for place in places:
+        annotations = getattr(place, "__annotations__", {})
+        if name in annotations:
+            holder = types.SimpleNamespace(__annotations__={name: annotations[name]})
+            try:
+                return typing.get_type_hints(holder, vars(sys.modules[place.__module__]))[name]  # type: ignore[arg-type]
+            except NameError:  # imported for type checkers only
+                return Any
+    return Any
+
+
 def _did_you_mean(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
+    near = difflib.get_close_matches(name, list(known), n=1) or [longer for longer in known if name in longer.split("_")]
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
@@ -166,13 +340,13 @@ def _origin(obj: object) -> str:
     return f"{getattr(obj, '__module__', '?')}.{getattr(obj, '__qualname__', '?')}"
 
 
-operations: Registry[Any] = Registry("operation", "operations")
-probes: Registry[Any] = Registry("probe", "probes")
-interventions: Registry[Any] = Registry("intervention", "interventions")
-corpora: Registry[Any] = Registry("corpus", "corpora")
-positions: Registry[Any] = Registry("position", "positions")
-policies: Registry[Any] = Registry("policy", "policies")
-recipes: Registry[Any] = Registry("recipe", "recipes")
-tasks: Registry[Any] = Registry("task", "tasks")
-read_outs: Registry[Any] = Registry("read-out", "read_outs")
-claims: Registry[Any] = Registry("claim", "claims")
+operations: Registry[Any] = Registry("operation", "operations", "sinklab.attention.operation.Operation", default="softmax")
+probes: Registry[Any] = Registry("probe", "probes", "sinklab.attention.probe.Probe")
+interventions: Registry[Any] = Registry("intervention", "interventions", "sinklab.attention.intervention.Intervention")
+corpora: Registry[Any] = Registry("corpus", "corpora", "sinklab.corpora._corpus.Corpus")
+positions: Registry[Any] = Registry("position", "positions", "sinklab.positions._scheme.PositionScheme", default="rotary")
+policies: Registry[Any] = Registry("policy", "policies", "sinklab.streaming.policy.Policy")
+recipes: Registry[Any] = Registry("recipe", "recipes", "function")
+tasks: Registry[Any] = Registry("task", "tasks", "sinklab.tasks._task.Task")
+read_outs: Registry[Any] = Registry("read-out", "read_outs", "function")
+claims: Registry[Any] = Registry("claim", "claims", "function")
