@@ -41,10 +41,10 @@ bench: install  ## every benchmark, as ratios measured in the same run; fails wh
 	$(BIN)/python benchmarks/import_time.py
 
 embedded: install  ## train the two embedded models again (about half an hour on one core; resumes)
-	$(BIN)/python -m sinklab.pretraining.embedded prepare
-	$(BIN)/python -m sinklab.pretraining.embedded train softmax
-	$(BIN)/python -m sinklab.pretraining.embedded train sigmoid
-	$(BIN)/python -m sinklab.pretraining.embedded ship
+	$(BIN)/python -m sinklab.training.embedded prepare
+	$(BIN)/python -m sinklab.training.embedded train softmax
+	$(BIN)/python -m sinklab.training.embedded train sigmoid
+	$(BIN)/python -m sinklab.training.embedded ship
 
 emergence: install  ## watch a sink appear: softmax and sigmoid trained side by side, with a figure (minutes on two cores; resumes)
 	$(BIN)/sinklab sweep emergence --grid 'operation={name: softmax},{name: sigmoid, bias: -5.545}' --jobs 2 --resume --out build/emergence

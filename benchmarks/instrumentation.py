@@ -12,10 +12,10 @@ from _timing import Bar, exit_with
 from training_throughput import WARM_UP, between_steps, ten_million
 
 from sinklab.configuration import with_overrides
-from sinklab.pretraining.callback import SinkCallback
-from sinklab.pretraining.config import PretrainingConfig, WatchConfig
-from sinklab.pretraining.train import pretrain
 from sinklab.recipes.emergence import emergence
+from sinklab.training.callback import SinkCallback
+from sinklab.training.config import PretrainingConfig, WatchConfig
+from sinklab.training.train import pretrain
 
 
 def share(config: PretrainingConfig) -> float:

@@ -16,9 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from sinklab.configuration import with_overrides
 from sinklab.models.architecture import Architecture
-from sinklab.pretraining import train
-from sinklab.pretraining.bookkeeping import Bookkeeper
-from sinklab.pretraining.config import DataConfig, PretrainingConfig, ScheduleConfig, TrainingConfig, WatchConfig
+from sinklab.training import train
+from sinklab.training.bookkeeping import Bookkeeper
+from sinklab.training.config import DataConfig, PretrainingConfig, ScheduleConfig, TrainingConfig, WatchConfig
 
 CONTEXT, ROWS, STEPS = 256, 8, 8
 AS_SHIPPED = torch.backends.mkldnn.matmul.fp32_precision

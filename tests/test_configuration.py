@@ -7,7 +7,7 @@ import pytest
 from sinklab.configuration import with_overrides
 from sinklab.errors import ConfigurationError, UnknownNameError
 from sinklab.models.architecture import Architecture
-from sinklab.pretraining.config import PretrainingConfig
+from sinklab.training.config import PretrainingConfig
 
 
 def test_dotted_paths_take_yaml():

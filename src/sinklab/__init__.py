@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from sinklab.auditing.measure import measure
     from sinklab.models.attach import attach, save_model
     from sinklab.models.loading import load_model
-    from sinklab.pretraining.callback import SinkCallback
-    from sinklab.pretraining.config import PretrainingConfig
-    from sinklab.pretraining.train import pretrain
     from sinklab.probes.sink_rate import SinkRate
     from sinklab.report.html import write_report
     from sinklab.streaming.cache import PolicyCache, SinkCache
     from sinklab.streaming.chat import Chat
     from sinklab.streaming.reader import open_reader
     from sinklab.streaming.stream import Stream, stream
+    from sinklab.training.callback import SinkCallback
+    from sinklab.training.config import PretrainingConfig
+    from sinklab.training.train import pretrain
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Chat": "sinklab.streaming.chat",
     "PolicyCache": "sinklab.streaming.cache",
-    "PretrainingConfig": "sinklab.pretraining.config",
+    "PretrainingConfig": "sinklab.training.config",
     "SinkCache": "sinklab.streaming.cache",
-    "SinkCallback": "sinklab.pretraining.callback",
+    "SinkCallback": "sinklab.training.callback",
     "SinkRate": "sinklab.probes.sink_rate",
     "Stream": "sinklab.streaming.stream",
     "attach": "sinklab.models.attach",
@@ -42,7 +42,7 @@ _HOMES = {
     "load_model": "sinklab.models.loading",
     "measure": "sinklab.auditing.measure",
     "open_reader": "sinklab.streaming.reader",
-    "pretrain": "sinklab.pretraining.train",
+    "pretrain": "sinklab.training.train",
     "save_model": "sinklab.models.attach",
     "stream": "sinklab.streaming.stream",
     "write_report": "sinklab.report.html",

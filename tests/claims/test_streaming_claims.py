@@ -14,7 +14,6 @@ from sinklab.claims import _streaming, cliff_at_the_cache_size, stable_over_long
 from sinklab.claims._first_tokens import first_tokens
 from sinklab.claims._streaming import draw, keep
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.pretraining.windowed import token_losses
 from sinklab.reproduction.cells import configure
 from sinklab.reproduction.claim import BASELINE
 from sinklab.reproduction.scales import base_config
@@ -22,6 +21,7 @@ from sinklab.reproduction.verdict import judge
 from sinklab.reproduction.work import claim_called
 from sinklab.streaming.perplexity import losses
 from sinklab.tasks._task import Task
+from sinklab.training.windowed import token_losses
 
 
 def ppl(*values):

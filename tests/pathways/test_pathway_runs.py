@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sinklab.errors import ConfigurationError
+from sinklab.jobs.cell import run_cell
 from sinklab.pathways import benchmark, cost, runs
 from sinklab.pathways.operations import pathways_of
-from sinklab.pretraining.sweep_cell import run_cell
 from sinklab.read_outs import extrapolation as extrapolation_file
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.registry import read_outs

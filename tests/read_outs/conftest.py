@@ -10,9 +10,9 @@ import torch
 
 from sinklab.configuration import with_overrides
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.pretraining.train import pretrain
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.reproduction.trained import Trained
+from sinklab.training.train import pretrain
 
 SHORT = (
     *("training.steps=12", "training.save_every=12", "training.log_every=2", "training.evaluate_every=12"),

@@ -10,9 +10,9 @@ import torch
 from sinklab.configuration import with_overrides
 from sinklab.errors import ConfigurationError, ContractError, InputError, UnknownNameError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.pretraining.config import PretrainingConfig
-from sinklab.pretraining.resolve import resolve_recipe
 from sinklab.registry import Registry, recipes
+from sinklab.training.config import PretrainingConfig
+from sinklab.training.resolve import resolve_recipe
 
 
 @pytest.mark.parametrize("name", recipes.names())

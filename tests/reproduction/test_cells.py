@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sinklab.errors import ConfigurationError
-from sinklab.pretraining.sweep_cell import read_plan
+from sinklab.jobs.cell import read_plan
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.reproduction.cells import configure, make_cells, open_store, resolved_changes, train_cells
 from sinklab.reproduction.claim import BASELINE, Condition, Times

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from sinklab.models.loading import LoadedModel, load_model
-from sinklab.pretraining.config import PretrainingConfig
 from sinklab.registry import corpora, read_outs
 from sinklab.reproduction.trained import Trained
+from sinklab.training.config import PretrainingConfig
 
 __all__ = ["SINGLE", "EmbeddedModel", "numbers_of"]
 

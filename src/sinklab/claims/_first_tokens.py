@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sinklab.pretraining.windowed import limited_attention, token_losses
 from sinklab.reproduction.trained import Trained
+from sinklab.training.windowed import limited_attention, token_losses
 
 __all__ = ["LOSS", "METRICS", "SAME", "first_tokens"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sinklab.pretraining.config import PretrainingConfig
 from sinklab.reproduction.claim import BASELINE, Changes, Condition
 from sinklab.reproduction.effects import Value
 from sinklab.reproduction.verdict import Part
+from sinklab.training.config import PretrainingConfig
 
 __all__ = ["GATED", "HALF", "OUTLIERS", "SAME", "UNQUANTISABLE", "clipped"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from sinklab.claims._architecture import UNCHANGED, has_sink
-from sinklab.pretraining.config import PretrainingConfig
 from sinklab.read_outs._attention import attention_numbers
 from sinklab.registry import claims
 from sinklab.reproduction.claim import BASELINE, Claim, Condition
 from sinklab.reproduction.effects import Difference, Trend
 from sinklab.reproduction.trained import Trained
 from sinklab.reproduction.verdict import Part
+from sinklab.training.config import PretrainingConfig
 
 __all__ = ["context_length", "first_tokens"]
 

@@ -9,8 +9,6 @@ import torch
 
 from sinklab.attention.session import attend
 from sinklab.claims._architecture import UNCHANGED, has_sink
-from sinklab.pretraining.config import PretrainingConfig
-from sinklab.pretraining.data import prepare_data
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.registry import claims, recipes
 from sinklab.reproduction.claim import BASELINE, Claim, Condition, Times
@@ -18,6 +16,8 @@ from sinklab.reproduction.effects import Difference
 from sinklab.reproduction.trained import Trained
 from sinklab.reproduction.verdict import Part
 from sinklab.results.table import unpacked
+from sinklab.training.config import PretrainingConfig
+from sinklab.training.data import prepare_data
 
 __all__ = ["METRICS", "fine_tuning_keeps_the_sink", "on_the_first_text", "tune"]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from sinklab.claims._architecture import UNCHANGED, has_sink
-from sinklab.pretraining.config import PretrainingConfig
 from sinklab.registry import claims
 from sinklab.reproduction.claim import Claim, Condition
+from sinklab.training.config import PretrainingConfig
 
 __all__ = ["number_of_heads"]
 

@@ -11,12 +11,12 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.claims._architecture import UNCHANGED, has_sink
-from sinklab.pretraining.config import PretrainingConfig
 from sinklab.registry import claims
 from sinklab.reproduction.claim import Changes, Claim, Condition
 from sinklab.reproduction.effects import Value
 from sinklab.reproduction.trained import Trained
 from sinklab.reproduction.verdict import Part
+from sinklab.training.config import PretrainingConfig
 
 __all__ = ["METRICS", "ExcessOfOldest", "excess_weights", "window_attention"]
 

@@ -72,7 +72,7 @@ def backcopy(
     from sinklab.backcopy.lab import run_lab
     from sinklab.backcopy.training import SCALES, Setting
     from sinklab.evaluation.spelling import parse_call, split_list
-    from sinklab.pretraining.grid import parse_seeds
+    from sinklab.jobs.grid import parse_seeds
 
     chosen = [
         Operation.from_dict(parse_call(name, "an operation such as softmax or relu(power=0)")) for name in split_list(operation)

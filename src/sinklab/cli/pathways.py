@@ -73,9 +73,9 @@ def pathways(
     """
     prepare_libraries()
     from sinklab.evaluation.spelling import parse_call, split_list
+    from sinklab.jobs.grid import parse_seeds
     from sinklab.pathways.benchmark import run_pathways
     from sinklab.pathways.operations import DEFAULT
-    from sinklab.pretraining.grid import parse_seeds
 
     chosen = None if operations is None else [
         parse_call(name, "an operation such as softpick or sigmoid(normalize=true)") for name in split_list(operations)

@@ -11,7 +11,7 @@ from sinklab.cli import output
 from sinklab.cli.libraries import prepare_libraries
 
 if TYPE_CHECKING:
-    from sinklab.pretraining.record import RunResult
+    from sinklab.training.record import RunResult
 
 __all__ = ["EPILOG", "pretrain"]
 
@@ -61,9 +61,9 @@ def pretrain(
     """
     prepare_libraries()
     from sinklab.configuration import with_overrides
-    from sinklab.pretraining.process import is_main
-    from sinklab.pretraining.resolve import resolve_recipe
-    from sinklab.pretraining.train import pretrain as run
+    from sinklab.training.process import is_main
+    from sinklab.training.resolve import resolve_recipe
+    from sinklab.training.train import pretrain as run
 
     config = with_overrides(resolve_recipe(recipe), changes or [])
     folder = Path("sinklab-runs") / config.name if out is None else out

@@ -60,7 +60,7 @@ def retrieval(
     """Train one head to look up a key at one token and to be silent elsewhere, and say where its weight goes."""
     prepare_libraries()
     from sinklab.evaluation.spelling import parse_call, split_list
-    from sinklab.pretraining.grid import parse_seeds
+    from sinklab.jobs.grid import parse_seeds
     from sinklab.trigger.lab import named
     from sinklab.trigger.retrieval import RetrievalSetting
     from sinklab.trigger.retrieval_lab import run_retrieval_lab

@@ -14,7 +14,7 @@ from sinklab.cli import output
 from sinklab.cli.libraries import prepare_libraries
 
 if TYPE_CHECKING:
-    from sinklab.pretraining.sweep import SweepResult
+    from sinklab.jobs.sweep import SweepResult
 
 __all__ = ["EPILOG", "sweep"]
 
@@ -82,9 +82,9 @@ def sweep(
     diverges is a result. Status 1: cells failed, and the others' results are kept.
     """
     prepare_libraries()
-    from sinklab.pretraining.grid import parse_grid, parse_seeds
-    from sinklab.pretraining.resolve import resolve_recipe
-    from sinklab.pretraining.sweep import sweep as run
+    from sinklab.jobs.grid import parse_grid, parse_seeds
+    from sinklab.jobs.sweep import sweep as run
+    from sinklab.training.resolve import resolve_recipe
 
     config = resolve_recipe(recipe)
     result = run(
@@ -111,7 +111,7 @@ def sweep(
 
 def _print_result(result: SweepResult) -> None:
     """One row per combination of settings, and where the rest is."""
-    from sinklab.pretraining.grid import short_label
+    from sinklab.jobs.grid import short_label
 
     shown = Table(box=None, pad_edge=False)
     paths = list(result.settings[0]["settings"])

@@ -87,7 +87,7 @@ def trigger(
     """
     prepare_libraries()
     from sinklab.evaluation.spelling import parse_call, split_list
-    from sinklab.pretraining.grid import parse_seeds
+    from sinklab.jobs.grid import parse_seeds
     from sinklab.registry import operations
     from sinklab.trigger.lab import named, run_lab
     from sinklab.trigger.setting import Setting

@@ -20,10 +20,10 @@ from sinklab.pathways.judging import Row, judged
 from sinklab.pathways.operations import DEFAULT, Pathway, pathways_of
 from sinklab.pathways.runs import CHANGES, Numbers, train_and_read, trigger_numbers
 from sinklab.pathways.words import DEFINITION, markdown, paragraph
-from sinklab.pretraining.process import default_cache
 from sinklab.reproduction.claim import SCALES, Scale
 from sinklab.reproduction.scales import base_config
 from sinklab.results.table import make_table, write_json, write_table, write_text
+from sinklab.training.process import default_cache
 from sinklab.trigger.setting import Setting
 
 __all__ = ["Comparison", "run_pathways"]

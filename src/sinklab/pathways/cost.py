@@ -14,7 +14,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.models.architecture import Architecture
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.pathways.operations import Pathway
-from sinklab.pretraining.config import PretrainingConfig
+from sinklab.training.config import PretrainingConfig
 
 __all__ = ["LONG", "ROUNDS", "WARM_UP", "costs", "spread"]
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from sinklab.attention.operation import Operation
+from sinklab.jobs.grid import Cell
 from sinklab.pathways.columns import COLUMNS, FAST, READ_OUTS, Source
 from sinklab.pathways.operations import Pathway
-from sinklab.pretraining.config import PretrainingConfig
-from sinklab.pretraining.grid import Cell
 from sinklab.reproduction.cells import make_cells, open_store, train_cells
 from sinklab.reproduction.claim import Changes, Condition, Scale, Times
 from sinklab.reproduction.work import Reading, read_numbers, run_readings
+from sinklab.training.config import PretrainingConfig
 from sinklab.trigger.expressible import obstacle
 from sinklab.trigger.lab import label_of, run_lab
 from sinklab.trigger.setting import Setting

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Probe, Watcher
 from sinklab.attention.session import attend
-from sinklab.pretraining.callback import TOKENS_PER_FORWARD
 from sinklab.probes._accumulate import Means, by_head, filled
 from sinklab.probes._chosen_key import keys_of_document, weights_of_keys
 from sinklab.probes.null_mass import NullMass
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.reproduction.trained import Trained
 from sinklab.results.table import unpacked
+from sinklab.training.callback import TOKENS_PER_FORWARD
 
 __all__ = [
     "ATTENTION",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from sinklab.pretraining.config import PretrainingConfig
-from sinklab.pretraining.data import prepare_data
-from sinklab.pretraining.windowed import token_losses
 from sinklab.read_outs._attention import batches
 from sinklab.registry import read_outs
 from sinklab.reproduction.trained import Trained
+from sinklab.training.config import PretrainingConfig
+from sinklab.training.data import prepare_data
+from sinklab.training.windowed import token_losses
 
 __all__ = ["FACTOR", "METRICS", "extrapolation"]
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.pretraining.windowed import token_losses
 from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches, held_out_rows
 from sinklab.read_outs._quantized import quantized
 from sinklab.registry import read_outs
 from sinklab.reproduction.trained import Trained
+from sinklab.training.windowed import token_losses
 
 __all__ = ["METRICS", "calibration_batches", "int8", "quantization_gap"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from sinklab.pretraining.windowed import token_losses, windowed_losses
 from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches, held_out_rows
 from sinklab.registry import read_outs
 from sinklab.reproduction.trained import Trained
+from sinklab.training.windowed import token_losses, windowed_losses
 
 __all__ = ["METRICS", "SINKS", "window"]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.models.architecture import Architecture
-from sinklab.pretraining.config import (
+from sinklab.registry import recipes
+from sinklab.training.config import (
     DataConfig,
     OptimizerConfig,
     PretrainingConfig,
@@ -11,7 +12,6 @@ from sinklab.pretraining.config import (
     TrainingConfig,
     WatchConfig,
 )
-from sinklab.registry import recipes
 
 __all__ = ["backcopy_tiny"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sinklab.pretraining.config import PretrainingConfig
 from sinklab.recipes.gu2024_60m import gu2024_60m
 from sinklab.registry import recipes
+from sinklab.training.config import PretrainingConfig
 
 __all__ = ["gu2024_1b"]
 

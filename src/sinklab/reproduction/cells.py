@@ -13,13 +13,13 @@ from filelock import FileLock
 
 from sinklab.auditing.output import new_run_id
 from sinklab.errors import ConfigurationError, SinklabError
-from sinklab.pretraining.config import PretrainingConfig
-from sinklab.pretraining.grid import Cell, short_label
-from sinklab.pretraining.sweep import check_machine, prepare_texts, run_waiting
-from sinklab.pretraining.sweep_cell import PLAN, Plan, read_plan
-from sinklab.pretraining.token_cache import hash_key
+from sinklab.jobs.cell import PLAN, Plan, read_plan
+from sinklab.jobs.grid import Cell, short_label
+from sinklab.jobs.sweep import check_machine, prepare_texts, run_waiting
 from sinklab.reproduction.claim import Changes, Condition, Scale, Times
 from sinklab.reproduction.scales import base_config
+from sinklab.training.config import PretrainingConfig
+from sinklab.training.token_cache import hash_key
 
 __all__ = ["configure", "make_cells", "open_store", "resolved_changes", "train_cells"]
 

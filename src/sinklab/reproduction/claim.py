@@ -12,8 +12,8 @@ from sinklab.reproduction.effects import Numbers
 from sinklab.reproduction.verdict import Part
 
 if TYPE_CHECKING:  # so that claims are listed without torch
-    from sinklab.pretraining.config import PretrainingConfig
     from sinklab.reproduction.trained import Trained
+    from sinklab.training.config import PretrainingConfig
 
 __all__ = [
     "BASELINE",

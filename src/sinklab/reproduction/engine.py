@@ -16,9 +16,8 @@ import torch
 
 from sinklab.auditing.output import environment, new_run_id
 from sinklab.errors import ConfigurationError
-from sinklab.pretraining.grid import Cell, parse_seeds
-from sinklab.pretraining.process import default_cache
-from sinklab.pretraining.sweep_cell import Plan
+from sinklab.jobs.cell import Plan
+from sinklab.jobs.grid import Cell, parse_seeds
 from sinklab.registry import claims as registered
 from sinklab.reproduction.cells import make_cells, open_store, resolved_changes, train_cells
 from sinklab.reproduction.claim import SCALES, Claim, Scale
@@ -27,6 +26,7 @@ from sinklab.reproduction.scales import base_config
 from sinklab.reproduction.verdict import Judgement, judge
 from sinklab.reproduction.work import Reading, claim_called, measured, name_of, read_numbers, run_measures, run_readings
 from sinklab.results.table import make_table, read_run, write_json, write_table
+from sinklab.training.process import default_cache
 
 __all__ = ["Reproduced", "plan_runs", "reproduce"]
 
@@ -145,7 +145,7 @@ def plan_runs(
     cells = {cell.name: cell for one in asked for cell in one.cells.values()}
     plan = open_store(out / "runs" / scale, cells, (cache or default_cache()).expanduser().absolute(), progress=progress)
     left = [name for name in sorted(cells, key=lambda name: cells[name].init_from is not None) if plan.outcome(name) is None]
-    return [f"torchrun -m sinklab.pretraining.sweep_cell {shlex.quote(str(plan.folder))} {name} --no-driver" for name in left]
+    return [f"torchrun -m sinklab.jobs.cell {shlex.quote(str(plan.folder))} {name} --no-driver" for name in left]
 
 
 def _all_asked(names: Sequence[str], scale: Scale, seeds: Sequence[int]) -> list[_Asked]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sinklab.pretraining.config import PretrainingConfig
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.recipes.emergence import emergence
 from sinklab.recipes.gu2024_1b import gu2024_1b
 from sinklab.recipes.gu2024_60m import gu2024_60m
 from sinklab.reproduction.claim import Scale
+from sinklab.training.config import PretrainingConfig
 
 __all__ = ["DESCRIPTIONS", "base_config"]
 

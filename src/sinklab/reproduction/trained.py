@@ -9,9 +9,9 @@ import pandas as pd
 from torch import Tensor
 
 from sinklab.models.loading import LoadedModel, load_model
-from sinklab.pretraining.config import PretrainingConfig
-from sinklab.pretraining.data import PreparedData, prepare_data
 from sinklab.results.table import read_run, read_table
+from sinklab.training.config import PretrainingConfig
+from sinklab.training.data import PreparedData, prepare_data
 
 __all__ = ["Trained"]
 
@@ -22,7 +22,7 @@ class Trained:
     Everything is read when it is first asked for.
 
     Args:
-        folder: output directory of a finished run of :func:`~sinklab.pretraining.train.pretrain`.
+        folder: output directory of a finished run of :func:`~sinklab.training.train.pretrain`.
         cache: directory of encoded text.
     """
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.errors import ConfigurationError, SinklabError
-from sinklab.pretraining.sweep_cell import REFUSED, stop_with_driver
-from sinklab.pretraining.sweep_local import run_processes
-from sinklab.pretraining.sweep_progress import watching
+from sinklab.jobs.cell import REFUSED, stop_with_driver
+from sinklab.jobs.processes import run_processes
+from sinklab.jobs.watch import watching
 from sinklab.registry import claims, read_outs
 from sinklab.reproduction.claim import Claim, ReadOut, Scale
 from sinklab.reproduction.trained import Trained

@@ -1,0 +1,195 @@
+"""One cell of a sweep, in whatever process: reads the plan, begins its run or goes on with it, and leaves a run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from sinklab.errors import InputError, SinklabError
+from sinklab.jobs.grid import Cell
+from sinklab.results.table import read_run, write_json
+from sinklab.training.config import PretrainingConfig
+from sinklab.training.data import PreparedData, prepare_data
+from sinklab.training.record import Status
+from sinklab.training.train import pretrain
+
+__all__ = ["ENDED", "NUMBERS", "PLAN", "REFUSED", "Plan", "last_line", "read_plan", "run_cell", "stop_with_driver", "text_of"]
+
+PLAN = "sweep.json"
+
+ENDED = ("finished", "diverged")
+"""Statuses of a run that has come to its end."""
+
+NUMBERS = ("held_out_loss", "sink_rate")
+"""Numbers of a run that are summarised over seeds: nats, and percent at position 0 (Gu et al. 2024)."""
+
+REFUSED = 2
+"""Exit status of a cell that ended with an error of ours: it would end so again."""
+
+PATIENCE = 60.0
+"""Seconds to wait for the process that had the cell before, which is perhaps still writing its last checkpoint."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a sweep runs, as ``sweep.json`` has it.
+
+    Args:
+        folder: output directory of the sweep.
+        sweep_id: identity of the sweep.
+        cells: by name, in the order in which they are run.
+        texts: name of a cell to the hashes of its text (:func:`text_of`) as the driver found it.
+        cache: directory of encoded text.
+    """
+
+    folder: Path
+    sweep_id: str
+    cells: dict[str, Cell]
+    texts: dict[str, dict[str, str]]
+    cache: Path
+
+    def log(self, name: str) -> Path:
+        """What a cell had to say while it ran, all attempts."""
+        return self.folder / "logs" / f"{name}.log"
+
+    def run(self, name: str) -> dict[str, Any]:
+        """``run.json`` of a cell; only ``status``, which is ``waiting``, before it has begun."""
+        folder = self.folder / name
+        return read_run(folder) if (folder / "run.json").is_file() else {"status": "waiting"}
+
+    def outcome(self, name: str) -> str | None:
+        """How the run of a cell has ended, in words; ``None`` while it has not."""
+        run = self.run(name)
+        if run["status"] not in ENDED:
+            return None
+        loss, rate = (run["result"][number] for number in NUMBERS)
+        numbers = [f"held-out loss {loss:.3f}"] if loss is not None else []
+        numbers += [f"sink rate {rate:.2f} %"] if rate is not None else []
+        return ", ".join([run["status"], *numbers])
+
+    def write(self, **more: Any) -> None:
+        """Write ``sweep.json``."""
+        cells = [
+            {
+                "name": cell.name,
+                "settings": cell.settings,
+                "seed": cell.seed,
+                "text": self.texts[cell.name],
+                "config": cell.config.model_dump(mode="json"),
+                "init_from": cell.init_from,
+            }
+            for cell in self.cells.values()
+        ]
+        record = {"kind": "sweep", "sweep_id": self.sweep_id, **more, "cache": str(self.cache), "cells": cells}
+        write_json(record, self.folder / PLAN)
+
+
+def read_plan(folder: Path) -> Plan:
+    """The plan of a sweep from its output directory.
+
+    Raises:
+        InputError: there is none.
+    """
+    record = read_run(folder, PLAN)
+    if record.get("kind") != "sweep":
+        raise InputError(f"{folder / PLAN} is not the plan of a sweep (kind {record.get('kind')!r})")
+    cells = {
+        cell["name"]: Cell(cell["name"], cell["settings"], PretrainingConfig.parse(cell["config"]), cell.get("init_from"))
+        for cell in record["cells"]
+    }
+    texts = {cell["name"]: cell["text"] for cell in record["cells"]}
+    return Plan(folder, record["sweep_id"], cells, texts, Path(record["cache"]))
+
+
+def run_cell(folder: Path, name: str) -> Status:
+    """Run a cell of the sweep in ``folder``, or go on with it from its newest whole checkpoint.
+
+    Raises:
+        InputError: no such sweep here, another process runs the cell, or the text is not that of the sweep.
+        SinklabError: as :func:`~sinklab.training.train.pretrain`.
+    """
+    plan = read_plan(folder)
+    with _alone(plan, name):
+        print(
+            f"--- process {os.getpid()} on {socket.gethostname()}, {datetime.datetime.now():%F %T}", file=sys.stderr, flush=True
+        )
+        for left_over in (folder / name).glob(".run.json.*"):  # killed before anything else was written
+            left_over.unlink()
+        config = plan.cells[name].config
+        if text_of(prepare_data(config, plan.cache)) != plan.texts[name]:
+            raise InputError(
+                f"data.corpus {config.data.corpus!r} gives another text on {socket.gethostname()} than where the sweep was "
+                "begun; all cells must read the same: have the same files and package versions on all machines"
+            )
+        begun = (folder / name / "run.json").is_file()  # a run that has begun knows where from, also in a folder that was moved
+        before = plan.cells[name].init_from
+        init_from = None if begun or before is None else folder / before
+        return pretrain(config, folder / name, resume=True, init_from=init_from, cache=plan.cache).status
+
+
+def text_of(data: PreparedData) -> dict[str, str]:
+    """Hashes of the training tokens, the held-out tokens and the tokenizer."""
+    identity = data.identity
+    parts = {"train": identity, "held_out": identity["held_out"], "tokenizer": identity["tokenizer"]}
+    return {part: facts["sha256"] for part, facts in parts.items()}
+
+
+def last_line(log: Path, start: int = 0) -> str:
+    """The last line with something in it that was written to a log after byte ``start``; empty if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(start, file.seek(0, os.SEEK_END) - 4096))
+            lines = file.read().decode(errors="replace").split("\n")
+    except FileNotFoundError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+@contextlib.contextmanager
+def _alone(plan: Plan, name: str) -> Iterator[None]:
+    """Keep other runs from the cell: two of them in one folder would spoil it. The processes of one run are one."""
+    if int(os.environ.get("RANK", "0")) > 0:  # of torchrun: the first process has the lock for all
+        yield
+        return
+    locks = plan.folder / "locks"
+    locks.mkdir(exist_ok=True)
+    try:
+        with FileLock(locks / f"{name}.lock", timeout=PATIENCE):
+            yield
+    except Timeout:
+        raise InputError(
+            f"cell {name} is being run by another process, which {plan.log(name)} names; end it, and go on with --resume"
+        ) from None
+
+
+def stop_with_driver(descriptor: int = 0) -> None:
+    """Stop when the driver is gone: it holds the other end of our standard input and never writes."""
+    with contextlib.suppress(OSError):
+        os.read(descriptor, 1)
+    os.kill(os.getpid(), signal.SIGTERM)  # which pretrain answers with a checkpoint
+
+
+def main(folder: str, name: str, *options: str) -> None:
+    """The process of a cell: that of the local driver or, with ``--no-driver``, one that anybody starts, also by torchrun."""
+    if "--no-driver" not in options:
+        threading.Thread(target=stop_with_driver, daemon=True).start()
+    try:
+        run_cell(Path(folder), name)
+    except SinklabError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(REFUSED)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,235 @@
+"""The cells of a sweep: every combination of the values of some fields, each with every seed, validated before any runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel
+from yaml import YAMLError
+
+from sinklab.configuration import with_overrides
+from sinklab.errors import ConfigurationError, SinklabError
+from sinklab.training.config import PretrainingConfig
+from sinklab.training.token_cache import hash_key
+
+__all__ = ["ALIASES", "Cell", "field_path", "make_cells", "parse_grid", "parse_seeds", "short_label"]
+
+ALIASES = {
+    "lr": "optimizer.learning_rate",
+    "operation": "model.operation.name",
+    "position": "model.position.name",
+    "optimizer": "optimizer.name",
+    "schedule": "schedule.name",
+    "layers": "model.num_hidden_layers",
+    "heads": "model.num_attention_heads",
+    "context": "model.max_position_embeddings",
+}
+"""Short names of fields that sweeps are often over; others may be named by their last parts as long as that is one field."""
+
+NAME_LENGTH = 120
+"""Characters of a cell's name before its hash; file systems take 255 bytes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run of a sweep.
+
+    Args:
+        name: of its folder: what is varied, in words, and a hash of it.
+        settings: dotted path to value, in the order of the grid; the seed is not among them.
+        config: what is run.
+        init_from: name of the cell of the same sweep from whose trained weights it starts; it must have ended before.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    config: PretrainingConfig
+    init_from: str | None = None
+
+    @property
+    def seed(self) -> int:
+        """Seed of the initialisation."""
+        return self.config.training.seed
+
+
+def make_cells(
+    config: PretrainingConfig,
+    grid: Mapping[str, Sequence[Any]],
+    seeds: Sequence[int] | None = None,
+    changes: Sequence[str] = (),
+) -> list[Cell]:
+    """All combinations of the values in ``grid``, once per seed; the first seed of all of them comes first.
+
+    Args:
+        config: what the cells have in common.
+        grid: field (see :func:`field_path`) to its values; a dictionary as a value sets the fields below, as in
+            ``{"model.operation": [{"name": "sigmoid", "normalize": True}]}``.
+        seeds: each is ``training.seed`` and ``data.seed`` of its cells; ``None`` leaves those of ``config``.
+        changes: ``path=value``, applied to every cell.
+
+    Raises:
+        ConfigurationError: a field that does not exist, is varied twice or also changed; a value given twice; a cell whose
+            settings cannot be combined, by its name.
+    """
+    varied = {field_path(name): list(values) for name, values in grid.items()}
+    if len(varied) < len(grid):
+        raise ConfigurationError(f"the grid varies a field twice: {', '.join(grid)}")
+    taken = {item.partition("=")[0] for item in changes}
+    both = sorted(taken & varied.keys())
+    if both:
+        raise ConfigurationError(f"{both[0]} is both set and varied; leave out one of --set and --grid")
+    if seeds is not None:
+        both = sorted({"training.seed", "data.seed"} & (varied.keys() | taken))
+        if both:
+            raise ConfigurationError(f"--seeds sets {both[0]} too; leave out --seeds or {both[0]}")
+    for path, values in [*varied.items(), ("--seeds", [0] if seeds is None else list(seeds))]:
+        texts = [_text(value) for value in values]
+        if not texts:
+            raise ConfigurationError(f"{path} has no values to run")
+        if len(set(texts)) < len(texts):
+            twice = next(text for text in texts if texts.count(text) > 1)
+            raise ConfigurationError(f"{path} has the value {twice} twice")
+    cells = []
+    for seed in [None] if seeds is None else seeds:
+        for combination in itertools.product(*varied.values()):
+            settings = dict(zip(varied, combination, strict=True))
+            name = _cell_name(settings, seed)
+            overrides = [*changes, *(item for path, value in settings.items() for item in _overrides(path, value))]
+            overrides += [] if seed is None else [f"training.seed={seed}", f"data.seed={seed}"]
+            try:
+                cells.append(Cell(name, settings, with_overrides(config, overrides)))
+            except SinklabError as error:
+                raise ConfigurationError(f"cell {name}: {error}") from error
+    return cells
+
+
+def parse_grid(items: Sequence[str]) -> dict[str, list[Any]]:
+    """``path=value,value,…`` of the command line as field to values; values are YAML, so lists and dictionaries work.
+
+    Raises:
+        ConfigurationError: no equals sign, no values, no YAML, no such field, or a field twice.
+    """
+    grid: dict[str, list[Any]] = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        if not equals or not text.strip():
+            raise ConfigurationError(f"--grid {item!r}: expected path=value,value,…, such as optimizer.learning_rate=1e-3,4e-3")
+        try:
+            listed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"values=[{text}]"]), resolve=True)
+        except (OmegaConfBaseException, YAMLError) as error:
+            problem = " ".join(str(error).split())
+            raise ConfigurationError(f"--grid {item!r}: the values are no list in YAML, a,b,…: {problem}") from None
+        values = listed["values"]
+        path = field_path(name, values)
+        if path in grid:
+            raise ConfigurationError(f"--grid names {path} twice; give all of its values at once: {path}=value,value,…")
+        grid[path] = values
+    return grid
+
+
+def parse_seeds(text: str) -> list[int]:
+    """``0..4`` (both ends included), ``7``, or a list of these: ``0,1,10..12``.
+
+    Raises:
+        ConfigurationError: anything else.
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d+)(?:\.\.(\d+))?\s*", part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if last < first:
+            raise ConfigurationError(f"--seeds {text!r}: expected seeds such as 0..4 (five of them) or 0,3,7")
+        seeds += range(first, last + 1)
+    return seeds
+
+
+def field_path(name: str, values: Sequence[Any] = ()) -> str:
+    """The dotted path of the field that ``name`` means: the path itself, an alias, or its last parts where that is one field.
+
+    Args:
+        values: that the field is to take: an alias of a field inside another, such as ``operation``, names the outer one when
+            they are dictionaries.
+
+    Raises:
+        ConfigurationError: no field, or several.
+    """
+    known = _fields(PretrainingConfig)
+    alias = ALIASES.get(name)
+    if alias is not None and not any(isinstance(value, dict) for value in values):
+        return alias
+    whole = [path for path in known if _leads(name, path, known[path])]
+    parts = [
+        path.removesuffix(end) + name for path in known for end in _ends(path) if end != path and _leads(name, end, known[path])
+    ]
+    found = [name] if whole else sorted(set(parts))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        by_seeds = "; --seeds sets both" if name == "seed" else ""
+        raise ConfigurationError(f"--grid {name}: which of {', '.join(found)}?{by_seeds}")
+    endings = {end: path for path in known for end in _ends(path)} | ALIASES
+    near = difflib.get_close_matches(name, endings, n=1)
+    hint = f"Did you mean {endings[near[0]]!r}?" if near else "'sinklab show RECIPE' lists the fields"
+    raise ConfigurationError(f"--grid {name}: there is no such field. {hint}")
+
+
+def short_label(path: str) -> str:
+    """A field in a word, for names and headings: ``learning_rate``, ``operation``."""
+    *above, last = path.split(".")
+    return above[-1] if last == "name" and above else last
+
+
+def _fields(section: type[BaseModel], prefix: str = "") -> dict[str, bool]:
+    """Path of every field, and whether it is a dictionary with fields of its own choosing below it."""
+    found: dict[str, bool] = {}
+    for name, field in section.model_fields.items():
+        kind: Any = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found |= _fields(kind, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = getattr(kind, "__origin__", None) is dict
+    return found
+
+
+def _ends(path: str) -> list[str]:
+    """``a.b.c``, ``b.c`` and ``c``."""
+    parts = path.split(".")
+    return [".".join(parts[start:]) for start in range(len(parts))]
+
+
+def _leads(name: str, path: str, free: bool) -> bool:
+    return name == path or (free and name.startswith(f"{path}."))
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def _overrides(path: str, value: Any) -> list[str]:
+    """One setting as ``path=value``; the entries of a dictionary one by one, so that another name drops its old settings."""
+    if isinstance(value, dict):
+        return [item for key, inner in value.items() for item in _overrides(f"{path}.{key}", inner)]
+    return [f"{path}={_text(value)}"]
+
+
+def _cell_name(settings: Mapping[str, Any], seed: int | None) -> str:
+    paths = list(settings)
+    labels = [short_label(path) for path in paths]
+    labels = [path if labels.count(label) > 1 else label for path, label in zip(paths, labels, strict=True)]
+    parts = [f"{label}={_word(value)}" for label, value in zip(labels, settings.values(), strict=True)]
+    parts += [] if seed is None else [f"seed={seed}"]
+    key = hash_key([[path, _text(value)] for path, value in settings.items()] + [seed])[:8]
+    return f"{','.join(parts)[:NAME_LENGTH] or 'run'}-{key}"
+
+
+def _word(value: Any) -> str:
+    text = value if isinstance(value, str) else _text(value)
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-") or "empty"

@@ -1,0 +1,275 @@
+"""The book of a run: training metrics into the table and onto the screen, held-out losses, divergence, snapshots, stopping."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import shutil
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from sinklab.training import checkpoints
+from sinklab.training.callback import TOKENS_PER_FORWARD, SinkCallback, log_between, measuring
+from sinklab.training.config import PretrainingConfig
+from sinklab.training.progress import Display
+from sinklab.training.run_table import RunTable
+from sinklab.training.trainer import PretrainingTrainer, stack
+
+__all__ = ["METRICS", "Bookkeeper", "held_out_loss", "save_model", "stoppable"]
+
+METRICS: dict[str, tuple[str, str]] = {
+    "train_loss": ("nats", "Mean training loss of the steps since the row before; count is the number of these steps."),
+    "held_out_loss": ("nats", "Mean next-token loss over the held-out rows, float32; count is the number of predicted tokens."),
+    "learning_rate": ("1", "Learning rate of the step (under muon: of the matrices)."),
+    "gradient_norm": ("norm", "L2 norm of all gradients of the step, before clipping."),
+    "tokens_per_second": (
+        "tokens/s",
+        "Tokens of the steps since the row before over the time that training them took: measurements, evaluations and "
+        "checkpoints are left out, compilation is not.",
+    ),
+    "diverged": (
+        "step",
+        "First step known to be bad, in the row of the step at which it was found: the loss or the gradient norm was no finite "
+        "number, or the train_loss above training.diverged_above times its best (and a nat above it).",
+    ),
+}
+"""Metrics of the probe ``training``: unit and definition."""
+
+LEAST_RISE = 1.0
+"""Nats by which a loss must exceed its best to be called diverged: twice next to nothing is next to nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Divergence:
+    """When the training went astray, and what was seen."""
+
+    step: int
+    found_at: int
+    reason: str
+
+
+class Bookkeeper(TrainerCallback):
+    """Writes down what a run does; the first of its callbacks, so that its records do not wait for measurements.
+
+    Attributes:
+        divergence: the first one found, or ``None``.
+        diverged: whether the newest record was bad.
+        stopped: whether somebody asked to stop.
+        speeds: tokens per second of every interval between records.
+    """
+
+    def __init__(
+        self,
+        config: PretrainingConfig,
+        *,
+        table: RunTable,
+        held_out: Dataset,
+        tokens_per_step: int,
+        screen: Display,
+        snapshot: Callable[[int], None],
+    ) -> None:
+        self.config, self.table, self.screen, self.snapshot = config, table, screen, snapshot
+        self.held_out_rows, self.tokens_per_step = held_out, tokens_per_step
+        self.trainer: PretrainingTrainer | None = None
+        self.sinks: SinkCallback | None = None
+        self.divergence: Divergence | None = None
+        self.diverged = self.stopped = False
+        self.speeds: list[float] = []
+        self._best = math.inf
+        self._elsewhere = 0.0
+        self._mark = (0, 0.0, 0.0)
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        losses = [record["loss"] for record in state.log_history if "loss" in record]
+        self._best = min((loss for loss in losses if math.isfinite(loss)), default=math.inf)
+        if state.global_step == 0:
+            self._snapshot(0)
+        self._restart(state.global_step)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        step = state.global_step
+        self.screen.step(step)
+        last = step >= state.max_steps
+        if self.stopped:
+            control.should_training_stop = control.should_save = True
+        if control.should_save or last:
+            # The mean loss between two records starts anew at a checkpoint, or a resumed run would average other steps.
+            control.should_log = True
+        if step % self.config.training.evaluate_every == 0 or last or self.stopped:
+            self.evaluate(step, kwargs["model"], control)
+        self._snapshot(step)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **kwargs: Any
+    ) -> None:
+        if "sink_rate" in logs:
+            self.screen.result(state.global_step, {name: logs[name] for name in ("sink_rate", "sink_loss_gap")})
+        if "loss" not in logs:
+            return
+        step, loss = state.global_step, float(logs["loss"])
+        since, speed = self._speed(step)
+        rows = [
+            _row("train_loss", loss, since),
+            _row("learning_rate", logs["learning_rate"]),
+            _row("gradient_norm", logs["grad_norm"]),
+            _row("tokens_per_second", speed, since),
+        ]
+        bad = self._judge(step, loss, float(logs["grad_norm"]), since)
+        if bad is not None:
+            rows.append(_row("diverged", bad.step))
+        self._add(step, rows)
+        if bad is not None:
+            self.screen.note(f"step {step}: {bad.reason}")
+            control.should_save = False  # the checkpoint before is worth more
+            if self.config.training.stop_when_diverged:
+                control.should_training_stop = True
+        self.table.write(now=control.should_training_stop)
+        self.screen.record(step, loss, speed, (state.max_steps - step) * self.tokens_per_step / speed)
+
+    def evaluate(self, step: int, model: nn.Module, control: TrainerControl) -> None:
+        """Take the held-out loss and write it down."""
+        with measuring(model) as (plain, clock):
+            loss, count = held_out_loss(plain, self.held_out_rows)
+        self._elsewhere += clock.seconds
+        self._add(step, [_row("held_out_loss", loss, count)])
+        self.screen.result(step, {"held_out_loss": loss})
+        if self.trainer is not None:
+            log_between(self.trainer, control, {"held_out_loss": loss})
+
+    def _add(self, step: int, rows: list[dict[str, Any]]) -> None:
+        self.table.add(rows, probe="training", version=1, step=step, bos=int(self.config.data.bos == "rows"))
+
+    def _judge(self, step: int, loss: float, gradient_norm: float, since: int) -> Divergence | None:
+        assert self.trainer is not None
+        losses, self.trainer.losses = self.trainer.losses, []
+        reason, first = None, step
+        if not math.isfinite(loss):
+            finite = torch.stack(losses).isfinite().tolist() if losses else [True]
+            per_step = max(1, len(finite) // since)
+            # Of several processes, another one may have met it; then the step is only known to lie since the last record.
+            first = step if all(finite) else step - since + 1 + finite.index(False) // per_step
+            reason = f"the training loss is {loss} from step {first} on"
+        elif not math.isfinite(gradient_norm):
+            reason = f"the norm of the gradients is {gradient_norm}"
+        elif loss > max(self.config.training.diverged_above * self._best, self._best + LEAST_RISE):
+            times = self.config.training.diverged_above
+            reason = f"the training loss is {loss:.4g}, above {times:g} times its best, {self._best:.4g}"
+        self.diverged = reason is not None
+        if reason is None:
+            self._best = min(self._best, loss)
+            return None
+        found = Divergence(first, step, reason)
+        self.divergence = self.divergence or found
+        return found
+
+    def _snapshot(self, step: int) -> None:
+        if step in self.config.training.snapshots:
+            started = time.perf_counter()
+            self.snapshot(step)
+            self._elsewhere += time.perf_counter() - started
+
+    def _spent_elsewhere(self) -> float:
+        return (
+            self._elsewhere
+            + (self.sinks.seconds if self.sinks is not None else 0.0)
+            + (self.trainer.saving_seconds if self.trainer is not None else 0.0)
+        )
+
+    def _restart(self, step: int) -> None:
+        self._mark = (step, time.perf_counter(), self._spent_elsewhere())
+
+    def _speed(self, step: int) -> tuple[int, float]:
+        before, then, elsewhere = self._mark
+        self._restart(step)
+        _, now, elsewhere_now = self._mark
+        since = max(1, step - before)
+        speed = since * self.tokens_per_step / max(now - then - (elsewhere_now - elsewhere), 1e-9)
+        self.speeds.append(speed)
+        return since, speed
+
+    @property
+    def speed(self) -> float | None:
+        """Median speed in tokens per second, without the first interval when there are others: it holds the compilation."""
+        return statistics.median(self.speeds[1:] or self.speeds) if self.speeds else None
+
+
+def _row(metric: str, value: Any, count: int = 1) -> dict[str, Any]:
+    return {"metric": metric, "value": float(value), "count": count, "unit": METRICS[metric][0]}
+
+
+def held_out_loss(model: PreTrainedModel, rows: Dataset) -> tuple[float, int]:
+    """Mean next-token loss in nats over a map-style dataset of rows, and the number of predicted tokens.
+
+    Every token counts once, however rows are batched; labels of -100 and those inside the prefix of a prefix LM do not.
+    """
+    total, count = 0.0, 0
+    prefix = getattr(model.config, "prefix", 0)
+    per_forward = max(1, TOKENS_PER_FORWARD // len(rows[0]["input_ids"]))
+    for start in range(0, len(rows), per_forward):  # type: ignore[arg-type]
+        batch = stack([rows[index] for index in range(start, min(start + per_forward, len(rows)))])  # type: ignore[arg-type]
+        labels: Tensor = batch.pop("labels").to(model.device)
+        if prefix:
+            inside = batch["position_ids"] if "position_ids" in batch else torch.arange(labels.shape[1])[None]
+            labels.masked_fill_((inside < prefix).to(labels.device), -100)
+        logits = model(**{name: tensor.to(model.device) for name, tensor in batch.items()}, use_cache=False).logits
+        targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+        total += loss.item()
+        count += int((targets != -100).sum())
+    return total / max(count, 1), count
+
+
+def save_model(trainer: PretrainingTrainer, tokenizer: Any, folder: Path) -> None:
+    """Save the model as it is now, with its tokenizer, whole or not at all; every process must call it."""
+    model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
+    state = trainer.accelerator.get_state_dict(model)  # collective when the weights are sharded
+    if trainer.args.should_save:
+        plain = trainer.accelerator.unwrap_model(trainer.model)
+        for name in plain.all_tied_weights_keys:  # gathered from shards, they no longer share memory and would be saved twice
+            state.pop(name, None)
+        staged = folder.parent / f"{checkpoints.STAGING}-{folder.name}"
+        with checkpoints.writing(f"the model of step {trainer.state.global_step}", folder.parent, staged):
+            shutil.rmtree(staged, ignore_errors=True)
+            plain.save_pretrained(staged, state_dict=state)
+            tokenizer.save_pretrained(staged)
+            shutil.rmtree(folder, ignore_errors=True)
+            staged.replace(folder)
+    trainer.accelerator.wait_for_everyone()
+
+
+@contextlib.contextmanager
+def stoppable(bookkeeper: Bookkeeper, *, alone: bool) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the run after the step at hand, with a checkpoint; a second one ends it at once.
+
+    Only in the main thread, where signals arrive, and with a single process: several would stop at different steps and wait
+    for each other for ever.
+    """
+    if not alone or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number: int, frame: Any) -> None:
+        bookkeeper.stopped = True
+        bookkeeper.screen.note("stopping after this step, with a checkpoint; once more to stop at once")
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,284 @@
+"""SinkCallback: the measurements of the audit on a fixed batch, every so many steps of any Trainer, without touching it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from sinklab.attention.session import attend
+from sinklab.errors import ConfigurationError, MeasurementError
+from sinklab.probes.entropy import Entropy
+from sinklab.probes.hidden_norm import HiddenNorm
+from sinklab.probes.massive_activation import MassiveActivation
+from sinklab.probes.sink_rate import SinkRate
+from sinklab.results.table import unpacked
+from sinklab.training.run_table import RunTable
+from sinklab.training.windowed import token_losses, windowed_losses
+
+__all__ = ["READOUT", "TOKENS_PER_FORWARD", "SinkCallback", "SinkMeasurement", "log_between", "measure_sinks", "measuring"]
+
+FIRST_POSITIONS = 8
+"""Positions that get rows of their own for each layer and head; the profile over all positions is that of the whole model."""
+
+READOUT_ROWS = 16
+"""Rows of the read-out, the first ones: it takes two more forward passes, and the two losses of a token go together."""
+
+TOKENS_PER_FORWARD = 2048
+"""Of a measurement; the logits of more would fill the memory of small machines."""
+
+READOUT: dict[str, tuple[str, str]] = {
+    "loss": ("nats", "Mean next-token loss on the probe rows, float32."),
+    "sink_position": (
+        "percent",
+        "Sink rate (gu2024, whole model) of each position that the read-out treats as a sink: the first (seq_len - window) / 2 "
+        "positions whose rate is at least half the largest; position 0 while no head has a sink.",
+    ),
+    "windowed_loss_with_sink": (
+        "nats",
+        f"Mean loss of the tokens predicted from positions >= window, in the first {READOUT_ROWS} rows, when queries see the "
+        "last `window` tokens and the sinks.",
+    ),
+    "windowed_loss_without_sink": ("nats", "The same when every query sees the last `window` tokens only."),
+    "sink_loss_gap": (
+        "nats",
+        "windowed_loss_without_sink - windowed_loss_with_sink: what the sinks are worth beyond the window.",
+    ),
+}
+"""Metrics of the probe ``sink_readout``: unit and definition."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SinkMeasurement:
+    """One measurement.
+
+    Attributes:
+        rows: rows of the long table, without what a run knows.
+        headline: the few numbers that curves are drawn of: rates in percent, losses and entropies in nats.
+        operation: attention operation that the model was seen to run.
+    """
+
+    rows: list[dict[str, Any]]
+    headline: dict[str, float]
+    operation: str
+
+
+class SinkCallback(TrainerCallback):
+    """Watch the sinks of a model during training: rates, entropy, norms, massive activations and the functional read-out.
+
+    Works with any ``transformers.Trainer`` and any causal language model on the attention interface. It measures before the
+    first step, every ``every`` steps and after the last, in evaluation mode and in the precision of the weights (no autocast),
+    and leaves weights, modes and random states as they were: training gives the same bits with it and without. Memory is linear
+    in the length of the rows but for two boolean masks. In a run of several processes all of them measure (sharded weights need
+    it) and the main one writes. Of a model whose loss is no number any more only that is written down: a null ``loss``.
+
+    ``trainer.add_callback(SinkCallback(rows, trainer=trainer))`` also sends the headline numbers through ``Trainer.log`` to
+    TensorBoard and the other trackers.
+
+    Args:
+        rows: int64 ``(rows, seq_len)``: the fixed probe batch, the beginning-of-sequence token included if it should be.
+        every: steps between measurements.
+        threshold: epsilon of the sink rate (Gu et al. 2024, arXiv 2410.10781).
+        window: tokens that a query sees in the read-out; fewer than ``seq_len - 1``.
+        table: parquet file that the rows are written to after each measurement; what an earlier process wrote up to the step
+            that training is resumed from is kept. Without it they are in memory.
+        columns: columns of the table that are the same in all rows: ``corpus``, ``bos``, ``seed``, ….
+        trainer: the Trainer whose ``log`` gets the headline numbers.
+
+    Attributes:
+        table: the :class:`RunTable` of the rows; ``callback.table.table()`` is the long table.
+        last: the newest :class:`SinkMeasurement`, or ``None``.
+        seconds: time spent in measuring so far.
+
+    Raises:
+        ConfigurationError: an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        every: int = 100,
+        threshold: float = 0.3,
+        window: int = 32,
+        table: Path | RunTable | None = None,
+        columns: Mapping[str, Any] | None = None,
+        trainer: Trainer | None = None,
+    ) -> None:
+        if rows.ndim != 2 or rows.dtype != torch.int64:
+            raise ConfigurationError(f"rows must be int64 (rows, seq_len), got {rows.dtype} {tuple(rows.shape)}")
+        if every < 1:
+            raise ConfigurationError(f"every must be at least 1 step, got {every}")
+        if not 1 <= window < rows.shape[1] - 1:
+            raise ConfigurationError(
+                f"window {window} must be at least 1 and leave tokens beyond it: rows have {rows.shape[1]} tokens"
+            )
+        SinkRate(threshold=threshold)  # refuses a threshold outside [0, 1)
+        self.rows, self.every, self.threshold, self.window, self.trainer = rows, every, threshold, window, trainer
+        self.table = table if isinstance(table, RunTable) else RunTable(table, {})
+        self.columns = dict(columns or {})
+        self.last: SinkMeasurement | None = None
+        self.seconds = 0.0
+        self._measured_at: int | None = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.global_step == 0:
+            self._measure(state, control, kwargs["model"])
+            return
+        if not self.table.resumed and self.table.path is not None and self.table.path.is_file():
+            self.table.resume(state.global_step)
+        if self._due(state):
+            self._measured_at = state.global_step  # before the checkpoint of this step was written
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._due(state):
+            self._measure(state, control, kwargs["model"])
+        if control.should_save:
+            self.table.write()  # a training that is resumed from this checkpoint finds its rows
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._measured_at != state.global_step:  # stopped early
+            self._measure(state, control, kwargs["model"])
+        self.table.write()
+
+    def _due(self, state: TrainerState) -> bool:
+        return state.global_step % self.every == 0 or state.global_step >= state.max_steps
+
+    def _measure(self, state: TrainerState, control: TrainerControl, model: nn.Module) -> None:
+        with measuring(model) as (plain, clock):
+            self.last = _measured(plain, self.rows, self.threshold, self.window)
+        self.seconds += clock.seconds
+        self._measured_at = state.global_step
+        self.table.writes &= state.is_world_process_zero
+        known = {
+            "model": getattr(plain.config, "name_or_path", "") or type(plain).__name__,
+            "operation": self.last.operation or None,
+        }
+        self.table.add([{**known, **row} for row in self.last.rows], **self.columns, step=state.global_step)
+        self.table.write(now=False)
+        if self.trainer is not None and self.last.headline:
+            log_between(self.trainer, control, self.last.headline)
+
+
+def log_between(trainer: Trainer, control: TrainerControl, numbers: Mapping[str, float]) -> None:
+    """Log numbers in the middle of a step: ``Trainer.log`` calls the step logged, and its training loss may still be due."""
+    due = control.should_log
+    trainer.log(dict(numbers))
+    control.should_log = due
+
+
+@dataclasses.dataclass
+class Clock:
+    """Seconds that a measurement took, once it is over."""
+
+    seconds: float = 0.0
+
+
+@contextlib.contextmanager
+def measuring(model: nn.Module) -> Iterator[tuple[PreTrainedModel, Clock]]:
+    """The model itself, out of its wrappers, in evaluation mode, without autocast and without gradients, for a ``with`` block.
+
+    Modes, the forward that accelerate has put in place and the random states are restored, whatever happens.
+    """
+    plain: Any = model
+    while isinstance(inner := getattr(plain, "_orig_mod", getattr(plain, "module", None)), nn.Module):
+        plain = inner  # torch.compile and DistributedDataParallel
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    for device in devices:
+        torch.cuda.synchronize(device)  # steps still in the queue are not ours to account for
+    clock, started = Clock(), time.perf_counter()
+    modes = [(module, module.training) for module in plain.modules()]
+    # accelerate replaces the bound forward of the model to run it under autocast; "_original_forward" is its mark.
+    patched = plain.__dict__.pop("forward", None) if "_original_forward" in plain.__dict__ else None
+    try:
+        plain.eval()
+        # Blocks of sharded models are compiled in place; what a measurement puts into them must not be compiled with them.
+        with torch.compiler.set_stance("force_eager"), torch.random.fork_rng(devices=devices), torch.no_grad():
+            yield plain, clock
+    finally:
+        if patched is not None:
+            plain.forward = patched
+        for module, mode in modes:
+            module.training = mode
+        for device in devices:
+            torch.cuda.synchronize(device)
+        clock.seconds = time.perf_counter() - started
+
+
+def measure_sinks(model: PreTrainedModel, rows: Tensor, *, threshold: float = 0.3, window: int = 32) -> SinkMeasurement:
+    """Run the probes and the read-out over the rows once; the model should be in evaluation mode.
+
+    Args:
+        rows: int64 ``(rows, seq_len)``.
+    """
+    rows = rows.to(model.device)
+    size = max(1, TOKENS_PER_FORWARD // rows.shape[1])
+    probes = (SinkRate(threshold=threshold), Entropy(), HiddenNorm(), MassiveActivation())
+    with attend(model, probes) as session:
+        losses = torch.cat([token_losses(model, part) for part in rows.split(size)])
+    measured = [{**row, "probe": probe.name, "version": probe.version} for probe in probes for row in unpacked(probe.rows())]
+    whole = [row for row in measured if "layer" not in row]
+    profile = {row["key_position"]: row["value"] for row in whole if row["metric"] == "gu2024"}
+    sinks = _sinks(profile, (rows.shape[1] - window) // 2)
+    kept, hidden = (
+        torch.cat(side)
+        for side in zip(*(windowed_losses(model, part, window, sinks) for part in rows[:READOUT_ROWS].split(size)), strict=True)
+    )
+    values = {
+        "loss": losses,
+        "windowed_loss_with_sink": kept,
+        "windowed_loss_without_sink": hidden,
+        "sink_loss_gap": hidden - kept,
+    }
+    readout: list[dict[str, Any]] = [
+        {"metric": name, "value": losses.mean().item(), "count": losses.numel()} for name, losses in values.items()
+    ]
+    readout += [
+        {"metric": "sink_position", "value": profile[position], "count": len(rows), "key_position": position}
+        for position in sinks
+    ]
+    for row in readout:
+        row |= {"unit": READOUT[row["metric"]][0], "probe": "sink_readout", "version": 1}
+    of_whole = {row["metric"]: row["value"] for row in whole if "key_position" not in row}
+    headline = {
+        "sink_rate": profile.get(0, 0.0),
+        "sink_rate_max": profile[sinks[0]],
+        "sink_position": float(sinks[0]),
+        "first_token_attention": of_whole["qiu2025_first_attention"],
+        "attention_entropy": of_whole["entropy"],
+        "probe_loss": readout[0]["value"],
+        "sink_loss_gap": readout[3]["value"],
+    }
+    return SinkMeasurement([row for row in measured if _wanted(row, sinks)] + readout, headline, session.operation)
+
+
+def _measured(model: PreTrainedModel, rows: Tensor, threshold: float, window: int) -> SinkMeasurement:
+    """The measurement; of a model that computes no numbers, which measuring refuses, the fact."""
+    try:
+        return measure_sinks(model, rows, threshold=threshold, window=window)
+    except MeasurementError:
+        if token_losses(model, rows[:1].to(model.device)).isfinite().all():
+            raise
+    lost = {"metric": "loss", "value": float("nan"), "count": len(rows), "unit": "nats", "probe": "sink_readout", "version": 1}
+    return SinkMeasurement([lost], {}, "")
+
+
+def _sinks(profile: Mapping[int, float], limit: int) -> list[int]:
+    """Positions that act as sinks, strongest first: see ``sink_position`` in :data:`READOUT`."""
+    early = {position: rate for position, rate in profile.items() if position < max(limit, 1)}
+    largest = max(early.values())
+    if largest <= 0:
+        return [0]
+    return sorted((position for position, rate in early.items() if rate >= largest / 2), key=lambda position: -early[position])
+
+
+def _wanted(row: Mapping[str, Any], sinks: list[int]) -> bool:
+    """Leave out rows of single layers and heads at late positions that are no sinks: most rows, and nobody's question."""
+    position = row.get("key_position")
+    return "layer" not in row or position is None or position < FIRST_POSITIONS or position in sinks

@@ -1,0 +1,253 @@
+"""From the configuration of a run to its data: corpus and tokenizer found, text encoded once, rows of both sides, identity."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from sinklab.corpora._corpus import Corpus, Encoder, Split, drawable_ids
+from sinklab.corpora._resolve import resolve_corpus
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.training.config import DataConfig, PretrainingConfig
+from sinklab.training.rows import RandomTokens, Rows, kept_rows
+from sinklab.training.token_cache import TokenStream, cached_folder, hash_key, storing, write_stream
+from sinklab.training.tokenizer import (
+    encode,
+    hash_tokenizer,
+    load_tokenizer,
+    special_ids,
+    train_bpe,
+    vocabulary_size,
+)
+
+__all__ = ["PreparedData", "Progress", "prepare_data"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with the stage, the tokens done and the tokens in all (0 where that is not known)."""
+
+FORMAT = 1
+"""Of the cache; a change of how text becomes tokens needs another number, or old folders would be taken for new ones."""
+
+SAMPLE_CHARACTERS = 4096
+"""Characters per entry of the vocabulary that the BPE is trained on, from the first training documents: 8 MB for 2,048."""
+
+HELD_OUT_CHOICE = 8
+"""Rows of held-out text encoded for each that is kept, so that the kept ones come from many documents."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PreparedData:
+    """What a run trains and is evaluated on.
+
+    Args:
+        train: the training rows.
+        held_out: int64 ``(rows, context)``: rows of text that training never sees, evenly spaced over it, with the same
+            beginning-of-sequence, end-of-sequence and fixed tokens and never with random ones. They do not depend on the seed.
+        held_out_dataset: the same rows with what :class:`Rows` gives besides ids: labels, and position ids when isolated.
+        tokenizer: given or trained.
+        identity: ``source``, ``revision``, ``licence``; ``documents``, ``characters``, ``tokens``, ``dtype`` and ``sha256`` of
+            the training stream; ``rows`` and ``tokens_per_row`` cut from it, ``unique_rows`` and ``unique_tokens`` kept;
+            ``held_out``, the same of the held-out stream; ``tokenizer``: ``name``, ``vocab_size``, ``sha256``.
+    """
+
+    train: Rows
+    held_out: Tensor
+    held_out_dataset: Rows
+    tokenizer: PreTrainedTokenizerBase
+    identity: dict[str, Any]
+
+    def probe_rows(self, samples: int, seq_len: int, bos: bool | None = None) -> Tensor:
+        """The first ``seq_len`` tokens of the first held-out rows, int64 ``(samples, seq_len)``.
+
+        Args:
+            bos: with the beginning-of-sequence token in front, without it (the text begins a token earlier), or as in
+                training.
+
+        Raises:
+            ConfigurationError: rows longer than those of training, or a token in front that does not exist or would be
+                overwritten by the fixed one.
+            InputError: fewer rows than asked for.
+        """
+        rows = self.held_out_dataset
+        if seq_len > rows.context:
+            raise ConfigurationError(f"probe rows of {seq_len} tokens are longer than those of training, {rows.context}")
+        if samples > len(rows):
+            raise InputError(
+                f"{samples} probe rows are asked for and there are {len(rows)} held-out rows; lower watch.samples or raise "
+                "data.held_out_rows"
+            )
+        if bos is None:
+            return self.held_out[:samples, :seq_len].clone()
+        token = self.tokenizer.bos_token_id
+        if bos and token is None:
+            raise ConfigurationError("this tokenizer has no beginning-of-sequence token; set watch.bos to false or null")
+        if bos and rows.fixed is not None and rows.fixed[0] == 0:
+            raise ConfigurationError("watch.bos puts a token at position 0, where data.fixed_position has put another")
+        return torch.stack([rows.leading(index, seq_len, token if bos else None, token) for index in range(samples)])
+
+
+def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress | None = None) -> PreparedData:
+    """Training and held-out rows of a configuration; encodes the corpus if no run before has.
+
+    The tokenizer and the encoded text are kept in ``cache``, in folders named after everything that decides them, so that runs
+    and cells of a sweep share them; several processes may ask at once. Memory does not grow with the corpus.
+
+    Args:
+        cache: folder; made if need be.
+        progress: told of the tokens encoded.
+
+    Raises:
+        UnknownNameError, InputError: no such corpus or tokenizer, no text in it, too little of it, or no room on the disk.
+        ConfigurationError: settings that this corpus or tokenizer cannot follow.
+    """
+    data, context = config.data, config.model.max_position_embeddings
+    report: Progress = progress or (lambda stage, done, total: None)
+    corpus = _resolve(data)
+    identity = corpus.identity
+    source = {
+        "format": FORMAT,
+        "corpus": corpus.name,
+        **dataclasses.asdict(identity),
+        **data.model_dump(include={"subset", "train_split", "held_out_split", "text_column"}),
+    }
+    tokenizer = _tokenizer(data, corpus, source, cache)
+    bos = _special(tokenizer, "bos") if data.bos != "none" else None
+    eos = _special(tokenizer, "eos") if data.eos else None
+    vocab_size, tokenizer_hash = vocabulary_size(tokenizer), hash_tokenizer(tokenizer)
+
+    def stream(split: Split, limit: int | None) -> TokenStream:
+        document_bos = bos if data.bos == "documents" else None
+        key = hash_key([source, tokenizer_hash, split, limit, document_bos, eos])
+
+        def build(folder: Path) -> None:
+            stage = f"encoding the {'training' if split == 'train' else 'held-out'} text"
+            write_stream(
+                folder,
+                encode(tokenizer, corpus.documents(split)),
+                bos=document_bos,
+                eos=eos,
+                vocab_size=vocab_size,
+                limit=limit,
+                told=lambda done: report(stage, done, limit or 0),
+            )
+
+        try:
+            return TokenStream.open(cached_folder(cache, f"tokens-{key}", build))
+        except InputError as error:
+            raise InputError(f"data.corpus {data.corpus!r}, {split} documents: {error}") from error
+
+    row_bos = bos if data.bos == "rows" else None
+    content = context - (row_bos is not None)
+    if data.fixed_position is not None and data.fixed_token >= vocab_size:
+        raise ConfigurationError(f"data.fixed_token {data.fixed_token} is no token: the vocabulary has {vocab_size} ids")
+    form: dict[str, Any] = {
+        "context": context,
+        "bos": row_bos,
+        "isolated": data.packing == "isolated",
+        "fixed": None if data.fixed_position is None else (data.fixed_position, data.fixed_token),
+    }
+    random = None
+    if data.random_positions is not None:
+        ids = np.array(drawable_ids(Encoder(vocab_size=vocab_size, special_ids=special_ids(tokenizer))))
+        random = RandomTokens(*data.random_positions, ids, data.seed)
+
+    text = stream("train", data.max_tokens)
+    train = Rows(text, _training_rows(text, content, config), random=random, **form)
+    held_out_text = stream("held_out", HELD_OUT_CHOICE * data.held_out_rows * context)
+    held_out = Rows(held_out_text, _held_out_rows(held_out_text, content, config), **form)
+    return PreparedData(
+        train=train,
+        held_out=torch.stack([held_out[index]["input_ids"] for index in range(len(held_out))]),
+        held_out_dataset=held_out,
+        tokenizer=tokenizer,
+        identity={
+            **dataclasses.asdict(identity),
+            **text.identity,
+            "rows": text.identity["tokens"] // content,
+            "tokens_per_row": content,
+            "unique_rows": len(train),
+            "unique_tokens": len(train) * content,
+            "held_out": {**held_out_text.identity, "rows": len(held_out)},
+            "tokenizer": {
+                "name": data.tokenizer or "byte-level BPE trained on the training text",
+                "vocab_size": vocab_size,
+                "sha256": tokenizer_hash,
+            },
+        },
+    )
+
+
+def _resolve(data: DataConfig) -> Corpus:
+    settings = data.model_dump(include={"subset", "revision", "train_split", "held_out_split", "text_column"})
+    if data.train_split == "train":
+        del settings["train_split"]  # the default, which texts that are no dataset need not refuse
+    return resolve_corpus(data.corpus, **settings)
+
+
+def _tokenizer(data: DataConfig, corpus: Corpus, source: dict[str, Any], cache: Path) -> PreTrainedTokenizerBase:
+    if data.tokenizer is not None:
+        return load_tokenizer(data.tokenizer)
+
+    def build(folder: Path) -> None:
+        sample = _first(corpus.documents("train"), SAMPLE_CHARACTERS * data.vocab_size)
+        trained = train_bpe(sample, data.vocab_size)
+        with storing(cache):
+            trained.save_pretrained(folder)
+
+    return load_tokenizer(str(cached_folder(cache, f"tokenizer-{hash_key([source, data.vocab_size])}", build)))
+
+
+def _first(documents: Iterable[str], characters: int) -> Iterator[str]:
+    for document in documents:
+        yield document[:characters]
+        characters -= len(document)
+        if characters <= 0:
+            return
+
+
+def _special(tokenizer: PreTrainedTokenizerBase, role: str) -> int:
+    token = getattr(tokenizer, f"{role}_token_id")
+    if token is None:
+        what, off = ("beginning", "data.bos=none") if role == "bos" else ("end", "data.eos=false")
+        raise ConfigurationError(f"data.{role} asks for an {what}-of-sequence token, and this tokenizer has none; set {off}")
+    return int(token)
+
+
+def _training_rows(text: TokenStream, content: int, config: PretrainingConfig) -> np.ndarray:
+    """Numbers of the rows to train on."""
+    data, context, batch = config.data, config.model.max_position_embeddings, config.training.batch_size
+    tokens = text.identity["tokens"]
+    total = tokens // content
+    numbers = kept_rows(total, data.unique_fraction, data.seed)
+    if len(numbers) >= batch:
+        return numbers
+    rows = f"{total} rows of {context} tokens"
+    if len(numbers) < total:
+        rows += f", of which data.unique_fraction {data.unique_fraction:g} keeps {len(numbers)}"
+    cut = data.max_tokens is not None and tokens == data.max_tokens
+    remedy = f"raise data.max_tokens, which is {data.max_tokens:,}" if cut else "give more text"
+    raise InputError(
+        f"too little data for one batch: data.corpus {data.corpus!r} gives {tokens:,} training tokens, {rows}, and "
+        f"training.batch_size is {batch}; lower training.batch_size or model.max_position_embeddings, or {remedy}"
+    )
+
+
+def _held_out_rows(text: TokenStream, content: int, config: PretrainingConfig) -> np.ndarray:
+    """Numbers of the rows to evaluate on, evenly spaced."""
+    data, context = config.data, config.model.max_position_embeddings
+    tokens = text.identity["tokens"]
+    # A probe row without the BOS of its row reaches a token or two further than the row does.
+    available = max(0, tokens - (context + 1 - content)) // content
+    if available < data.held_out_rows:
+        raise InputError(
+            f"too little held-out text: data.corpus {data.corpus!r} holds out {tokens:,} tokens, {available} rows of "
+            f"{context}, and data.held_out_rows is {data.held_out_rows}; lower it, or give more text"
+        )
+    return np.arange(data.held_out_rows, dtype=np.int64) * available // data.held_out_rows

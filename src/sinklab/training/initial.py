@@ -1,0 +1,132 @@
+"""Where a run's weights start: drawn from its seed, or taken from an earlier run, perhaps under another operation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.models.architecture import Architecture
+from sinklab.models.checkpoint import hash_files, locate, read_config, weight_files
+from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.training.checkpoints import PREFIX, usable
+from sinklab.training.config import PretrainingConfig
+
+__all__ = ["build_model", "load_weights", "weights_folder"]
+
+CHANGEABLE = {
+    *("operation", "position", "window", "prefix", "max_position_embeddings", "initialization", "initializer_range"),
+    *("norm_eps", "vocab_size"),
+}
+"""Fields in which a run may differ from the one whose weights it starts from; vocabularies are compared as shapes."""
+
+
+def build_model(config: PretrainingConfig, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> SinkLM:
+    """The model of a configuration with weights drawn from ``training.seed``; the vocabulary is the tokenizer's.
+
+    Args:
+        vocab_size: of the tokenizer; the model's is the next multiple of ``training.vocab_multiple``.
+
+    Raises:
+        ConfigurationError: another ``model.vocab_size`` was asked for.
+    """
+    multiple = config.training.vocab_multiple
+    size = -(-vocab_size // multiple) * multiple
+    if config.model.vocab_size not in (size, Architecture.model_fields["vocab_size"].default):
+        raise ConfigurationError(
+            f"model.vocab_size {config.model.vocab_size} cannot take effect: the tokenizer has {vocab_size} tokens, which "
+            f"makes it {size}; leave it out, and set data.vocab_size, data.tokenizer or training.vocab_multiple"
+        )
+    architecture = config.model.model_copy(update={"vocab_size": size})
+    special = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
+    transformers.set_seed(config.training.seed)
+    return SinkLM(SinkLMConfig.from_architecture(architecture, **special))
+
+
+def weights_folder(source: Path) -> Path:
+    """The directory of weights that ``--init-from`` means: a model's own, the model of a run or its newest checkpoint.
+
+    ``embedded:NAME`` is the directory of an embedded model.
+
+    Raises:
+        UnknownNameError: ``embedded:`` and no such model.
+        InputError: nothing of the kind there.
+    """
+    if not source.is_dir() and not str(source).startswith("embedded:"):
+        raise InputError(f"there is no directory {source} to take weights from")
+    folder, _ = locate(str(source), None, trust_remote_code=False)
+    if (folder / "config.json").is_file():
+        return folder
+    if (folder / "model" / "config.json").is_file():
+        return folder / "model"
+    newest, _ = usable(folder / "checkpoints")
+    if newest is None:
+        raise InputError(
+            f"{source} holds no weights: expected config.json and model.safetensors there, or the output directory of a run "
+            f"with model/ or checkpoints/{PREFIX}N"
+        )
+    return newest
+
+
+def load_weights(model: SinkLM, folder: Path) -> dict[str, Any]:
+    """Put the weights of a directory into the model, as far as both have them.
+
+    The operation, the position scheme and the masks may differ; parameters that they add keep their initial values and those
+    that they do not have are dropped. All else must be alike.
+
+    Returns:
+        For the run record: ``path, sha256, operation`` there, and the names of the parameters ``new`` and ``dropped``.
+
+    Raises:
+        InputError: not a SinkLM, another architecture, or parameters of other shapes.
+    """
+    name = str(folder)
+    theirs, ours = read_config(folder, name, trust_remote_code=False), model.config
+    if not isinstance(theirs, SinkLMConfig):
+        raise InputError(
+            f"{name} is a {theirs.model_type} model; --init-from takes the weights of a SinkLM (a run of pretrain)"
+        )
+    fields = [field for field in type(theirs.architecture).model_fields if field not in CHANGEABLE]
+    different = [
+        f"{field} is {getattr(theirs, field)!r} there and {getattr(ours, field)!r} here"
+        for field in fields
+        if getattr(theirs, field) != getattr(ours, field)
+    ]
+    if different:
+        raise InputError(f"the weights of {name} do not fit model: {'; '.join(different)}")
+    files = weight_files(folder, name)
+    found: dict[str, Tensor] = {}
+    for file in files:
+        found |= {_plain(key): tensor for key, tensor in load_file(file).items()}
+    targets = {_plain(key): parameter for key, parameter in model.named_parameters()}
+    shared = [key for key in targets if key in found]
+    wrong = [key for key in shared if found[key].shape != targets[key].shape]
+    if wrong:
+        raise InputError(
+            f"the weights of {name} do not fit: {wrong[0]} has the shape {tuple(found[wrong[0]].shape)} there and "
+            f"{tuple(targets[wrong[0]].shape)} here"
+        )
+    with torch.no_grad():
+        for key in shared:
+            targets[key].copy_(found[key])
+    buffers = {_plain(key) for key, _ in model.named_buffers()}
+    return {
+        "path": name,
+        "sha256": hash_files(files),
+        "operation": theirs.operation["name"],
+        "new": [key for key in targets if key not in found],
+        "dropped": [
+            key for key in found if key not in targets and key not in buffers and key not in model.all_tied_weights_keys
+        ],
+    }
+
+
+def _plain(key: str) -> str:
+    """Name of a weight that an operation reparametrises as it would be without."""
+    return key.replace(".parametrizations.weight.original", ".weight")

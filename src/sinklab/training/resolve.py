@@ -1,0 +1,100 @@
+"""From a recipe's name, a Python file or a written configuration to the configuration."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.registry import recipes
+from sinklab.training.config import PretrainingConfig
+
+__all__ = ["resolve_recipe"]
+
+
+def resolve_recipe(name: str) -> PretrainingConfig:
+    """The configuration that ``name`` stands for.
+
+    Args:
+        name: a recipe from ``sinklab list recipes``; a ``.py`` file with a function without parameters that returns a
+            :class:`PretrainingConfig` (``file.py:function`` where there are several); a ``run.json``, or a JSON or YAML file
+            with the fields of one; or the output directory of a run.
+
+    Raises:
+        UnknownNameError: no recipe of that name.
+        InputError: a file that is missing or cannot be read.
+        ConfigurationError: a file whose content is no configuration.
+    """
+    file, _, function = name.partition(":")
+    path = Path(file).expanduser()
+    if path.suffix == ".py":
+        return _from_python(path, function)
+    if path.suffix in (".json", ".yaml", ".yml") or (path.is_dir() and file not in recipes):
+        return _from_fields(path / "run.json" if path.is_dir() else path)
+    return _checked(recipes[name], f"recipe {name!r}")
+
+
+def _from_python(path: Path, wanted: str) -> PretrainingConfig:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(f"sinklab_recipe_{path.stem}", path)
+    assert spec is not None  # the suffix is .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    functions = {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+        and _callable_bare(value)
+    }
+    if wanted:
+        functions = {name: value for name, value in functions.items() if name == wanted}
+    elif path.stem in functions:
+        functions = {path.stem: functions[path.stem]}
+    if len(functions) != 1:
+        found = f"it has {', '.join(functions)}" if functions else "it has none"
+        raise ConfigurationError(
+            f"{path} must define one function {wanted or 'without parameters'} that returns a PretrainingConfig, and {found}; "
+            f"name one of several as {path}:function"
+        )
+    ((name, function),) = functions.items()
+    return _checked(function, f"{path}:{name}")
+
+
+def _callable_bare(function: Callable[..., Any]) -> bool:
+    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return all(p.default is not p.empty or p.kind in starred for p in inspect.signature(function).parameters.values())
+
+
+def _checked(function: Callable[[], Any], what: str) -> PretrainingConfig:
+    config = function()
+    if not isinstance(config, PretrainingConfig):
+        raise ConfigurationError(f"{what} must return a PretrainingConfig, and returned {type(config).__name__}")
+    return config
+
+
+def _from_fields(path: Path) -> PretrainingConfig:
+    try:
+        text = path.read_text(encoding="utf-8")
+        fields = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+    if isinstance(fields, dict) and fields.get("kind") == "pretrain":
+        fields = fields["config"]
+    if not isinstance(fields, dict):
+        raise ConfigurationError(f"{path} must hold the fields of a configuration, and holds {type(fields).__name__}")
+    return PretrainingConfig.parse(fields)

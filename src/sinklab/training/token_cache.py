@@ -1,0 +1,202 @@
+"""Encoded text on disk, shared by all runs that read the same: written once, whole or not at all, and read without loading."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from sinklab.errors import InputError
+from sinklab.training.tokenizer import Piece
+
+__all__ = ["TokenStream", "cached_folder", "hash_key", "storing", "write_stream"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenStream:
+    """Documents end to end, in a folder of :func:`write_stream`.
+
+    Args:
+        folder: where it is.
+        identity: ``documents``, ``characters``, ``tokens``, ``dtype`` and ``sha256`` of the bytes of ``tokens.bin``.
+    """
+
+    folder: Path
+    identity: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path) -> TokenStream:
+        """The stream in a folder.
+
+        Raises:
+            InputError: files are missing or of another length than was written.
+        """
+        try:
+            identity = json.loads((folder / "identity.json").read_text(encoding="utf-8"))
+            found = (folder / "tokens.bin").stat().st_size
+        except (OSError, ValueError) as error:
+            raise InputError(f"the encoded text in {folder} is damaged ({error}); delete the folder") from None
+        expected = identity["tokens"] * np.dtype(identity["dtype"]).itemsize
+        if found != expected:
+            raise InputError(
+                f"the encoded text in {folder} is damaged: tokens.bin has {found} of {expected} bytes; delete the folder"
+            )
+        return cls(folder, identity)
+
+    def tokens(self) -> np.ndarray:
+        """All token ids, ``(tokens,)``, uint16 or uint32, mapped from disk."""
+        return np.memmap(self.folder / "tokens.bin", dtype=self.identity["dtype"], mode="r")
+
+    def starts(self) -> np.ndarray:
+        """Positions at which documents begin, ascending, int64 ``(documents,)``, mapped from disk."""
+        return np.load(self.folder / "starts.npy", mmap_mode="r")
+
+
+def hash_key(settings: Any) -> str:
+    """Sixteen hexadecimal digits that stand for JSON-like settings in the name of a folder."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def cached_folder(cache: Path, name: str, build: Callable[[Path], None]) -> Path:
+    """The folder ``cache/name``; if it is not there, what ``build`` writes into a folder that then takes this name.
+
+    Processes that want the same folder wait for the first one; a build that was killed leaves nothing that is read.
+
+    Raises:
+        InputError: the cache cannot be written to, or its disk is full.
+    """
+    folder = cache / name
+    if folder.is_dir():
+        return folder
+    with storing(cache):
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(cache / f".{name}.lock")
+        lock.acquire()
+    try:
+        if folder.is_dir():
+            return folder
+        for left_over in cache.glob(f".{name}.*.partial"):  # of a process that was killed: living ones hold the lock
+            shutil.rmtree(left_over)
+        with storing(cache):
+            work = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".partial", dir=cache))
+        try:
+            build(work)
+            with storing(cache):
+                for path in work.iterdir():
+                    with path.open("rb") as file:
+                        os.fsync(file.fileno())  # or a crash could leave the name and not the bytes
+                work.chmod(0o755)
+                work.rename(folder)
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+    finally:
+        lock.release()
+    return folder
+
+
+@contextlib.contextmanager
+def storing(cache: Path) -> Iterator[None]:
+    """Errors of writing to the cache, and of nothing else, as one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(cache, error.errno, error) from error
+    except Exception as error:
+        # The tokenizers library raises bare Exception, with the system's number in the text.
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise _unwritable(cache, int(number[1]), error) from error
+
+
+def _unwritable(cache: Path, number: int | None, error: Exception) -> InputError:
+    # EFBIG: a limit on the size of a file, which is what a quota looks like to some processes.
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return InputError(
+            f"no space left for the encoded text in {cache}, and nothing of it was kept; free some, lower data.max_tokens, or "
+            "choose another folder for the cache"
+        )
+    reason = os.strerror(number) if number else str(error)
+    return InputError(f"the cache {cache} cannot be written to: {reason}; choose another folder for it")
+
+
+def write_stream(
+    folder: Path,
+    pieces: Iterable[Piece],
+    *,
+    bos: int | None,
+    eos: int | None,
+    vocab_size: int,
+    limit: int | None,
+    told: Callable[[int], None],
+) -> None:
+    """Write documents end to end: ``tokens.bin`` (little-endian), ``starts.npy`` and ``identity.json``.
+
+    Args:
+        bos, eos: ids before and after every document.
+        vocab_size: decides the width: uint16 up to 65,536 ids, uint32 above.
+        limit: stop after so many tokens, in the middle of a document if need be; no more documents are read.
+        told: called with the tokens so far.
+
+    Raises:
+        InputError: a vocabulary too large, no text at all, or no room on the disk.
+    """
+    if vocab_size > 1 << 32:
+        raise InputError(f"a vocabulary of {vocab_size:,} ids is too large: token ids are stored in 32 bits")
+    dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+    starts = array("q")
+    digest = hashlib.sha256()
+    tokens = characters = 0
+    with storing(folder.parent):
+        file = (folder / "tokens.bin").open("wb")
+    try:
+        for piece in pieces:
+            if len(piece.ids) and piece.ids.max() >= vocab_size:
+                raise InputError(f"the tokenizer gave the id {piece.ids.max()}, beyond its vocabulary of {vocab_size} ids")
+            if piece.first:
+                starts.append(tokens)
+            parts = (
+                [bos] if bos is not None and piece.first else [],
+                piece.ids,
+                [eos] if eos is not None and piece.last else [],
+            )
+            ids = np.concatenate([np.asarray(part, dtype=dtype) for part in parts])
+            ids = ids if limit is None else ids[: limit - tokens]
+            data = ids.tobytes()
+            with storing(folder.parent):
+                file.write(data)
+            digest.update(data)
+            tokens += len(ids)
+            characters += piece.characters
+            told(tokens)
+            if tokens == limit:
+                break
+    finally:
+        with storing(folder.parent):
+            file.close()
+    if not tokens:
+        raise InputError("the corpus is empty: none of its documents holds a token")
+    identity = {
+        "documents": len(starts),
+        "characters": characters,
+        "tokens": tokens,
+        "dtype": dtype.str,
+        "sha256": digest.hexdigest(),
+    }
+    with storing(folder.parent):
+        np.save(folder / "starts.npy", np.frombuffer(starts, dtype=np.int64))
+        (folder / "identity.json").write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,263 @@
+"""pretrain(): one configuration, one training run, one folder with its table, record, checkpoints and model."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import TrainingArguments
+from transformers.trainer_callback import PrinterCallback
+
+from sinklab.auditing.output import check_free, environment, new_run_id
+from sinklab.corpora._corpus import hash_tokens
+from sinklab.errors import ConfigurationError
+from sinklab.models.language_model import SinkLM
+from sinklab.models.loading import wrap_model
+from sinklab.training.bookkeeping import Bookkeeper, save_model, stoppable
+from sinklab.training.callback import SinkCallback
+from sinklab.training.checkpoints import step_of, usable
+from sinklab.training.config import PretrainingConfig
+from sinklab.training.data import PreparedData, prepare_data
+from sinklab.training.float32 import fast_float32
+from sinklab.training.initial import build_model, load_weights, weights_folder
+from sinklab.training.process import (
+    chosen_device,
+    compiles,
+    default_cache,
+    is_main,
+    process_settings,
+    trackers,
+    training_arguments,
+)
+from sinklab.training.progress import Display, display
+from sinklab.training.record import RunRecord, RunResult, Status, definitions, library_versions, newest, read_result
+from sinklab.training.resuming import earlier_run, require_same_text
+from sinklab.training.run_table import RunTable
+from sinklab.training.trainer import PretrainingTrainer
+
+__all__ = ["pretrain"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prepared:
+    """Everything that a run has before its first step; ``checkpoint`` is the one to go on from."""
+
+    config: PretrainingConfig
+    folder: Path
+    arguments: TrainingArguments
+    data: PreparedData
+    model: SinkLM
+    probe_rows: Tensor
+    checkpoint: Path | None
+    table: RunTable
+    record: RunRecord
+    screen: Display
+
+
+def pretrain(
+    config: PretrainingConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    init_from: Path | None = None,
+    overwrite: bool = False,
+    cache: Path | None = None,
+    progress: bool = True,
+) -> RunResult:
+    """Train a model as a configuration says, and watch its sinks on the way.
+
+    ``out`` gets ``run.json``, ``table.parquet`` (written while training goes), ``checkpoints/checkpoint-N``,
+    ``snapshots/step-N`` and, at the end, ``model``, which ``sinklab audit`` and ``from_pretrained`` take. A run that was killed
+    goes on from its newest whole checkpoint to the same numbers. Under ``torchrun`` or ``accelerate launch`` every process
+    calls this function alike; ``training.batch_size`` is that of all of them together.
+
+    Args:
+        resume: go on with the run in ``out`` if there is one, and begin it if not.
+        init_from: directory of a run, a checkpoint or a model whose weights to start from; its operation, position scheme and
+            masks may differ. Without ``data.tokenizer`` its tokenizer is used.
+        overwrite: replace an earlier run in ``out``.
+        cache: directory for encoded text, shared by all runs; by default ``$SINKLAB_CACHE`` or ``~/.cache/sinklab``.
+        progress: show a bar on a terminal's stderr, a line per record elsewhere.
+
+    Raises:
+        ConfigurationError: fields that cannot take effect here, or a run to resume that has another configuration.
+        InputError: text, weights, a folder or a disk that cannot be used.
+    """
+    if resume and overwrite:
+        raise ConfigurationError("resume goes on with the run in the output directory and overwrite removes it; give one")
+    with process_settings(config), display(config.training.steps, wanted=progress and is_main()) as screen:
+        arguments = training_arguments(config, out)
+        if arguments.should_save and not resume:
+            check_free(out, overwrite)
+            shutil.rmtree(out, ignore_errors=True)
+        arguments.distributed_state.wait_for_everyone()
+        earlier = earlier_run(out, config, init_from) if resume else None
+        if earlier is not None and earlier["status"] in ("finished", "diverged"):
+            screen.note(f"the run in {out} has {earlier['status']} already")
+            return read_result(out)
+        return _train(_prepare(config, out, arguments, earlier, init_from, cache or default_cache(), screen))
+
+
+def _prepare(
+    config: PretrainingConfig,
+    out: Path,
+    arguments: TrainingArguments,
+    earlier: dict[str, Any] | None,
+    init_from: Path | None,
+    cache: Path,
+    screen: Display,
+) -> Prepared:
+    """Read the text, build or load the model, and take down all that is known before the first step."""
+    checkpoint, passed_over = usable(out / "checkpoints") if earlier is not None else (None, [])
+    for sentence in passed_over:
+        screen.note(sentence)
+    if earlier is not None:
+        screen.note(f"going on from {checkpoint.name}" if checkpoint else "no whole checkpoint yet: beginning again")
+        origin = (earlier.get("init_from") or {}).get("path")
+        init_from = None if origin is None else Path(origin)
+    source = weights_folder(init_from) if init_from is not None and checkpoint is None else None
+    with arguments.main_process_first(local=True):
+        data = prepare_data(_with_tokenizer(config, checkpoint if init_from else source), cache, screen.preparing)
+    require_same_text(earlier, data, out)
+    model = build_model(config, data.tokenizer, data.identity["tokenizer"]["vocab_size"])
+    start: dict[str, Any] | None = (earlier or {}).get("init_from")
+    if source is not None:
+        start = load_weights(model, source)
+        screen.note(_about(start, model))
+    record = RunRecord(out, earlier or {"run_id": new_run_id()}, writes=arguments.should_save)
+    columns = {
+        "run_id": record.fields["run_id"],
+        "model": config.name,
+        "operation": model.config.operation["name"],
+        "corpus": config.data.corpus,
+        "seed": config.training.seed,
+    }
+    table = RunTable(out / "table.parquet", columns, writes=arguments.should_save)
+    if checkpoint is not None:
+        table.resume(step_of(checkpoint))
+    probe_rows = data.probe_rows(config.watch.samples, config.watch.seq_len, config.watch.bos)
+    prepared = Prepared(config, out, arguments, data, model, probe_rows, checkpoint, table, record, screen)
+    _take_down(prepared, start, passed_over)
+    return prepared
+
+
+def _train(run: Prepared) -> RunResult:
+    config, arguments, out, table, record = run.config, run.arguments, run.folder, run.table, run.record
+
+    def before_saving() -> None:
+        table.write()
+        record.update(steps=trainer.state.global_step)
+
+    book = Bookkeeper(
+        config,
+        table=table,
+        held_out=run.data.held_out_dataset,
+        tokens_per_step=config.training.batch_size * config.model.max_position_embeddings,
+        screen=run.screen,
+        snapshot=lambda step: save_model(trainer, run.data.tokenizer, out / "snapshots" / f"step-{step}"),
+    )
+    trainer = PretrainingTrainer(
+        config,
+        before_saving,
+        model=run.model,
+        args=arguments,
+        train_dataset=run.data.train,
+        processing_class=run.data.tokenizer,
+        callbacks=[*trackers(config, arguments, out, run.checkpoint), book],
+    )
+    trainer.remove_callback(PrinterCallback)
+    bos = run.data.tokenizer.bos_token_id
+    sinks = SinkCallback(
+        run.probe_rows,
+        every=config.watch.every,
+        threshold=config.watch.threshold,
+        window=config.watch.window,
+        table=table,
+        columns={"bos": int(bos is not None and bool((run.probe_rows[:, 0] == bos).all()))},
+        trainer=trainer,
+    )
+    trainer.add_callback(sinks)
+    book.trainer, book.sinks = trainer, sinks
+    try:
+        tokens = arguments.per_device_train_batch_size * config.model.max_position_embeddings
+        with stoppable(book, alone=arguments.world_size == 1), fast_float32(run.model, tokens) as handed_over:
+            record.update(float32_products="oneDNN" if handed_over else "default")
+            trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
+        steps = trainer.state.global_step
+        status: Status = "diverged" if book.diverged else "finished" if steps >= config.training.steps else "stopped"
+        if status == "finished" or (status == "diverged" and all(p.isfinite().all() for p in run.model.parameters())):
+            save_model(trainer, run.data.tokenizer, out / "model")
+        table.write()
+    except BaseException as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        with contextlib.suppress(OSError):  # a full disk may be what brought us here; the error itself goes on
+            record.update(status="stopped" if isinstance(error, KeyboardInterrupt) else "failed", error=reason)
+        raise
+    result = {**newest(table.table()), "tokens_per_second": book.speed, "steps": steps}
+    divergence = None if book.divergence is None else dataclasses.asdict(book.divergence)
+    record.update(status=status, steps=steps, result=result, divergence=divergence)
+    return RunResult(folder=out, table=table.table(), status=status, run=record.fields, **result)
+
+
+def _take_down(run: Prepared, start: dict[str, Any] | None, passed_over: list[str]) -> None:
+    """Fill the record with everything that is known before the first step."""
+    config, arguments, data, model = run.config, run.arguments, run.data, run.model
+    training = config.training
+    loaded = wrap_model(model, data.tokenizer, name=config.name)
+    facts = environment(loaded)
+    tokens_per_step = training.batch_size * config.model.max_position_embeddings
+    resumed = run.record.fields.get("resumed", [])
+    if run.checkpoint is not None or passed_over:
+        resumed = [*resumed, {"from": run.checkpoint.name if run.checkpoint else None, "passed_over": passed_over}]
+    run.record.fields.pop("error", None)
+    run.record.update(
+        kind="pretrain",
+        status="running",
+        name=config.name,
+        config=config.model_dump(mode="json"),
+        resolved={
+            "vocab_size": model.config.vocab_size,
+            "parameters": loaded.num_parameters,
+            "attn_implementation": model.config._attn_implementation,
+            "device": chosen_device(config),
+            "dtype": training.dtype,
+            "compile": compiles(config),
+            "processes": arguments.world_size,
+            "micro_batch_size": arguments.per_device_train_batch_size,
+            "accumulation": arguments.gradient_accumulation_steps,
+            "tokens_per_step": tokens_per_step,
+            "tokens": training.steps * tokens_per_step,
+            "epochs": training.steps / (len(data.train) // training.batch_size),
+        },
+        init_from=start,
+        seeds={"initialisation": training.seed, "data": config.data.seed},
+        data=data.identity,
+        token_sha256={
+            "train": data.identity["sha256"],
+            "held_out": hash_tokens(data.held_out),
+            "probe_rows": hash_tokens(run.probe_rows),
+        },
+        definitions=definitions(),
+        resumed=resumed,
+        **{**facts, "versions": {**facts["versions"], **library_versions()}},
+    )
+
+
+def _with_tokenizer(config: PretrainingConfig, folder: Path | None) -> PretrainingConfig:
+    """The configuration with the tokenizer that the weights in ``folder`` were trained with, unless one is named."""
+    if folder is None or config.data.tokenizer is not None or not (folder / "tokenizer_config.json").is_file():
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": str(folder)})})
+
+
+def _about(start: dict[str, Any], model: SinkLM) -> str:
+    """What became of the weights of another run, in a sentence."""
+    parts = [f"weights of {start['path']} ({start['operation']}) under {model.config.operation['name']}"]
+    for word in ("new", "dropped"):
+        if start[word]:
+            parts.append(f"{word}: {len(start[word])} parameters ({start[word][0]}{', …' if len(start[word]) > 1 else ''})")
+    return "; ".join(parts)

@@ -1,0 +1,113 @@
+"""Sweeps on a Ray cluster of two nodes: the numbers of local cells, also when a worker is killed, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+import pandas as pd
+import psutil
+import pytest
+from tests.training.conftest import short
+
+from sinklab import __version__
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.jobs import ray_cluster
+from sinklab.jobs.cell import read_plan
+from sinklab.jobs.sweep import sweep
+from sinklab.results.table import read_run, read_table
+
+MEMORY = 80 * 2**20
+"""Object store of a node in bytes, near the least that Ray takes; no cell puts anything there."""
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Two nodes of one CPU each; gives the address, and leaves no process behind."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    before = set(psutil.Process().children(recursive=True))
+    nodes = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": MEMORY, "include_dashboard": False}
+    )
+    try:
+        nodes.add_node(num_cpus=1, object_store_memory=MEMORY)
+        nodes.wait_for_nodes()
+        yield nodes.address
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+        left = set(psutil.Process().children(recursive=True)) - before
+        _, alive = psutil.wait_procs(left, timeout=10)
+    assert not alive
+
+
+def numbers(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table["metric"] != "tokens_per_second"].drop(columns="run_id").reset_index(drop=True)
+
+
+def test_a_killed_worker_changes_no_number(cluster, text, cache, tmp_path, run):
+    """One start of a cluster for all of this, which takes longer than the rest."""
+    changes = ("training.steps=160", "training.save_every=20", "training.log_every=20", "watch.every=80")
+    folder = tmp_path / "sweep"
+    killed: list[str] = []
+
+    def kill() -> None:
+        while not (found := list(folder.glob("*/checkpoints/checkpoint-20"))):
+            time.sleep(0.01)
+        name = found[0].parent.parent.name
+        os.kill(int((folder / "logs" / f"{name}.log").read_text().split()[2]), signal.SIGKILL)
+        killed.append(name)
+
+    threading.Thread(target=kill, daemon=True).start()
+    result = sweep(short(text), {"lr": [5e-3, 1e-3]}, folder, changes=changes, ray=cluster, cache=cache, progress=False)
+    assert result.errors == {}
+    assert list(result.cells["status"]) == ["finished", "finished"]
+    for name, rate in zip(result.cells["cell"], (5e-3, 1e-3), strict=True):
+        alone = run(*changes, f"optimizer.learning_rate={rate}", folder=str(rate))
+        pd.testing.assert_frame_equal(numbers(read_table(folder / name / "table.parquet")), numbers(alone.table))
+    (name,) = killed
+    assert read_run(folder / name)["resumed"][0]["from"].startswith("checkpoint-")
+
+    with pytest.raises(
+        ConfigurationError, match=r"takes 3 CPUs \(training.threads\) and 0 GPUs, and no node has them: .* has 1 "
+    ):
+        sweep(short(text), {"threads": [3]}, tmp_path / "wide", ray=cluster, cache=cache, progress=False)
+    with pytest.raises(ConfigurationError, match=r"Ray must know how many threads it takes; set training\.threads"):
+        sweep(short(text), {"threads": [None]}, tmp_path / "open", ray=cluster, cache=cache, progress=False)
+
+    import ray
+
+    ray.init(address=cluster, log_to_driver=False)
+    stranger = dataclasses.replace(read_plan(folder), sweep_id="another")
+    with pytest.raises(InputError, match=r"node .* does not see the sweep in .*; all nodes need the same directory"):
+        ray_cluster._require_shared(ray, stranger, [node for node in ray.nodes() if node["Alive"]][:1])
+
+
+def test_a_worker_tells_version_and_sweep(tmp_path):
+    assert ray_cluster._look(str(tmp_path / "elsewhere")) == (__version__, None)
+
+
+def test_without_ray_the_sweep_says_what_to_install(text, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigurationError, match=r"--ray needs Ray, which is not installed; try: pip install 'sinklab\[ray\]'"):
+        sweep(short(text), {"lr": [1e-3]}, tmp_path / "sweep", ray="auto", progress=False)
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_where_no_cluster_listens_is_found_out_at_once(text, cache, tmp_path):
+    pytest.importorskip("ray")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: nobody else's, and nobody there
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(
+            ConfigurationError, match=rf"--ray {address}: no Ray cluster answers \(.*refused.*\); start one with"
+        ):
+            sweep(short(text), {"lr": [1e-3]}, tmp_path / "sweep", ray=address, cache=cache, progress=False)

@@ -1,0 +1,625 @@
+"""Sweeps: which cells there are, that processes are run again and stopped, what comes out, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import sys
+import threading
+import time
+
+import pandas as pd
+import pytest
+from filelock import FileLock
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+from tests.training.conftest import EIGHT_STEPS, short
+from typer.testing import CliRunner
+
+from sinklab.cli.app import app
+from sinklab.cli.sweep import EPILOG
+from sinklab.errors import ConfigurationError, InputError, SinklabError
+from sinklab.jobs import cell as cell_module
+from sinklab.jobs import processes as processes_module
+from sinklab.jobs import sweep as sweep_module
+from sinklab.jobs.cell import REFUSED, Plan, last_line, read_plan, run_cell, stop_with_driver
+from sinklab.jobs.grid import ALIASES, field_path, make_cells, parse_grid, parse_seeds
+from sinklab.jobs.processes import run_processes
+from sinklab.jobs.sweep import sweep
+from sinklab.jobs.watch import Bars, Watch
+from sinklab.results.table import read_run, read_table
+from sinklab.training.config import PretrainingConfig
+from sinklab.training.resolve import resolve_recipe
+
+RATE = "optimizer.learning_rate"
+
+# --- the grid -------------------------------------------------------------------------------------------------------------
+
+
+def test_cells_are_all_combinations_with_every_seed_the_first_seed_first():
+    cells = make_cells(PretrainingConfig(), {"lr": [1e-3, 4e-3], "model.window": [None, 8]}, seeds=[5, 6])
+    assert [(cell.settings[RATE], cell.settings["model.window"], cell.seed) for cell in cells] == [
+        *[(1e-3, None, 5), (1e-3, 8, 5), (4e-3, None, 5), (4e-3, 8, 5)],
+        *[(1e-3, None, 6), (1e-3, 8, 6), (4e-3, None, 6), (4e-3, 8, 6)],
+    ]
+    for cell in cells:
+        assert cell.config.optimizer.learning_rate == cell.settings[RATE]
+        assert cell.config.model.window == cell.settings["model.window"]
+        assert cell.config.data.seed == cell.config.training.seed == cell.seed
+    assert cells[0].name.startswith("learning_rate=0.001,window=null,seed=5-")
+    assert len({cell.name for cell in cells}) == 8
+
+
+def test_names_depend_on_what_is_varied_and_on_nothing_else():
+    def name(value: str, **changes) -> str:
+        return make_cells(PretrainingConfig(), {"corpus": [value]}, **changes)[0].name
+
+    assert name("a") == name("a", changes=["training.steps=300"])
+    assert len({name("a"), name("b"), name("a", seeds=[0]), name("a", seeds=[1])}) == 4
+    assert name("a/b") != name("a b")  # which read the same
+    assert "/" not in name("./some where/a b.txt")
+    assert len(name("x" * 300).encode()) < 200
+
+
+def test_without_grid_and_seeds_there_is_one_cell():
+    (cell,) = make_cells(PretrainingConfig(), {}, changes=["training.seed=3"])
+    assert (cell.settings, cell.seed) == ({}, 3)
+
+
+def test_an_operation_in_the_grid_drops_the_settings_of_the_one_before():
+    base = PretrainingConfig.parse({"model": {"operation": {"name": "scaled_softmax", "alpha": 0.5}}})
+    cells = make_cells(base, parse_grid(["operation={name: softmax},{name: scaled_softmax, alpha: 2.0}"]))
+    assert [cell.config.model.operation for cell in cells] == [{"name": "softmax"}, {"name": "scaled_softmax", "alpha": 2.0}]
+
+
+@pytest.mark.parametrize(
+    ("item", "path", "values"),
+    [
+        ("lr=1e-3,4e-3", RATE, [1e-3, 4e-3]),
+        ("optimizer.learning_rate=5e-3", RATE, [5e-3]),
+        ("operation=softmax,sigmoid", "model.operation.name", ["softmax", "sigmoid"]),
+        ("operation={name: softmax}", "model.operation", [{"name": "softmax"}]),
+        ("operation.normalize=true,false", "model.operation.normalize", [True, False]),
+        ("model.window=8", "model.window", [8]),
+        ("steps=10,20", "training.steps", [10, 20]),
+        ("betas=[0.9,0.95],[0.9,0.99]", "optimizer.betas", [[0.9, 0.95], [0.9, 0.99]]),
+        ("compile=null,true", "training.compile", [None, True]),
+    ],
+)
+def test_the_grid_of_the_command_line(item, path, values):
+    assert parse_grid([item]) == {path: values}
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["lr"], r"--grid 'lr': expected path=value,value,…"),
+        (["lr="], r"--grid 'lr=': expected path=value"),
+        (["lr=[1"], r"--grid 'lr=\[1': the values are no list in YAML"),
+        (["lr=1,,2"], r"the values are no list in YAML"),
+        (["lr=1e-3", "learning_rate=2e-3"], r"names optimizer.learning_rate twice; give all of its values at once"),
+        (["window=8"], r"--grid window: which of model.window, watch.window\?"),
+        (["seed=1,2"], r"which of data.seed, training.seed\?; --seeds sets both"),
+        (["lerning_rate=1"], r"there is no such field. Did you mean 'optimizer.learning_rate'\?"),
+        (["xyzzy.q=1"], r"--grid xyzzy.q: there is no such field. 'sinklab show RECIPE' lists the fields"),
+    ],
+)
+def test_a_grid_that_says_nothing_is_refused(items, message):
+    with pytest.raises(ConfigurationError, match=message):
+        parse_grid(items)
+
+
+@pytest.mark.parametrize(
+    ("grid", "options", "message"),
+    [
+        ({"lr": [1e-3, 1e-3]}, {}, "optimizer.learning_rate has the value 0.001 twice"),
+        ({"lr": []}, {}, "optimizer.learning_rate has no values to run"),
+        ({"lr": [1], RATE: [2]}, {}, "varies a field twice: lr, optimizer.learning_rate"),
+        ({"lr": [1e-3]}, {"seeds": [0, 0]}, "--seeds has the value 0 twice"),
+        ({"lr": [1e-3]}, {"changes": [f"{RATE}=1"]}, "optimizer.learning_rate is both set and varied"),
+        ({"data.seed": [1]}, {"seeds": [0]}, "--seeds sets data.seed too"),
+        ({"lr": [1e-3]}, {"seeds": [0], "changes": ["training.seed=1"]}, "--seeds sets training.seed too"),
+        ({"heads": [2, 5]}, {"seeds": [1]}, "cell num_attention_heads=5,seed=1-.*: model: hidden_size 128 is not a multiple"),
+        ({"operation": ["softmx"]}, {}, "cell operation=softmx-.*: no operation is called 'softmx'. Did you mean 'softmax'"),
+    ],
+)
+def test_cells_that_cannot_be_are_refused_by_name(grid, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_cells(PretrainingConfig(), grid, **options)
+
+
+def test_aliases_lead_to_fields():
+    for path in ALIASES.values():
+        assert field_path(path) == path
+
+
+def test_seeds():
+    assert parse_seeds("0..4") == [0, 1, 2, 3, 4]
+    assert parse_seeds("7, 0..1,3") == [7, 0, 1, 3]
+    for wrong in ("", "a", "4..0", "-1", "0..", "1.5"):
+        with pytest.raises(ConfigurationError, match="expected seeds such as"):
+            parse_seeds(wrong)
+
+
+# --- processes ------------------------------------------------------------------------------------------------------------
+
+
+class Events(Watch):
+    """What happened, in order."""
+
+    def __init__(self) -> None:
+        super().__init__(cells=0, kept=0)
+        self.events: list[tuple[str, str]] = []
+        self.most = 0
+
+    def started(self, name):
+        super().started(name)
+        self.events.append(("started", name))
+        self.most = max(self.most, len(self.running))
+
+    def again(self, name, why):
+        self.events.append(("again", f"{name}: {why}"))
+
+    def ended(self, name, outcome, *, failed=False):
+        super().ended(name, outcome, failed=failed)
+        self.events.append(("failed" if failed else "ended", name))
+
+
+@pytest.fixture
+def processes(tmp_path):
+    """Run small programs by name; gives the errors and what the watch saw."""
+
+    def call(programs: dict[str, str], jobs=2, retries=2, outcome=lambda name: "done", watch=None, gpus=()):
+        watch = watch or Events()
+        # -S and -I: an interpreter that starts in a hundredth of a second.
+        commands = {
+            name: [sys.executable, "-I", "-S", "-c", program, str(tmp_path / name)] for name, program in programs.items()
+        }
+        errors = run_processes(
+            commands, lambda name: tmp_path / f"{name}.log", outcome, jobs=jobs, retries=retries, watch=watch, gpus=gpus
+        )
+        return errors, watch
+
+    return call
+
+
+ONCE = "import os, sys\nif not os.path.exists(sys.argv[1]):\n    open(sys.argv[1], 'w').close()\n    {}\n"
+"""A program that does something in its first attempt, and nothing in the second."""
+
+
+def test_no_more_at_a_time_than_jobs(processes):
+    errors, watch = processes({name: "import time; time.sleep(0.1)" for name in "abcde"}, jobs=2)
+    assert errors == {}
+    assert watch.most == 2
+    assert [name for event, name in watch.events if event == "started"] == list("abcde")
+
+
+@pytest.mark.parametrize(
+    ("death", "why"),
+    [
+        (
+            "print('step 3', flush=True); os.kill(os.getpid(), 9)",
+            "killed by SIGKILL, as a machine does that runs out of memory",
+        ),
+        ("sys.exit('KeyError: 1')", "KeyError: 1"),
+        ("sys.exit(7)", "ended with status 7 and said nothing"),
+    ],
+    ids=["killed", "error", "silent"],
+)
+def test_one_that_dies_is_run_again(processes, death, why):
+    errors, watch = processes({"a": ONCE.format(death), "b": "pass"})
+    assert errors == {}
+    ((_, said),) = [event for event in watch.events if event[0] == "again"]
+    assert said.startswith(f"a: {why}")
+    assert ("said last: step 3" in said) == ("SIGKILL" in said)
+
+
+def test_one_that_always_dies_fails_and_the_others_are_kept(processes):
+    errors, watch = processes({"a": "import sys; sys.exit('ValueError: no')", "b": "pass"}, retries=2)
+    assert errors == {"a": "ValueError: no (attempt 3)"}
+    assert [event for event, name in watch.events if name == "a"] == ["started"] * 3 + ["failed"]
+    assert ("ended", "b") in watch.events
+
+
+def test_an_error_of_ours_is_not_tried_again(processes):
+    errors, watch = processes({"a": f"import sys; print('error: no such corpus', file=sys.stderr); sys.exit({REFUSED})"})
+    assert errors == {"a": "no such corpus"}
+    assert [event for event, _ in watch.events] == ["started", "failed"]
+
+
+def test_one_that_ends_well_without_an_outcome_is_run_again(processes, tmp_path):
+    program = "import sys; open(sys.argv[1], 'a').write('x')"
+    errors, _ = processes({"a": program}, outcome=lambda name: "done" if (tmp_path / name).read_text() == "xx" else None)
+    assert errors == {}
+    assert (tmp_path / "a").read_text() == "xx"
+
+
+CHECKPOINT = (
+    "import signal, sys, time\n"
+    "def stop(number, frame):\n    open(sys.argv[1], 'w').write('checkpoint'); sys.exit(0)\n"
+    "signal.signal(signal.SIGTERM, stop)\n"
+    "print('ready', flush=True)\n"
+    "time.sleep(60)"
+)
+
+
+def test_an_interrupted_sweep_lets_its_cells_write_a_checkpoint(processes, tmp_path):
+    class Interrupts(Events):
+        def tick(self, newest):
+            if all(newest(name) == "ready" for name in "ab"):
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        processes(dict.fromkeys("abc", CHECKPOINT), jobs=2, watch=Interrupts())
+    assert [(tmp_path / name).exists() for name in "abc"] == [True, True, False]
+
+
+def test_a_cell_stops_when_its_driver_is_gone(monkeypatch):
+    ours, drivers = os.pipe()
+    signals: list[int] = []
+    monkeypatch.setattr(cell_module.os, "kill", lambda process, number: signals.append(number))
+    waits = threading.Thread(target=stop_with_driver, args=(ours,))
+    waits.start()
+    waits.join(0.05)
+    assert waits.is_alive()
+    os.close(drivers)
+    waits.join(5)
+    assert signals == [signal.SIGTERM]
+    os.close(ours)
+
+
+def test_cells_are_spread_over_the_gpus(processes, tmp_path):
+    program = "import os, sys, time; open(sys.argv[1], 'w').write(os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(0.2)"
+    processes(dict.fromkeys("abc", program), jobs=3, gpus=["4", "6"])
+    assert [(tmp_path / name).read_text() for name in "abc"] == ["4", "6", "4"]
+
+
+def test_the_last_line_of_a_log(tmp_path):
+    log = tmp_path / "a.log"
+    assert last_line(log) == ""
+    log.write_text("one\ntwo\n\n")
+    assert last_line(log) == "two"
+    assert last_line(log, start=8) == ""
+
+
+# --- sweeps ---------------------------------------------------------------------------------------------------------------
+
+
+def run_here(plan, names, *, jobs, retries, watch):
+    """What ``run_local`` does, in this process, where everything is imported already."""
+    errors = {}
+    for name in names:
+        watch.started(name)
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                run_cell(plan.folder, name)
+        except SinklabError as error:
+            errors[name] = str(error)
+        watch.ended(name, errors.get(name) or plan.outcome(name), failed=name in errors)
+    return errors
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Have sweeps run in this process; gives the names of the cells that each of them ran."""
+    ran: list[list[str]] = []
+
+    def run_local(plan, names, **options):
+        ran.append(list(names))
+        return run_here(plan, names, **options)
+
+    monkeypatch.setattr(sweep_module, "run_local", run_local)
+    return ran
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory, text, cache):
+    """A sweep of two rates and three seeds. Shared: copy its folder before changing it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep_module, "run_local", run_here)
+        out = tmp_path_factory.mktemp("sweeps") / "six"
+        return sweep(short(text), {"lr": [5e-3, 1e-3]}, out, seeds=[0, 1, 2], cache=cache, progress=False)
+
+
+@pytest.fixture
+def swept(here, text, cache, tmp_path):
+    """Sweep the eight steps: ``swept({"lr": [1e-3]}, "training.steps=4", seeds=[0])``."""
+
+    def call(grid, *changes, **options):
+        options = {"cache": cache, "progress": False, **options}
+        return sweep(short(text), grid, tmp_path / "sweep", changes=changes, **options)
+
+    return call
+
+
+def numbers(table: pd.DataFrame) -> pd.DataFrame:
+    """What two runs of one configuration have in common."""
+    return table[table["metric"] != "tokens_per_second"].drop(columns="run_id").reset_index(drop=True)
+
+
+def test_a_sweep_leaves_runs_a_table_and_what_the_seeds_agree_on(six, finished):
+    assert six.errors == {}
+    cells = pd.read_csv(six.folder / "cells.csv")
+    pd.testing.assert_frame_equal(cells.drop(columns="error"), six.cells.drop(columns="error"))
+    assert cells["error"].isna().all()
+    assert list(cells["seed"]) == [0, 0, 1, 1, 2, 2]
+    assert set(cells["status"]) == {"finished"}
+    table = read_table(six.folder / "table.parquet")
+    assert list(table["run_id"].unique()) == list(cells["run_id"])
+    # A cell is a run like any other.
+    (first,) = cells["cell"][:1]
+    run = read_run(six.folder / first)
+    assert run["run_id"] == cells["run_id"][0]
+    assert run["config"] == finished.run["config"]
+    pd.testing.assert_frame_equal(numbers(table[table["run_id"] == run["run_id"]]), numbers(finished.table))
+    # Mean and interval: half a width is 4.302653 standard errors for three values.
+    fast, slow = six.settings
+    assert (fast["settings"], fast["finished"], fast["diverged"], fast["other"]) == ({RATE: 5e-3}, 3, 0, 0)
+    values = cells["held_out_loss"][::2]
+    loss = fast["held_out_loss"]
+    assert loss["values"] == list(values)
+    assert loss["mean"] == pytest.approx(values.mean())
+    assert loss["interval"][1] - loss["mean"] == pytest.approx(4.302653 * values.std() / 3**0.5, rel=1e-6)
+    assert slow["held_out_loss"]["mean"] > loss["interval"][1]
+    assert list(read_plan(six.folder).cells) == list(cells["cell"])
+
+
+def test_a_resumed_sweep_keeps_what_has_ended_and_may_grow(swept, here, tmp_path):
+    first = swept({"lr": [5e-3]}, seeds=[0])
+    with pytest.raises(InputError, match=r"sweep holds a sweep; go on with it with --resume, or choose another with --out"):
+        swept({"lr": [5e-3]}, seeds=[0])
+    grown = swept({"lr": [5e-3]}, "training.keep=1", seeds=[0, 1], resume=True)
+    assert here == [list(first.cells["cell"]), list(grown.cells["cell"][1:])]
+    assert grown.cells["run_id"][0] == first.cells["run_id"][0]
+    assert "mean" not in grown.settings[0]["held_out_loss"]  # of two seeds there are values, and no interval
+    swept({"lr": [5e-3]}, seeds=[0, 1], resume=True)
+    assert len(here) == 2  # nothing was left to do
+    with pytest.raises(
+        ConfigurationError, match=r"has 1 cells that are not asked for now, such as .*seed=1-.*more may be added"
+    ):
+        swept({"lr": [5e-3]}, seeds=[0], resume=True)
+    with pytest.raises(ConfigurationError, match=r"is a run of another configuration: training.steps was 8 and is 4"):
+        swept({"lr": [5e-3]}, "training.steps=4", seeds=[0, 1], resume=True)
+
+
+def test_one_that_diverges_is_a_result(swept):
+    result = swept({"lr": [1e-2, 1e6]}, "optimizer.name=sgd", "optimizer.max_grad_norm=0")
+    assert result.errors == {}
+    assert list(result.cells["status"]) == ["finished", "diverged"]
+    assert [(row["finished"], row["diverged"]) for row in result.settings] == [(1, 0), (0, 1)]
+    assert result.settings[1]["held_out_loss"] == {"values": []}
+    assert set(result.table["run_id"]) == set(result.cells["run_id"])
+
+
+def test_another_text_than_planned_is_refused_and_the_others_are_kept(swept, here, monkeypatch, text, tmp_path):
+    inner = sweep_module.run_local
+
+    def run_local(plan, names, **options):
+        errors = inner(plan, names[:1], **options)
+        text.write_text("other words\n\n" + before)
+        return errors | inner(plan, names[1:], **options)
+
+    before = text.read_text()
+    monkeypatch.setattr(sweep_module, "run_local", run_local)
+    try:
+        result = swept({"lr": [5e-3, 1e-3]})
+    finally:
+        text.write_text(before)
+    (name,) = result.errors
+    assert "gives another text on" in result.errors[name]
+    assert list(result.cells["status"]) == ["finished", "failed"]
+    assert result.cells["error"][1] == result.errors[name]
+    assert set(result.table["run_id"]) == {result.cells["run_id"][0]}
+    assert result.settings[1]["other"] == 1
+
+
+def test_an_interrupted_sweep_writes_what_there_is(swept, monkeypatch, tmp_path, capsys):
+    def run_local(plan, names, **options):
+        run_cell(plan.folder, names[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep_module, "run_local", run_local)
+    with pytest.raises(KeyboardInterrupt):
+        swept({"lr": [5e-3, 1e-3]}, progress=True)
+    assert capsys.readouterr().err.endswith("stopped; the same command with --resume goes on\n")
+    cells = pd.read_csv(tmp_path / "sweep" / "cells.csv")
+    assert list(cells["status"]) == ["finished", "waiting"]
+    assert len(read_table(tmp_path / "sweep" / "table.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "error", "message"),
+    [
+        (["data.held_out_rows=99999"], {}, InputError, r"cell learning_rate=0.005-.*: too little held-out text"),
+        (["training.device=cuda"], {}, ConfigurationError, r"cell learning_rate=0.005-.*: training.device is cuda and this"),
+        ([], {"jobs": 0}, ConfigurationError, r"--jobs must be at least 1 and --retries at least 0, got 0 and 2"),
+        ([], {"retries": -1}, ConfigurationError, r"got None and -1"),
+        ([], {"jobs": 2, "ray": "auto"}, ConfigurationError, r"--jobs is for processes of this machine"),
+    ],
+    ids=["data", "device", "jobs", "retries", "both"],
+)
+def test_nothing_runs_when_something_is_wrong(swept, here, tmp_path, monkeypatch, changes, options, error, message):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(error, match=message):
+        swept({"lr": [5e-3]}, *changes, **options)
+    assert here == []
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_directory_of_something_else_is_left_alone(swept, tmp_path):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"sweep holds something else than a sweep; choose another with --out"):
+        swept({"lr": [5e-3]}, resume=True)
+
+
+def test_a_sweep_that_never_began_is_begun_anew(swept, monkeypatch):
+    def refuses(plan, names, **options):
+        raise ConfigurationError("no cluster")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep_module, "run_local", refuses)
+        with pytest.raises(ConfigurationError, match="no cluster"):
+            swept({"lr": [1e-3]})
+    assert list(swept({"lr": [5e-3]}).cells["status"]) == ["finished"]
+
+
+def test_two_processes_do_not_share_a_sweep_or_a_cell(swept, here, tmp_path, monkeypatch):
+    (name,) = swept({"lr": [5e-3]}).cells["cell"]
+    monkeypatch.setattr(cell_module, "PATIENCE", 0)
+    with (
+        FileLock(tmp_path / "sweep" / "locks" / f"{name}.lock"),
+        pytest.raises(InputError, match=r"cell .* is being run by anoth"),
+    ):
+        run_cell(tmp_path / "sweep", name)
+    with (
+        FileLock(tmp_path / "sweep" / ".sweep.lock"),
+        pytest.raises(InputError, match="another process is running the sweep in"),
+    ):
+        swept({"lr": [5e-3]}, resume=True)
+
+
+def test_half_a_record_of_a_cell_killed_early_is_in_nobodys_way(swept, here, tmp_path):
+    (cell,) = make_cells(PretrainingConfig(), {"lr": [5e-3]})
+    here_first = sweep_module.run_local
+
+    def run_local(plan, names, **options):
+        (tmp_path / "sweep" / cell.name).mkdir()
+        (tmp_path / "sweep" / cell.name / ".run.json.abc").write_text("{")
+        return here_first(plan, names, **options)
+
+    sweep_module.run_local = run_local  # the fixture puts the real one back
+    assert list(swept({"lr": [5e-3]}).cells["status"]) == ["finished"]
+
+
+def test_as_many_jobs_as_cores_have_threads_for(tmp_path, monkeypatch):
+    cells = {cell.name: cell for cell in make_cells(PretrainingConfig(), {"training.threads": [1, 2]})}
+    plan = Plan(tmp_path, "id", cells, {}, tmp_path)
+    monkeypatch.setattr(processes_module, "_cores", lambda: 7)
+    assert processes_module.default_jobs(plan) == 3
+    monkeypatch.setattr(processes_module, "_gpus", lambda plan: ["0", "1"])
+    assert processes_module.default_jobs(plan) == 2
+
+
+def test_a_killed_cell_goes_on_to_the_same_numbers(text, cache, tmp_path, run):
+    """The whole way once: an interpreter of its own, killed after a checkpoint, and another one that goes on."""
+    changes = ("training.steps=160", "training.save_every=20", "training.log_every=20", "watch.every=80")
+    folder = tmp_path / "sweep"
+
+    def kill() -> None:
+        while not list(folder.glob("*/checkpoints/checkpoint-20")):
+            time.sleep(0.01)
+        (log,) = folder.glob("logs/*.log")
+        os.kill(int(log.read_text().split()[2]), signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    result = sweep(short(text), {"lr": [5e-3]}, folder, changes=changes, jobs=1, cache=cache, progress=False)
+    assert result.errors == {}
+    (name,) = result.cells["cell"]
+    assert read_run(folder / name)["resumed"][0]["from"].startswith("checkpoint-")
+    assert (folder / "logs" / f"{name}.log").read_text().count("--- process") == 2
+    pd.testing.assert_frame_equal(numbers(result.table), numbers(run(*changes).table))
+
+
+# --- what is shown --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sinklab(here, text, cache, tmp_path, monkeypatch):
+    """Run ``sinklab sweep`` in an empty directory; gives status, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str):
+        changed = [f"--set={change}" for change in (f"data.corpus={text}", *EIGHT_STEPS)]
+        done = CliRunner().invoke(app, ["sweep", *arguments, *changed, "--cache", str(cache)])
+        return done.exit_code, done.stdout, done.stderr
+
+    return call
+
+
+def test_the_command_says_what_the_seeds_agree_on(six, sinklab, tmp_path):
+    shutil.copytree(six.folder, tmp_path / "sinklab-sweeps" / "tiny")
+    status, out, err = sinklab("tiny", "--grid", "lr=5e-3,1e-3", "--seeds", "0..2", "--resume")
+    assert (status, err) == (0, "all 6 cells have ended already\n")
+    heading, first, second, *_ = out.splitlines()
+    assert heading.split() == ["learning_rate", "runs", "held-out", "loss", "(nats)", "sink", "rate", "(%)"]
+    assert first.split()[:4] == ["0.005", "3", f"{six.cells['held_out_loss'][::2].mean():.3f}", "±"]
+    assert second.split()[0] == "0.001"
+    assert "cells.csv" in out
+    assert "table.parquet" in out
+
+
+def test_the_command_tells_of_every_cell_and_prints_json(sinklab):
+    status, out, err = sinklab("tiny", "--grid", "lr=5e-3,1e-3", "--json")
+    assert status == 0, err
+    result = json.loads(out)
+    assert [row["settings"] for row in result["settings"]] == [{RATE: 5e-3}, {RATE: 1e-3}]
+    assert result["failed"] == {}
+    # Not a terminal: a line per cell.
+    first, second = err.splitlines()
+    loss = result["settings"][0]["held_out_loss"]["values"][0]
+    assert re.fullmatch(rf"\[1/2\] learning_rate=0.005-\w+: finished, held-out loss {loss:.3f}, sink rate .* % .* left", first)
+    assert second.startswith("[2/2] learning_rate=0.001-")
+
+
+def test_failed_cells_are_told_and_end_in_status_1(sinklab, monkeypatch):
+    monkeypatch.setattr(sweep_module, "run_local", lambda plan, names, **options: {names[1]: "KeyError: 'x' (attempt 3)"})
+    status, out, err = sinklab("tiny", "--grid", "lr=5e-3,1e-3")
+    assert status == 1
+    assert "failed: learning_rate=0.001-" in err
+    assert "KeyError: 'x' (attempt 3)" in err
+    assert [line.split()[1:] for line in out.splitlines()[1:3]] == [["0,", "1", "failed", "or", "unfinished", "–", "–"]] * 2
+
+
+@pytest.mark.parametrize("line", re.findall(r"^sinklab sweep .*?(?=  |$)", EPILOG, re.MULTILINE))
+def test_the_examples_of_the_help_are_sweeps(line):
+    _, _, recipe, *rest = shlex.split(line)
+    options = {name: [rest[at + 1] for at, word in enumerate(rest) if word == name] for name in ("--grid", "--seeds")}
+    seeds = parse_seeds(options["--seeds"][0]) if options["--seeds"] else None
+    assert len(make_cells(resolve_recipe(recipe), parse_grid(options["--grid"]), seeds)) > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tiny", "--grid", "lr"], "error: --grid 'lr': expected path=value"),
+        (["tiny", "--seeds", "x"], "error: --seeds 'x': expected seeds such as 0..4"),
+        (["tinny", "--grid", "lr=1"], "error: no recipe is called 'tinny'. Did you mean 'tiny'?"),
+        (["tiny", "--grid", "heads=2,3"], "error: cell num_attention_heads=3-"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_status_2(sinklab, here, arguments, message):
+    status, out, err = sinklab(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+    assert here == []
+
+
+def test_on_a_terminal_there_are_bars():
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    with Progress(TextColumn("{task.description} {task.fields[text]}"), console=console) as bars:
+        watch = Bars(4, 1, bars)
+        watch.started("a")
+        watch.started("b")
+        watch.tick(lambda name: f"step 3 of {name}")
+        bars.refresh()
+        watch.ended("a", "finished")
+        watch.ended("b", "KeyError", failed=True)
+        watch.tick(lambda name: "")
+    shown = screen.getvalue()
+    for text in (
+        "cells 1/4, 2 running",
+        "step 3 of b",
+        "[2/4] a: finished",
+        "[3/4] b: KeyError",
+        "cells 3/4, 0 running, 1 failed",
+    ):
+        assert text in shown

@@ -1,0 +1,336 @@
+"""SinkCallback: it sees what the audit sees, changes nothing, works on any Trainer, and its windows are the right ones."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tests.conftest import make_sinklm
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+from sinklab.attention.session import attend
+from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
+from sinklab.models.language_model import SinkLM
+from sinklab.probes.sink_rate import SinkRate
+from sinklab.results.table import read_table
+from sinklab.training import callback as callback_file
+from sinklab.training.callback import FIRST_POSITIONS, SinkCallback, _sinks, measure_sinks, measuring
+from sinklab.training.trainer import stack
+from sinklab.training.windowed import _Limit, limited_attention, token_losses, windowed_losses
+
+ROWS = torch.randint(2, 300, (6, 24), generator=torch.Generator().manual_seed(1))
+
+
+def make_llama(implementation: str = "sdpa", **fields) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        **fields,
+    )
+    return LlamaForCausalLM._from_config(config, attn_implementation=implementation).eval()
+
+
+class Examples(torch.utils.data.Dataset):
+    """Eight fixed rows."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = torch.randint(2, 300, (16,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": row, "labels": row}
+
+
+def make_trainer(model, folder, callbacks=(), **arguments) -> Trainer:
+    return Trainer(
+        model=model,
+        args=TrainingArguments(
+            output_dir=str(folder),
+            per_device_train_batch_size=2,
+            max_steps=arguments.pop("max_steps", 4),
+            learning_rate=1e-2,
+            use_cpu=True,
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            **arguments,
+        ),
+        train_dataset=Examples(),
+        data_collator=stack,
+        callbacks=list(callbacks),
+    )
+
+
+# --- it changes nothing ---
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
+def test_training_is_bit_identical_with_and_without(tmp_path, bf16):
+    def trained(callbacks):
+        model = make_llama(attention_dropout=0.1)  # draws random numbers at every step
+        trainer = make_trainer(model, tmp_path, callbacks, bf16=bf16)
+        trainer.train()
+        return model, [record["loss"] for record in trainer.state.log_history if "loss" in record]
+
+    plain, plain_losses = trained([])
+    callback = SinkCallback(ROWS, every=1, window=8)
+    watched, watched_losses = trained([callback])
+    assert len(plain_losses) == 4
+    assert watched_losses == plain_losses
+    assert all(torch.equal(left, right) for left, right in zip(plain.parameters(), watched.parameters(), strict=True))
+    assert sorted(set(callback.table.table()["step"])) == [0, 1, 2, 3, 4]
+
+
+def test_modes_forwards_and_random_states_are_restored():
+    model = make_sinklm().train()
+    model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    state = torch.get_rng_state()
+
+    def fails() -> None:
+        with measuring(model) as (plain, _):
+            assert not any(module.training for module in plain.modules())
+            torch.rand(3)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+    assert "forward" not in vars(model)
+
+
+def test_wrappers_and_autocast_are_taken_off(tmp_path):
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    class Wrapped(nn.Module):  # as DistributedDataParallel holds its module
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+    bare = make_sinklm()
+    expected = token_losses(bare, ROWS)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    prepared = Accelerator(mixed_precision="bf16", cpu=True).prepare(copy.deepcopy(bare))
+    assert not torch.equal(token_losses(prepared, ROWS), expected)
+    patched = vars(prepared)["forward"]
+    with measuring(torch.compile(Wrapped(prepared))) as (plain, clock):
+        assert plain is prepared
+        assert torch.equal(token_losses(plain, ROWS), expected)
+    assert vars(prepared)["forward"] is patched
+    assert clock.seconds > 0
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+# --- it sees what the audit sees ---
+
+
+@pytest.mark.parametrize("operation", ["softmax", "sigmoid", "sink_logit", "sink_token"])
+def test_rates_are_those_of_the_audit(operation):
+    model = make_sinklm({"name": operation})
+    with torch.no_grad():  # random weights have no sink; a large key does
+        for layer in model.layers:
+            layer.self_attn.q_proj.weight.mul_(30)
+            layer.self_attn.k_proj.weight.mul_(30)
+    seen = measure_sinks(model, ROWS, threshold=0.2, window=8)
+
+    found = {
+        (row["metric"], row.get("layer"), row.get("head"), row.get("key_position")): row["value"]
+        for row in seen.rows
+        if row["probe"] == "sink_rate"
+    }
+    with torch.no_grad(), attend(model, [SinkRate(threshold=0.2)]) as session:
+        model(input_ids=ROWS)
+    table = session.table()
+    table = table[table["metric"] == "gu2024"]
+    whole = table[table["layer"].isna()]
+    assert whole["value"].max() > 0
+    for row in whole.itertuples():
+        assert found["gu2024", None, None, row.key_position] == row.value
+    heads = table[table["layer"].notna() & (table["key_position"] < FIRST_POSITIONS)]
+    for row in heads.itertuples():
+        assert found["gu2024", row.layer, row.head, row.key_position] == row.value
+    assert seen.headline["sink_rate"] == found["gu2024", None, None, 0]
+    assert seen.operation == operation
+
+
+def test_the_loss_is_that_of_the_model_and_the_gap_is_the_difference():
+    model = make_sinklm()
+    seen = {row["metric"]: row for row in measure_sinks(model, ROWS, window=8).rows if row["probe"] == "sink_readout"}
+    assert seen["loss"]["value"] == pytest.approx(model(input_ids=ROWS, labels=ROWS).loss.item(), abs=1e-6)
+    assert seen["loss"]["count"] == 6 * 23
+    assert seen["sink_loss_gap"]["count"] == 6 * (23 - 8)
+    difference = seen["windowed_loss_without_sink"]["value"] - seen["windowed_loss_with_sink"]["value"]
+    assert seen["sink_loss_gap"]["value"] == pytest.approx(difference, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("profile", "limit", "expected"),
+    [
+        ({0: 0.0, 1: 0.0, 2: 0.0}, 2, [0]),
+        ({0: 20.0, 1: 5.0, 2: 50.0}, 2, [0]),
+        ({0: 20.0, 1: 10.0, 2: 50.0}, 3, [2]),
+        ({0: 20.0, 1: 10.0, 2: 0.0}, 3, [0, 1]),
+        ({0: 0.0, 1: 10.0}, 0, [0]),
+    ],
+    ids=["none", "late ones do not count", "strongest", "two", "limit is at least one"],
+)
+def test_which_positions_are_sinks(profile, limit, expected):
+    assert _sinks(profile, limit) == expected
+
+
+# --- windows ---
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_window_is_a_mask(implementation):
+    model = make_llama(implementation)
+    positions = torch.arange(24)
+    for kept in ([], [0], [2, 5]):
+        visible = (positions[:, None] >= positions) & (
+            (positions[:, None] - positions < 7) | torch.isin(positions, torch.tensor(kept))
+        )
+        mask = torch.zeros(24, 24).masked_fill(~visible, torch.finfo(torch.float32).min)[None, None]
+        expected = model(input_ids=ROWS, attention_mask=mask).logits
+        with torch.no_grad(), limited_attention(model, 7, kept):
+            got = model(input_ids=ROWS).logits
+        # Two masks of the same meaning; the kernels add hidden scores of -inf or -3e38 alike.
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+    assert torch.equal(model(input_ids=ROWS).logits, make_llama(implementation)(input_ids=ROWS).logits)
+
+
+def test_a_window_as_long_as_the_row_changes_nothing():
+    for operation in ("softmax", "sigmoid", "sink_logit", "elu_kernel"):
+        model = make_sinklm({"name": operation})
+        with torch.no_grad(), limited_attention(model, 24):
+            limited = model(input_ids=ROWS).logits
+        # One mask, and therefore perhaps another path through the same arithmetic.
+        torch.testing.assert_close(limited, model(input_ids=ROWS).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_a_window_of_one_sees_nothing_but_itself_and_the_sink():
+    model = make_sinklm()
+    other = ROWS.clone()
+    other[:, 1:20] = 7
+    with torch.no_grad(), limited_attention(model, 1, [0]):
+        assert torch.equal(model(input_ids=ROWS).logits[:, 20:], model(input_ids=other).logits[:, 20:])
+    other[:, 0] = 7
+    with torch.no_grad(), limited_attention(model, 1, [0]):
+        assert not torch.allclose(model(input_ids=ROWS).logits[:, 20:], model(input_ids=other).logits[:, 20:])
+
+
+def test_windowed_losses_are_of_the_tokens_beyond_the_window():
+    model = make_sinklm()
+    with torch.no_grad():
+        kept, hidden = windowed_losses(model, ROWS, 8, [0])
+        assert kept.shape == hidden.shape == (6, 23 - 8)
+        with limited_attention(model, 8):
+            assert torch.equal(hidden, token_losses(model, ROWS)[:, 8:])
+
+
+def test_a_model_s_own_window_goes_on_hiding():
+    config = make_sinklm().config
+    config.window = 4
+    torch.manual_seed(0)
+    kept, hidden = windowed_losses(SinkLM(config).eval(), ROWS, 8, [0])
+    assert torch.equal(kept, hidden)
+
+
+def test_what_takes_no_window_says_so():
+    model = make_sinklm()
+    with torch.no_grad(), limited_attention(model, 4):
+        first = model(input_ids=ROWS[:, :8], use_cache=True)
+        with pytest.raises(UnsupportedModelError, match="1 queries and 9 keys; a window is laid over self-attention without"):
+            model(input_ids=ROWS[:, 8:9], past_key_values=first.past_key_values)
+
+    def flash_attention_forward(*args, **kwargs):
+        raise AssertionError("not called")
+
+    states = torch.zeros(1, 2, 4, 16)
+    with pytest.raises(UnsupportedModelError, match=r"runs flash_attention_forward, which takes no 4-D mask; load the model"):
+        _Limit(model, 2, []).on_attention(flash_attention_forward, model.layers[0].self_attn, states, states, states, None)
+
+
+# --- its rows ---
+
+
+def test_rows_go_to_the_file_and_a_resumed_training_keeps_them(tmp_path):
+    path = tmp_path / "table.parquet"
+    trainer = make_trainer(
+        make_llama(), tmp_path, [SinkCallback(ROWS, every=2, window=8, table=path, columns={"corpus": "fixed"})]
+    )
+    trainer.train()
+    table = read_table(path)
+    assert sorted(set(table["step"])) == [0, 2, 4]
+    assert set(table["corpus"]) == {"fixed"}
+    assert set(table["model"]) == {"LlamaForCausalLM"}
+    assert set(table["operation"]) == {"softmax"}
+    assert set(table["probe"]) == {"entropy", "hidden_norm", "massive_activation", "sink_rate", "sink_readout"}
+    positions = table.loc[table["layer"].notna() & table["key_position"].notna(), "key_position"]
+    assert positions.max() < FIRST_POSITIONS
+    assert set(table.loc[(table["metric"] == "gu2024") & table["layer"].isna(), "key_position"]) == set(range(24))
+
+    later = SinkCallback(ROWS, every=2, window=8, table=path)
+    resumed = make_trainer(make_llama(), tmp_path, [later], max_steps=6)
+    state = resumed.state
+    state.global_step, state.max_steps = 2, 6
+    later.on_train_begin(resumed.args, state, resumed.control, model=resumed.model)
+    assert sorted(set(later.table.table()["step"])) == [0, 2]
+
+
+def test_headlines_go_through_the_trainer_s_log(tmp_path):
+    trainer = make_trainer(make_llama(), tmp_path)
+    trainer.add_callback(SinkCallback(ROWS, every=3, window=8, trainer=trainer))
+    trainer.train()
+    history = trainer.state.log_history
+    assert [record["step"] for record in history if "sink_loss_gap" in record] == [0, 3, 4]
+    assert [record["step"] for record in history if "loss" in record] == [1, 2, 3, 4]
+
+
+def test_a_model_that_computes_no_numbers_is_written_down_as_such(tmp_path):
+    model = make_llama()
+    callback = SinkCallback(ROWS, every=2, window=8)
+    trainer = make_trainer(model, tmp_path, [callback], max_steps=2)
+    trainer.train()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(float("nan"))
+        model.model.layers[0].self_attn.q_proj.weight.fill_(float("nan"))
+    trainer.state.global_step = 4
+    callback.on_step_end(trainer.args, trainer.state, trainer.control, model=model)
+    (row,) = callback.table.table()[callback.table.table()["step"] == 4].itertuples()
+    assert row.metric == "loss"
+    assert callback.last.headline == {}
+
+
+def test_a_measurement_that_fails_for_another_reason_is_an_error(monkeypatch):
+    def fails(*args, **kwargs):
+        raise MeasurementError("differs")
+
+    monkeypatch.setattr(callback_file, "measure_sinks", fails)
+    with pytest.raises(MeasurementError, match="differs"):
+        callback_file._measured(make_sinklm(), ROWS, 0.3, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"rows": ROWS.float()}, r"rows must be int64 \(rows, seq_len\), got torch.float32 \(6, 24\)"),
+        ({"rows": ROWS[0]}, r"rows must be int64 \(rows, seq_len\)"),
+        ({"every": 0}, "every must be at least 1 step, got 0"),
+        ({"window": 23}, "window 23 must be at least 1 and leave tokens beyond it: rows have 24 tokens"),
+        ({"threshold": 1.0}, r"threshold 1.0 must be in \[0, 1\)"),
+    ],
+)
+def test_bad_arguments(arguments, said):
+    with pytest.raises(ConfigurationError, match=said):
+        SinkCallback(**{"rows": ROWS, "window": 8, **arguments})

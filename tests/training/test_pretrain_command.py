@@ -1,0 +1,101 @@
+"""``sinklab pretrain``: what it prints, where it writes, how it ends."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.training.conftest import EIGHT_STEPS
+from typer.testing import CliRunner
+
+from sinklab.cli.app import app
+from sinklab.cli.pretrain import EPILOG
+
+
+@pytest.fixture
+def sinklab(text, cache, tmp_path, monkeypatch):
+    """Run ``sinklab pretrain`` in an empty directory; gives status, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str, changes: tuple[str, ...] = ()):
+        changed = [f"--set={change}" for change in (f"data.corpus={text}", *EIGHT_STEPS, *changes)]
+        done = CliRunner().invoke(app, ["pretrain", *arguments, *changed, "--cache", str(cache)])
+        return done.exit_code, done.stdout, done.stderr
+
+    return call
+
+
+def test_a_run_says_how_it_went_and_where_it_is(sinklab, tmp_path):
+    status, out, err = sinklab("tiny")
+    assert status == 0, err
+    folder = tmp_path / "sinklab-runs" / "tiny"
+    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines() if not line.startswith("sink rate"))
+    assert lines["status"] == "finished after 8 steps"
+    assert lines["model"] == "sinklab-runs/tiny/model"
+    assert "sink rate" in out
+    # Not a terminal: a line per record.
+    assert [line.split()[1] for line in err.splitlines() if "tokens/s" in line] == ["2/8", "4/8", "6/8", "8/8"]
+    assert "step 8/8  sink rate" in err
+
+    again, out, err = sinklab("tiny", "--resume", "--json")
+    assert again == 0
+    assert "has finished already" in err
+    result = json.loads(out)
+    assert (result["status"], result["steps"], result["folder"]) == ("finished", 8, "sinklab-runs/tiny")
+    assert set(result) == {"folder", "status", "held_out_loss", "sink_rate", "tokens_per_second", "steps"}
+
+
+def test_divergence_is_status_three(sinklab):
+    changes = ("optimizer.learning_rate=100", "optimizer.max_grad_norm=0", "training.steps=40", "schedule.warmup_steps=0")
+    status, out, _ = sinklab("tiny", "--out", "bad", changes=changes)
+    assert status == 3
+    assert "diverged after" in out
+    assert "times its best" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes", "said"),
+    [
+        (["tinny"], (), "error: no recipe is called 'tinny'. Did you mean 'tiny'? Known: "),
+        (["tiny"], ("training.stepps=3",), "error: there is no field 'training.stepps'. Did you mean 'steps'?"),
+        (["tiny"], ("training.steps=many",), "error: training.steps = 'many': "),
+        (["tiny"], ("training.steps",), "error: --set 'training.steps': expected path=value"),
+        (["tiny"], ("watch.window=31",), "error: watch.window 31 leaves no token beyond it in rows of watch.seq_len 32 tokens"),
+        (["tiny"], ("model.vocab_size=5000",), "error: model.vocab_size 5000 cannot take effect: the tokenizer has "),
+        (["tiny"], ("training.device=cuda",), "error: training.device is cuda and this machine's torch "),
+        (["tiny"], ("data.corpus=nowhere.txt",), "error: there is no text file 'nowhere.txt'"),
+        (["tiny"], ("training.batch_size=100000",), "error: too little data for one batch: "),
+        (["tiny", "--init-from", "nowhere"], (), "error: there is no directory nowhere to take weights from"),
+        (["./mine.py"], (), "error: there is no file mine.py"),
+    ],
+)
+def test_what_a_user_can_get_wrong_is_one_line_and_status_two(sinklab, arguments, changes, said, tmp_path):
+    import torch
+
+    if "cuda" in said and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    status, out, err = sinklab(*arguments, changes=changes)
+    assert status == 2
+    assert out == ""
+    assert err.startswith(said)
+    assert err.count("\n") == 1
+    assert not (tmp_path / "sinklab-runs").exists()
+
+
+def test_help_has_an_example_for_each_way_of_starting():
+    done = CliRunner().invoke(app, ["pretrain", "--help"])
+    assert done.exit_code == 0
+    for word in ("--set", "--resume", "--init-from", "torchrun"):
+        assert word in EPILOG
+
+
+def test_list_and_show(tmp_path):
+    listed = json.loads(CliRunner().invoke(app, ["list", "recipes", "--json"]).stdout)["recipes"]
+    assert {"tiny", "emergence", "gu2024_60m", "gu2024_1b", "gu2024_1b_sigmoid"} <= set(listed)
+    shown = CliRunner().invoke(app, ["show", "emergence"]).stdout
+    assert "fields, for --set" in shown
+    assert "optimizer.learning_rate = 0.005\n      peak learning rate" in shown
+    (described,) = json.loads(CliRunner().invoke(app, ["show", "gu2024_60m", "--json"]).stdout)
+    assert described["papers"] == ["2410.10781"]
+    assert {"name": "training.steps", "type": "int", "default": "20000", "text": ""} in described["parameters"]

@@ -1,0 +1,387 @@
+"""Runs: what they write, that they resume to the same numbers, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+from tests.training.conftest import short
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.results.table import read_table
+from sinklab.training.bookkeeping import Bookkeeper
+from sinklab.training.checkpoints import usable
+from sinklab.training.record import read_result
+from sinklab.training.train import pretrain
+from sinklab.training.trainer import PretrainingTrainer
+
+ROOT = Path(__file__).parents[2]
+
+
+def values(table: pd.DataFrame, metric: str) -> dict[int, float]:
+    """Step to value of a metric of the whole model."""
+    rows = table[(table["metric"] == metric) & table["layer"].isna() & table["key_position"].isna()]
+    return dict(zip(rows["step"].astype(int), rows["value"].astype(float), strict=True))
+
+
+def test_a_run_leaves_a_table_a_record_checkpoints_and_a_model(finished):
+    folder = finished.folder
+    assert finished.status == "finished"
+    assert finished.steps == 8
+    table = read_table(folder / "table.parquet")
+    pd.testing.assert_frame_equal(table, finished.table.reset_index(drop=True))
+    assert list(values(table, "train_loss")) == [2, 4, 6, 8]
+    assert list(values(table, "held_out_loss")) == [4, 8]
+    assert list(values(table, "sink_loss_gap")) == [0, 4, 8]
+    assert values(table, "held_out_loss")[8] == finished.held_out_loss
+    assert set(table["run_id"]) == {finished.run["run_id"]}
+    run = json.loads((folder / "run.json").read_text())
+    assert run == json.loads(json.dumps(finished.run))
+    assert (run["status"], run["kind"], run["steps"]) == ("finished", "pretrain", 8)
+    assert run["config"]["training"]["steps"] == 8
+    known = {(row["probe"], row["metric"], row["unit"]) for row in run["definitions"]}
+    assert set(zip(table["probe"], table["metric"], table["unit"], strict=True)) <= known
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["checkpoint-4", "checkpoint-8"]
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert model.num_parameters() == run["resolved"]["parameters"]
+    assert AutoTokenizer.from_pretrained(folder / "model").vocab_size == model.config.vocab_size
+    again = read_result(folder)
+    assert again.run == run
+    assert again.tokens_per_second == finished.tokens_per_second
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sinklab.training.bookkeeping import Bookkeeper
+from sinklab.training.train import pretrain
+from tests.training.conftest import short
+
+native = Bookkeeper.on_log
+
+def on_log(self, args, state, control, logs, **kwargs):
+    native(self, args, state, control, logs, **kwargs)
+    if state.global_step == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Bookkeeper.on_log = on_log
+pretrain(short(Path(sys.argv[3])), Path(sys.argv[1]), cache=Path(sys.argv[2]), progress=False)
+"""
+
+
+def without_times(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows that a run must give again bit by bit."""
+    return table[table["metric"] != "tokens_per_second"].drop(columns="run_id").reset_index(drop=True)
+
+
+def test_a_killed_run_resumes_to_the_same_numbers(finished, tmp_path, text, cache):
+    killed = tmp_path / "killed"
+    child = subprocess.run(
+        [sys.executable, "-c", KILLED, str(killed), str(cache), str(text)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert child.returncode == -signal.SIGKILL
+    assert read_table(killed / "table.parquet")["step"].max() in (4, 6)  # the last one if writing was cheap enough
+    assert json.loads((killed / "run.json").read_text())["status"] == "running"
+
+    resumed = pretrain(short(text), killed, resume=True, cache=cache, progress=False)
+    assert resumed.status == "finished"
+    assert resumed.run["resumed"] == [{"from": "checkpoint-4", "passed_over": []}]
+    pd.testing.assert_frame_equal(without_times(resumed.table), without_times(finished.table))
+    for name in ("model.safetensors", "tokenizer.json"):
+        assert (killed / "model" / name).read_bytes() == (finished.folder / "model" / name).read_bytes()
+
+
+def test_a_finished_run_is_not_trained_again(finished, run, tmp_path):
+    shutil.copytree(finished.folder, tmp_path / "run")
+    again = run(resume=True)
+    assert again.run == finished.run
+    assert again.held_out_loss == finished.held_out_loss
+
+
+def interrupted(finished, folder: Path) -> Path:
+    """A copy of the finished run as a kill after the last checkpoint would have left it."""
+    shutil.copytree(finished.folder, folder)
+    shutil.rmtree(folder / "model")
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**record, "status": "running"}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: os.truncate(path / "optimizer.pt", 100), "optimizer.pt has 100 bytes and should have"),
+        (lambda path: (path / "model.safetensors").unlink(), "model.safetensors is missing"),
+        (lambda path: (path / "complete.json").unlink(), "it has no complete.json, so it was not written to the end"),
+        (lambda path: (path / "complete.json").write_text("{"), "its complete.json cannot be read"),
+        (lambda path: flip_a_bit(path / "model.safetensors"), "model.safetensors is not what was written: its SHA-256 differs"),
+    ],
+    ids=["truncated", "missing", "unfinished", "unlisted", "flipped"],
+)
+def test_a_damaged_checkpoint_is_passed_over_and_named(finished, tmp_path, damage, said):
+    checkpoints = interrupted(finished, tmp_path / "run") / "checkpoints"
+    damage(checkpoints / "checkpoint-8")
+    checkpoint, passed_over = usable(checkpoints)
+    assert checkpoint == checkpoints / "checkpoint-4"
+    (sentence,) = passed_over
+    assert sentence.startswith("checkpoint-8 is damaged and was passed over: ")
+    assert said in sentence
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(finished, run, tmp_path, capsys):
+    checkpoints = interrupted(finished, tmp_path / "run") / "checkpoints"
+    (checkpoints / "checkpoint-8" / "trainer_state.json").unlink()
+    (checkpoints / ".incomplete").mkdir()
+    resumed = run(resume=True)
+    (passed_over,) = resumed.run["resumed"][0]["passed_over"]
+    assert "checkpoint-8 is damaged and was passed over: trainer_state.json is missing" in passed_over
+    assert resumed.run["resumed"][0]["from"] == "checkpoint-4"
+    pd.testing.assert_frame_equal(without_times(resumed.table), without_times(finished.table))
+    assert usable(checkpoints) == (checkpoints / "checkpoint-8", [])
+
+
+def test_a_run_without_a_whole_checkpoint_begins_again(finished, run, tmp_path):
+    folder = interrupted(finished, tmp_path / "run")
+    for step in (4, 8):
+        (folder / "checkpoints" / f"checkpoint-{step}" / "complete.json").unlink()
+    resumed = run(resume=True)
+    assert resumed.run["resumed"][0]["from"] is None
+    assert len(resumed.run["resumed"][0]["passed_over"]) == 2
+    pd.testing.assert_frame_equal(without_times(resumed.table), without_times(finished.table))
+
+
+def test_a_run_killed_after_its_last_checkpoint_only_saves_the_model(finished, run, tmp_path):
+    interrupted(finished, tmp_path / "run")
+    resumed = run(resume=True)
+    pd.testing.assert_frame_equal(resumed.table, finished.table)
+    assert (resumed.held_out_loss, resumed.sink_rate) == (finished.held_out_loss, finished.sink_rate)
+    assert (resumed.folder / "model" / "model.safetensors").is_file()
+
+
+def test_another_configuration_is_refused_with_the_fields_that_differ(finished, run, tmp_path):
+    interrupted(finished, tmp_path / "run")
+    expected = (
+        r"run is a run of another configuration: model.hidden_size was 32 and is 48; optimizer.learning_rate was 0.005 and is "
+        r"0.001\. Resume it as it was, choose another directory with --out, or start from its weights with --init-from"
+    )
+    with pytest.raises(ConfigurationError, match=expected):
+        run("model.hidden_size=48", "optimizer.learning_rate=1e-3", resume=True)
+    assert run("training.keep=1", "training.micro_batch_size=2", resume=True).status == "finished"
+
+
+def test_another_text_is_refused(finished, text, cache, tmp_path):
+    folder = interrupted(finished, tmp_path / "run")
+    record = json.loads((folder / "run.json").read_text())
+    record["data"]["sha256"] = "0" * 64
+    (folder / "run.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match=r"the text of .* has changed since the run was begun: .* tokens of .* then"):
+        pretrain(short(text), folder, resume=True, cache=cache, progress=False)
+
+
+def test_an_output_directory_in_use_is_refused(finished, run, tmp_path):
+    shutil.copytree(finished.folder, tmp_path / "run")
+    with pytest.raises(InputError, match="exists; choose another with --out, or replace it with --overwrite"):
+        run()
+    with pytest.raises(ConfigurationError, match=r"resume goes on with the run .* and overwrite removes it"):
+        run(resume=True, overwrite=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"holds no run\.json, so there is no run to resume"):
+        run(folder="other", resume=True)
+    (tmp_path / "other" / "run.json").write_text('{"kind": "audit"}')
+    with pytest.raises(InputError, match="holds no run of pretrain but of 'audit'"):
+        run(folder="other", resume=True)
+
+
+def test_a_full_disk_is_one_sentence_and_loses_nothing(run, tmp_path, finished, monkeypatch):
+    native = PretrainingTrainer._save_checkpoint
+
+    def on_a_small_disk(self, model, trial):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if self.state.global_step == 8:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        try:
+            native(self, model, trial)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    monkeypatch.setattr(PretrainingTrainer, "_save_checkpoint", on_a_small_disk)
+    with pytest.raises(
+        InputError,
+        match=r"checkpoint of step 8 could not be written to .*checkpoints: .* \(\d+ MiB free\); checkpoint-4 is whole\. "
+        "Make room and go on with --resume",
+    ) as error:
+        run()
+    assert "\n" not in str(error.value)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert [path.name for path in checkpoints.iterdir()] == ["checkpoint-4"]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
+    monkeypatch.undo()
+    resumed = run(resume=True)
+    assert "error" not in resumed.run
+    pd.testing.assert_frame_equal(without_times(resumed.table), without_times(finished.table))
+
+
+def test_accumulated_gradients_are_those_of_the_big_batch(finished, run):
+    accumulated = run("training.micro_batch_size=1", "training.save_every=8")
+    assert accumulated.run["resolved"]["accumulation"] == 4
+    for metric in ("train_loss", "gradient_norm", "held_out_loss"):
+        one, four = values(finished.table, metric), values(accumulated.table, metric)
+        # Sums of some thousand float32 terms in another order, through eight updates of Adam.
+        assert four == pytest.approx(one, rel=1e-4), metric
+
+
+def test_a_batch_that_cannot_be_divided_is_refused(run, monkeypatch):
+    with pytest.raises(ConfigurationError, match="batch_size 4 must be a multiple of micro_batch_size 3"):
+        run("training.micro_batch_size=3")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ConfigurationError, match="batch_size 4 cannot be divided into 3 processes"):
+        run()
+
+
+def test_divergence_is_found_recorded_and_ends_the_run(run):
+    diverged = run("optimizer.learning_rate=100", "optimizer.max_grad_norm=0", "training.steps=40", "schedule.warmup_steps=0")
+    assert diverged.status == "diverged"
+    assert diverged.steps < 40
+    divergence = diverged.run["divergence"]
+    assert divergence["found_at"] == diverged.steps
+    assert "above 2 times its best" in divergence["reason"]
+    assert values(diverged.table, "diverged") == {diverged.steps: divergence["step"]}
+    assert (diverged.folder / "model").is_dir()
+
+
+def test_the_step_of_the_first_nan_is_known(run, monkeypatch):
+    native = PretrainingTrainer.compute_loss
+
+    def poisoned(self, *args, **kwargs):
+        loss = native(self, *args, **kwargs)
+        return loss * float("nan") if self.state.global_step == 4 else loss
+
+    monkeypatch.setattr(PretrainingTrainer, "compute_loss", poisoned)
+    diverged = run("training.log_every=4", "training.save_every=8", "training.micro_batch_size=2")
+    assert diverged.status == "diverged"
+    # Step 5, counted from 1, is the first bad one; step 8 the next record; its weights are not kept.
+    assert diverged.run["divergence"] == {"step": 5, "found_at": 8, "reason": "the training loss is nan from step 5 on"}
+    assert not (diverged.folder / "checkpoints").exists() or not any((diverged.folder / "checkpoints").iterdir())
+    assert not (diverged.folder / "model").exists()
+    (row,) = diverged.table[diverged.table["metric"] == "diverged"].itertuples()
+    assert (row.value, row.step) == (5, 8)
+    assert diverged.table[(diverged.table["metric"] == "train_loss") & (diverged.table["step"] == 8)]["value"].isna().all()
+
+
+def test_a_run_that_may_diverge_goes_on(run):
+    changes = ("optimizer.learning_rate=100", "optimizer.max_grad_norm=0", "schedule.warmup_steps=0")
+    result = run("training.stop_when_diverged=false", *changes)
+    assert result.steps == 8
+    assert result.run["divergence"]["found_at"] < 8
+
+
+def test_a_loss_of_next_to_nothing_may_double(finished):
+    book = Bookkeeper(short(Path("text")), table=None, held_out=None, tokens_per_step=1, screen=None, snapshot=None)
+    book.trainer = SimpleNamespace(losses=[])
+    assert book._judge(1, 0.01, 1.0, 1) is None
+    assert book._judge(2, 0.9, 1.0, 1) is None
+    assert book._judge(3, 1.02, 1.0, 1).reason == "the training loss is 1.02, above 2 times its best, 0.01"
+    assert book._judge(4, 0.02, float("inf"), 1).reason == "the norm of the gradients is inf"
+    assert book.divergence.step == 3
+
+
+def test_ctrl_c_stops_with_a_checkpoint_and_resumes(finished, run, monkeypatch):
+    native = Bookkeeper.on_step_begin
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return native(self, args, state, control, **kwargs)
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(Bookkeeper, "on_step_begin", on_step_begin)
+    stopped = run()
+    assert (stopped.status, stopped.steps) == ("stopped", 3)
+    assert usable(stopped.folder / "checkpoints")[0].name == "checkpoint-3"
+    assert signal.getsignal(signal.SIGINT) is before
+    monkeypatch.undo()
+    resumed = run(resume=True)
+    assert resumed.status == "finished"
+    assert (resumed.folder / "model" / "model.safetensors").read_bytes() == (
+        finished.folder / "model" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_snapshots_are_models_of_their_own(run):
+    result = run("training.snapshots=[0,3]")
+    snapshots = {path.name: AutoModelForCausalLM.from_pretrained(path) for path in (result.folder / "snapshots").iterdir()}
+    assert sorted(snapshots) == ["step-0", "step-3"]
+    first, later = (snapshots[name].embed_tokens.weight for name in ("step-0", "step-3"))
+    assert not torch.equal(first, later)
+
+
+def test_weights_of_a_run_under_another_operation(finished, run):
+    same = run(init_from=finished.folder, folder="same")
+    assert same.run["init_from"]["new"] == same.run["init_from"]["dropped"] == []
+    # The first loss is that of the trained weights, on the same tokenizer.
+    assert values(same.table, "loss")[0] == values(finished.table, "loss")[8]
+    other = run("model.operation.name=sink_token", init_from=finished.folder, folder="other")
+    assert other.run["init_from"]["operation"] == "softmax"
+    assert other.run["init_from"]["new"] == ["front_tokens.weight"]
+    back = run(init_from=other.folder / "checkpoints" / "checkpoint-4", folder="back")
+    assert back.run["init_from"]["dropped"] == ["front_tokens.weight"]
+
+
+def test_weights_that_do_not_fit_are_refused(finished, run, tmp_path):
+    with pytest.raises(InputError, match="do not fit model: hidden_size is 32 there and 48 here"):
+        run("model.hidden_size=48", init_from=finished.folder)
+    with pytest.raises(InputError, match=r"embed_tokens\.weight has the shape .* there and .* here"):
+        run("training.vocab_multiple=1000", init_from=finished.folder)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="there is no directory nowhere to take weights from"):
+        run(init_from=Path("nowhere"))
+    with pytest.raises(
+        InputError, match=r"embedded_checkpoints/softmax do not fit model: hidden_size is 128 there and 32 here"
+    ):
+        run(init_from=Path("embedded:softmax"))
+    with pytest.raises(InputError, match=r"holds no weights: expected config\.json and model\.safetensors there"):
+        run(init_from=tmp_path / "empty")
+
+
+def test_trackers(run):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = run("training.report_to=[tensorboard]")
+    events = EventAccumulator(str(result.folder / "tensorboard"))
+    events.Reload()
+    gaps = {event.step: event.value for event in events.Scalars("train/sink_loss_gap")}
+    assert gaps == pytest.approx(values(result.table, "sink_loss_gap"), rel=1e-6)
+    assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6, 8]
+    with pytest.raises(ConfigurationError, match="report_to names wandb, which is not installed; try: pip install wandb"):
+        run("training.report_to=[wandb]", folder="wandb")
+
+
+def test_what_a_run_sets_for_the_process_is_put_back(run):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    run("training.steps=4", "training.threads=1")
+    assert torch.get_num_threads() == 2
+    assert "ACCELERATE_DYNAMO_BACKEND" not in os.environ
+    torch.set_num_threads(threads)
