@@ -38,14 +38,14 @@ def fast_products(model: nn.Module) -> Iterator[None]:
 def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Give one module, and no other of its class, another ``forward`` until the block ends; its hooks still run."""
     before = module.__dict__.get("forward")
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
     try:
         yield
     finally:
         if before is None:
             del module.forward  # the method of the class shows again
         else:
-            module.forward = before  # type: ignore[method-assign]
+            module.forward = before
 
 
 def _forward_of(module: nn.Linear) -> Callable[[Tensor], Tensor]:
@@ -59,7 +59,7 @@ def _suits(tensor: Tensor) -> bool:
         and tensor.layout == torch.strided
         and tensor.ndim > 1
         and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.enabled)
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
     )

@@ -177,6 +177,7 @@ def key_bias(
     ):
         losses.append(run.losses.nanmean(1).numpy())
         for whole, part in zip((scores, other_scores), run.probes, strict=True):
+            assert isinstance(part, _Scores)
             whole.merge(part)
     clean = np.concatenate(losses)
     heads = scores.by_head()

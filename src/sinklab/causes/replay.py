@@ -79,7 +79,7 @@ class Replay:
             hidden_size, value_dim)``, where it is known that its output is such a map (and a constant).
     """
 
-    def __init__(self, model: nn.Module, logits: nn.Module | None = None) -> None:
+    def __init__(self, model: nn.Module, logits: nn.Linear | None = None) -> None:
         self.model = model
         self.anatomy = Anatomy(model)
         self.logits = logits

@@ -97,8 +97,11 @@ def _columns(positions: Tensor, documents: Tensor, sums: Tensor, counts: Tensor)
     rows = torch.arange(positions.shape[0])[:, None]
     codes = ((rows << _DOCUMENT_BITS) + documents << _POSITION_BITS) + positions
     kept = (positions >= 0) & (documents >= 0)
-    chosen = [values.detach().cpu().double().transpose(1, 2)[kept] for values in (sums, counts)]
-    return _joined((codes[kept], *chosen), None)
+
+    def chosen(values: Tensor) -> Tensor:
+        return values.detach().cpu().double().transpose(1, 2)[kept]
+
+    return _joined((codes[kept], chosen(sums), chosen(counts)), None)
 
 
 def _joined(left: tuple[Tensor, Tensor, Tensor], right: tuple[Tensor, Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -150,5 +150,5 @@ def pack_maps(weights: NDArray[np.uint8], scores: NDArray[np.uint8], budget: int
                 break
             texts.append(packed)
         if len(texts) >= wanted:
-            return PackedMaps(texts, plan, (len(texts), modules, heads, *small_weights.shape[-2:]))  # type: ignore[arg-type]
+            return PackedMaps(texts, plan, (len(texts), modules, heads, *small_weights.shape[-2:]))
     return None
