@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 RECORD = ROOT / "src" / "sinklab" / "claims" / "record.json"
 FILES = (
-    "README.md",
+    "docs/corpora.md",
     "docs/claims.md",
     "docs/read-outs.md",
     "docs/interventions.md",
