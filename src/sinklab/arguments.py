@@ -5,11 +5,14 @@ Nothing here imports torch: the signature of a command is read, and its help sho
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from typing_extensions import Doc
 
+from sinklab.errors import ConfigurationError
 from sinklab.results.run import Progress
 
 if TYPE_CHECKING:
@@ -20,8 +23,9 @@ if TYPE_CHECKING:
 
     _Model: TypeAlias = str | LoadedModel | PreTrainedModel
     _Corpus: TypeAlias = str | Corpus
+    _Seeds: TypeAlias = str | Sequence[int]
 else:
-    _Model = _Corpus = str
+    _Model = _Corpus = _Seeds = str
 
 __all__ = [
     "BatchSize",
@@ -37,9 +41,11 @@ __all__ = [
     "Revision",
     "Samples",
     "Seed",
+    "Seeds",
     "SeqLen",
     "Threshold",
     "TrustRemoteCode",
+    "parse_seeds",
 ]
 
 ModelSource = Annotated[_Model, Doc("embedded:softmax, embedded:sigmoid, a directory, or a hub id.")]
@@ -50,6 +56,7 @@ Threshold = Annotated[float, Doc("A head has a sink on a key when its mean weigh
 Device = Annotated[str, Doc("auto (CUDA if there is any), cpu, cuda, cuda:1, …")]
 Dtype = Annotated[str, Doc("auto (float32 on a CPU, else the checkpoint's), float32, bfloat16, float16, float64.")]
 Seed = Annotated[int, Doc("Seed of the sampling; the same seed gives the same tokens.")]
+Seeds = Annotated[_Seeds, Doc("Of initial weights and data: 0..2 (both ends included), or a list such as 0,3,7.")]
 Bos = Annotated[
     Literal["auto", "always", "none"],
     Doc("Beginning-of-sequence token in front: what the tokenizer does by itself, always, or none."),
@@ -60,3 +67,21 @@ TrustRemoteCode = Annotated[bool, Doc("Run model code that comes with the checkp
 Out = Annotated[Path | None, Doc("Output directory; it is there whole or not at all.")]
 Overwrite = Annotated[bool, Doc("Replace the output directory if it exists.")]
 Resume = Annotated[bool, Doc("Go on with the run in the output directory; what is done is kept.")]
+
+
+def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
+    """``0..4`` (both ends included), ``7``, or a list of these, ``0,1,10..12``; numbers as they are.
+
+    Raises:
+        ConfigurationError: anything else.
+    """
+    if not isinstance(seeds, str):
+        return list(seeds)
+    numbers: list[int] = []
+    for part in seeds.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:\.\.(\d+))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first:
+            raise ConfigurationError(f"`seeds` {seeds!r}: expected seeds such as 0..4 (five of them) or 0,3,7")
+        numbers += range(first, last + 1)
+    return numbers

@@ -22,6 +22,7 @@ from rich.progress import Progress, TextColumn
 from tests.training.conftest import EIGHT_STEPS, short
 from typer.testing import CliRunner
 
+from sinklab.arguments import parse_seeds
 from sinklab.cli.app import app
 from sinklab.cli.sweep import EPILOG
 from sinklab.errors import ConfigurationError, InputError, SinklabError
@@ -29,7 +30,7 @@ from sinklab.jobs import cell as cell_module
 from sinklab.jobs import processes as processes_module
 from sinklab.jobs import sweep as sweep_module
 from sinklab.jobs.cell import REFUSED, Plan, last_line, read_plan, run_cell, stop_with_driver
-from sinklab.jobs.grid import ALIASES, field_path, make_cells, parse_grid, parse_seeds
+from sinklab.jobs.grid import ALIASES, field_path, make_cells, parse_grid
 from sinklab.jobs.processes import run_processes
 from sinklab.jobs.sweep import sweep
 from sinklab.jobs.watch import Bars, Watch

@@ -68,11 +68,11 @@ def backcopy(
     its residual), whether the copying head is active at triggers and dormant elsewhere, and what the model is without it.
     """
     prepare_libraries()
+    from sinklab.arguments import parse_seeds
     from sinklab.attention.operation import Operation
     from sinklab.backcopy.lab import run_lab
     from sinklab.backcopy.training import SCALES, Setting
     from sinklab.evaluation.spelling import parse_call, split_list
-    from sinklab.jobs.grid import parse_seeds
 
     chosen = [
         Operation.from_dict(parse_call(name, "an operation such as softmax or relu(power=0)")) for name in split_list(operation)

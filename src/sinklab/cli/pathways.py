@@ -72,8 +72,8 @@ def pathways(
     table and a paragraph. Status 1: trainings failed, and the others' results are kept.
     """
     prepare_libraries()
+    from sinklab.arguments import parse_seeds
     from sinklab.evaluation.spelling import parse_call, split_list
-    from sinklab.jobs.grid import parse_seeds
     from sinklab.pathways.benchmark import run_pathways
     from sinklab.pathways.operations import DEFAULT
 

@@ -68,7 +68,7 @@ def reproduce(
     """
     wanted = chosen(names or [], source=source, cost=cost, all_claims=all_claims, scale=scale)
     prepare_libraries()
-    from sinklab.jobs.grid import parse_seeds
+    from sinklab.arguments import parse_seeds
     from sinklab.report.claim_figure import write_claim_figure
     from sinklab.report.claims_page import write_claims_page
     from sinklab.reproduction.engine import reproduce as run

@@ -59,8 +59,8 @@ def retrieval(
 ) -> None:
     """Train one head to look up a key at one token and to be silent elsewhere, and say where its weight goes."""
     prepare_libraries()
+    from sinklab.arguments import parse_seeds
     from sinklab.evaluation.spelling import parse_call, split_list
-    from sinklab.jobs.grid import parse_seeds
     from sinklab.trigger.lab import named
     from sinklab.trigger.retrieval import RetrievalSetting
     from sinklab.trigger.retrieval_lab import run_retrieval_lab

@@ -82,7 +82,8 @@ def sweep(
     diverges is a result. Status 1: cells failed, and the others' results are kept.
     """
     prepare_libraries()
-    from sinklab.jobs.grid import parse_grid, parse_seeds
+    from sinklab.arguments import parse_seeds
+    from sinklab.jobs.grid import parse_grid
     from sinklab.jobs.sweep import sweep as run
     from sinklab.training.resolve import resolve_recipe
 

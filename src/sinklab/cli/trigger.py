@@ -86,8 +86,8 @@ def trigger(
     be said. Not to stop within the cap is a result.
     """
     prepare_libraries()
+    from sinklab.arguments import parse_seeds
     from sinklab.evaluation.spelling import parse_call, split_list
-    from sinklab.jobs.grid import parse_seeds
     from sinklab.registry import operations
     from sinklab.trigger.lab import named, run_lab
     from sinklab.trigger.setting import Setting

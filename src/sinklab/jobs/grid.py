@@ -20,7 +20,7 @@ from sinklab.errors import ConfigurationError, SinklabError
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.token_cache import hash_key
 
-__all__ = ["ALIASES", "Cell", "field_path", "make_cells", "parse_grid", "parse_seeds", "short_label"]
+__all__ = ["ALIASES", "Cell", "field_path", "make_cells", "parse_grid", "short_label"]
 
 ALIASES = {
     "lr": "optimizer.learning_rate",
@@ -133,22 +133,6 @@ def parse_grid(items: Sequence[str]) -> dict[str, list[Any]]:
             raise ConfigurationError(f"--grid names {path} twice; give all of its values at once: {path}=value,value,…")
         grid[path] = values
     return grid
-
-
-def parse_seeds(text: str) -> list[int]:
-    """``0..4`` (both ends included), ``7``, or a list of these: ``0,1,10..12``.
-
-    Raises:
-        ConfigurationError: anything else.
-    """
-    seeds: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d+)(?:\.\.(\d+))?\s*", part)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if last < first:
-            raise ConfigurationError(f"--seeds {text!r}: expected seeds such as 0..4 (five of them) or 0,3,7")
-        seeds += range(first, last + 1)
-    return seeds
 
 
 def field_path(name: str, values: Sequence[Any] = ()) -> str:

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
+from sinklab.arguments import parse_seeds
 from sinklab.auditing.output import environment, new_run_id
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.cell import Plan
-from sinklab.jobs.grid import Cell, parse_seeds
+from sinklab.jobs.grid import Cell
 from sinklab.registry import claims as registered
 from sinklab.reproduction.cells import make_cells, open_store, resolved_changes, train_cells
 from sinklab.reproduction.claim import SCALES, Claim, Scale
