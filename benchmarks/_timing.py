@@ -16,8 +16,8 @@ from typing import Literal
 import torch
 
 from sinklab.attention.call import AttentionCall, Site
-from sinklab.attention.operation import Operation
 from sinklab.attention.visibility import Causal
+from sinklab.registry import operations
 
 MIB = 2**20
 
@@ -88,7 +88,7 @@ def make_call(length: int, dtype: torch.dtype, heads: int = 8, head_dim: int = 6
         values=values,
         scaling=head_dim**-0.5,
         visible=Causal(),
-        operation=Operation.from_dict({"name": "softmax"}),
+        operation=operations.make("softmax"),
         query_positions=positions,
         key_positions=positions,
         query_documents=documents,

@@ -12,6 +12,7 @@ from torch import Tensor
 from sinklab.attention.inputs import Inputs
 from sinklab.attention.operation import HeadShape, Operation
 from sinklab.attention.paths import compute
+from sinklab.registry import operations
 
 OPERATIONS = ("softmax_plus_one", "sink_logit", "key_bias", "key_value_bias")
 HEADS, HEAD_DIM = 8, 64
@@ -56,7 +57,7 @@ def gradients(
 ) -> Callable[[], tuple[Tensor, ...]]:
     """Forward and backward of an operation; the gradients of queries, keys, values and parameters."""
     torch.manual_seed(0)
-    operation = Operation.from_dict({"name": name})
+    operation = operations.make(name)
     shape = HeadShape(HEADS, HEADS, HEAD_DIM, HEAD_DIM, HEADS * HEAD_DIM)
     state = {key: value.to(dtype).requires_grad_() for key, value in operation.parameters(shape).items()}
     queries, keys, values = tensors(length, dtype)

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from _timing import Bar, best_times, exit_with, peak_extra_memory
 
 from sinklab.attention.inputs import Inputs
-from sinklab.attention.operation import Operation
 from sinklab.attention.paths import compute
+from sinklab.registry import operations
 
 OPERATIONS = ("sigmoid", "relu", "elu", "softpick", "clipped_softmax")
 HEADS, HEAD_DIM, LONG = 8, 64, 2048
@@ -47,7 +47,7 @@ def attention(name: str, length: int, dtype: torch.dtype, path: str = "", batch:
     queries, keys, values = leaves
     inputs = Inputs(queries=queries, keys=keys, values=values, visible=None, causal=True, scaling=HEAD_DIM**-0.5)
     gradient = torch.ones_like(values)
-    operation = None if name == "sdpa" else Operation.from_dict({"name": name})
+    operation = None if name == "sdpa" else operations.make(name)
 
     def run() -> object:
         if operation is None:

@@ -22,7 +22,7 @@ def run(*arguments: object, status: int = 0):
 @pytest.fixture(scope="module")
 def printed(checkpoint, tmp_path_factory):
     out = tmp_path_factory.mktemp("depend") / "out"
-    return run(checkpoint, "--task", "question_stream,long_text(scored=8)", *QUICK, "--out", out), out
+    return run(checkpoint, "--task", "question_stream,long_text:scored=8", *QUICK, "--out", out), out
 
 
 def test_prints_every_policy_and_the_verdict(printed):
@@ -60,7 +60,7 @@ def test_files_say_the_same(printed):
 
 
 def test_json_is_the_summary_and_nothing_else(checkpoint, printed):
-    result = run(checkpoint, "--task", "question_stream", "--task", "long_text(scored=8)", *QUICK, "--json")
+    result = run(checkpoint, "--task", "question_stream", "--task", "long_text:scored=8", *QUICK, "--json")
     assert json.loads(result.stdout) == read_run(printed[1], "summary.json")
     assert result.stderr == ""
 

@@ -50,8 +50,8 @@ def test_json_is_the_runs():
     ("arguments", "message"),
     [
         (["--operation", "relu"], "operation 'relu(uncounted=1)' cannot do the task: its weights are divided by the number of"),
-        (["--operation", "relu"], "off by 0.2 or more somewhere. relu(power=0) is not divided"),
-        (["--operation", "relu(uncounted=0)"], "off by 0.143 or more somewhere"),
+        (["--operation", "relu"], "off by 0.2 or more somewhere. relu:power=0 is not divided"),
+        (["--operation", "relu:uncounted=0"], "off by 0.143 or more somewhere"),
         (["--length", "3"], "length 3"),
         (["--keys", "2"], "keys"),
         (["--position", "1"], "position 1"),

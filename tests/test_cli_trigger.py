@@ -21,7 +21,7 @@ def run(*arguments: object, status: int = 0):
 
 def test_table_and_files(tmp_path):
     out = tmp_path / "out"
-    result = run("--operation", "softmax,relu(uncounted=0),softmax_plus_one", *QUICK, "--out", out)
+    result = run("--operation", "softmax,relu:uncounted=0,softmax_plus_one", *QUICK, "--out", out)
     lines = result.stdout.splitlines()
     assert " ".join(lines[0].split()) == "operation seed steps largest error on BOS, mean least bound on nothing trigger on BOS"
     assert [line.split()[:5] for line in lines[1:5]] == [
@@ -89,8 +89,8 @@ def test_anyway_trains_what_cannot_be():
     ("arguments", "message"),
     [
         (["--operation", "sofmax"], "no operation is called 'sofmax'. Did you mean 'softmax'?"),
-        (["--operation", "relu(counted=1)"], "operation 'relu' has no parameter counted"),
-        (["--operation", "softmax(("], "cannot be read; write an operation such as softmax or relu(uncounted=0)"),
+        (["--operation", "relu:counted=1"], "operation 'relu' has no setting 'counted'"),
+        (["--operation", "softmax:("], "cannot be read; write name or name:setting=value,setting=value"),
         (["--operation", ","], "0 operations, 3 seeds and 1000 sequences"),
         (["--position", "16"], "position 16 must be in 2 … 15, counted from 0"),
         (["--position", "1"], "position 1 must be in 2 … 15"),

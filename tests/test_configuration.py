@@ -54,7 +54,7 @@ def test_another_operation_drops_the_settings_of_the_former():
         ("training.steps=many", r"training\.steps = 'many': input should be a valid integer"),
         ("model.window=0", r"model\.window = 0: input should be greater than or equal to 1"),
         ("training.dtype=float16", r"training\.dtype = 'float16': input should be 'bfloat16' or 'float32'"),
-        ("model.operation.slope=2", r"operation 'softmax' has no parameter slope"),
+        ("model.operation.slope=2", r"operation 'softmax' has no setting 'slope'"),
         ("model.num_key_value_heads=3", r"num_key_value_heads 3 must divide num_attention_heads 2"),
         ("training.micro_batch_size=3", r"batch_size 8 must be a multiple of micro_batch_size 3"),
     ],

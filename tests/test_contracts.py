@@ -400,12 +400,12 @@ def test_an_operation_that_a_checkpoint_does_not_keep(monkeypatch):
     monkeypatch.setitem(operations._objects, "fickle", Fickle)
     operation = Fickle(sharpness=2.0)
     calls = []
-    original = Operation.from_dict
+    original = operations.make
 
     def forgetful(fields):
         calls.append(fields)
         return original(fields) if len(calls) <= 4 else Fickle()
 
-    monkeypatch.setattr(Operation, "from_dict", staticmethod(forgetful))
+    monkeypatch.setattr(operations, "make", forgetful)
     with pytest.raises(ContractError, match=r"check 'save and load': expected .*sharpness=2\.0.* got .*sharpness=1\.0"):
         check_operation(operation)

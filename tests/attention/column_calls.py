@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Site
-from sinklab.attention.operation import Operation
 from sinklab.attention.visibility import Causal, Dense, Everything, Keys, Visibility, Window
+from sinklab.registry import operations
 
 ALL = frozenset({"columns", "mass", "log_sum_exp", "entropy", "maximum", "scores"})
 FIELDS = (
@@ -62,7 +62,7 @@ def make_call(
         values=draw(batch, kv_heads, kv_len, value_dim or head_dim),
         scaling=head_dim**-0.5,
         visible=Causal(kv_len - q_len) if visible is None else visible,
-        operation=Operation.from_dict(operation or {"name": "softmax"}),
+        operation=operations.make(operation or {"name": "softmax"}),
         query_positions=positions,
         key_positions=key_positions,
         query_documents=torch.zeros_like(positions),

@@ -9,7 +9,7 @@ import torch
 
 from sinklab.attention import path_blocks, row_blocks, row_plan
 from sinklab.attention.inputs import Inputs
-from sinklab.attention.operation import HeadShape, Operation
+from sinklab.attention.operation import HeadShape
 from sinklab.attention.paths import compute
 from sinklab.errors import ConfigurationError
 from sinklab.operations.sigmoid import Sigmoid
@@ -87,7 +87,7 @@ def require_close(found, expected, tolerance):
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=words)
 def test_float64_is_exact_under_every_mask(settings):
-    operation = Operation.from_dict(settings)
+    operation = operations.make(settings)
     cases = [(50, 50, None, True), (50, 50, None, False), (20, 50, None, True), (50, 20, None, True), (3, 50, None, False)]
     cases += [(50, 50, mask, False) for mask in masks().values()] + [(20, 50, masks(20)["random"], False)]
     for q_len, kv_len, visible, causal in cases:
@@ -115,7 +115,7 @@ def test_every_operation_with_its_state(name):
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=words)
 def test_float32_and_bfloat16_round_as_the_plain_path_does(settings):
-    operation = Operation.from_dict(settings)
+    operation = operations.make(settings)
     for dtype in (torch.float32, torch.bfloat16):
         given = tensors(dtype)
         exact = run(operation, [tensor.double() for tensor in given], {}, "plain")
@@ -162,7 +162,7 @@ def test_null_scores_and_null_values(size):
 @pytest.mark.parametrize("settings", SETTINGS, ids=words)
 @pytest.mark.parametrize("size", [1e-4, 1e4])
 def test_tiny_and_huge_scores(settings, size):
-    operation = Operation.from_dict(settings)
+    operation = operations.make(settings)
     plain, fast = (run(operation, tensors(size=size), {}, way) for way in ("plain", "blocks"))
     require_close(fast, plain, 1e-9)  # scores of up to 1e5 lose 17 bits of their fraction in an exponent
     small = run(operation, tensors(torch.float32, size=size), {}, "blocks")
@@ -175,7 +175,7 @@ def test_low_scores_do_not_underflow_where_rows_are_normalised():
     queries, keys, values = tensors(torch.float32)
     low = [-100 * queries.abs(), keys.abs(), values]
     for settings in ({"name": "sigmoid", "normalize": True}, {"name": "elu", "normalize": True}):
-        operation = Operation.from_dict(settings)
+        operation = operations.make(settings)
         fast = run(operation, low, {}, "blocks")
         exact = run(operation, [tensor.double() for tensor in low], {}, "plain")
         # Scores near -500 are known to 2**-24 of that, and so are the logarithms of the weights.
@@ -185,7 +185,7 @@ def test_low_scores_do_not_underflow_where_rows_are_normalised():
 def test_rows_that_see_nothing_are_zero():
     visible = masks()["random"]
     for settings in SETTINGS:
-        outputs, *gradients = run(Operation.from_dict(settings), tensors(), {}, "blocks", visible, False)
+        outputs, *gradients = run(operations.make(settings), tensors(), {}, "blocks", visible, False)
         assert torch.equal(outputs[:, :, 7], torch.zeros(2, 4, 24, dtype=torch.float64))
         assert torch.equal(gradients[0][:, :, 7], torch.zeros(2, 4, 16, dtype=torch.float64))
         for gradient in gradients[1:]:
@@ -194,7 +194,7 @@ def test_rows_that_see_nothing_are_zero():
 
 def test_a_later_token_does_not_change_an_earlier_output():
     for settings in SETTINGS:
-        operation = Operation.from_dict(settings)
+        operation = operations.make(settings)
         given = tensors(torch.float32)
         changed = [tensor.clone() for tensor in given]
         for tensor in changed:

@@ -10,7 +10,6 @@ import torch
 from tests.backcopy.test_backcopy_chain import chain_of
 from torch import nn
 
-from sinklab.attention.operation import Operation
 from sinklab.attention.session import attend
 from sinklab.backcopy.model import knocked_out, make_model
 from sinklab.backcopy.readout import HeadNumbers, read_out, risks
@@ -140,7 +139,7 @@ def test_a_layer_without_attention_keeps_the_numbers_of_the_others_in_place():
 
 @pytest.mark.parametrize("name", operations.names())
 def test_every_operation_can_be_read(name):
-    model = model_of(Operation.from_dict({"name": name}), layers=1)
+    model = model_of(operations.make({"name": name}), layers=1)
     readout = read_out(model, TASK, 4)
     numbers = readout.heads[0]
     assert all(bool(values.isfinite().all()) for values in numbers.values())

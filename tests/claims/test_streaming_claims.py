@@ -14,13 +14,13 @@ from sinklab.claims import _streaming, cliff_at_the_cache_size, stable_over_long
 from sinklab.claims._first_tokens import first_tokens
 from sinklab.claims._streaming import draw, keep
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.registry import tasks
 from sinklab.reproduction.cells import configure
 from sinklab.reproduction.claim import BASELINE
 from sinklab.reproduction.scales import base_config
 from sinklab.reproduction.verdict import judge
 from sinklab.reproduction.work import claim_called
 from sinklab.streaming.perplexity import losses
-from sinklab.tasks._task import Task
 from sinklab.training.windowed import token_losses
 
 
@@ -274,7 +274,7 @@ def test_early_and_late_are_the_same_tokens(monkeypatch):
 
 def test_no_line_lies_where_a_cache_holds_a_part_of_it():
     loaded = _streaming.opened("embedded:softmax")
-    task = Task.from_dict({"name": "line_lookup", "back": cliff_at_the_cache_size.LINES, "shares": ()})
+    task = tasks.make({"name": "line_lookup", "back": cliff_at_the_cache_size.LINES, "shares": ()})
     found = {
         question.distance
         for sheet in task.sheets(loaded.encoder, budget=160, rows=1, seed=0, bos=True)

@@ -176,5 +176,5 @@ def test_files_that_cannot_be_read(tmp_path, capfd):
 
 
 def test_the_name_alone_asks_for_the_dataset():
-    with pytest.raises(ConfigurationError, match="needs a dataset; give its name or path instead: --corpus owner/name"):
+    with pytest.raises(ConfigurationError, match="corpus 'hub_dataset' needs the setting 'path'; write hub_dataset:path="):
         resolve_corpus("hub_dataset")

@@ -90,7 +90,7 @@ def test_missing_file(tmp_path):
 
 
 def test_the_name_alone_asks_for_the_path():
-    with pytest.raises(ConfigurationError, match=r"--corpus path/to/file\.txt"):
+    with pytest.raises(ConfigurationError, match="corpus 'text_file' needs the setting 'path'; write text_file:path="):
         resolve_corpus("text_file")
 
 

@@ -49,7 +49,7 @@ def test_passages_begin_at_paragraphs_and_follow_the_seed(folder, tokenizer):
 
 
 def test_what_is_no_folder_of_texts_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="--corpus path/to/folder"):
+    with pytest.raises(ConfigurationError, match="corpus 'text_folder' needs the setting 'path'"):
         resolve_corpus("text_folder")
     with pytest.raises(InputError, match="there is no folder"):
         TextFolder(tmp_path / "nope")

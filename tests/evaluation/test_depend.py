@@ -17,7 +17,6 @@ from sinklab.errors import ConfigurationError, InputError, MeasurementError, Unk
 from sinklab.evaluation import depend
 from sinklab.evaluation.contenders import make_contenders, parse_policy
 from sinklab.evaluation.score import score_sheet
-from sinklab.evaluation.spelling import parse_call, split_list
 from sinklab.models.loading import wrap_model
 from sinklab.registry import policies, tasks
 from sinklab.results.table import read_run, read_table
@@ -132,7 +131,7 @@ class TestVerdicts:
 @pytest.fixture(scope="module")
 def result(loaded, tmp_path_factory):
     out = tmp_path_factory.mktemp("depend") / "out"
-    return depend(loaded, ["long_text(scored=8)", "question_stream"], **QUICK, out=out)
+    return depend(loaded, ["long_text:scored=8", "question_stream"], **QUICK, out=out)
 
 
 class TestResult:
@@ -168,7 +167,7 @@ class TestResult:
         assert shown["score"]["mean"] == pytest.approx(float(np.mean(rows["value"])))
 
     def test_same_seed_same_numbers(self, loaded, result):
-        again = depend(loaded, ["long_text(scored=8)", "question_stream"], **QUICK)
+        again = depend(loaded, ["long_text:scored=8", "question_stream"], **QUICK)
         assert again.table.drop(columns="run_id").equals(result.table.drop(columns="run_id"))
 
 
@@ -200,15 +199,15 @@ class TestRefusals:
 
     def test_texts_that_tell_nothing_apart(self, loaded):
         with pytest.raises(ConfigurationError, match=r"task 'long_text' asks nothing .* window of 60: .* longer texts"):
-            depend(loaded, ["long_text(contexts=[0.5])"], **QUICK)
+            depend(loaded, ["long_text:contexts=[0.5]"], **QUICK)
 
     @pytest.mark.parametrize(
         ("options", "error", "message"),
         [
             ({"tasks": []}, ConfigurationError, "name at least one task: sinklab list tasks"),
             ({"tasks": ["nedle"]}, UnknownNameError, "no task is called 'nedle'"),
-            ({"tasks": ["needle(depth=3)"]}, ConfigurationError, "task 'needle' has no setting 'depth'"),
-            ({"tasks": ["needle(3)"]}, ConfigurationError, r"'needle\(3\)' cannot be read; write a task: a name from"),
+            ({"tasks": ["needle:depth=3"]}, ConfigurationError, "task 'needle' has no setting 'depth'"),
+            ({"tasks": ["needle:3"]}, ConfigurationError, r"'needle:3' cannot be read; write name or name:setting=value"),
             ({"items": 1}, ConfigurationError, "--items 1 must be 2 or more"),
             ({"sinks": (0,)}, ConfigurationError, "--sinks 0 must each be 1 or more"),
             (
@@ -241,21 +240,14 @@ def test_usual_contenders():
 def test_policies_are_read_as_they_are_written():
     assert parse_policy("0+20") == policies["window"](window=20)
     assert parse_policy(" 8+20 ") == policies["sink_window"](num_sinks=8, window=20)
-    assert parse_policy("sink_window(num_sinks=2, window=9, positions=original)").positions == "original"
-
-
-def test_spelling():
-    assert split_list("a(x=1, y=[2,3]), b ,, c") == ["a(x=1, y=[2,3])", "b", "c"]
-    assert parse_call("a(x=1, y=[2, 3.5], z=text)", "") == {"name": "a", "x": 1, "y": [2, 3.5], "z": "text"}
-    with pytest.raises(ConfigurationError, match="a value cannot be read"):
-        parse_call("a(x=[)", "this")
+    assert parse_policy("sink_window:num_sinks=2, window=9, positions=original").positions == "original"
 
 
 @pytest.mark.slow
 def test_the_embedded_model_has_a_cliff_at_its_cache_size():
     """embedded:softmax copies digits out of its window and guesses behind it, whatever the sinks."""
     outcome = depend(
-        "embedded:softmax", ["needle(distances=[0.9, 1.5])"], policies=["full"], window=120, sinks=(4,), items=24
+        "embedded:softmax", ["needle:distances=[0.9, 1.5]"], policies=["full"], window=120, sinks=(4,), items=24
     ).summary["tasks"][0]
     for policy in ("0+120", "4+116"):
         within, behind = outcome["curves"][policy][-2:]

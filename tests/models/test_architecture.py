@@ -86,7 +86,7 @@ def test_what_an_axis_costs(fields, fewer):
         ({"norm": "batch_norm"}, "norm = 'batch_norm'"),
         ({"window": 0}, "window = 0"),
         ({"widow": 4}, r"there is no field 'widow'. Did you mean 'window'\?"),
-        ({"operation": {"name": "sigmoid", "beta": 1.0}}, "operation 'sigmoid' has no parameter beta"),
+        ({"operation": {"name": "sigmoid", "beta": 1.0}}, "operation 'sigmoid' has no setting 'beta'"),
     ],
 )
 def test_what_is_refused(fields, message):

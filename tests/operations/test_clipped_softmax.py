@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
 from sinklab.operations.clipped_softmax import ClippedSoftmax
 from sinklab.operations.softmax import Softmax
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 CAUSAL = torch.ones(3, 3, dtype=torch.bool).tril()
@@ -89,5 +89,5 @@ def test_settings_out_of_range(settings, message):
 
 
 def test_round_trip():
-    assert Operation.from_dict({"name": "clipped_softmax", "alpha": 2}) == ClippedSoftmax(alpha=2)
-    assert Operation.from_dict(ClippedSoftmax().to_dict()) == ClippedSoftmax()
+    assert operations.make({"name": "clipped_softmax", "alpha": 2}) == ClippedSoftmax(alpha=2)
+    assert operations.make(ClippedSoftmax().to_dict()) == ClippedSoftmax()

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sinklab.attention.operation import Operation
 from sinklab.operations.elu import Elu
 from sinklab.operations.softmax import Softmax
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 CAUSAL = torch.ones(3, 3, dtype=torch.bool).tril()
@@ -46,5 +46,5 @@ def test_only_normalised_rows_have_a_fixed_sum():
 
 
 def test_round_trip():
-    assert Operation.from_dict({"name": "elu", "normalize": True}) == Elu(normalize=True)
-    assert Operation.from_dict(Elu().to_dict()) == Elu()
+    assert operations.make({"name": "elu", "normalize": True}) == Elu(normalize=True)
+    assert operations.make(Elu().to_dict()) == Elu()

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
 from sinklab.operations.elu_kernel import EluKernel
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 CAUSAL = torch.ones(3, 3, dtype=torch.bool).tril()
@@ -74,6 +74,6 @@ def test_contract_without_normalisation():
 
 def test_unknown_setting():
     with pytest.raises(
-        ConfigurationError, match=r"operation 'elu_kernel' has no parameter normalise; .* Did you mean 'normalize'"
+        ConfigurationError, match=r"operation 'elu_kernel' has no setting 'normalise'; .* Did you mean 'normalize'"
     ):
-        Operation.from_dict({"name": "elu_kernel", "normalise": True})
+        operations.make({"name": "elu_kernel", "normalise": True})

@@ -8,12 +8,13 @@ import pytest
 import torch
 from tests.conftest import make_sinklm
 
-from sinklab.attention.operation import HeadShape, Operation
+from sinklab.attention.operation import HeadShape
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
 from sinklab.operations.gated import Gated
 from sinklab.operations.softmax import Softmax
 from sinklab.probes.null_mass import NullMass
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 SHAPE = HeadShape(num_heads=4, num_kv_heads=2, head_dim=8, value_dim=6, hidden_size=16)
@@ -108,4 +109,4 @@ def test_a_bias_that_cannot_take_effect():
 
 def test_round_trip():
     operation = Gated(element_wise=False, shared=True, floor=0.5, initial_bias=1.0)
-    assert Operation.from_dict(operation.to_dict()) == operation
+    assert operations.make(operation.to_dict()) == operation

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from sinklab.attention.operation import HeadShape, Operation
+from sinklab.attention.operation import HeadShape
 from sinklab.errors import ConfigurationError
 from sinklab.operations.gated_heads import GatedHeads
 from sinklab.operations.softmax import Softmax
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 SHAPE = HeadShape(num_heads=4, num_kv_heads=2, head_dim=8, value_dim=8, hidden_size=24)
@@ -101,4 +102,4 @@ def test_a_width_that_cannot_be_split():
 
 def test_round_trip():
     operation = GatedHeads(hidden=4, opening=0.25, double=True)
-    assert Operation.from_dict(operation.to_dict()) == operation
+    assert operations.make(operation.to_dict()) == operation

@@ -7,10 +7,10 @@ import torch
 
 from sinklab.attention.call import AttentionCall, Site
 from sinklab.attention.columns import column_statistics
-from sinklab.attention.operation import Operation
 from sinklab.attention.visibility import Causal
 from sinklab.errors import ConfigurationError
 from sinklab.operations.identity import Identity
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 CAUSAL = torch.ones(3, 3, dtype=torch.bool).tril()
@@ -40,7 +40,7 @@ def test_rows_are_not_normalized_either_way():
         operation = Identity(normalize=normalize)
         assert operation.signed
         assert not operation.normalized
-        assert Operation.from_dict(operation.to_dict()) == operation
+        assert operations.make(operation.to_dict()) == operation
 
 
 def test_share_of_a_key_takes_absolute_values():
@@ -70,5 +70,5 @@ def test_contract_with_normalisation():
 
 
 def test_unknown_setting():
-    with pytest.raises(ConfigurationError, match="operation 'identity' has no parameter bias; its parameters: normalize"):
-        Operation.from_dict({"name": "identity", "bias": 1.0})
+    with pytest.raises(ConfigurationError, match="operation 'identity' has no setting 'bias'; it has normalize"):
+        operations.make({"name": "identity", "bias": 1.0})

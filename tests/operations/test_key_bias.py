@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 
-from sinklab.attention.operation import HeadShape, Operation
+from sinklab.attention.operation import HeadShape
 from sinklab.errors import ConfigurationError
 from sinklab.operations.key_bias import KeyBias
 from sinklab.operations.softmax import Softmax
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 SHAPE = HeadShape(num_heads=4, num_kv_heads=2, head_dim=8, value_dim=8, hidden_size=16)
@@ -118,4 +119,4 @@ def test_heads_that_it_does_not_fit():
 
 def test_round_trip():
     operation = KeyBias(shared=True, learnable=2, value_norm=5.0, value_ones=True)
-    assert Operation.from_dict(operation.to_dict()) == operation
+    assert operations.make(operation.to_dict()) == operation

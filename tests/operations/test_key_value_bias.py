@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
-from sinklab.attention.operation import HeadShape, Operation, repeat_groups
+from sinklab.attention.operation import HeadShape, repeat_groups
 from sinklab.operations.key_value_bias import KeyValueBias
 from sinklab.operations.softmax import Softmax
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 
@@ -63,4 +64,4 @@ def test_parameters():
 
 
 def test_round_trip():
-    assert Operation.from_dict({"name": "key_value_bias", "shared": True}) == KeyValueBias(shared=True)
+    assert operations.make({"name": "key_value_bias", "shared": True}) == KeyValueBias(shared=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from sinklab.attention.operation import HeadShape, Operation
+from sinklab.attention.operation import HeadShape
 from sinklab.operations.identity import Identity
 from sinklab.operations.mlp_kernel import MlpKernel
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 SHAPE = HeadShape(num_heads=4, num_kv_heads=2, head_dim=64, value_dim=64, hidden_size=256)
@@ -51,7 +52,7 @@ def test_rows_are_not_normalized_either_way():
         operation = MlpKernel(normalize=normalize)
         assert operation.signed
         assert not operation.normalized
-        assert Operation.from_dict(operation.to_dict()) == operation
+        assert operations.make(operation.to_dict()) == operation
 
 
 def test_contract_with_normalisation():

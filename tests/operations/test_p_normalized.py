@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
 from sinklab.operations.p_normalized import PNormalized
 from sinklab.operations.softmax import Softmax
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 
@@ -73,4 +73,4 @@ def test_settings_that_cannot_take_effect(settings, message):
 
 
 def test_round_trip():
-    assert Operation.from_dict({"name": "p_normalized", "p": 2.0, "sigmoid": True}) == PNormalized(p=2.0, sigmoid=True)
+    assert operations.make({"name": "p_normalized", "p": 2.0, "sigmoid": True}) == PNormalized(p=2.0, sigmoid=True)

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
-from sinklab.attention.operation import HeadShape, Operation
+from sinklab.attention.operation import HeadShape
 from sinklab.errors import ConfigurationError
 from sinklab.operations.qk_norm import QkNorm
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 SHAPE = HeadShape(num_heads=4, num_kv_heads=2, head_dim=8, value_dim=8, hidden_size=16)
@@ -66,4 +67,4 @@ def test_initial_gain():
 
 def test_round_trip():
     operation = QkNorm(unit_length=True, initial=16.0)
-    assert Operation.from_dict(operation.to_dict()) == operation
+    assert operations.make(operation.to_dict()) == operation

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
 from sinklab.operations.relu import Relu
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 CAUSAL = torch.ones(3, 3, dtype=torch.bool).tril()
@@ -78,5 +78,5 @@ def test_settings_that_cannot_take_effect(settings, message):
 
 
 def test_round_trip():
-    assert Operation.from_dict({"name": "relu", "uncounted": 1}) == Relu(uncounted=1)
-    assert Operation.from_dict(Relu(power=0.5).to_dict()) == Relu(power=0.5)
+    assert operations.make({"name": "relu", "uncounted": 1}) == Relu(uncounted=1)
+    assert operations.make(Relu(power=0.5).to_dict()) == Relu(power=0.5)

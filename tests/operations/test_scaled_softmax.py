@@ -8,12 +8,12 @@ import pytest
 import torch
 from tests.conftest import make_sinklm
 
-from sinklab.attention.operation import Operation
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
 from sinklab.operations.scaled_softmax import ScaledSoftmax
 from sinklab.operations.softmax import Softmax
 from sinklab.probes.null_mass import NullMass
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 
@@ -57,4 +57,4 @@ def test_alpha_that_cannot_take_effect(alpha):
 
 
 def test_round_trip():
-    assert Operation.from_dict({"name": "scaled_softmax", "alpha": 0.05}) == ScaledSoftmax(alpha=0.05)
+    assert operations.make({"name": "scaled_softmax", "alpha": 0.05}) == ScaledSoftmax(alpha=0.05)

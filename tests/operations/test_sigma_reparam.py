@@ -10,13 +10,13 @@ import transformers
 from tests.conftest import make_sinklm, make_tokenizer
 from torch import nn
 
-from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
 from sinklab.models.attach import attach, save_model
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.loading import load_model
 from sinklab.operations._sigma_linear import SigmaLinear
 from sinklab.operations.sigma_reparam import SigmaReparam
+from sinklab.registry import operations
 
 NAME = {"name": "sigma_reparam"}
 IDS = torch.arange(24).view(2, 12)
@@ -245,5 +245,5 @@ def test_by_name_alone_it_is_refused():
 
 
 def test_round_trip():
-    assert Operation.from_dict(NAME) == SigmaReparam()
+    assert operations.make(NAME) == SigmaReparam()
     assert SigmaReparam().to_dict() == NAME

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 CAUSAL = torch.ones(3, 3, dtype=torch.bool).tril()
@@ -78,8 +78,6 @@ def test_a_bias_that_is_no_number():
 def test_round_trip_of_name_and_parameters():
     operation = Sigmoid(bias=-2.5)
     assert operation.to_dict() == {"name": "sigmoid", "bias": -2.5, "length_bias": False, "normalize": False}
-    assert Operation.from_dict(operation.to_dict()) == operation
-    with pytest.raises(
-        ConfigurationError, match="'sigmoid' has no parameter slope; its parameters: bias, length_bias, normalize"
-    ):
-        Operation.from_dict({"name": "sigmoid", "slope": 1.0})
+    assert operations.make(operation.to_dict()) == operation
+    with pytest.raises(ConfigurationError, match="'sigmoid' has no setting 'slope'; it has bias, length_bias, normalize"):
+        operations.make({"name": "sigmoid", "slope": 1.0})

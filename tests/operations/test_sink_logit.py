@@ -9,10 +9,11 @@ import pytest
 import torch
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
-from sinklab.attention.operation import HeadShape, Operation
+from sinklab.attention.operation import HeadShape
 from sinklab.errors import ConfigurationError
 from sinklab.operations.sink_logit import SinkLogit
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 SHAPE = HeadShape(num_heads=4, num_kv_heads=2, head_dim=8, value_dim=8, hidden_size=16)
@@ -65,4 +66,4 @@ def test_an_initial_value_that_cannot_take_effect(initial):
 
 
 def test_round_trip():
-    assert Operation.from_dict(SinkLogit(initial=-1.0).to_dict()) == SinkLogit(initial=-1.0)
+    assert operations.make(SinkLogit(initial=-1.0).to_dict()) == SinkLogit(initial=-1.0)

@@ -6,12 +6,12 @@ import pytest
 import torch
 import transformers
 
-from sinklab.attention.operation import Operation
 from sinklab.attention.seam import register_operation
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.operations.sink_token import SinkToken
 from sinklab.operations.softmax import Softmax
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 SHAPE = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -56,4 +56,4 @@ def test_no_token_is_softmax():
 
 def test_round_trip():
     assert SinkToken(count=3).tokens_in_front == 3
-    assert Operation.from_dict({"name": "sink_token", "count": 3}) == SinkToken(count=3)
+    assert operations.make({"name": "sink_token", "count": 3}) == SinkToken(count=3)

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
 from sinklab.operations.softcap import Softcap
 from sinklab.operations.softmax import Softmax
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 
@@ -49,4 +49,4 @@ def test_a_cap_that_cannot_take_effect(cap):
 
 
 def test_round_trip():
-    assert Operation.from_dict({"name": "softcap", "cap": 30.0}) == Softcap(cap=30.0)
+    assert operations.make({"name": "softcap", "cap": 30.0}) == Softcap(cap=30.0)

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from sinklab.attention.operation import Operation
 from sinklab.operations.softmax import Softmax
+from sinklab.registry import operations
 
 
 def test_three_tokens_by_hand():
@@ -26,4 +26,4 @@ def test_a_row_that_sees_nothing_gives_nothing():
 
 def test_round_trip_of_name_and_parameters():
     assert Softmax().to_dict() == {"name": "softmax"}
-    assert Operation.from_dict({}) == Softmax()
+    assert operations.make({}) == Softmax()

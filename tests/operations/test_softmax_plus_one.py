@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from sinklab.attention.operation import Operation
 from sinklab.operations.softmax import Softmax
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
+from sinklab.registry import operations
 
 LOWER = torch.ones(3, 3, dtype=torch.bool).tril()
 
@@ -52,4 +52,4 @@ def test_a_small_null_mass_keeps_its_digits():
 
 def test_round_trip():
     assert SoftmaxPlusOne().to_dict() == {"name": "softmax_plus_one"}
-    assert Operation.from_dict({"name": "softmax_plus_one"}) == SoftmaxPlusOne()
+    assert operations.make({"name": "softmax_plus_one"}) == SoftmaxPlusOne()

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from sinklab.attention.operation import Operation
 from sinklab.operations.softmax import Softmax
 from sinklab.operations.softpick import Softpick
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 CAUSAL = torch.ones(3, 3, dtype=torch.bool).tril()
@@ -62,6 +62,6 @@ def test_small_scores_keep_their_digits():
 
 
 def test_round_trip():
-    assert Operation.from_dict({"name": "softpick"}) == Softpick()
+    assert operations.make({"name": "softpick"}) == Softpick()
     assert Softpick().normalized
     assert math.isclose(float(Softpick().weights(torch.ones(1, 1, 1, 1), None)), 1.0)

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.operations.tempered_softmax import TemperedSoftmax
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 
@@ -43,4 +43,4 @@ def test_a_temperature_that_cannot_take_effect(temperature):
 
 
 def test_round_trip():
-    assert Operation.from_dict({"name": "tempered_softmax", "temperature": 0.5}) == TemperedSoftmax(temperature=0.5)
+    assert operations.make({"name": "tempered_softmax", "temperature": 0.5}) == TemperedSoftmax(temperature=0.5)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from sinklab.attention.operation import HeadShape, Operation
+from sinklab.attention.operation import HeadShape
 from sinklab.operations.softmax import Softmax
 from sinklab.operations.value_bias import ValueBias
+from sinklab.registry import operations
 from sinklab.testing import check_operation
 
 
@@ -33,4 +34,4 @@ def test_parameters_and_round_trip():
     shape = HeadShape(num_heads=4, num_kv_heads=2, head_dim=8, value_dim=6, hidden_size=16)
     assert ValueBias().parameters(shape)["value"].shape == (4, 6)
     assert ValueBias(shared=True).parameters(shape)["value"].shape == (1, 6)
-    assert Operation.from_dict({"name": "value_bias", "shared": True}) == ValueBias(shared=True)
+    assert operations.make({"name": "value_bias", "shared": True}) == ValueBias(shared=True)

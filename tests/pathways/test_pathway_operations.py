@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError, UnknownNameError
 from sinklab.pathways.operations import PUBLISHED, pathways_of
 from sinklab.pathways.runs import cells_of
+from sinklab.registry import operations
 from sinklab.reproduction.cells import make_cells
 from sinklab.reproduction.claim import BASELINE, Condition
 
@@ -41,7 +41,7 @@ def test_softmax_is_compared_in_any_case_and_first():
 def test_all_are_operations(context):
     for pathway in pathways_of():
         settings = pathway.operation(context)
-        assert Operation.from_dict(settings).to_dict().items() >= settings.items()
+        assert operations.make(settings).to_dict().items() >= settings.items()
 
 
 def test_every_published_use_names_its_source():

@@ -14,7 +14,7 @@ from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.strided import Strided
 from sinklab.policies.value_norm import ValueNorm
 from sinklab.policies.window import Window
-from sinklab.streaming.policy import Policy
+from sinklab.registry import policies
 
 
 def seen_by(policy, query):
@@ -112,7 +112,7 @@ def test_score_of_value_norms():
 )
 def test_describe(policy, words):
     assert policy.describe() == words
-    assert Policy.from_dict(policy.to_dict()) == policy
+    assert policies.make(policy.to_dict()) == policy
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_settings_that_make_no_sense(policy, fields, message):
 
 
 def test_by_name():
-    assert Policy.from_dict({"name": "pinned", "pinned": [0, 5], "window": 9}) == Pinned(pinned=(0, 5), window=9)
+    assert policies.make({"name": "pinned", "pinned": [0, 5], "window": 9}) == Pinned(pinned=(0, 5), window=9)
     with pytest.raises(UnknownNameError, match=r"no policy is called 'sink_windows'. Did you mean 'sink_window'\?"):
-        Policy.from_dict({"name": "sink_windows"})
+        policies.make({"name": "sink_windows"})
     with pytest.raises(ConfigurationError, match="policy 'window' has no setting 'sinks'; it has positions, window"):
-        Policy.from_dict({"name": "window", "sinks": 4})
+        policies.make({"name": "window", "sinks": 4})

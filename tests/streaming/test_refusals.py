@@ -11,8 +11,8 @@ from tests.streaming.decoders import REFUSED, SINKS, WINDOW, build_decoder, deco
 from sinklab.errors import ConfigurationError, UnknownNameError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.policies.sink_window import SinkWindow
+from sinklab.registry import policies
 from sinklab.streaming.cache import SinkCache
-from sinklab.streaming.policy import Policy
 from sinklab.streaming.rotation import read_rotations
 
 ORDERED = {"bloom", "mpt"}
@@ -132,14 +132,14 @@ def test_sizes(settings, said):
 
 
 def test_policies_by_name():
-    assert Policy.from_dict({"name": "sink_window", "window": 3}) == SinkWindow(window=3)
-    assert Policy.from_dict(SinkWindow(num_sinks=1).to_dict()) == SinkWindow(num_sinks=1)
+    assert policies.make({"name": "sink_window", "window": 3}) == SinkWindow(window=3)
+    assert policies.make(SinkWindow(num_sinks=1).to_dict()) == SinkWindow(num_sinks=1)
     with pytest.raises(UnknownNameError, match="sink_windo"):
-        Policy.from_dict({"name": "sink_windo"})
+        policies.make({"name": "sink_windo"})
     with pytest.raises(ConfigurationError, match=r"'sink_window' has no setting 'sinks'; it has .*num_sinks"):
-        Policy.from_dict({"name": "sink_window", "sinks": 3})
+        policies.make({"name": "sink_window", "sinks": 3})
     with pytest.raises(ConfigurationError, match="a policy needs a name"):
-        Policy.from_dict({"window": 3})
+        policies.make({"window": 3})
 
 
 # --- use ---------------------------------------------------------------------------------------------------------------------

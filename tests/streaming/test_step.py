@@ -13,9 +13,9 @@ from tests.streaming.oracle import slow_logits
 
 from sinklab.errors import ConfigurationError
 from sinklab.policies.sink_window import SinkWindow
+from sinklab.registry import policies
 from sinklab.streaming.cache import PolicyCache, SinkCache
 from sinklab.streaming.layer import SlotLayer
-from sinklab.streaming.policy import Policy
 from sinklab.streaming.step import Books
 
 LENGTH = 50
@@ -242,7 +242,7 @@ def encoded_anew(model, policy, tokens):
 @pytest.mark.parametrize("settings", POLICIES, ids=str)
 def test_every_slot_policy(settings):
     """Cut in any way, counted anew often or never, in rows of their own lengths."""
-    policy = Policy.from_dict(settings)
+    policy = policies.make(settings)
     model, tokens = build_decoder("llama", num_hidden_layers=1), text(80)
     expected = encoded_anew(model, policy, tokens)
     for chunk in (1, 7, 64):

@@ -125,9 +125,9 @@ def test_what_a_task_says_when_it_cannot_be_made(encoder):
     with pytest.raises(ConfigurationError, match=r"1000 labels, which are used up before 2 questions 2000 lines back"):
         sheets(tasks["line_lookup"](back=(2000,), shares=()))
     with pytest.raises(ConfigurationError, match="task 'needle' has no setting 'depth'; it has corpus, length, distances"):
-        Task.from_dict({"name": "needle", "depth": 3})
+        tasks.make({"name": "needle", "depth": 3})
     with pytest.raises(UnknownNameError, match=r"no task is called 'nedle'\. Did you mean 'needle'"):
-        Task.from_dict({"name": "nedle"})
+        tasks.make({"name": "nedle"})
     with pytest.raises(ConfigurationError, match="task 'question_stream': length 1 must be above 1"):
         tasks["question_stream"](length=1)
     with pytest.raises(ConfigurationError, match="task 'long_text': scored 0 and contexts"):

@@ -11,9 +11,9 @@ from tests.conftest import TINY
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from sinklab.attention.call import AttentionCall, Site, Statistics
-from sinklab.attention.operation import Operation
 from sinklab.attention.visibility import Dense
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.registry import operations
 from sinklab.theory.no_op_certificate import NoOpCertificate, certify
 
 HEADS, GROUPS, DIM = 4, 2, 8
@@ -188,7 +188,7 @@ def test_a_bias_is_written_once_though_weights_do_not_sum_to_one():
             values=values,
             scaling=0.5,
             visible=Dense(causal[None, None]),
-            operation=Operation.from_dict({"name": "relu"}),
+            operation=operations.make({"name": "relu"}),
             query_positions=positions,
             key_positions=positions,
             query_documents=torch.zeros_like(positions),

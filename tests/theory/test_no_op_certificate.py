@@ -9,11 +9,11 @@ from tests.conftest import TINY
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from sinklab.attention.call import AttentionCall, Site, Statistics
-from sinklab.attention.operation import Operation
 from sinklab.attention.session import attend
 from sinklab.attention.visibility import Dense
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.registry import operations
 from sinklab.results.table import make_table
 from sinklab.testing import check_probe
 from sinklab.theory.hull_certificate import certify_hulls
@@ -141,7 +141,7 @@ def test_padding_may_be_anything():
             values=values,
             scaling=0.5,
             visible=Dense(torch.ones(5, 5, dtype=torch.bool).tril() & (torch.arange(5) > 0)[None, None, None]),
-            operation=Operation.from_dict({"name": "softmax"}),
+            operation=operations.make({"name": "softmax"}),
             query_positions=positions,
             key_positions=positions,
             query_documents=positions.clamp(max=0),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError, UnknownNameError
 from sinklab.operations.relu import Relu
 from sinklab.operations.sink_token import SinkToken
@@ -171,7 +170,7 @@ def test_maps_start_alike_whatever_the_positions():
 @pytest.mark.parametrize("name", operations.names())
 def test_every_operation_can_be_put_in(name):
     torch.manual_seed(0)
-    model = TriggerModel(Operation.from_dict({"name": name}), 2, 2, WIDTH)
+    model = TriggerModel(operations.make({"name": name}), 2, 2, WIDTH)
     inputs = batch_of(4).inputs.float()
     outputs = model(inputs)
     slow, weights, _ = model.with_weights(inputs)

@@ -17,8 +17,8 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall, Site, Statistics
 from sinklab.attention.columns_blocked import blocked_statistics
 from sinklab.attention.columns_tiles import bucket_starts, plan_tiles, visible_counts
-from sinklab.attention.operation import Operation
 from sinklab.attention.visibility import Causal, Everything
+from sinklab.registry import operations
 
 __all__ = ["Kernel", "stock_kernel", "swapped_is_exact", "swapped_obstacle", "swapped_statistics"]
 
@@ -140,7 +140,7 @@ def swapped_is_exact(device: torch.device, dtype: torch.dtype, head_dim: int, ke
             values=keys,
             scaling=head_dim**-0.5,
             visible=visible,
-            operation=Operation.from_dict({"name": "softmax"}),
+            operation=operations.make("softmax"),
             query_positions=positions,
             key_positions=positions,
             query_documents=torch.zeros_like(positions),

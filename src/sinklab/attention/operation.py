@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -221,29 +220,6 @@ class Operation(abc.ABC):
     def to_dict(self) -> dict[str, Any]:
         """Name and settings, as they are written into a model's config."""
         return {"name": self.name, **dataclasses.asdict(self)}
-
-    @staticmethod
-    def from_dict(fields: Mapping[str, Any]) -> Operation:
-        """The operation that :meth:`to_dict` described.
-
-        Raises:
-            UnknownNameError: no such operation.
-            ConfigurationError: a setting that the operation does not have, or a value that it does not take.
-        """
-        from sinklab.registry import operations
-
-        settings = dict(fields)
-        cls = operations[settings.pop("name", "softmax")]
-        allowed = [field.name for field in dataclasses.fields(cls)]
-        unknown = [name for name in settings if name not in allowed]
-        if unknown:
-            near = difflib.get_close_matches(unknown[0], allowed, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigurationError(
-                f"operation {cls.name!r} has no parameter "
-                f"{', '.join(unknown)}; its parameters: {', '.join(allowed) or 'none'}.{hint}"
-            )
-        return cls(**settings)
 
 
 def repeat_groups(states: Tensor, groups: int) -> Tensor:

@@ -17,6 +17,7 @@ from sinklab.attention.operation import Operation
 from sinklab.attention.row_kernel import RowKernel, Rows
 from sinklab.attention.row_plan import Block, Part, Plan
 from sinklab.errors import ConfigurationError
+from sinklab.registry import operations
 
 __all__ = ["kernel_key", "row_attention"]
 
@@ -50,7 +51,7 @@ def _definer(operation: Operation, name: str) -> type:
 
 def _kernel(key: str) -> RowKernel:
     if key not in _operations:  # a graph that another process captured
-        _operations[key] = Operation.from_dict(json.loads(key.split(" ", 1)[1]))
+        _operations[key] = operations.make(json.loads(key.split(" ", 1)[1]))
     kernel = _operations[key].row_kernel()
     assert kernel is not None
     return kernel

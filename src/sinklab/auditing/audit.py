@@ -111,7 +111,7 @@ def audit(
     """
     if out is not None:
         check_free(out, overwrite)
-    text = resolve_corpus(corpus) if isinstance(corpus, str) else corpus
+    text = resolve_corpus(corpus)
     loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
     started = time.time()
     run_id = new_run_id()

@@ -116,7 +116,7 @@ def compare_policies(
     if out is not None:
         check_free(out, overwrite)
     names = checked_names(policies)
-    text = resolve_corpus(corpus) if isinstance(corpus, str) else corpus
+    text = resolve_corpus(corpus)
     loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
     started = time.time()
     budgets = checked_budgets(loaded, windows, sinks)

@@ -92,7 +92,7 @@ def measure(
     chosen = [make_probe(probe, threshold) for probe in probes]
     loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
     started = time.time()
-    text = resolve_corpus(corpus) if isinstance(corpus, str) else corpus
+    text = resolve_corpus(corpus)
     with_bos = uses_bos(loaded.encoder, bos)
     tokens = text.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
     identity = check_identity(loaded.model, tokens)
@@ -138,8 +138,10 @@ def make_probe(probe: str | Probe, threshold: float) -> Probe:
     """A probe from its name; those with a threshold get ours."""
     if isinstance(probe, Probe):
         return probe
-    cls = probe_registry[probe]
-    return cls(threshold=threshold) if "threshold" in inspect.signature(cls).parameters else cls()
+    settings = probe_registry.read(probe)
+    if "threshold" in inspect.signature(probe_registry[settings["name"]]).parameters:
+        settings = {"threshold": threshold, **settings}
+    return probe_registry.make(settings)  # type: ignore[no-any-return]
 
 
 def adds_bos(encoder: Encoder) -> bool:

@@ -28,6 +28,7 @@ from sinklab.backcopy.task import BackcopyTask
 from sinklab.backcopy.training import Setting, Trained, train
 from sinklab.corpora._resolve import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.registry import operations
 from sinklab.results.statistics import mean_interval
 from sinklab.results.table import make_table, read_run, write_json, write_table
 
@@ -172,7 +173,7 @@ def run_lab(
 
 def label_of(operation: Operation) -> str:
     """The name, with the settings in brackets that differ from the usual ones: ``relu(power=0)``."""
-    usual, given = Operation.from_dict({"name": operation.name}).to_dict(), operation.to_dict()
+    usual, given = operations.make(operation.name).to_dict(), operation.to_dict()
     changed = [f"{key}={value}" for key, value in given.items() if usual[key] != value]
     return f"{operation.name}({', '.join(changed)})" if changed else operation.name
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from sinklab.claims._streaming import MODELS, opened
 from sinklab.evaluation.score import score_sheet
-from sinklab.registry import claims
+from sinklab.registry import claims, tasks
 from sinklab.reproduction.claim import Claim, Scale
 from sinklab.reproduction.effects import Numbers, Value
 from sinklab.reproduction.verdict import Part
 from sinklab.streaming.reader import open_reader
-from sinklab.tasks._task import Task
 
 __all__ = ["cliff_at_the_cache_size"]
 
@@ -32,7 +31,7 @@ CHANCE = 0.15
 def measure(seed: int, scale: Scale) -> Numbers:
     """Share of the right digits among ten, by whether the asked line is held by both caches, by the larger, or by none."""
     loaded = opened(MODELS[scale])
-    task = Task.from_dict({"name": "line_lookup", "back": LINES, "shares": ()})
+    task = tasks.make({"name": "line_lookup", "back": LINES, "shares": ()})
     rows = TEXTS * (4 if scale == "small" else 1)
     sheets = list(task.sheets(loaded.encoder, budget=max(CACHES.values()) + 4, rows=rows, seed=seed, bos=True))
     numbers: dict[str, dict[str, float]] = {}

@@ -13,6 +13,7 @@ from rich.table import Table
 from sinklab.cli import output
 from sinklab.cli.libraries import prepare_libraries
 from sinklab.cli.options import CorpusOption, Json, whole_numbers
+from sinklab.registry import operations, split_specs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,7 @@ EPILOG = (
 def backcopy(
     operation: Annotated[
         str,
-        typer.Option(metavar="NAME[,NAME…]", help="From 'sinklab list operations', with settings if need be: 'relu(power=0)'."),
+        typer.Option(metavar="NAME[,NAME…]", help="From 'sinklab list operations', with settings if need be: relu:power=0."),
     ] = "softmax,relu",
     optimizer: Annotated[str, typer.Option(metavar="NAME[,NAME]", help="adamw, sgd, or both.")] = "adamw",
     layers: Annotated[str, typer.Option(metavar="N[,N…]", help="Layers of a model; several depths are several models.")] = "1",
@@ -69,14 +70,10 @@ def backcopy(
     """
     prepare_libraries()
     from sinklab.arguments import parse_seeds
-    from sinklab.attention.operation import Operation
     from sinklab.backcopy.lab import run_lab
     from sinklab.backcopy.training import SCALES, Setting
-    from sinklab.evaluation.spelling import parse_call, split_list
 
-    chosen = [
-        Operation.from_dict(parse_call(name, "an operation such as softmax or relu(power=0)")) for name in split_list(operation)
-    ]
+    chosen = [operations.make(name) for name in split_specs(operation)]
     setting = Setting(
         heads=heads,
         triggers=triggers,
@@ -90,7 +87,7 @@ def backcopy(
             chosen,
             parse_seeds(seeds),
             setting,
-            optimizers=split_list(optimizer),
+            optimizers=split_specs(optimizer),
             layers=whole_numbers("--layers", layers),
             corpus=corpus,
             out=out,

@@ -78,13 +78,13 @@ def depend(
     """
     prepare_libraries()
     from sinklab.evaluation import depend as run
-    from sinklab.evaluation.spelling import split_list
+    from sinklab.registry import split_specs
 
     with output.progress() as progress:
         result = run(
             model,
-            [part for given in task or ["long_text"] for part in split_list(given)],
-            policies=None if policies is None else split_list(policies),
+            [part for given in task or ["long_text"] for part in split_specs(given)],
+            policies=None if policies is None else split_specs(policies),
             window=window,
             sinks=whole_numbers("--sinks", sinks),
             items=items,

@@ -73,13 +73,12 @@ def pathways(
     """
     prepare_libraries()
     from sinklab.arguments import parse_seeds
-    from sinklab.evaluation.spelling import parse_call, split_list
     from sinklab.pathways.benchmark import run_pathways
     from sinklab.pathways.operations import DEFAULT
+    from sinklab.registry import operations as registry
+    from sinklab.registry import split_specs
 
-    chosen = None if operations is None else [
-        parse_call(name, "an operation such as softpick or sigmoid(normalize=true)") for name in split_list(operations)
-    ]  # fmt: skip
+    chosen = None if operations is None else [registry.read(name) for name in split_specs(operations)]
     with output.progress() as progress:
         result = run_pathways(
             DEFAULT if chosen is None else chosen,

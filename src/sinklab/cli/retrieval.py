@@ -17,7 +17,7 @@ from sinklab.cli.options import Json, Overwrite
 __all__ = ["EPILOG", "retrieval"]
 
 EPILOG = (
-    "Off the trigger a softmax head has to park its weight, and does so on BOS. relu(power=0) is undivided ReLU, which solves "
+    "Off the trigger a softmax head has to park its weight, and does so on BOS. relu:power=0 is undivided ReLU, which solves "
     "the task exactly; ReLU that is divided by a number of keys provably cannot. docs/retrieval.md has the proofs.\n\n"
     "Examples:\n\n"
     "sinklab retrieval\n\n"
@@ -39,8 +39,8 @@ COLUMNS = {
 def retrieval(
     operation: Annotated[
         str,
-        typer.Option(metavar="NAME[,NAME…]", help="From 'sinklab list operations', with settings if need be: 'relu(power=0)'."),
-    ] = "softmax,relu(power=0)",
+        typer.Option(metavar="NAME[,NAME…]", help="From 'sinklab list operations', with settings if need be: relu:power=0."),
+    ] = "softmax,relu:power=0",
     target: Annotated[
         Literal["value", "token"],
         typer.Option(help="What the trigger answers: the value of the token asked for, or all of it."),
@@ -60,12 +60,12 @@ def retrieval(
     """Train one head to look up a key at one token and to be silent elsewhere, and say where its weight goes."""
     prepare_libraries()
     from sinklab.arguments import parse_seeds
-    from sinklab.evaluation.spelling import parse_call, split_list
+    from sinklab.registry import split_specs
     from sinklab.trigger.lab import named
     from sinklab.trigger.retrieval import RetrievalSetting
     from sinklab.trigger.retrieval_lab import run_retrieval_lab
 
-    chosen = [named(parse_call(name, "an operation such as softmax or relu(power=0)")) for name in split_list(operation)]
+    chosen = [named(name) for name in split_specs(operation)]
     setting = RetrievalSetting(length=length, keys=keys, values=values, position=position, target=target, cap=cap)
     with output.progress() as progress:
         runs = run_retrieval_lab(chosen, parse_seeds(seeds), setting, out=out, overwrite=overwrite, progress=progress)

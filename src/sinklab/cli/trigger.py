@@ -36,7 +36,7 @@ def trigger(
         str,
         typer.Option(
             metavar="NAME[,NAME…]",
-            help="From 'sinklab list operations', with settings if need be: 'relu(uncounted=0)'; or all.",
+            help="From 'sinklab list operations', with settings if need be: relu:uncounted=0; or all.",
         ),
     ] = "softmax,relu",
     layers: Annotated[int, typer.Option(help="Layers; more than one brings residual connections.")] = 1,
@@ -87,13 +87,12 @@ def trigger(
     """
     prepare_libraries()
     from sinklab.arguments import parse_seeds
-    from sinklab.evaluation.spelling import parse_call, split_list
-    from sinklab.registry import operations
+    from sinklab.registry import operations, split_specs
     from sinklab.trigger.lab import named, run_lab
     from sinklab.trigger.setting import Setting
 
-    names = operations.names() if operation.strip() == "all" else split_list(operation)
-    chosen = [named(parse_call(name, "an operation such as softmax or relu(uncounted=0)")) for name in names]
+    names = operations.names() if operation.strip() == "all" else split_specs(operation)
+    chosen = [named(name) for name in names]
     setting = Setting(
         layers=layers,
         heads=heads,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError
 from sinklab.registry import corpora
@@ -19,27 +20,32 @@ TEXTS = (".txt", ".md")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def resolve_corpus(name: str, **dataset: str | None) -> Corpus:
-    """The corpus called ``name``, or the texts or dataset at that path, or the dataset of that name on the hub, in this order.
+def resolve_corpus(spec: str | Mapping[str, Any] | Corpus, **dataset: str | None) -> Corpus:
+    """The corpus of that name, or the texts or dataset at that path, or the dataset of that name on the hub, in this order.
 
     A folder is a dataset when it holds at least as many data files as texts (``.txt``, ``.md``), and otherwise texts.
 
     Args:
-        name: a registered name, a path, or ``owner/name``.
+        spec: a registered name, a path, or ``owner/name``, each with settings if need be (``owner/name:subset=small``), as
+            :meth:`~sinklab.registry.Registry.make` takes them; or a corpus, which is given back.
         dataset: settings of :class:`~sinklab.corpora.hub_dataset.HubDataset`; ``None`` is not given.
 
     Raises:
         UnknownNameError: neither a name (did you mean …?) nor a path.
         InputError: a path at which there is nothing readable.
-        ConfigurationError: settings of a dataset for something else.
+        ConfigurationError: settings of a dataset for something else, or settings that the corpus does not take.
     """
-    settings = {key: value for key, value in dataset.items() if value is not None}
+    if not isinstance(spec, (str, Mapping)):
+        return spec
+    written = isinstance(spec, Mapping) or not Path(spec).expanduser().exists()  # a path may hold a colon
+    fields: dict[str, Any] = corpora.read(spec) if written else {"name": spec}
+    name: str = fields["name"]
     kind = _kind(name)
-    if kind == "hub_dataset":
-        return corpora[kind](name, **settings)
-    if settings:
+    settings = {key: value for key, value in dataset.items() if value is not None}
+    if settings and (kind or name) != "hub_dataset":
         raise ConfigurationError(f"{', '.join(settings)}: only datasets have these settings, and corpus {name!r} is none")
-    return corpora[name]() if kind is None else corpora[kind](name)
+    of_path = {} if kind is None else {"name": kind, "path": name}
+    return corpora.make({**settings, **fields, **of_path})  # type: ignore[no-any-return]
 
 
 def _kind(name: str) -> str | None:

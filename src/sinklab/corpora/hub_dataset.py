@@ -36,14 +36,14 @@ class HubDataset(TextCorpus):
         text_column: column with the text; by default ``text``, or else the only column of strings.
 
     Raises:
-        ConfigurationError: no path, or options that do not go together.
+        ConfigurationError: options that do not go together.
         InputError: the hub out of reach, no such dataset, subset, split or column, or a file that cannot be read; on opening,
             which is when rows or (of a branch or tag) the identity are asked for.
     """
 
     def __init__(
         self,
-        path: str | Path | None = None,
+        path: str | Path,
         *,
         subset: str | None = None,
         revision: str | None = None,
@@ -51,32 +51,33 @@ class HubDataset(TextCorpus):
         held_out_split: str | None = None,
         text_column: str | None = None,
     ) -> None:
-        if path is None:
-            raise ConfigurationError("corpus 'hub_dataset' needs a dataset; give its name or path instead: --corpus owner/name")
         if held_out_split == train_split:
             raise ConfigurationError(
                 f"held_out_split and train_split are both {train_split!r}; held-out text must be other text"
             )
         local = Path(path).expanduser()
-        self.path = local.absolute() if local.exists() else None
-        self.dataset = local.name if self.path else str(path)
+        self._local = local.absolute() if local.exists() else None
+        self.path = self._local or path
+        self.dataset = local.name if self._local else str(path)
         self.subset, self.revision, self.text_column = subset, revision, text_column
         self.train_split, self.held_out_split = train_split, held_out_split
         self._saved = local.is_dir() and any((local / name).is_file() for name in ("state.json", "dataset_dict.json"))
-        if self.path and revision is not None:
-            raise ConfigurationError(f"revision {revision!r} is of a dataset on the hub, and {self.path} is a local path")
+        if self._local and revision is not None:
+            raise ConfigurationError(f"revision {revision!r} is of a dataset on the hub, and {self._local} is a local path")
         if self._saved and subset is not None:
-            raise ConfigurationError(f"subset {subset!r} cannot be chosen: {self.path} was made by save_to_disk and holds one")
+            raise ConfigurationError(
+                f"subset {subset!r} cannot be chosen: {self._local} was made by save_to_disk and holds one"
+            )
 
     @property
     def identity(self) -> Identity:
         source = f"dataset {self.dataset}" + (f", {self.subset}" if self.subset else "")
-        if self.path:
-            files = [self.path] if self.path.is_file() else _visible_files(self.path)
+        if self._local:
+            files = [self._local] if self._local.is_file() else _visible_files(self._local)
             with self._explained():
                 return Identity(
                     source,
-                    f"sha256-{hash_files(self.path.parent if self.path.is_file() else self.path, files)}",
+                    f"sha256-{hash_files(self._local.parent if self._local.is_file() else self._local, files)}",
                     "the user's own",
                 )
         revision = self.revision or ""
@@ -119,7 +120,7 @@ class HubDataset(TextCorpus):
 
         with self._explained():
             if self._saved:
-                found = datasets.load_from_disk(str(self.path))
+                found = datasets.load_from_disk(str(self._local))
                 splits = dict(found) if isinstance(found, dict) else {"train": found}
             else:
                 splits = self._builder().as_streaming_dataset()
@@ -131,11 +132,11 @@ class HubDataset(TextCorpus):
         import datasets
 
         with self._explained():
-            if self.path is None:
+            if self._local is None:
                 return datasets.load_dataset_builder(self.dataset, self.subset, revision=self.revision)
-            if self.path.is_dir():
-                return datasets.load_dataset_builder(str(self.path), self.subset)
-            return datasets.load_dataset_builder(str(self.path.parent), self.subset, data_files=self.path.name)
+            if self._local.is_dir():
+                return datasets.load_dataset_builder(str(self._local), self.subset)
+            return datasets.load_dataset_builder(str(self._local.parent), self.subset, data_files=self._local.name)
 
     def _column(self, rows: Any) -> str:
         if rows.features is None:  # not declared anywhere: the first rows show

@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 from sinklab.corpora._corpus import Identity, Split, TextCorpus, held_out_keys
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import InputError
 from sinklab.registry import corpora
 
 __all__ = ["TextFile"]
@@ -32,13 +32,10 @@ class TextFile(TextCorpus):
         text: all of it, without a byte-order mark.
 
     Raises:
-        ConfigurationError: no path was given.
         InputError: the file is missing, empty, or not UTF-8.
     """
 
-    def __init__(self, path: str | Path | None = None) -> None:
-        if path is None:
-            raise ConfigurationError("corpus 'text_file' needs a file; give its path instead: --corpus path/to/file.txt")
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
         try:
             content = self.path.read_bytes()

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from sinklab.corpora._corpus import Identity, Split, TextCorpus, hash_files, hash_order, held_out_keys
 from sinklab.corpora.text_file import TextFile
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import InputError
 from sinklab.registry import corpora
 
 __all__ = ["TextFolder"]
@@ -26,15 +26,12 @@ class TextFolder(TextCorpus):
         path: the folder.
 
     Raises:
-        ConfigurationError: no path was given.
         InputError: no such folder, or no text in it; while reading, a file that is not UTF-8.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (".txt", ".md")
 
-    def __init__(self, path: str | Path | None = None) -> None:
-        if path is None:
-            raise ConfigurationError("corpus 'text_folder' needs a folder; give its path instead: --corpus path/to/folder")
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
         if not self.path.is_dir():
             raise InputError(f"there is no folder {self.path}")

@@ -7,13 +7,12 @@ import re
 from collections.abc import Sequence
 
 from sinklab.errors import ConfigurationError
-from sinklab.evaluation.spelling import parse_call
 from sinklab.registry import policies
 from sinklab.streaming.policy import Policy
 
 __all__ = ["Contenders", "make_contenders", "parse_policy"]
 
-KNOWN = "full, 4+1020 (sinks+window), or a name from 'sinklab list policies' with settings, sink_window(num_sinks=8)"
+KNOWN = "full, 4+1020 (sinks+window), or a name from 'sinklab list policies' with settings, sink_window:num_sinks=8"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +67,7 @@ def make_contenders(budget: int, sinks: Sequence[int] = (1, 4), more: Sequence[s
 
 
 def parse_policy(text: str) -> Policy:
-    """The policy that a user writes as ``full``, ``4+1020`` or ``name(setting=value, …)``.
+    """The policy that a user writes as ``full``, ``4+1020`` or ``name:setting=value,…``.
 
     Raises:
         ConfigurationError: it reads like none of these, or has a setting that the policy refuses.
@@ -80,4 +79,6 @@ def parse_policy(text: str) -> Policy:
         sinks, window = int(pair[1]), int(pair[2])
         policy: Policy = policies["sink_window"](num_sinks=sinks, window=window) if sinks else policies["window"](window=window)
         return policy
-    return Policy.from_dict(parse_call(text, f"a policy: {KNOWN}"))
+    if not text[:1].isalpha():
+        raise ConfigurationError(f"{text!r} cannot be read; write a policy: {KNOWN}")
+    return policies.make(text)  # type: ignore[no-any-return]

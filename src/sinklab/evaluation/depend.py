@@ -19,8 +19,8 @@ from sinklab.evaluation.contenders import Contenders, make_contenders
 from sinklab.evaluation.outcome import outcome
 from sinklab.evaluation.runner import ScoredTask, counted_questions, curve, effective_lengths, per_item, run_task, table_rows
 from sinklab.evaluation.score import METRICS
-from sinklab.evaluation.spelling import parse_call
 from sinklab.models.loading import LoadedModel
+from sinklab.registry import tasks as registry
 from sinklab.results.table import append, make_table, write_json, write_table
 from sinklab.streaming.policy import Policy
 from sinklab.tasks._task import Task
@@ -77,7 +77,7 @@ def depend(
 
     Args:
         model: a name for :func:`sinklab.load_model`, or a model in memory.
-        tasks: registered names (``sinklab list tasks``), with settings if need be (``"needle(corpus=book.txt)"``); tasks made
+        tasks: registered names (``sinklab list tasks``), with settings if need be (``"needle:corpus=book.txt"``); tasks made
             by hand; or ``lm_eval:TASK``.
         policies: what to run beside the two that are compared and the floor; ``None`` for the usual ones.
         window: tokens before the query that bounded policies hold, sinks included; half of what the model was trained on, and
@@ -99,7 +99,7 @@ def depend(
         raise ConfigurationError("name at least one task: sinklab list tasks")
     if items < 2:
         raise ConfigurationError(f"--items {items} must be 2 or more: an interval needs several texts")
-    chosen = [_task(task) if isinstance(task, str) and not task.startswith(HARNESS) else task for task in tasks]
+    chosen = [task if isinstance(task, str) and task.startswith(HARNESS) else registry.make(task) for task in tasks]
     if bos != "auto" and any(isinstance(task, str) for task in chosen):
         raise ConfigurationError(
             f"--bos {bos}: the harness leaves the token in front to the tokenizer; leave it out with {HARNESS}"
@@ -157,10 +157,6 @@ def depend(
                 if part["curves"]:
                     write_plot(part, folder / f"{part['task'].replace(':', '-')}.png")
     return DependResult(table, summary, run, out)
-
-
-def _task(text: str) -> Task:
-    return Task.from_dict(parse_call(text, "a task: a name from 'sinklab list tasks', with settings: needle(corpus=FILE)"))
 
 
 def default_window(loaded: LoadedModel) -> int:

@@ -6,10 +6,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from sinklab.attention.operation import Operation
 from sinklab.configuration import Section
 from sinklab.errors import ConfigurationError
-from sinklab.registry import positions
+from sinklab.registry import operations, positions
 
 __all__ = ["Architecture"]
 
@@ -76,7 +75,7 @@ class Architecture(Section):
             raise ConfigurationError(
                 "prefix and window cannot be combined: inside the prefix both ways are open, which a window would close again"
             )
-        Operation.from_dict(self.operation)
+        operations.make(self.operation)
         settings = dict(self.position)
         scheme = positions[settings.pop("name", "rotary")]
         scheme.check(self, settings)
@@ -90,7 +89,7 @@ class Architecture(Section):
     @property
     def tokens_in_front(self) -> int:
         """Learned tokens that the operation puts in front of every sequence."""
-        return Operation.from_dict(self.operation).tokens_in_front
+        return operations.make(self.operation).tokens_in_front
 
     @property
     def num_positions(self) -> int:

@@ -21,6 +21,7 @@ from sinklab.attention.state import ATTRIBUTE, OperationState, bind
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.checkpoint import weight_files
 from sinklab.models.language_model import SinkLMConfig
+from sinklab.registry import operations
 
 __all__ = ["CONFIG_FIELD", "attach", "restore", "save_model"]
 
@@ -62,7 +63,7 @@ def attach(
             f"this {type(model).__name__} already has operation {getattr(model.config, CONFIG_FIELD)['operation']['name']!r}; "
             "load the model again to give it another"
         )
-    chosen = _resolve(operation)
+    chosen: Operation = operations.make(operation)
     if chosen.tokens_in_front:
         raise UnsupportedModelError(
             f"operation {chosen.name!r} puts learned tokens in front, which only SinkLM does by itself; for a "
@@ -135,12 +136,6 @@ def restore(model: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
             f"first {min(wanted)}; was it saved by another program?"
         )
     return model
-
-
-def _resolve(operation: Operation | Mapping[str, Any] | str) -> Operation:
-    if isinstance(operation, Operation):
-        return operation
-    return Operation.from_dict({"name": operation} if isinstance(operation, str) else operation)
 
 
 def _keep_layer_input(state: OperationState) -> Callable[..., None]:

@@ -10,12 +10,13 @@ from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sinklab.attention.operation import HeadShape, Operation
+from sinklab.attention.operation import HeadShape
 from sinklab.attention.state import bind
 from sinklab.models.feed_forward import FeedForward
 from sinklab.models.model_config import SinkLMConfig
 from sinklab.models.norms import NORMS, Norm
 from sinklab.positions._scheme import PositionScheme, Rotation
+from sinklab.registry import operations
 
 __all__ = ["SinkLMAttention", "SinkLMLayer", "eager_attention_forward"]
 
@@ -66,7 +67,7 @@ class SinkLMAttention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, num_kv_heads * head_dim, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, num_kv_heads * head_dim, bias=False)
         self.o_proj = nn.Linear(head_dim if self.adds_heads else num_heads * head_dim, config.hidden_size, bias=False)
-        operation = Operation.from_dict(config.operation)
+        operation = operations.make(config.operation)
         self.needs_layer_input = operation.needs_layer_input
         bind(self, operation, HeadShape(num_heads, num_kv_heads, head_dim, head_dim, config.hidden_size))
 

@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, Cache, DynamicCache, GenerationMi
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from sinklab.attention.operation import Operation
 from sinklab.attention.seam import implementation_name, register_operation
 from sinklab.attention.state import OperationState
 from sinklab.errors import ConfigurationError
@@ -20,7 +19,7 @@ from sinklab.models.masking import Layout, fold_bias, lay_out, make_mask
 from sinklab.models.model_config import SinkLMConfig
 from sinklab.models.norms import NORMS, Norm
 from sinklab.positions._scheme import PositionScheme
-from sinklab.registry import positions
+from sinklab.registry import operations, positions
 
 __all__ = ["SinkLM", "SinkLMConfig"]
 
@@ -49,7 +48,7 @@ class SinkLM(PreTrainedModel, GenerationMixin):
     _skip_keys_device_placement = ["past_key_values"]
 
     def __init__(self, config: SinkLMConfig) -> None:
-        register_operation(Operation.from_dict(config.operation))
+        register_operation(operations.make(config.operation))
         # The name of the attention function is written into the config, which another model may be made of.
         super().__init__(copy.deepcopy(config))
         config, architecture = self.config, config.architecture
@@ -72,7 +71,7 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
-        operation = Operation.from_dict(self.config.operation).name
+        operation = operations.make(self.config.operation).name
         own = implementation_name(operation)
         if attn_implementation in (None, own):
             return own

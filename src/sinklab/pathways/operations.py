@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
+from sinklab.registry import operations
 
 __all__ = ["DEFAULT", "PUBLISHED", "REFERENCE", "Pathway", "Published", "pathways_of"]
 
@@ -103,7 +103,7 @@ def pathways_of(chosen: Sequence[Mapping[str, Any]] = DEFAULT) -> list[Pathway]:
     """
     found = [Pathway(REFERENCE, {"name": REFERENCE})]
     for fields in chosen:
-        Operation.from_dict(dict(fields))
+        operations.make(dict(fields))
         pathway = Pathway(_label(fields), dict(fields))
         if pathway.label == REFERENCE:
             continue

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from sinklab.attention.operation import Operation
 from sinklab.jobs.grid import Cell
 from sinklab.pathways.columns import COLUMNS, FAST, READ_OUTS, Source
 from sinklab.pathways.operations import Pathway
+from sinklab.registry import operations
 from sinklab.reproduction.cells import make_cells, open_store, train_cells
 from sinklab.reproduction.claim import Changes, Condition, Scale, Times
 from sinklab.reproduction.work import Reading, read_numbers, run_readings
@@ -147,7 +147,7 @@ def trigger_numbers(
     Args:
         folder: of the trigger lab, which keeps its runs there.
     """
-    operations = {pathway.label: Operation.from_dict(pathway.operation(setting.length)) for pathway in pathways}
+    operations = {pathway.label: operations.make(pathway.operation(setting.length)) for pathway in pathways}
     numbers: Numbers = {seed: {} for seed in seeds}
     cannot = {label: found for label, operation in operations.items() if (found := obstacle(operation, setting)) is not None}
     label_in_lab = {label_of(operation): label for label, operation in operations.items() if label not in cannot}

@@ -61,8 +61,7 @@ def claim_called(name: str) -> Claim:
         UnknownNameError: no such claim.
         ConfigurationError: its file does not give a claim.
     """
-    make: Any = claims[name]
-    claim = make()
+    claim = claims.make(name)
     if not isinstance(claim, Claim):
         raise ConfigurationError(f"claim {name!r}: its function must return a Claim, and returned {type(claim).__name__}")
     return claim
@@ -82,7 +81,7 @@ def function_of(read_out: str) -> Callable[[Trained], Mapping[str, float]]:
     """
     claim, dot, function = read_out.partition(".")
     if not dot:
-        found: Any = read_outs[read_out]
+        found: Any = read_outs.make(read_out)
         return found
     for candidate in claim_called(claim).read_outs:
         if not isinstance(candidate, str) and name_of(claim, candidate) == read_out:

@@ -25,7 +25,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
-from sinklab.registry import policies
 
 if TYPE_CHECKING:
     from sinklab.streaming.reader import Reader
@@ -78,25 +77,6 @@ class Policy(abc.ABC):
     def to_dict(self) -> dict[str, Any]:
         """Name and settings; tuples become lists when it is written as JSON."""
         return {"name": self.name, **dataclasses.asdict(self)}
-
-    @staticmethod
-    def from_dict(settings: dict[str, Any]) -> Policy:
-        """The policy of ``{"name": …, setting: …}``.
-
-        Raises:
-            UnknownNameError: no policy has the name.
-            ConfigurationError: a setting that the policy does not have, or a value it refuses.
-        """
-        settings = dict(settings)
-        if "name" not in settings:
-            raise ConfigurationError(f"a policy needs a name; got {settings}. Known: {', '.join(policies)}")
-        cls = policies[settings.pop("name")]
-        known = {field.name: field for field in dataclasses.fields(cls)}
-        unknown = sorted(settings.keys() - known.keys())
-        if unknown:
-            raise ConfigurationError(f"policy {cls.name!r} has no setting {unknown[0]!r}; it has {', '.join(known) or 'none'}")
-        policy: Policy = cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()})
-        return policy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from sinklab.registry import policies
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.policy import Policy
 from sinklab.streaming.telemetry import Telemetry, reader_telemetry
@@ -117,7 +118,7 @@ class CacheReader(Reader):
 
 
 def open_reader(model: PreTrainedModel, policy: Policy | str | dict[str, Any], *, chunk: int = 128) -> Reader:
-    """A reader of ``model`` under a policy: the object, its name, or ``{"name": …, setting: …}``.
+    """A reader of ``model`` under a policy: an object, or what :meth:`~sinklab.registry.Registry.make` takes.
 
     Args:
         chunk: most tokens that a cache takes at once; the result does not depend on it.
@@ -126,6 +127,5 @@ def open_reader(model: PreTrainedModel, policy: Policy | str | dict[str, Any], *
         UnknownNameError, ConfigurationError: no such policy, or a setting it refuses.
         UnsupportedModelError: it cannot be had with this model; see :class:`~sinklab.streaming.cache.PolicyCache`.
     """
-    if not isinstance(policy, Policy):
-        policy = Policy.from_dict({"name": policy} if isinstance(policy, str) else policy)
-    return policy.reader(model, chunk=chunk)
+    made: Policy = policies.make(policy)
+    return made.reader(model, chunk=chunk)

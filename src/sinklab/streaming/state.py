@@ -18,8 +18,9 @@ from transformers import PreTrainedModel
 
 import sinklab
 from sinklab.errors import ConfigurationError, InputError, SinklabError
+from sinklab.registry import policies
 from sinklab.streaming.cache import PolicyCache
-from sinklab.streaming.policy import Policy, SlotPolicy
+from sinklab.streaming.policy import SlotPolicy
 from sinklab.streaming.reader import CacheReader, Reader
 
 __all__ = ["SavedState", "fingerprint", "load_state", "read_state", "save_state"]
@@ -120,7 +121,7 @@ def read_state(path: str | Path, model: PreTrainedModel) -> SavedState:
     _require_same(path, record["model"], model)
     try:
         settings = {name: record[name] for name in ("chunk", "rebase_at", "quantized")}
-        cache = PolicyCache(Policy.from_dict(record["policy"]), model, **settings)
+        cache = PolicyCache(policies.make(record["policy"]), model, **settings)
         _fill(cache, record["books"], tensors)
     except (KeyError, TypeError, RuntimeError) as error:
         if isinstance(error, SinklabError):

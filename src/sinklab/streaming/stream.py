@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.registry import policies
 from sinklab.streaming.decoding import TextDecoder
 from sinklab.streaming.ordered import has_ordered_bias
 from sinklab.streaming.policy import Policy, SlotPolicy
@@ -385,30 +386,30 @@ def fitting_policy(model: PreTrainedModel, policy: Policy | str | dict[str, Any]
     """
     settings: dict[str, Any] = {}
     if not isinstance(policy, Policy):
-        settings = {"name": policy or "sink_window"} if not isinstance(policy, dict) else policy
-        policy = Policy.from_dict(settings)
+        settings = policies.read(policy or "sink_window")
+    made: Policy = policies.make(settings or policy)
     if pinned:
-        policy = _pinning(policy, pinned)
-    window = getattr(policy, "window", 0)
+        made = _pinning(made, pinned)
+    window = getattr(made, "window", 0)
     if settings and window and "window" not in settings:
-        most, held = min(_context(model), _same_frequencies(model, policy)), policy.max_held(1 << 62)
+        most, held = min(_context(model), _same_frequencies(model, made)), made.max_held(1 << 62)
         if held > most:
             window -= held - most
             if window < 1 and not pinned:
                 raise ConfigurationError(
-                    f"policy {policy.describe()} leaves no room for a window in the {most} tokens that the model was trained "
+                    f"policy {made.describe()} leaves no room for a window in the {most} tokens that the model was trained "
                     "to see at once; choose fewer sinks, or name a window"
                 )
-            policy = dataclasses.replace(policy, window=window) if window >= 1 else policy  # type: ignore[call-arg]
-    context, held = _context(model), policy.max_held(1 << 62)
-    if pinned and policy.bounded and held > context:
+            made = dataclasses.replace(made, window=window) if window >= 1 else made  # type: ignore[call-arg]
+    context, held = _context(model), made.max_held(1 << 62)
+    if pinned and made.bounded and held > context:
         room = window - (held - context)
         advice = f"choose a window of {room} or less, or a shorter text" if room >= 1 else "choose a shorter text"
         raise ConfigurationError(
             f"the text to keep has {pinned} tokens and the policy holds {held} with it; the model was trained to see {context} "
             f"at once: {advice}"
         )
-    return policy
+    return made
 
 
 def _context(model: PreTrainedModel) -> int:

@@ -10,8 +10,6 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from sinklab.corpora._corpus import Encoder, Identity
-from sinklab.errors import ConfigurationError
-from sinklab.registry import tasks
 
 __all__ = ["Axis", "Metric", "Question", "Sheet", "Task"]
 
@@ -97,20 +95,3 @@ class Task(abc.ABC):
     def settings(self) -> dict[str, Any]:
         """Name and fields, for the run record."""
         return {"name": self.name, **dataclasses.asdict(self)}
-
-    @staticmethod
-    def from_dict(settings: dict[str, Any]) -> Task:
-        """The task of ``{"name": …, setting: …}``.
-
-        Raises:
-            UnknownNameError: no task has the name.
-            ConfigurationError: a setting that the task does not have, or a value it refuses.
-        """
-        settings = dict(settings)
-        cls = tasks[settings.pop("name")]
-        known = [field.name for field in dataclasses.fields(cls)]
-        unknown = sorted(settings.keys() - set(known))
-        if unknown:
-            raise ConfigurationError(f"task {cls.name!r} has no setting {unknown[0]!r}; it has {', '.join(known) or 'none'}")
-        task: Task = cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()})
-        return task

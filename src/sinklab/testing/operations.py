@@ -15,6 +15,7 @@ from sinklab.attention.operation import HeadShape, Operation, repeat_groups
 from sinklab.attention.paths import PATHS, compute, obstacle
 from sinklab.errors import ContractError, SinklabError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.registry import operations
 from sinklab.testing._checks import Checks, first_line
 
 __all__ = ["check_operation"]
@@ -54,7 +55,7 @@ def check_operation(operation: Operation) -> None:
     checks = Checks(f"operation {getattr(operation, 'name', type(operation).__name__)!r}")
     generator = torch.Generator().manual_seed(0)
     try:
-        again = Operation.from_dict(operation.to_dict())
+        again = operations.make(operation.to_dict())
     except (SinklabError, AttributeError, TypeError) as error:
         raise ContractError(f"{checks.subject} breaks its contract, check 'settings': {error}") from error
     frozen = dataclasses.is_dataclass(operation) and operation.__dataclass_params__.frozen  # type: ignore[attr-defined]

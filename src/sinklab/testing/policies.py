@@ -15,6 +15,7 @@ from transformers.cache_utils import CacheLayerMixin
 from sinklab.attention import seam
 from sinklab.errors import ContractError, SinklabError
 from sinklab.policies.full import Full
+from sinklab.registry import policies
 from sinklab.streaming.policy import Policy, ScoredPolicy, SlotPolicy
 from sinklab.streaming.reader import Reader
 from sinklab.streaming.rotation import Rotation, read_rotations
@@ -104,7 +105,7 @@ def check_policy(policy: Policy) -> None:
 
 def _check_settings(checks: Checks, policy: Policy) -> None:
     try:
-        again = Policy.from_dict(json.loads(json.dumps(policy.to_dict())))
+        again = policies.make(json.loads(json.dumps(policy.to_dict())))
     except (SinklabError, AttributeError, TypeError) as error:
         raise ContractError(f"{checks.subject} breaks its contract, check 'settings': {error}") from error
     frozen = dataclasses.is_dataclass(policy) and policy.__dataclass_params__.frozen  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ import torch
 
 from sinklab.corpora._corpus import Encoder, Identity
 from sinklab.errors import InputError, SinklabError
+from sinklab.registry import tasks
 from sinklab.tasks._task import Axis, Metric, Sheet, Task
 from sinklab.testing._checks import Checks, first_line
 
@@ -72,7 +73,7 @@ def _settings(check: Checks, task: Task) -> Task:
     told = isinstance(identity, Identity) and all(dataclasses.astuple(identity))
     check.require(told, "identity", "source, revision and licence", identity)
     try:
-        rebuilt = Task.from_dict(task.settings)
+        rebuilt = tasks.make(task.settings)
     except SinklabError as error:
         check.require(False, "settings", "a task that its settings make again", first_line(error))
     check.require(rebuilt == task, "settings", str(task), rebuilt)

@@ -22,9 +22,9 @@ def resolve_recipe(name: str) -> PretrainingConfig:
     """The configuration that ``name`` stands for.
 
     Args:
-        name: a recipe from ``sinklab list recipes``; a ``.py`` file with a function without parameters that returns a
-            :class:`PretrainingConfig` (``file.py:function`` where there are several); a ``run.json``, or a JSON or YAML file
-            with the fields of one; or the output directory of a run.
+        name: a recipe from ``sinklab list recipes``, with settings if need be (``tiny:model.window=8``); a ``.py`` file with a
+            function without parameters that returns a :class:`PretrainingConfig`, ``file.py:function`` where there are several;
+            a ``run.json``, or a JSON or YAML file with the fields of one; or the output directory of a run.
 
     Raises:
         UnknownNameError: no recipe of that name.
@@ -37,7 +37,7 @@ def resolve_recipe(name: str) -> PretrainingConfig:
         return _from_python(path, function)
     if path.suffix in (".json", ".yaml", ".yml") or (path.is_dir() and file not in recipes):
         return _from_fields(path / "run.json" if path.is_dir() else path)
-    return _checked(recipes[name], f"recipe {name!r}")
+    return _checked(lambda: recipes.make(name), f"recipe {name!r}")
 
 
 def _from_python(path: Path, wanted: str) -> PretrainingConfig:

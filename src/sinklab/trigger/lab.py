@@ -16,6 +16,7 @@ from sinklab import __version__
 from sinklab.attention.operation import Operation
 from sinklab.auditing.output import new_run_id
 from sinklab.errors import ConfigurationError
+from sinklab.registry import operations
 from sinklab.results.table import make_table, write_json, write_table
 from sinklab.trigger.expressible import obstacle
 from sinklab.trigger.kept import open_folder
@@ -54,15 +55,15 @@ class LabResult:
     folder: Path | None
 
 
-def named(fields: Mapping[str, Any]) -> Operation:
-    """The operation of ``{"name": …, setting: value}``; a name alone is the operation as the paper's models have it.
+def named(spec: str | Mapping[str, Any]) -> Operation:
+    """:meth:`~sinklab.registry.Registry.make`; a name alone is the operation as the paper's models have it.
 
     Raises:
         UnknownNameError: no such operation.
         ConfigurationError: a setting that it does not have.
     """
-    released = AS_RELEASED.get(fields.get("name", "softmax"), {})
-    return Operation.from_dict({**fields, **{key: value for key, value in released.items() if len(fields) == 1}})
+    fields = operations.read(spec)
+    return operations.make(fields | AS_RELEASED.get(fields["name"], {}) if len(fields) == 1 else fields)  # type: ignore[no-any-return]
 
 
 def label_of(operation: Operation, usual: Operation | None = None) -> str:
@@ -72,7 +73,11 @@ def label_of(operation: Operation, usual: Operation | None = None) -> str:
         usual: has the settings that need no mention, if it is not :func:`named` that says so.
     """
     expected = (named({"name": operation.name}) if usual is None else usual).to_dict()
-    changed = [f"{key}={value}" for key, value in operation.to_dict().items() if expected[key] != value]
+    changed = [
+        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in operation.to_dict().items()
+        if expected[key] != value
+    ]
     return f"{operation.name}({', '.join(changed)})" if changed else operation.name
 
 

@@ -16,6 +16,7 @@ from sinklab import __version__
 from sinklab.attention.operation import Operation
 from sinklab.auditing.output import check_free, new_run_id, whole_folder
 from sinklab.errors import ConfigurationError
+from sinklab.registry import operations
 from sinklab.results.table import make_table, write_json, write_table
 from sinklab.theory.retrieval_task import divisor_error
 from sinklab.trigger.expressible import divisor_quotient, linear_in_values
@@ -94,7 +95,7 @@ def run_retrieval_lab(
 
 def _label(operation: Operation) -> str:
     """The name, with the settings that are not the operation's own."""
-    return label_of(operation, Operation.from_dict({"name": operation.name}))
+    return label_of(operation, operations.make(operation.name))
 
 
 def _require_possible(operation: Operation, setting: RetrievalSetting) -> None:
@@ -107,7 +108,7 @@ def _require_possible(operation: Operation, setting: RetrievalSetting) -> None:
         raise ConfigurationError(
             f"operation {_label(operation)!r} cannot do the task: its weights are divided by the number of visible "
             f"keys, and one value is to be given whatever their number; every choice of maps is off by {least:.3g} or more "
-            "somewhere. relu(power=0) is not divided"
+            "somewhere. relu:power=0 is not divided"
         )
 
 
