@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import functools
+import html
+import json
+import secrets
+import shutil
 import sys
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.results.folder import FolderLock, check_free, clear, partial_folder, put_in_place
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-__all__ = ["Progress", "Result", "silent"]
+    from sinklab.results.environment import Placed
+    from sinklab.results.store import Store
+
+__all__ = ["STORE", "Progress", "Result", "Run", "new_run_id", "silent"]
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage, what is done of it and its total."""
+
+STORE = "store"
+"""Folder of what a run has computed so far, inside its output directory."""
 
 PIPE_WIDTH = 200
 """Columns of output that does not go to a terminal; long lines are for the reader's tools to wrap."""
@@ -25,16 +41,22 @@ def silent(stage: str, done: int, total: int) -> None:
     """The progress of somebody who does not watch."""
 
 
+def new_run_id() -> str:
+    """Identity of a run: time in UTC and six random digits."""
+    return f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Result:
     """What a command returns: the answer, its numbers, how they were made, and where they lie.
 
     Attributes:
-        summary: the answer as plain JSON values; ``summary.json`` of a folder and ``--json`` on the command line.
+        summary: the answer as plain JSON values; ``summary.json`` of a folder. Empty where the table is the answer.
         table: the long table (:data:`sinklab.results.table.COLUMNS`).
         record: ``run.json``: kind, settings, versions, commit, hardware, seeds, wall time.
         folder: where it was written; ``None`` if it was not.
         display: gives what a terminal shows of a result: rich renderables or lines of text.
+        page: writes the page of a folder, for kinds that have one, and returns its path.
     """
 
     summary: dict[str, Any]
@@ -42,6 +64,7 @@ class Result:
     record: dict[str, Any]
     folder: Path | None
     display: Callable[[Result], Iterable[RenderableType]]
+    page: Callable[[Path], Path] | None = None
 
     @property
     def kind(self) -> str:
@@ -56,3 +79,245 @@ class Result:
         console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
         for part in self.display(self):
             console.print(part)
+
+    def to_json(self) -> str:
+        """What ``--json`` prints: the summary, or the rows of the table, one a line, where there is no summary."""
+        if not self.summary:
+            return str(self.table.to_json(orient="records", lines=True, force_ascii=False))
+        return json.dumps(self.summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def report(self) -> Path:
+        """The page, made again if it is missing.
+
+        Raises:
+            InputError: results of this kind have no page, or this one was not written to a folder.
+        """
+        if self.page is None:
+            raise InputError(f"a result of {self.kind} has no page; show() prints it")
+        if self.folder is None:
+            raise InputError(f"this result of {self.kind} was not written, so it has no page; give a directory as `out`")
+        path = self.folder / "report.html"
+        return path if path.is_file() else self.page(self.folder)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the page in a frame if there is one, else the top of the summary as a table."""
+        if self.page is not None and self.folder is not None:
+            page = html.escape(self.report().read_text(encoding="utf-8"), quote=True)
+            return f'<iframe srcdoc="{page}" style="width: 100%; height: 640px; border: 0"></iframe>'
+        if not self.summary:
+            return str(self.table._repr_html_())  # type: ignore[operator]  # pandas has it for notebooks, untyped
+        values = {key: value for key, value in self.summary.items() if not isinstance(value, (dict, list))}
+        cells = "".join(
+            f"<tr><th>{html.escape(key)}</th><td>{html.escape(str(value))}</td></tr>" for key, value in values.items()
+        )
+        return f"<table>{cells}</table>"
+
+
+class Run:
+    """One run of a command, from the refusal of what is in its way to the folder that it leaves::
+
+        with Run("measure", out=out, overwrite=overwrite, progress=progress) as run:
+            ...
+            return run.finish(table=table, display=display, loaded=loaded, model=facts)
+
+    The folder belongs to one process from the beginning to the end of the block; another one that names it is refused. There
+    are two kinds of folder:
+
+    - ``resume=None``: the folder is there whole or not at all. What :attr:`store` holds lies beside it while the run goes, is
+      taken up by the next run if this one is killed, and is removed when the result is put in place.
+    - ``resume`` is a truth value: the folder is there from the start, what :attr:`store` holds is part of it, and ``run.json``
+      is written last: a folder without it is an unfinished run. With ``resume`` a run goes on with what there is, with
+      ``overwrite`` it begins anew.
+
+    Args:
+        kind: the command.
+        out: output directory; without it nothing is written.
+        overwrite: replace what is there.
+        resume: go on with the run in ``out``, if there is one, finished or not; see above for ``None``.
+        settings: what it was asked to do; ``config`` in ``run.json``. A run that is resumed must agree in them.
+        progress: told about every step.
+
+    Attributes:
+        id: identity of the run, ``run_id`` in every row of its table.
+        progress: to be called with stage, steps done and steps in all.
+
+    Raises:
+        ConfigurationError: ``overwrite`` and ``resume`` together or without ``out``; a run of other settings to resume.
+        InputError: on entering the block: something is in the way, or another process is using the folder.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        out: Path | None = None,
+        overwrite: bool = False,
+        resume: bool | None = None,
+        settings: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.kind, self.out, self.settings = kind, out, dict(settings or {})
+        self.overwrite, self.resume, self.in_place = overwrite, bool(resume), resume is not None
+        self.id, self.progress = new_run_id(), progress or silent
+        self._started, self._lock = time.time(), None
+        if overwrite and resume:
+            raise ConfigurationError("`overwrite` begins anew and `resume` goes on; give one of them")
+        if out is None and (overwrite or resume):
+            name = "overwrite" if overwrite else "resume"
+            raise ConfigurationError(f"`{name}` is about an output directory; give one as `out`")
+
+    _lock: FolderLock | None
+
+    def __enter__(self) -> Self:
+        if self.out is not None:
+            self._check()
+            self._lock = FolderLock(self.out)
+            try:
+                clear(self.out)
+                self._check()  # it may have been put there before we had the lock
+                if self.in_place:
+                    self._open_in_place()
+            except BaseException:
+                self._lock.release()
+                raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.out is None or self._lock is None:
+            return
+        if self._lock.held:
+            clear(self.out)
+        self._lock.release()
+
+    @functools.cached_property
+    def store(self) -> Store:
+        """What was computed so far, by this run and by those that it goes on with; without ``out`` it keeps nothing."""
+        from sinklab.results.store import Store
+
+        if self.out is None:
+            return Store(None)
+        return Store((self.out if self.in_place else partial_folder(self.out)) / STORE)
+
+    def finish(
+        self,
+        *,
+        table: pd.DataFrame,
+        display: Callable[[Result], Iterable[RenderableType]],
+        summary: dict[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+        files: Callable[[Path], None] | None = None,
+        page: Callable[[Path], Path] | None = None,
+        loaded: Placed | None = None,
+        **record: Any,
+    ) -> Result:
+        """Write ``table.parquet``, ``summary.json``, ``run.json`` and what else there is, and give the result.
+
+        Args:
+            table: the long table.
+            display: see :class:`Result`.
+            summary: the answer; without it there is no ``summary.json``.
+            config: settings that were not known at the start.
+            files: writes further files into the folder that it is given, in which the three are already.
+            page: writes the page of the folder that it is given, after them.
+            loaded: what computed the numbers; see :func:`~sinklab.results.environment.environment`.
+            record: further entries of ``run.json``.
+
+        Raises:
+            InputError: the folder was taken by somebody else meanwhile.
+        """
+        from sinklab.results.environment import environment
+        from sinklab.results.table import write_json, write_table
+
+        about = {
+            "run_id": self.id,
+            "kind": self.kind,
+            "config": {**self.settings, **(config or {})},
+            **record,
+            **environment(loaded),
+            "wall_seconds": round(time.time() - self._started, 3),
+        }
+        result = Result(summary or {}, table, about, self.out, display, page)
+        if self.out is None or self._lock is None:
+            return result
+        self._lock.require()
+        work = self.out if self.in_place else partial_folder(self.out) / "result"
+        work.mkdir(parents=True, exist_ok=True)
+        write_table(table, work / "table.parquet")
+        if summary is not None:
+            write_json(summary, work / "summary.json")
+        if not self.in_place:
+            write_json(about, work / "run.json")
+        for write in (files, page):
+            if write is not None:
+                write(work)
+        self._lock.require()
+        if self.in_place:
+            write_json(about, work / "run.json")  # last: what has it is whole
+            return result
+        try:
+            check_free(self.out, self.overwrite)
+        except InputError as error:  # made by somebody who does not know of the lock
+            kept = self.out.absolute().with_name(f"{self.out.absolute().name}-{self.id}")
+            work.replace(kept)
+            raise InputError(f"{error}. The result of this run is in {kept}") from None
+        put_in_place(work, self.out)
+        shutil.rmtree(partial_folder(self.out))
+        return result
+
+    def _check(self) -> None:
+        """Refuse what is in the way, before any work is done."""
+        assert self.out is not None
+        plan, there = self._plan(), self.out.is_dir() and any(self.out.iterdir())
+        if not self.in_place or not there:
+            check_free(self.out, self.overwrite)
+        elif plan is None:
+            if self.resume:
+                raise InputError(
+                    f"output directory {self.out} holds no {STORE}/settings.json, so there is no run to go on with; choose "
+                    "another `out`"
+                )
+            check_free(self.out, self.overwrite)
+        elif self.resume:
+            self._require_same(plan)
+        elif not self.overwrite:
+            if (self.out / "run.json").is_file():
+                check_free(self.out, overwrite=False)
+            raise InputError(
+                f"output directory {self.out} holds a run of {plan['kind']} that was not finished; set `resume` to go on with "
+                "it, or `overwrite` to replace it"
+            )
+
+    def _require_same(self, plan: Mapping[str, Any]) -> None:
+        if plan["kind"] != self.kind:
+            raise InputError(
+                f"output directory {self.out} holds a run of {plan['kind']}, not of {self.kind}; choose another `out`"
+            )
+        earlier, wanted = plan["settings"], json.loads(json.dumps(self.settings))
+        changed = [
+            f"{name} was {earlier.get(name)!r}, is {wanted.get(name)!r}"
+            for name in {**wanted, **earlier}
+            if earlier.get(name) != wanted.get(name)
+        ]
+        if changed:
+            raise ConfigurationError(
+                f"the run in {self.out} has other settings: {'; '.join(changed)}. Resume it with its own, or choose another "
+                "`out`"
+            )
+
+    def _plan(self) -> dict[str, Any] | None:
+        """What the folder says of the run that it was made for; ``None`` if it is of no run that can be resumed."""
+        assert self.out is not None
+        try:
+            plan = json.loads((self.out / STORE / "settings.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return plan if isinstance(plan, dict) and {"kind", "settings"} <= plan.keys() else None
+
+    def _open_in_place(self) -> None:
+        from sinklab.results.table import write_json
+
+        assert self.out is not None
+        if self.overwrite and self.out.is_dir():
+            shutil.rmtree(self.out)
+        (self.out / "run.json").unlink(missing_ok=True)  # it speaks of less than there is going to be
+        write_json({"kind": self.kind, "settings": self.settings}, self.out / STORE / "settings.json")

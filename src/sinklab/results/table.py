@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,18 @@ import pandas as pd
 
 from sinklab.errors import InputError, ResultError
 
-__all__ = ["COLUMNS", "append", "make_table", "read_run", "read_table", "unpacked", "write_json", "write_table", "write_text"]
+__all__ = [
+    "COLUMNS",
+    "append",
+    "make_table",
+    "read_run",
+    "read_table",
+    "unpacked",
+    "write_atomically",
+    "write_json",
+    "write_table",
+    "write_text",
+]
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "run_id": ("string", "identity of the run that produced the number"),
@@ -112,7 +123,7 @@ def append(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
 
 def write_table(table: pd.DataFrame, path: Path) -> None:
     """Write parquet, whole or not at all."""
-    _atomically(path, lambda temporary: table.to_parquet(temporary, index=False, compression="zstd"))
+    write_atomically(path, lambda temporary: table.to_parquet(temporary, index=False, compression="zstd"))
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -141,7 +152,7 @@ def write_json(record: Mapping[str, Any], path: Path) -> None:
 
 def write_text(text: str, path: Path) -> None:
     """Write UTF-8 text, whole or not at all."""
-    _atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_run(folder: Path, name: str = "run.json") -> dict[str, Any]:
@@ -159,7 +170,8 @@ def read_run(folder: Path, name: str = "run.json") -> dict[str, Any]:
         raise InputError(f"{path} is not a JSON record: {error}") from error
 
 
-def _atomically(path: Path, write: Any) -> None:
+def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
+    """Let ``write`` write a file that is then put in place, so that it is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)

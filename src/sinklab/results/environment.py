@@ -1,0 +1,79 @@
+"""What produced a result: versions, commit, hardware and dtype, for ``run.json``."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sinklab import __version__
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Placed", "environment"]
+
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "pyarrow")
+
+
+class Placed(Protocol):
+    """What has a device and a dtype: a loaded model."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its parameters."""
+
+
+def environment(placed: Placed | None = None) -> dict[str, Any]:
+    """Versions, commit, hardware and dtype.
+
+    Args:
+        placed: what computed the numbers; by default float32 on a GPU if there is one, else on the CPU.
+    """
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if placed is None else placed.device
+    dtype = torch.float32 if placed is None else placed.dtype
+    return {
+        "versions": {
+            "sinklab": __version__,
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in PACKAGES},
+        },
+        "commit": _commit(),
+        "hardware": {
+            "device": str(device),
+            "name": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+            "cpu_count": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+        },
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """Commit of the checkout that sinklab runs from; ``None`` for an installed package."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None

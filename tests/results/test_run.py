@@ -1,0 +1,303 @@
+"""Run: what is in its way, one process a folder, whole or not at all, resuming; Store and Result."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.results.folder import partial_folder
+from sinklab.results.run import STORE, Result, Run, silent
+from sinklab.results.store import Store
+from sinklab.results.table import make_table, read_run, read_table
+
+TABLE = make_table([{"metric": "m", "value": 1.0, "unit": "weight", "count": 1}])
+
+
+def display(result):
+    yield f"[bold]{result.kind}[/bold]"
+
+
+def run(out, number=1, **options):
+    """A run that stores one entry and finishes."""
+    with Run("trial", out=out, **options) as one:
+        stored = one.store.cached("part", {"number": number}, "code", lambda: [number])
+        return one.finish(table=TABLE, display=display, summary={"stored": stored})
+
+
+def interrupted(out, **options):
+    """A run that is interrupted after it has stored one entry."""
+    with Run("trial", out=out, **options) as one:
+        one.store.put("part", {"number": 1}, "code", ["from before"])
+        raise KeyboardInterrupt
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+class TestWhole:
+    def test_files_and_record(self, tmp_path):
+        with Run("trial", out=tmp_path / "a" / "out", settings={"x": 1}) as one:
+            assert one.progress is silent
+            result = one.finish(
+                table=TABLE,
+                display=display,
+                summary={"answer": 42},
+                config={"y": [2]},
+                files=lambda folder: (folder / "more.txt").write_text("more"),
+                seeds=[0],
+            )
+        out = tmp_path / "a" / "out"
+        assert names(tmp_path) == {f"a/out/{name}" for name in ("table.parquet", "summary.json", "run.json", "more.txt")}
+        assert read_run(out) == result.record
+        assert read_run(out, "summary.json") == result.summary == {"answer": 42}
+        assert result.record["config"] == {"x": 1, "y": [2]}
+        assert result.record["run_id"] == one.id
+        assert {"kind", "seeds", "versions", "commit", "hardware", "dtype", "wall_seconds"} <= result.record.keys()
+        assert len(read_table(out / "table.parquet")) == 1
+        assert result.folder == out
+
+    def test_without_out_nothing_is_written(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert run(None).summary == {"stored": [1]}
+        assert list(tmp_path.iterdir()) == []
+        for option in ("overwrite", "resume"):
+            with pytest.raises(ConfigurationError, match=f"`{option}` is about an output directory; give one as `out`"):
+                Run("trial", **{option: True})
+
+    def test_a_failure_leaves_what_was_there(self, tmp_path):
+        def fail(folder):
+            raise OSError(28, "No space left on device")
+
+        out = tmp_path / "new" / "out"
+        with pytest.raises(OSError, match="No space"), Run("trial", out=out) as one:
+            one.finish(table=TABLE, display=display, files=fail)
+        assert not (tmp_path / "new").exists()
+        run(out)
+        before = names(tmp_path)
+        with pytest.raises(OSError, match="No space"), Run("trial", out=out, overwrite=True) as one:
+            one.finish(table=TABLE, display=display, files=fail)
+        assert names(tmp_path) == before
+
+    def test_what_is_in_the_way(self, tmp_path):
+        run(tmp_path / "out")
+        with pytest.raises(InputError, match="out exists; choose another `out`, or set `overwrite`"):
+            run(tmp_path / "out")
+        run(tmp_path / "out", overwrite=True)
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "thesis.tex").write_text("years")
+        with pytest.raises(InputError, match=r"holds no run\.json, so it is no earlier result"):
+            run(tmp_path / "mine", overwrite=True)
+        with pytest.raises(InputError, match="is a file"):
+            run(tmp_path / "mine" / "thesis.tex", overwrite=True)
+        with pytest.raises(InputError, match="not a directory that you may write"):
+            run(tmp_path / "mine" / "thesis.tex" / "out")
+        assert names(tmp_path / "mine") == {"thesis.tex"}
+
+    def test_what_appears_meanwhile_is_not_replaced_and_the_result_not_lost(self, tmp_path):
+        out = tmp_path / "out"
+        with Run("trial", out=out) as one:
+            out.mkdir()
+            (out / "thesis.tex").write_text("years")
+            with pytest.raises(InputError, match=r"out exists; .* The result of this run is in"):
+                one.finish(table=TABLE, display=display)
+        assert names(out) == {"thesis.tex"}
+        assert names(tmp_path / f"out-{one.id}") == {"run.json", "table.parquet"}
+
+    def test_what_was_moved_aside_by_a_killed_process_is_put_back(self, tmp_path):
+        out = tmp_path / "out"
+        run(out)
+        partial_folder(out).mkdir()
+        out.rename(partial_folder(out) / "replaced")
+        with pytest.raises(InputError, match="exists"):
+            run(out)
+        assert read_run(out)["kind"] == "trial"
+        assert list(tmp_path.iterdir()) == [out]
+
+    def test_the_store_is_taken_up_and_removed(self, tmp_path):
+        out = tmp_path / "out"
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(out)
+        assert not out.exists()
+        assert run(out).summary == {"stored": ["from before"]}
+        assert list(tmp_path.iterdir()) == [out]
+        assert STORE not in {path.name for path in out.iterdir()}
+
+
+class TestInPlace:
+    def test_resume(self, tmp_path):
+        out, settings = tmp_path / "out", {"shape": (2, 3)}
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(out, resume=False, settings=settings)
+        assert not (out / "run.json").exists()
+        with pytest.raises(InputError, match=r"holds a run of trial that was not finished; set `resume` to go on"):
+            run(out, resume=False, settings=settings)
+        with pytest.raises(
+            ConfigurationError, match=r"other settings: shape was \[2, 3\], is \[2, 4\]. Resume it with its own"
+        ):
+            run(out, resume=True, settings={"shape": (2, 4)})
+        with pytest.raises(ConfigurationError, match="`overwrite` begins anew and `resume` goes on"):
+            run(out, resume=True, overwrite=True, settings=settings)
+        with pytest.raises(InputError, match="holds a run of trial, not of other"), Run("other", out=out, resume=True):
+            pass
+        assert run(out, resume=True, settings=settings).summary == {"stored": ["from before"]}
+        assert (out / "run.json").is_file()
+        with pytest.raises(InputError, match="out exists; choose another `out`, or set `overwrite`"):
+            run(out, resume=False, settings=settings)
+        assert run(out, 2, resume=True, settings=settings).summary == {"stored": [2]}
+        assert run(out, resume=True, settings=settings).summary == {"stored": ["from before"]}
+        assert run(out, resume=False, overwrite=True).summary == {"stored": [1]}
+        assert len(list((out / STORE).glob("part-*"))) == 1
+        assert list(tmp_path.iterdir()) == [out]
+
+    def test_resume_takes_nothing_that_is_not_its_own(self, tmp_path):
+        (tmp_path / "notes.txt").write_text("mine")
+        with pytest.raises(InputError, match=r"holds no store/settings\.json, so there is no run to go on with"):
+            run(tmp_path, resume=True)
+        with pytest.raises(InputError, match=r"holds no run\.json, so it is no earlier result"):
+            run(tmp_path, resume=False, overwrite=True)
+        assert names(tmp_path) == {"notes.txt"}
+
+    def test_an_unfinished_one_may_be_replaced(self, tmp_path):
+        with Run("trial", out=tmp_path / "out", resume=False):
+            pass
+        run(tmp_path / "out", resume=False, overwrite=True)
+
+
+class TestLock:
+    @pytest.mark.parametrize("resume", [None, False])
+    def test_a_second_run_is_refused_and_the_first_is_whole(self, tmp_path, resume):
+        out = tmp_path / "out"
+        with Run("trial", out=out, resume=resume) as first:
+            with pytest.raises(InputError, match=rf"is in use by process {os.getpid()} on .*; wait for it"):
+                run(out, resume=resume, overwrite=True)
+            first.finish(table=TABLE, display=display)
+        assert read_run(out)["run_id"] == first.id
+        assert list(tmp_path.iterdir()) == [out]
+
+    def test_of_a_dead_process_is_no_obstacle(self, tmp_path):
+        code = "import os, pathlib, sinklab.results.folder as f; lock = f.FolderLock(pathlib.Path('out')); os._exit(9)"
+        assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 9
+        assert (tmp_path / ".out.lock").is_file()
+        run(tmp_path / "out")
+        assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+
+    def test_one_whose_file_is_gone_writes_nothing(self, tmp_path):
+        out = tmp_path / "out"
+        with Run("trial", out=out) as one:
+            (tmp_path / ".out.lock").unlink()
+            with Run("trial", out=out) as other:
+                other.finish(table=TABLE, display=display)
+            with pytest.raises(InputError, match=r"\.out\.lock was removed .* nothing is written there"):
+                one.finish(table=TABLE, display=display)
+        assert read_run(out)["run_id"] == other.id
+
+    def test_another_process_is_refused_and_a_killed_one_leaves_no_half_folder(self, tmp_path):
+        out, marker = tmp_path / "out", tmp_path / "marker"
+        code = f"""
+import pathlib, sys, time
+from tests.results.test_run import *
+with Run("trial", out=pathlib.Path({str(out)!r})) as one:
+    one.store.put("part", {{"number": 1}}, "code", ["from before"])
+    def slow(folder):
+        pathlib.Path({str(marker)!r}).touch()
+        time.sleep(600)
+    one.finish(table=TABLE, display=display, files=slow)
+"""
+        process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
+        deadline = time.monotonic() + 300
+        while not marker.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with pytest.raises(InputError, match=f"in use by process {process.pid} on"):
+            run(out)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not out.exists()
+        assert run(out).summary == {"stored": ["from before"]}
+        assert {path.name for path in tmp_path.iterdir()} == {"out", "marker"}
+
+
+class TestStore:
+    def test_an_entry_is_of_its_settings_and_sources(self, tmp_path):
+        store = Store(tmp_path / "store")
+        calls = []
+        for settings, sources, expected in [
+            ({"a": (1, 2)}, "s", 1),
+            ({"a": [1, 2]}, "s", 1),
+            ({"a": 3}, "s", 2),
+            ({"a": 3}, "t", 3),
+        ]:
+            assert store.cached("sub/name", settings, sources, lambda: calls.append(0) or len(calls)) == expected
+        assert len(list((tmp_path / "store" / "sub").iterdir())) == 2  # other code takes the place of the earlier
+        assert store.get("sub/name", {"a": 3}, "s") is None
+
+    def test_arrays(self, tmp_path):
+        store = Store(tmp_path)
+        arrays = {"x": np.arange(6.0).reshape(2, 3).T, "y": np.array([np.nan, 1.0], dtype=np.float32), "z": np.zeros((0, 2))}
+        store.put("n", {}, "s", {"steps": 3}, arrays)
+        found = store.get("n", {}, "s")
+        assert found.record == {"steps": 3}
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(found.arrays[name], array)
+            assert found.arrays[name].dtype == array.dtype
+
+    @pytest.mark.parametrize("arrays", [None, {"x": np.ones(3)}])
+    def test_damage_is_said(self, tmp_path, arrays):
+        store = Store(tmp_path)
+        for seed in (0, 1):
+            store.put("n", {"seed": seed}, "s", 0, arrays)
+        one, other = (store.paths("n", {"seed": seed})[arrays is not None] for seed in (0, 1))
+        other.write_bytes(one.read_bytes())
+        with pytest.raises(InputError, match=r"cannot be used for settings .*: it is of settings \{'seed': 0\}; remove it"):
+            store.get("n", {"seed": 1}, "s")
+        one.write_bytes(one.read_bytes()[:-9])
+        with pytest.raises(InputError, match=r"cannot be used .*; remove it to have it computed again"):
+            store.get("n", {"seed": 0}, "s")
+
+    def test_without_a_folder_nothing_is_kept(self):
+        store = Store(None)
+        store.put("n", {}, "s", 1)
+        assert store.get("n", {}, "s") is None
+        assert store.cached("n", {}, "s", lambda: 2) == 2
+
+
+class TestResult:
+    def test_show_and_json(self, capsys):
+        result = run(None)
+        result.show()
+        assert capsys.readouterr().out == "trial\n"
+        assert json.loads(result.to_json()) == {"stored": [1]}
+        (line,) = Result({}, TABLE, {"kind": "trial"}, None, display).to_json().splitlines()
+        assert json.loads(line)["metric"] == "m"
+
+    def test_page(self, tmp_path):
+        def page(folder):
+            (folder / "report.html").write_text(f'<p class="x">{read_run(folder)["kind"]} &amp; more</p>')
+            return folder / "report.html"
+
+        with Run("trial", out=tmp_path / "out") as one:
+            result = one.finish(table=TABLE, display=display, page=page)
+        assert result.report() == tmp_path / "out" / "report.html"
+        result.report().unlink()
+        assert result.report().is_file()
+        assert 'srcdoc="&lt;p class=&quot;x&quot;&gt;trial &amp;amp; more' in result._repr_html_()
+        with pytest.raises(InputError, match="a result of trial has no page"):
+            run(None).report()
+        with pytest.raises(InputError, match="was not written, so it has no page; give a directory as `out`"):
+            Run("trial").finish(table=TABLE, display=display, page=page).report()
+
+    def test_in_a_notebook_without_a_page(self):
+        result = Result({"model": "<b>", "loss": 1.5, "heads": []}, TABLE, {"kind": "trial"}, None, display)
+        assert (
+            result._repr_html_() == "<table><tr><th>model</th><td>&lt;b&gt;</td></tr><tr><th>loss</th><td>1.5</td></tr></table>"
+        )
+        assert "weight" in Result({}, TABLE, {"kind": "trial"}, None, display)._repr_html_()
