@@ -8,12 +8,9 @@ import os
 import platform
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from sinklab import __version__
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["Placed", "environment"]
 
@@ -24,12 +21,12 @@ class Placed(Protocol):
     """What has a device and a dtype: a loaded model."""
 
     @property
-    def device(self) -> torch.device:
-        """Where its parameters are."""
+    def device(self) -> Any:
+        """The ``torch.device`` of its parameters."""
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of its parameters."""
+    def dtype(self) -> Any:
+        """The ``torch.dtype`` of its parameters."""
 
 
 def environment(placed: Placed | None = None) -> dict[str, Any]:
