@@ -18,7 +18,7 @@ from sinklab.cli.describe import describe
 from sinklab.cli.stated import stated
 from sinklab.registry import KINDS
 from sinklab.reproduction.claim import SCALES
-from sinklab.reproduction.kept import Kept, hardware_of, read_results, summary_of
+from sinklab.reproduction.kept import StoredClaim, hardware_of, read_results, summary_of
 from sinklab.results.table import COLUMNS
 
 ROOT = Path(__file__).parents[1]
@@ -122,7 +122,7 @@ def claims() -> str:
     return "\n".join(["| claim | statement | reference | cost |", "|---|---|---|---|", *rows])
 
 
-def kept() -> list[Kept]:
+def kept() -> list[StoredClaim]:
     """Committed results, by scale and name."""
     return sorted(read_results(RESULTS), key=lambda one: (SCALES.index(one.record["scale"]), one.record["claim"]))
 
@@ -159,7 +159,7 @@ def claim_details() -> str:
     return "\n\n".join(_detail(one) for one in kept()) or "They follow with the results."
 
 
-def _detail(one: Kept) -> str:
+def _detail(one: StoredClaim) -> str:
     record, folder = one.record, one.folder.relative_to(ROOT).as_posix()
     rows = [
         f"| {prefix}{_cell(part['says'])} | {_cell(part['effect'])} | {part['expected']} "

@@ -17,7 +17,7 @@ from sinklab.errors import ConfigurationError, UnknownNameError
 from sinklab.registry import claims
 from sinklab.reproduction import engine
 from sinklab.reproduction.engine import Reproduced
-from sinklab.reproduction.verdict import Judgement, judge
+from sinklab.reproduction.verdict import Conclusion, judge
 
 NAME = "repeated_token_laws"
 
@@ -117,7 +117,7 @@ class TestReproduce:
             found = []
             for name in names:
                 if name == "trigger_relu":
-                    judgement = Judgement("not tested at this scale", (), (), "the claim can be run at small only")
+                    judgement = Conclusion("not tested at this scale", (), (), "the claim can be run at small only")
                     found.append(Reproduced(name, judgement, {}, None, []))
                     continue
                 folder = out / "tiny" / name

@@ -12,9 +12,7 @@ from sinklab.cli.source_text import file_of
 from sinklab.cli.stated import stated
 from sinklab.errors import ContractError
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Condition
-from sinklab.reproduction.effects import Difference, Peak, Trend, Value
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Peak, Trend, Value, Variant
 from sinklab.testing import check_claim
 
 
@@ -42,7 +40,7 @@ def claim(**changed) -> Claim:
         "reference": "Gu et al. 2024 (arXiv 2410.10781)",
         "published": "Yes.",
         "parts": (Part("there is", Value("sink_rate", BASELINE), "percent", more_than=5),),
-        "conditions": (Condition(BASELINE),),
+        "variants": (Variant(BASELINE),),
         "read_outs": ("sinks",),
     }
     return Claim(**{**kept, **changed})
@@ -53,7 +51,7 @@ def test_a_good_one_passes():
     over = ("a", "b", "c")
     check_claim(
         claim(
-            conditions=tuple(Condition(label) for label in over),
+            variants=tuple(Variant(label) for label in over),
             parts=(
                 Part("it rises", Trend("sink_rate", over), "correlation", more_than=0.5),
                 Part("it has a peak", Peak("sink_rate", over), "points", more_than=3),
@@ -90,22 +88,22 @@ class Backwards(Difference):
             "check 'metrics': expected 'there is' to need one of diverged, held_out_loss, steps, got sink_rate",
         ),
         ({"read_outs": ("sink",)}, "check 'read_outs'"),
-        ({"conditions": (Condition("other"),)}, "check 'conditions': expected 'there is' to speak of other, got baseline"),
+        ({"variants": (Variant("other"),)}, "check 'variants': expected 'there is' to speak of other, got baseline"),
         (
-            {"conditions": (Condition(BASELINE, {"optimizer.learning_rat": 1.0}),)},
-            "check 'conditions': expected valid configurations at scale tiny",
+            {"variants": (Variant(BASELINE, {"optimizer.learning_rat": 1.0}),)},
+            "check 'variants': expected valid configurations at scale tiny",
         ),
         ({"parts": (Part("there is", Careless("sink_rate", BASELINE), "percent", more_than=5),)}, "check 'needs'"),
         (
             {
-                "conditions": (Condition(BASELINE), Condition("b")),
+                "variants": (Variant(BASELINE), Variant("b")),
                 "parts": (Part("there is", Backwards("sink_rate", BASELINE, "b"), "percent", more_than=5),),
             },
             "check 'verdict': expected 'there is' reproduced by an effect inside of more than 5",
         ),
         (
             {
-                "conditions": tuple(Condition(label) for label in "abc"),
+                "variants": tuple(Variant(label) for label in "abc"),
                 "parts": (Part("no trend", Trend("sink_rate", ("a", "b", "c")), "", more_than=-2),),
             },
             "check 'verdict': expected 'no trend' to allow a correlation outside of more than -2, got none from -1 to 1",

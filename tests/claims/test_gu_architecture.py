@@ -189,7 +189,7 @@ REVERSED: dict[str, tuple[tuple[str, str, float], ...]] = {
         ("fine-tuned", "first_text_sink_rate", 120),
     ),
 }
-"""Claim to the single numbers (condition, metric, value) each of which refutes it."""
+"""Claim to the single numbers (variant, metric, value) each of which refutes it."""
 
 NEEDED: dict[str, tuple[tuple[str, str], ...]] = {
     **{name: (("baseline", RATE),) for name in PUBLISHED if PUBLISHED[name].get(BASE, {}).get(RATE)},
@@ -255,17 +255,17 @@ def test_fine_tuning_that_changes_nothing_tests_nothing() -> None:
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_conditions_are_configurations_at_every_scale(name: str, scale: str) -> None:
+def test_variants_are_configurations_at_every_scale(name: str, scale: str) -> None:
     claim, base = claims[name](), base_config(scale)
     assert scale in claim.costs
-    for condition in claim.conditions:
-        configure(base, condition)
+    for variant in claim.variants:
+        configure(base, variant)
 
 
-def test_numbers_of_a_part_come_from_a_condition() -> None:
+def test_numbers_of_a_part_come_from_a_variant() -> None:
     for name in PUBLISHED:
         claim = claims[name]()
-        labels = {condition.label for condition in claim.conditions}
+        labels = {variant.label for variant in claim.variants}
         for part in (*claim.parts, *claim.presupposes):
             assert {label for label, _ in part.effect.needs()} <= labels, (name, part.says)
 
@@ -274,9 +274,9 @@ def distinct(scale: str) -> set[str]:
     """Trainings that all the claims here need together, at one seed; a fine-tuned model is not its like without."""
     base = base_config(scale)
     return {
-        f"{condition.after} {configure(base, condition).model_dump_json()}"
+        f"{variant.after} {configure(base, variant).model_dump_json()}"
         for name in PUBLISHED
-        for condition in claims[name]().conditions
+        for variant in claims[name]().variants
     }
 
 
@@ -292,7 +292,7 @@ def test_claims_share_their_trainings(scale: str) -> None:
 )
 def test_one_position_scheme_is_the_scales_own(scale: str, own: str) -> None:
     base = base_config(scale)
-    same = [c.label for c in claims["position_schemes"]().conditions if configure(base, c) == base]
+    same = [c.label for c in claims["position_schemes"]().variants if configure(base, c) == base]
     assert same == [BASE, own]
 
 
@@ -300,15 +300,15 @@ def test_one_position_scheme_is_the_scales_own(scale: str, own: str) -> None:
 def test_heads_together_keep_their_size(scale: str) -> None:
     base = base_config(scale)
     total = base.model.num_attention_heads * base.model.head_size
-    for condition in claims["number_of_heads"]().conditions[1:]:
-        model = configure(base, condition).model
-        assert (model.num_attention_heads, model.num_attention_heads * model.head_size) == (int(condition.label[0]), total)
+    for variant in claims["number_of_heads"]().variants[1:]:
+        model = configure(base, variant).model
+        assert (model.num_attention_heads, model.num_attention_heads * model.head_size) == (int(variant.label[0]), total)
 
 
 def test_fine_tuning_reads_other_text_more_gently() -> None:
     for scale in SCALES:
         base = base_config(scale)
-        tuned = configure(base, claims["fine_tuning_keeps_the_sink"]().conditions[1])
+        tuned = configure(base, claims["fine_tuning_keeps_the_sink"]().variants[1])
         assert tuned.data.corpus != base.data.corpus
         assert tuned.optimizer.learning_rate == pytest.approx(base.optimizer.learning_rate / 20)
         assert tuned.training.steps == base.training.steps / 4

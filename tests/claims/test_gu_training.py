@@ -121,19 +121,19 @@ def test_without_what_it_presupposes_a_claim_is_not_tested(name):
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_conditions_are_configurations_at_every_scale(name, scale):
+def test_variants_are_configurations_at_every_scale(name, scale):
     claim, base = claim_called(name), base_config(scale)
-    made = {condition.label: configure(base, condition).model_dump_json() for condition in claim.conditions}
-    assert len(set(made.values())) == len(made), "two conditions are the same run"
-    for condition in claim.conditions:
-        if condition.label == "baseline":
-            assert resolved_changes(base, condition) == {}
+    made = {variant.label: configure(base, variant).model_dump_json() for variant in claim.variants}
+    assert len(set(made.values())) == len(made), "two variants are the same run"
+    for variant in claim.variants:
+        if variant.label == "baseline":
+            assert resolved_changes(base, variant) == {}
 
 
 def test_rate_times_steps_is_one_number():
     base = base_config("tiny")
-    for condition in claim_called("equal_learning_rate_times_steps").conditions:
-        config = configure(base, condition)
+    for variant in claim_called("equal_learning_rate_times_steps").variants:
+        config = configure(base, variant)
         assert config.optimizer.learning_rate * config.training.steps == base.optimizer.learning_rate * base.training.steps
 
 

@@ -7,16 +7,15 @@ import dataclasses
 import pytest
 
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Condition
-from sinklab.reproduction.effects import Difference
+from sinklab.reproduction.claim import Claim, Difference, Part, Variant
 from sinklab.reproduction.engine import reproduce
-from sinklab.reproduction.verdict import Part, judge
+from sinklab.reproduction.verdict import judge
 
 STEPS = {"training.steps": 200, "training.save_every": 200, "training.evaluate_every": 200, "schedule.warmup_steps": 50}
 """A third of the smallest scale, after which the sink of a softmax model is there at every seed."""
 
-WITH = Condition("with BOS", STEPS)
-WITHOUT = Condition("without BOS", {**STEPS, "data.bos": "none"})
+WITH = Variant("with BOS", STEPS)
+WITHOUT = Variant("without BOS", {**STEPS, "data.bos": "none"})
 PART = Part("the first token has no sink", Difference("sink_rate", "without BOS", "with BOS"), "points", less_than=-5)
 
 
@@ -31,7 +30,7 @@ def short(monkeypatch):
             reference="Gu et al. 2024 (arXiv 2410.10781), section 5",
             published="With a fixed first token a rate of 74.11, without one of 18.18.",
             parts=(PART,),
-            conditions=(WITH, WITHOUT),
+            variants=(WITH, WITHOUT),
             read_outs=("sinks",),
             costs={"tiny": "minutes"},
         )

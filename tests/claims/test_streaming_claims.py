@@ -187,18 +187,18 @@ def test_without_what_it_presupposes_a_claim_is_not_tested(name):
 
 @pytest.mark.parametrize(
     ("name", "scale"),
-    [(name, scale) for name in PUBLISHED if claim_called(name).conditions for scale in claim_called(name).costs],
+    [(name, scale) for name in PUBLISHED if claim_called(name).variants for scale in claim_called(name).costs],
 )
-def test_conditions_are_configurations_at_every_scale(name, scale):
+def test_variants_are_configurations_at_every_scale(name, scale):
     claim, base = claim_called(name), base_config(scale)
-    made = {condition.label: configure(base, condition).model_dump_json() for condition in claim.conditions}
-    assert len(set(made.values())) == len(made), "two conditions are the same run"
+    made = {variant.label: configure(base, variant).model_dump_json() for variant in claim.variants}
+    assert len(set(made.values())) == len(made), "two variants are the same run"
 
 
 def test_gamma_is_a_share_of_the_length():
     for scale, context in (("tiny", 64), ("small", 256), ("60m", 2048)):
-        condition = claim_called("clipped_fails_on_decoders").conditions[1]
-        assert configure(base_config(scale), condition).model.operation["gamma"] == -12 / context
+        variant = claim_called("clipped_fails_on_decoders").variants[1]
+        assert configure(base_config(scale), variant).model.operation["gamma"] == -12 / context
 
 
 # --- texts that a trained model reads -----------------------------------------------------------------------------------------

@@ -224,13 +224,13 @@ def test_a_claim_about_nothing_is_not_tested(name, label, metric, value):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_conditions_are_configurations_at_every_scale(name):
+def test_variants_are_configurations_at_every_scale(name):
     claim = claim_called(name)
     for scale in claim.costs:
         assert scale in SCALES
         base = base_config(scale)
-        made = {condition.label: configure(base, condition).model_dump_json() for condition in claim.conditions}
-        assert len(set(made.values())) == len(made), "two conditions are the same run"
+        made = {variant.label: configure(base, variant).model_dump_json() for variant in claim.variants}
+        assert len(set(made.values())) == len(made), "two variants are the same run"
         if "baseline" in made:
             assert made["baseline"] == base.model_dump_json()
 
@@ -239,16 +239,16 @@ def test_conditions_are_configurations_at_every_scale(name):
 def test_contexts_have_equal_tokens_a_step(scale):
     base = base_config(scale)
     tokens = base.training.batch_size * base.model.max_position_embeddings
-    for condition, factor in ((SHORT, 0.25), (LONG, 4)):
-        config = configure(base, condition)
+    for variant, factor in ((SHORT, 0.25), (LONG, 4)):
+        config = configure(base, variant)
         assert config.model.max_position_embeddings == base.model.max_position_embeddings * factor
         assert config.training.batch_size * config.model.max_position_embeddings == tokens
 
 
 def test_rates_of_the_gates_change_the_operation_alone():
     base = base_config("tiny")
-    for condition in claim_called("gate_positions").conditions[1:]:
-        assert set(resolved_changes(base, condition)) == {"model.operation"}
+    for variant in claim_called("gate_positions").variants[1:]:
+        assert set(resolved_changes(base, variant)) == {"model.operation"}
 
 
 # --- what is measured --------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.jobs import cell as cell_module
 from sinklab.jobs import processes as processes_module
 from sinklab.jobs import sweep as sweep_module
-from sinklab.jobs.cell import REFUSED, Plan, last_line, read_plan, run_cell, stop_with_driver
+from sinklab.jobs.cell import REFUSED, SweepPlan, last_line, read_plan, run_cell, stop_with_driver
 from sinklab.jobs.grid import ALIASES, field_path, make_cells, parse_grid
 from sinklab.jobs.processes import run_processes
 from sinklab.jobs.sweep import sweep
@@ -501,7 +501,7 @@ def test_half_a_record_of_a_cell_killed_early_is_in_nobodys_way(swept, here, tmp
 
 def test_as_many_jobs_as_cores_have_threads_for(tmp_path, monkeypatch):
     cells = {cell.name: cell for cell in make_cells(PretrainingConfig(), {"training.threads": [1, 2]})}
-    plan = Plan(tmp_path, "id", cells, {}, tmp_path)
+    plan = SweepPlan(tmp_path, "id", cells, {}, tmp_path)
     monkeypatch.setattr(processes_module, "_cores", lambda: 7)
     assert processes_module.default_jobs(plan) == 3
     monkeypatch.setattr(processes_module, "_gpus", lambda plan: ["0", "1"])

@@ -9,7 +9,7 @@ from sinklab.pathways.operations import PUBLISHED, pathways_of
 from sinklab.pathways.runs import cells_of
 from sinklab.registry import operations
 from sinklab.reproduction.cells import make_cells
-from sinklab.reproduction.claim import BASELINE, Condition
+from sinklab.reproduction.claim import BASELINE, Variant
 
 
 def test_the_twelve():
@@ -61,7 +61,7 @@ def test_an_unknown_operation_is_refused():
 
 def test_the_same_configuration_is_the_same_cell_as_in_a_claim():
     cells = cells_of(pathways_of(), "base", "tiny", [0])
-    claimed = make_cells([Condition(BASELINE), Condition("s", {"model.operation": {"name": "sigmoid"}})], "tiny", [0])
+    claimed = make_cells([Variant(BASELINE), Variant("s", {"model.operation": {"name": "sigmoid"}})], "tiny", [0])
     assert cells["softmax", 0].name == claimed[BASELINE, 0].name
     assert cells["sigmoid", 0].name == claimed["s", 0].name
 

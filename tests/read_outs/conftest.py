@@ -11,7 +11,7 @@ import torch
 from sinklab.configuration import with_overrides
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
-from sinklab.reproduction.trained import Trained
+from sinklab.reproduction.trained import TrainedModel
 from sinklab.training.train import pretrain
 
 SHORT = (
@@ -21,11 +21,11 @@ SHORT = (
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory) -> Trained:
+def trained(tmp_path_factory) -> TrainedModel:
     """Twelve steps of the smallest scale. Shared: read-outs must not change it, and a test says so."""
     folder, cache = tmp_path_factory.mktemp("read_outs") / "run", tmp_path_factory.mktemp("encoded")
     pretrain(with_overrides(backcopy_tiny(), SHORT), folder, cache=cache, progress=False)
-    return Trained(folder, cache)
+    return TrainedModel(folder, cache)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def random_model(trained):
     Tokens share a direction, BOS and learned tokens in front have others: by chance a head is drawn to them or repelled.
     """
 
-    def make(sharpness: float = 20.0, **architecture: Any) -> Trained:
+    def make(sharpness: float = 20.0, **architecture: Any) -> TrainedModel:
         shape = {
             **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
             **{"num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64, "position": {"name": "no_position"}},
@@ -51,7 +51,7 @@ def random_model(trained):
                     parameter.copy_(torch.randn(parameter.shape) + 2 * torch.randn(parameter.shape[1]))
             bos = trained.data.tokenizer.bos_token_id
             model.embed_tokens.weight[bos] = torch.randn(model.config.hidden_size) + 2 * torch.randn(model.config.hidden_size)
-        other = Trained(trained.folder, trained.cache)
+        other = TrainedModel(trained.folder, trained.cache)
         # Cached properties, so what is set here is what the read-outs get.
         vars(other).update(
             config=trained.config.model_copy(update={"model": trained.config.model.model_copy(update=shape)}),

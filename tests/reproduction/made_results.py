@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sinklab.reproduction.effects import Difference, Value
-from sinklab.reproduction.verdict import Part, judge
+from sinklab.reproduction.claim import Difference, Part, Value
+from sinklab.reproduction.verdict import judge
 from sinklab.results.table import make_table, write_json, write_table
 
 NUMBERS = {

@@ -12,10 +12,8 @@ import pytest
 
 from sinklab.errors import ConfigurationError
 from sinklab.reproduction import engine, work
-from sinklab.reproduction.claim import Claim, Condition
-from sinklab.reproduction.effects import Difference, Value
+from sinklab.reproduction.claim import Claim, Difference, Part, Value, Variant
 from sinklab.reproduction.engine import plan_runs, reproduce
-from sinklab.reproduction.verdict import Part
 from sinklab.reproduction.work import Reading, measured, name_of, run_readings
 from sinklab.results.table import read_run, read_table
 
@@ -151,7 +149,7 @@ def test_what_cannot_be_run_is_refused(
     [
         ({"parts": ()}, "has no parts"),
         ({"reference": "somebody said so"}, "names no 'arXiv NNNN.NNNNN'"),
-        ({"measure": None}, "has neither conditions nor measure"),
+        ({"measure": None}, "has neither variants nor measure"),
         ({"costs": {}}, "has no costs"),
     ],
 )
@@ -182,9 +180,9 @@ CHEAP = {
 
 @pytest.mark.slow
 def test_trainings_can_be_handed_to_torchrun(claims: dict[str, Claim], tmp_path: Path) -> None:
-    conditions = (Condition("tuned", {**CHEAP, "training.steps": 6}, after="cheap"), Condition("cheap", CHEAP))
+    variants = (Variant("tuned", {**CHEAP, "training.steps": 6}, after="cheap"), Variant("cheap", CHEAP))
     part = Part("it has a loss", Value("held_out_loss", "tuned"), "nats", more_than=0.0)
-    claims["trained"] = made_up(conditions=conditions, measure=None, parts=(part,))
+    claims["trained"] = made_up(variants=variants, measure=None, parts=(part,))
     arguments: dict[str, Any] = {"scale": "tiny", "seeds": [0], "out": tmp_path, "progress": False}
     commands = plan_runs(["trained"], **arguments, cache=tmp_path / "cache")
     assert [("steps=6" in command, command.endswith("--no-driver")) for command in commands] == [(False, True), (True, True)]

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from sinklab.errors import ConfigurationError
-from sinklab.reproduction.effects import Difference, Effect, Extreme, Peak, Ratio, Trend, Value
+from sinklab.reproduction.claim import Difference, Effect, Extreme, Peak, Ratio, Trend, Value
 
 NUMBERS = {"a": {"x": 1.0, "y": 4.0}, "b": {"x": 3.0}, "c": {"x": 2.0}, "d": {"x": 2.0}}
 
@@ -78,9 +78,9 @@ def test_needs_names_exactly_what_is_read(effect: Effect) -> None:
 
 
 def test_orders_that_are_none_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="a trend needs three conditions or more, got a, b; use a Difference"):
+    with pytest.raises(ConfigurationError, match="a trend needs three variants or more, got a, b; use a Difference"):
         Trend("x", ("a", "b"))
     with pytest.raises(ConfigurationError, match="a peak needs three"):
         Peak("x", ("a", "b"))
-    with pytest.raises(ConfigurationError, match="at least one condition"):
+    with pytest.raises(ConfigurationError, match="at least one variant"):
         Extreme("x", ())

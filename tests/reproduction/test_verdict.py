@@ -7,8 +7,8 @@ import math
 import pytest
 
 from sinklab.errors import ConfigurationError
-from sinklab.reproduction.effects import Difference, Value
-from sinklab.reproduction.verdict import Part, judge, judge_part
+from sinklab.reproduction.claim import Difference, Part, Value
+from sinklab.reproduction.verdict import judge, judge_part
 
 # Three values m - d, m, m + d have the standard error d / sqrt(3), and t(0.975, 2) = 4.3026527.
 HALF = 4.302652729911275 / math.sqrt(3.0)

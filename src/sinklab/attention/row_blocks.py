@@ -15,7 +15,7 @@ from torch import Tensor
 from sinklab.attention.matmul_precision import is_float32_product
 from sinklab.attention.operation import Operation
 from sinklab.attention.row_kernel import RowKernel, Rows
-from sinklab.attention.row_plan import Block, Part, Plan
+from sinklab.attention.row_plan import Block, HeadSlices, Plan
 from sinklab.errors import ConfigurationError
 from sinklab.registry import operations
 
@@ -123,12 +123,12 @@ class _Work:
     def narrowed(self, name: str, wide: Tensor) -> Tensor:
         return wide if self.wide == self.narrow else self.buffer(name, self.narrow, *wide.shape).copy_(wide)
 
-    def rows_of(self, name: str, tensor: Tensor, part: Part, block: Block) -> Tensor:
+    def rows_of(self, name: str, tensor: Tensor, part: HeadSlices, block: Block) -> Tensor:
         """The rows of a block, out of ``(num_heads, q_len, …)``."""
         return self.packed(name, tensor[part.heads, block.rows]).view(part.num_kv_heads, -1, tensor.shape[2])
 
     def weigh(
-        self, queries: Tensor, keys: Tensor, null_scores: Tensor | None, part: Part, block: Block
+        self, queries: Tensor, keys: Tensor, null_scores: Tensor | None, part: HeadSlices, block: Block
     ) -> tuple[Tensor, Tensor, Tensor, Rows]:
         """Scores and scratch as the kernel left them, weights divided by their factor, and the rows.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["Block", "Part", "Plan"]
+__all__ = ["Block", "HeadSlices", "Plan"]
 
 _ROWS = 256
 """Rows of a block, over the heads of a group. Fewer make slower products, more waste arithmetic above the diagonal."""
@@ -41,7 +41,7 @@ class Block:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Part:
+class HeadSlices:
     """Query heads that are worked on together, and their key-value heads."""
 
     heads: slice
@@ -77,15 +77,15 @@ class Plan:
         self.place: tuple[int, int] | None = None
         self.blocks: list[Block] = []
 
-    def parts(self, sample: int) -> Iterator[tuple[Part, Block]]:
+    def parts(self, sample: int) -> Iterator[tuple[HeadSlices, Block]]:
         """All heads and rows of a sample."""
         groups = self.num_heads // self.num_kv_heads
         if self.by_head:
-            parts = [Part(slice(h, h + 1), slice(h // groups, h // groups + 1)) for h in range(self.num_heads)]
+            parts = [HeadSlices(slice(h, h + 1), slice(h // groups, h // groups + 1)) for h in range(self.num_heads)]
         else:
             starts = range(0, self.num_kv_heads, self.together)
             shared = [slice(start, min(start + self.together, self.num_kv_heads)) for start in starts]
-            parts = [Part(slice(kv.start * groups, kv.stop * groups), kv) for kv in shared]
+            parts = [HeadSlices(slice(kv.start * groups, kv.stop * groups), kv) for kv in shared]
         for part in parts:
             for block in self._blocks(sample, part.heads.start):
                 yield part, block

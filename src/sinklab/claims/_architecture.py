@@ -1,12 +1,10 @@
-"""Conditions and parts that the claims about the architecture share, worded once so that equal settings are one run."""
+"""Variants and parts that the claims about the architecture share, worded once so that equal settings are one run."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sinklab.reproduction.claim import BASELINE, Condition
-from sinklab.reproduction.effects import Value
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Part, Value, Variant
 
 __all__ = [
     "ELU",
@@ -52,18 +50,18 @@ PLACES = {
 """Where a rate looks for the sink, in words."""
 
 
-def operation(label: str, name: str, **settings: Any) -> Condition:
-    """The condition that changes the attention operation alone."""
-    return Condition(label, {"model.operation": {"name": name, **settings}})
+def operation(label: str, name: str, **settings: Any) -> Variant:
+    """The variant that changes the attention operation alone."""
+    return Variant(label, {"model.operation": {"name": name, **settings}})
 
 
-def position(label: str, name: str) -> Condition:
-    """The condition that changes the position scheme alone; nothing, where it is that of the scale."""
-    return Condition(label, {"model.position": {"name": name}})
+def position(label: str, name: str) -> Variant:
+    """The variant that changes the position scheme alone; nothing, where it is that of the scale."""
+    return Variant(label, {"model.position": {"name": name}})
 
 
-UNCHANGED = Condition(BASELINE)
-POST_NORM = Condition("post-norm", {"model.norm_placement": "post"})
+UNCHANGED = Variant(BASELINE)
+POST_NORM = Variant("post-norm", {"model.norm_placement": "post"})
 SINK_TOKEN = operation("sink token", "sink_token")
 KEY_VALUE_BIAS = operation("key-value bias", "key_value_bias")
 KEY_BIAS = operation("key bias", "key_bias")
@@ -76,12 +74,12 @@ IDENTITY = operation("identity", "identity")
 
 
 def has_sink(label: str = BASELINE, metric: str = "sink_rate") -> Part:
-    """The sink rate of a condition is above :data:`SINK`."""
+    """The sink rate of a variant is above :data:`SINK`."""
     return Part(f"there is a sink{PLACES.get(metric, '')} with {label}", Value(metric, label), "percent", more_than=SINK)
 
 
 def has_no_sink(label: str, metric: str = "sink_rate") -> Part:
-    """The sink rate of a condition is below :data:`SINK`."""
+    """The sink rate of a variant is below :data:`SINK`."""
     return Part(f"there is no sink{PLACES.get(metric, '')} with {label}", Value(metric, label), "percent", less_than=SINK)
 
 

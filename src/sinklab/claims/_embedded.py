@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.registry import corpora, read_outs
-from sinklab.reproduction.trained import Trained
+from sinklab.reproduction.trained import TrainedModel
 from sinklab.training.config import PretrainingConfig
 
 __all__ = ["SINGLE", "EmbeddedModel", "numbers_of"]
@@ -22,7 +22,7 @@ SINGLE = (
 """Said of every claim that rests on these numbers."""
 
 
-class EmbeddedModel(Trained):
+class EmbeddedModel(TrainedModel):
     """An embedded model and rows of held-out Python source, each from a random line on.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sinklab.reproduction.trained import Trained
+from sinklab.reproduction.trained import TrainedModel
 from sinklab.training.windowed import limited_attention, token_losses
 
 __all__ = ["LOSS", "METRICS", "SAME", "first_tokens"]
@@ -40,7 +40,7 @@ METRICS: dict[str, tuple[str, str]] = {
 
 
 @torch.no_grad()
-def first_tokens(trained: Trained) -> dict[str, float]:
+def first_tokens(trained: TrainedModel) -> dict[str, float]:
     """Held-out losses under windows of a quarter of the context.
 
     All are over the same tokens, as many as re-computation is taken at, and give :data:`METRICS`.

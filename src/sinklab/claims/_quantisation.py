@@ -1,10 +1,8 @@
-"""What the claims about outliers and eight bits share: conditions of Bondarenko et al. 2023 and bounds."""
+"""What the claims about outliers and eight bits share: variants of Bondarenko et al. 2023 and bounds."""
 
 from __future__ import annotations
 
-from sinklab.reproduction.claim import BASELINE, Changes, Condition
-from sinklab.reproduction.effects import Value
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Changes, Part, Value, Variant
 from sinklab.training.config import PretrainingConfig
 
 __all__ = ["GATED", "HALF", "OUTLIERS", "SAME", "UNQUANTISABLE", "clipped"]
@@ -15,7 +13,7 @@ HALF = 0.5
 SAME = 0.02
 """Nats: a difference of losses below it is none."""
 
-GATED = Condition("gated heads", {"model.operation": {"name": "gated_heads", "opening": 0.25}})
+GATED = Variant("gated heads", {"model.operation": {"name": "gated_heads", "opening": 0.25}})
 """The gate of the paper's OPT models: linear, a quarter open at the start."""
 
 OUTLIERS = Part("the baseline has outliers", Value("kurtosis", BASELINE), "ratio", more_than=6.0)
@@ -25,11 +23,11 @@ UNQUANTISABLE = Part("the baseline loses by eight bits", Value("int8_gap", BASEL
 """Published: 5.7 nats for BERT-base, 0.29 for OPT-125m."""
 
 
-def clipped(alpha: float) -> Condition:
+def clipped(alpha: float) -> Variant:
     """Clipped softmax with ``gamma = -alpha / T``, T the context of the training."""
 
     def changes(config: PretrainingConfig) -> Changes:
         gamma = -alpha / config.model.max_position_embeddings
         return {"model.operation": {"name": "clipped_softmax", "gamma": gamma}}
 
-    return Condition(f"clipped softmax, gamma -{alpha:g}/T", changes)
+    return Variant(f"clipped softmax, gamma -{alpha:g}/T", changes)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 
 from sinklab.read_outs.training import numbers_of_table
-from sinklab.reproduction.claim import BASELINE, Condition, Times
-from sinklab.reproduction.effects import Difference
-from sinklab.reproduction.trained import Trained
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Difference, Part, Times, Variant
+from sinklab.reproduction.trained import TrainedModel
 
 __all__ = ["BASE", "COLLAPSED", "HARM", "LARGE", "TOO_LARGE", "TOO_LARGE_SIGMA", "course", "is_too_large"]
 
@@ -18,15 +16,15 @@ COLLAPSED = 0.5
 HARM = 0.1
 """Nats by which the loss must be worse for training to be called harmed."""
 
-BASE = Condition(BASELINE)
-LARGE = Condition("rate x4", {"optimizer.learning_rate": Times(4)})
-TOO_LARGE = Condition("rate x16", {"optimizer.learning_rate": Times(16)})
-TOO_LARGE_SIGMA = Condition(
+BASE = Variant(BASELINE)
+LARGE = Variant("rate x4", {"optimizer.learning_rate": Times(4)})
+TOO_LARGE = Variant("rate x16", {"optimizer.learning_rate": Times(16)})
+TOO_LARGE_SIGMA = Variant(
     "rate x16, sigma_reparam", {"optimizer.learning_rate": Times(16), "model.operation": {"name": "sigma_reparam"}}
 )
 
 
-def course(trained: Trained) -> dict[str, float]:
+def course(trained: TrainedModel) -> dict[str, float]:
     """How a training went, of those that diverged too: ``least_loss``, ``least_entropy``, ``spikes``.
 
     ``least_loss`` is the least training loss on record, in nats, ``least_entropy`` the least mean entropy of attention on the

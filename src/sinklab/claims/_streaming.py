@@ -19,7 +19,7 @@ from sinklab.streaming.perplexity import losses
 from sinklab.streaming.policy import Policy
 from sinklab.training.windowed import token_losses
 
-__all__ = ["COSTS", "DRAWS", "MARGIN", "Texts", "draw", "keep", "opened"]
+__all__ = ["COSTS", "DRAWS", "MARGIN", "LongTexts", "draw", "keep", "opened"]
 
 MODELS: Mapping[Scale, str] = {
     "tiny": "embedded:softmax",
@@ -49,7 +49,7 @@ TOKENS_AT_ONCE = 32_768
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Texts:
+class LongTexts:
     """Long texts and the model that reads them.
 
     Attributes:
@@ -99,7 +99,7 @@ def keep(num_sinks: int, held: int, **settings: object) -> dict[str, object]:
     return {"name": "sink_window", "num_sinks": num_sinks, "window": held - num_sinks, **settings}
 
 
-def draw(seed: int, scale: Scale) -> Texts:
+def draw(seed: int, scale: Scale) -> LongTexts:
     """The texts of a seed; the same ones for every claim."""
     loaded = opened(MODELS[scale])
     trained = trained_length(loaded)
@@ -111,7 +111,7 @@ def draw(seed: int, scale: Scale) -> Texts:
     rows = resolve_corpus("python_source").sample(
         loaded.encoder, seq_len=4 * trained, samples=NUMBER[scale], seed=seed, bos=with_bos
     )
-    return Texts(loaded, rows, loaded.encoder.bos_token_id if with_bos else None, trained)
+    return LongTexts(loaded, rows, loaded.encoder.bos_token_id if with_bos else None, trained)
 
 
 @functools.lru_cache(maxsize=2)

@@ -1,4 +1,4 @@
-"""What the claims about the trigger task share: one training run of the trigger lab as numbers of a condition."""
+"""What the claims about the trigger task share: one training run of the trigger lab as numbers of a variant."""
 
 from __future__ import annotations
 

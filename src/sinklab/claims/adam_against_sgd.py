@@ -5,9 +5,7 @@ from __future__ import annotations
 from sinklab.claims._architecture import UNCHANGED, has_massive, has_no_massive
 from sinklab.claims._sgd import SGD
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim
-from sinklab.reproduction.effects import Difference
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part
 
 __all__ = ["adam_against_sgd"]
 
@@ -27,6 +25,6 @@ def adam_against_sgd() -> Claim:
             Part("SGD learns as well", Difference("held_out_loss", SGD.label, BASELINE), "nats", less_than=0.1),
         ),
         parts=(has_no_massive(SGD.label),),
-        conditions=(UNCHANGED, SGD),
+        variants=(UNCHANGED, SGD),
         read_outs=("norms",),
     )

@@ -8,9 +8,7 @@ from sinklab.backcopy.lab import run_lab
 from sinklab.backcopy.training import SCALES, Setting
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Scale
-from sinklab.reproduction.effects import Difference, Numbers, Value
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Difference, Numbers, Part, Scale, Value
 
 __all__ = ["backcopy_dormant"]
 

@@ -8,10 +8,8 @@ from sinklab.attention.session import attend
 from sinklab.backcopy.readout import HeadNumbers
 from sinklab.claims._architecture import UNCHANGED
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim
-from sinklab.reproduction.effects import Difference, Value
-from sinklab.reproduction.trained import Trained
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Value
+from sinklab.reproduction.trained import TrainedModel
 
 __all__ = ["backcopy_dormant_among_heads", "copy_head"]
 
@@ -22,7 +20,7 @@ HALF = 0.5
 """A majority of the weight: by it heads are told to be active, or dormant."""
 
 
-def copy_head(trained: Trained) -> dict[str, float]:
+def copy_head(trained: TrainedModel) -> dict[str, float]:
     """Weights of the head that looks at the token before most at triggers, on held-out rows.
 
     ``previous_at_trigger`` and ``previous_elsewhere``, ``bos_at_trigger`` and ``bos_elsewhere``: mean weight on the token
@@ -69,7 +67,7 @@ def backcopy_dormant_among_heads() -> Claim:
             ),
             Part("the value of BOS is drained", Value("value_ratio", BASELINE), "ratio", less_than=HALF),
         ),
-        conditions=(UNCHANGED,),
+        variants=(UNCHANGED,),
         read_outs=(copy_head,),
         costs={"tiny": "minutes"},
     )

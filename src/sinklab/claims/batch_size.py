@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Condition, Times
-from sinklab.reproduction.effects import Difference
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Difference, Part, Times, Variant
 
 __all__ = ["batch_size"]
 
 
-HALF = Condition("batch x1/2", {"training.batch_size": Times(0.5)})
-DOUBLE = Condition("batch x2", {"training.batch_size": Times(2)})
+HALF = Variant("batch x1/2", {"training.batch_size": Times(0.5)})
+DOUBLE = Variant("batch x2", {"training.batch_size": Times(2)})
 
 
 @claims.register("batch_size")
@@ -23,17 +21,17 @@ def batch_size() -> Claim:
         source="gu2024",
         reference="Gu et al. 2024 (arXiv 2410.10781), section 4",
         published="Sink rates with steps of 0.25, 0.5, 1 and 2 million tokens: 16.45, 17.19, 18.18, 16.19.",
-        conditions=(HALF, UNCHANGED, DOUBLE),
+        variants=(HALF, UNCHANGED, DOUBLE),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=tuple(
             Part(
-                f"{condition.label} leaves it as it is",
-                Difference("sink_rate", condition.label, UNCHANGED.label),
+                f"{variant.label} leaves it as it is",
+                Difference("sink_rate", variant.label, UNCHANGED.label),
                 "points",
                 more_than=-SINK,
                 less_than=SINK,
             )
-            for condition in (HALF, DOUBLE)
+            for variant in (HALF, DOUBLE)
         ),
     )

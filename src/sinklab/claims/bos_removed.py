@@ -9,17 +9,15 @@ from sinklab.causes.samples import token_samples
 from sinklab.causes.sinks import find_sink
 from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim
-from sinklab.reproduction.effects import Ratio, Value
-from sinklab.reproduction.trained import Trained
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Part, Ratio, Value
+from sinklab.reproduction.trained import TrainedModel
 
 __all__ = ["bos_removed", "without_bos"]
 
 TEXTS = 64
 
 
-def without_bos(trained: Trained) -> dict[str, float]:
+def without_bos(trained: TrainedModel) -> dict[str, float]:
     """Weight on the first token, with BOS and without, of the head that gives BOS most, and what each edit costs.
 
     ``strongest``: mean share on BOS; ``at_first_without``: on position 0 where BOS is gone; ``at_first_replaced``: where a
@@ -65,7 +63,7 @@ def bos_removed() -> Claim:
             ),
             Part("the loss rises", Value("loss_without", BASELINE), "nats", more_than=0.02),
         ),
-        conditions=(UNCHANGED,),
+        variants=(UNCHANGED,),
         read_outs=("sinks", without_bos),
         costs={"tiny": "minutes", "small": "hours"},
     )

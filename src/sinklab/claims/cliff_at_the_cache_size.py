@@ -5,9 +5,7 @@ from __future__ import annotations
 from sinklab.claims._streaming import MODELS, opened
 from sinklab.evaluation.score import score_sheet
 from sinklab.registry import claims, tasks
-from sinklab.reproduction.claim import Claim, Scale
-from sinklab.reproduction.effects import Numbers, Value
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Numbers, Part, Scale, Value
 from sinklab.streaming.reader import open_reader
 
 __all__ = ["cliff_at_the_cache_size"]

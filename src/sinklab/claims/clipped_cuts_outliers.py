@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._quantisation import HALF, OUTLIERS, SAME, clipped
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Condition
-from sinklab.reproduction.effects import Difference, Ratio
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Ratio, Variant
 
 __all__ = ["clipped_cuts_outliers"]
 
@@ -30,6 +28,6 @@ def clipped_cuts_outliers() -> Claim:
             Part("the kurtosis falls", Ratio("kurtosis", CLIPPED.label, BASELINE), "ratio", less_than=HALF),
             Part("the loss does not rise", Difference("held_out_loss", CLIPPED.label, BASELINE), "nats", less_than=SAME),
         ),
-        conditions=(Condition(BASELINE), CLIPPED),
+        variants=(Variant(BASELINE), CLIPPED),
         read_outs=("outliers",),
     )

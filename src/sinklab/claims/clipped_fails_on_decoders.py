@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._quantisation import OUTLIERS, SAME, clipped
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Condition
-from sinklab.reproduction.effects import Difference, Ratio
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Ratio, Variant
 
 __all__ = ["clipped_fails_on_decoders"]
 
@@ -30,6 +28,6 @@ def clipped_fails_on_decoders() -> Claim:
             Part("the loss rises", Difference("held_out_loss", CLIPPED.label, BASELINE), "nats", more_than=SAME),
             Part("eight bits cost more", Difference("int8_gap", CLIPPED.label, BASELINE), "nats", more_than=SAME),
         ),
-        conditions=(Condition(BASELINE), CLIPPED),
+        variants=(Variant(BASELINE), CLIPPED),
         read_outs=("outliers", "int8"),
     )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._rates import BASE, COLLAPSED, HARM, LARGE, course
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim
-from sinklab.reproduction.effects import Difference, Value
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Value
 
 __all__ = ["collapse_is_unstable"]
 
@@ -22,6 +20,6 @@ def collapse_is_unstable() -> Claim:
         "language models.",
         presupposes=(Part("the entropy collapses", Value("least_entropy", LARGE.label), "nats", less_than=COLLAPSED),),
         parts=(Part("the loss is worse", Difference("least_loss", LARGE.label, BASELINE), "nats", more_than=HARM),),
-        conditions=(BASE, LARGE),
+        variants=(BASE, LARGE),
         read_outs=(course,),
     )

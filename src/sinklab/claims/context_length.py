@@ -7,10 +7,8 @@ from typing import Any
 from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.read_outs._attention import attention_numbers
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Condition
-from sinklab.reproduction.effects import Difference, Trend
-from sinklab.reproduction.trained import Trained
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Trend, Variant
+from sinklab.reproduction.trained import TrainedModel
 from sinklab.training.config import PretrainingConfig
 
 __all__ = ["context_length", "first_tokens"]
@@ -34,11 +32,11 @@ def _context(base: PretrainingConfig, factor: float) -> dict[str, Any]:
     }
 
 
-SHORT = Condition("context / 4", lambda base: _context(base, 1 / FACTOR))
-LONG = Condition("context x 4", lambda base: _context(base, FACTOR))
+SHORT = Variant("context / 4", lambda base: _context(base, 1 / FACTOR))
+LONG = Variant("context x 4", lambda base: _context(base, FACTOR))
 
 
-def first_tokens(trained: Trained) -> dict[str, float]:
+def first_tokens(trained: TrainedModel) -> dict[str, float]:
     """``first_attention_of_16`` and ``sink_rate_of_16``: as ``first_attention`` and ``sink_rate``, over rows of 16 tokens."""
     numbers = attention_numbers(trained.loaded.model, trained.rows(100, seq_len=READ), trained.config.model.tokens_in_front)
     return {f"{name}_of_16": numbers[name] for name in ("first_attention", "sink_rate")}
@@ -68,6 +66,6 @@ def context_length() -> Claim:
                 more_than=0.05,
             ),
         ),
-        conditions=(UNCHANGED, SHORT, LONG),
+        variants=(UNCHANGED, SHORT, LONG),
         read_outs=("sinks", first_tokens),
     )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim
-from sinklab.reproduction.effects import Difference, Value
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Difference, Part, Value
 
 __all__ = ["emergence"]
 
@@ -24,7 +22,7 @@ def emergence() -> Claim:
         source="gu2024",
         reference="Gu et al. 2024 (arXiv 2410.10781), section 4",
         published="The sink appears between 1,000 and 2,000 of 20,000 steps and grows from there to a rate of 18.18.",
-        conditions=(UNCHANGED,),
+        variants=(UNCHANGED,),
         read_outs=("training",),
         parts=(
             Part("there is none before the first step", Value("sink_rate_start", BASE), "percent", less_than=NOTHING),

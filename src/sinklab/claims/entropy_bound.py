@@ -8,10 +8,8 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Condition, Scale
-from sinklab.reproduction.effects import Numbers, Value
-from sinklab.reproduction.trained import Trained
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Numbers, Part, Scale, Value, Variant
+from sinklab.reproduction.trained import TrainedModel
 from sinklab.theory.entropy_bound import entropy_bound as least_entropy
 from sinklab.theory.entropy_bound import head_entropy_bound, least_entropy_scores, row_entropy
 
@@ -38,7 +36,7 @@ def measure(seed: int, scale: Scale) -> Numbers:
     return {"rows of scores": {**_margin(min(margins)), "largest_gap_of_worst_row": max(gaps)}}
 
 
-def trained_rows(trained: Trained) -> dict[str, float]:
+def trained_rows(trained: TrainedModel) -> dict[str, float]:
     """``least_margin``, the least entropy of a row less its bound from weights and inputs over heads and rows of two keys or
     more, and ``largest_violation``, by how much it is below 0; both in nats.
     """
@@ -100,7 +98,7 @@ def entropy_bound() -> Claim:
             Part("the worst row attains it", Value("largest_gap_of_worst_row", "rows of scores"), "nats", less_than=EXACT),
             Part("no row of a trained model is below", Value("largest_violation", BASELINE), "nats", less_than=ROUNDING),
         ),
-        conditions=(Condition(BASELINE),),
+        variants=(Variant(BASELINE),),
         read_outs=(trained_rows,),
         measure=measure,
     )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._rates import BASE, COLLAPSED, TOO_LARGE, course, is_too_large
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim
-from sinklab.reproduction.effects import Difference, Value
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Value
 
 __all__ = ["entropy_collapse"]
 
@@ -25,6 +23,6 @@ def entropy_collapse() -> Claim:
             Part("the entropy collapses", Value("least_entropy", TOO_LARGE.label), "nats", less_than=COLLAPSED),
             Part("it falls far", Difference("least_entropy", TOO_LARGE.label, BASELINE), "nats", less_than=-0.5),
         ),
-        conditions=(BASE, TOO_LARGE),
+        variants=(BASE, TOO_LARGE),
         read_outs=(course,),
     )

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import SINK
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Condition, Times
-from sinklab.reproduction.effects import Difference, Extreme
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Difference, Extreme, Part, Times, Variant
 
 __all__ = ["equal_learning_rate_times_steps"]
 
-LARGE = Condition("rate x2, steps x1/2", {"optimizer.learning_rate": Times(2), "training.steps": Times(0.5)})
-SMALL = Condition("rate x1/2, steps x2", {"optimizer.learning_rate": Times(0.5), "training.steps": Times(2)})
+LARGE = Variant("rate x2, steps x1/2", {"optimizer.learning_rate": Times(2), "training.steps": Times(0.5)})
+SMALL = Variant("rate x1/2, steps x2", {"optimizer.learning_rate": Times(0.5), "training.steps": Times(2)})
 
 LEAST = 3.0
 """Points of difference that count as one; the published one between the same two settings is 6.6."""
@@ -32,7 +30,7 @@ def equal_learning_rate_times_steps() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), table 9",
         published="Sink rates and losses: 23.44 and 3.79 at 8e-4 for 10,000 steps, 18.18 and 3.73 at 4e-4 for 20,000, 16.81 "
         "and 3.68 at 2e-4 for 40,000, 6.29 and 3.67 at 1e-4 for 80,000.",
-        conditions=(LARGE, SMALL),
+        variants=(LARGE, SMALL),
         read_outs=("sinks",),
         presupposes=(
             Part(

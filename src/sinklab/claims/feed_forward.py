@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Condition
+from sinklab.reproduction.claim import Claim, Variant
 
 __all__ = ["feed_forward"]
 
@@ -19,7 +19,7 @@ def feed_forward() -> Claim:
         source="gu2024",
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Sink rates: ReLU 16.90, GELU 14.76, Swish 17.89, ReGLU 13.88, GeGLU 17.86, SwiGLU 18.18.",
-        conditions=(UNCHANGED, *(Condition(name, {"model.feed_forward": name}) for name in ACTIVATIONS)),
+        variants=(UNCHANGED, *(Variant(name, {"model.feed_forward": name}) for name in ACTIVATIONS)),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=tuple(has_sink(name) for name in ACTIVATIONS),

@@ -11,10 +11,8 @@ from sinklab.attention.session import attend
 from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.registry import claims, recipes
-from sinklab.reproduction.claim import BASELINE, Claim, Condition, Times
-from sinklab.reproduction.effects import Difference
-from sinklab.reproduction.trained import Trained
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Times, Variant
+from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.table import unpacked
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
@@ -47,7 +45,7 @@ def fine_tuning_keeps_the_sink() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), table 1",
         published="Base and chat: Mistral-7B 97.49 and 88.34, LLaMA2-7B 92.47 and 92.88, LLaMA2-13B 91.69 and 90.94, LLaMA3-8B "
         "99.02 and 98.85.",
-        conditions=(UNCHANGED, Condition(tuned, tune, after=BASELINE)),
+        variants=(UNCHANGED, Variant(tuned, tune, after=BASELINE)),
         read_outs=(on_the_first_text,),
         presupposes=(
             has_sink(metric="first_text_sink_rate"),
@@ -81,7 +79,7 @@ def tune(config: PretrainingConfig) -> Mapping[str, Any]:
     }
 
 
-def on_the_first_text(trained: Trained) -> Mapping[str, float]:
+def on_the_first_text(trained: TrainedModel) -> Mapping[str, float]:
     """Sink rate and loss on held-out text of the scale's own configuration, after whichever training."""
     first: PretrainingConfig = recipes[trained.config.name]()  # type: ignore[operator, assignment]
     rows = prepare_data(first, trained.cache).probe_rows(

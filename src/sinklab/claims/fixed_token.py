@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import has_no_sink, has_sink
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Condition
+from sinklab.reproduction.claim import Claim, Variant
 
 __all__ = ["FIXED", "TOKEN", "fixed", "fixed_token"]
 
@@ -17,10 +17,10 @@ METRICS_AT = ("sink_rate", "sink_rate_1", "sink_rate_2")
 """Sink rate of each of the three positions."""
 
 
-def fixed(position: int) -> Condition:
-    """The condition in which every row holds :data:`TOKEN` at a position, counted from 0, and has no BOS."""
+def fixed(position: int) -> Variant:
+    """The variant in which every row holds :data:`TOKEN` at a position, counted from 0, and has no BOS."""
     changes = {"data.bos": "none", "data.fixed_position": position, "data.fixed_token": TOKEN}
-    return Condition(f"fixed_{ORDINALS[position]}", changes)
+    return Variant(f"fixed_{ORDINALS[position]}", changes)
 
 
 FIXED = tuple(fixed(position) for position in range(len(ORDINALS)))
@@ -36,7 +36,7 @@ def fixed_token() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 5",
         published="Sink rates of the first three tokens: 74.11, 0, 0 with the first fixed; 0, 69.03, 0 with the second; 0, 0, "
         "69.64 with the third.",
-        conditions=FIXED,
+        variants=FIXED,
         read_outs=("sinks",),
         parts=(
             *(has_sink(FIXED[at].label, METRICS_AT[at]) for at in places),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import KEY_BIAS, LONG_VALUE, SHORT_VALUE, SINK, UNCHANGED, has_sink
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim
-from sinklab.reproduction.effects import Difference
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Difference, Part
 
 __all__ = ["fixed_value_of_bias"]
 
@@ -20,7 +18,7 @@ def fixed_value_of_bias() -> Claim:
         source="gu2024",
         reference="Gu et al. 2024 (arXiv 2410.10781), table 5",
         published="Rates of the bias and of the first token: length 0 73.34 and 0.00, 5 44.43 and 3.71, 20 1.51 and 25.88.",
-        conditions=(UNCHANGED, KEY_BIAS, SHORT_VALUE, LONG_VALUE),
+        variants=(UNCHANGED, KEY_BIAS, SHORT_VALUE, LONG_VALUE),
         read_outs=("sinks",),
         presupposes=(has_sink(), has_sink(zero, "sink_rate_star")),
         parts=(

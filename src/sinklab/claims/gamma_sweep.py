@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._quantisation import OUTLIERS, clipped
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Condition
-from sinklab.reproduction.effects import Trend
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Part, Trend, Variant
 
 __all__ = ["gamma_sweep"]
 
@@ -30,11 +28,11 @@ def gamma_sweep() -> Claim:
         parts=(
             Part(
                 "the largest norm falls with gamma",
-                Trend("max_inf_norm", (BASELINE, *(condition.label for condition in SWEEP))),
+                Trend("max_inf_norm", (BASELINE, *(variant.label for variant in SWEEP))),
                 "rank correlation",
                 less_than=FALLS,
             ),
         ),
-        conditions=(Condition(BASELINE), *SWEEP),
+        variants=(Variant(BASELINE), *SWEEP),
         read_outs=("outliers",),
     )

@@ -5,9 +5,7 @@ from __future__ import annotations
 from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.claims._gates import ELEMENT_WISE, HEAD_WISE, INDEPENDENT, SHARED, SQUEEZED
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim
-from sinklab.reproduction.effects import Difference, Ratio
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Ratio
 
 __all__ = ["gate_positions"]
 
@@ -46,6 +44,6 @@ def gate_positions() -> Claim:
                 for gate in (SHARED, INDEPENDENT, SQUEEZED)
             ),
         ),
-        conditions=(UNCHANGED, ELEMENT_WISE, HEAD_WISE, SHARED, INDEPENDENT, SQUEEZED),
+        variants=(UNCHANGED, ELEMENT_WISE, HEAD_WISE, SHARED, INDEPENDENT, SQUEEZED),
         read_outs=("sinks",),
     )

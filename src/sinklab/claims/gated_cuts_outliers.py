@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._quantisation import GATED, HALF, OUTLIERS, SAME
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Condition
-from sinklab.reproduction.effects import Difference, Ratio
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Ratio, Variant
 
 __all__ = ["gated_cuts_outliers"]
 
@@ -27,6 +25,6 @@ def gated_cuts_outliers() -> Claim:
             Part("the kurtosis falls", Ratio("kurtosis", GATED.label, BASELINE), "ratio", less_than=HALF),
             Part("the loss does not rise", Difference("held_out_loss", GATED.label, BASELINE), "nats", less_than=SAME),
         ),
-        conditions=(Condition(BASELINE), GATED),
+        variants=(Variant(BASELINE), GATED),
         read_outs=("outliers",),
     )

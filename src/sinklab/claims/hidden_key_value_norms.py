@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_massive, has_sink
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim
-from sinklab.reproduction.effects import Difference, Value
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Value
 
 __all__ = ["hidden_key_value_norms", "stands_out"]
 
@@ -23,7 +21,7 @@ def hidden_key_value_norms() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 3.1",
         published="LLaMA3-8B: |h_1| 370 where others have 1 to 60; |k_1| 3 to 5 and 20; |v_1| below 1 and 2 to 5.7; cosine "
         "with queries 0.5 and -0.2 in the head shown.",
-        conditions=(UNCHANGED,),
+        variants=(UNCHANGED,),
         read_outs=("sinks", "norms"),
         presupposes=(has_sink(),),
         parts=stands_out(BASELINE),

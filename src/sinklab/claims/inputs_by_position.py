@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_no_sink, has_sink, position
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim
-from sinklab.reproduction.effects import Ratio
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Part, Ratio
 
 __all__ = ["inputs_by_position"]
 
@@ -29,13 +27,13 @@ def inputs_by_position() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), table 1 and section 3.3",
         published="GPT2-XL, which learns positions: natural 77.00, random 70.29, repeated 62.28; LLaMA3-8B 99.02, 91.23, 0.00. "
         "That the three other schemes lose it is derived, not measured.",
-        conditions=(UNCHANGED, LEARNED, *OTHERS),
+        variants=(UNCHANGED, LEARNED, *OTHERS),
         read_outs=("sinks", "inputs"),
-        presupposes=(has_sink(LEARNED.label), *(has_sink(condition.label) for condition in OTHERS)),
+        presupposes=(has_sink(LEARNED.label), *(has_sink(variant.label) for variant in OTHERS)),
         parts=(
             keeps_half(LEARNED.label),
             has_sink(LEARNED.label, "sink_rate_repeated_no_bos"),
-            *(has_no_sink(condition.label, "sink_rate_repeated_no_bos") for condition in OTHERS),
+            *(has_no_sink(variant.label, "sink_rate_repeated_no_bos") for variant in OTHERS),
         ),
     )
 

@@ -21,7 +21,7 @@ def inputs_with_rotary_positions() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), table 1 and section 3.3",
         published="Natural, random, repeated: LLaMA2-7B 92.47, 90.13, 0.00; LLaMA3-8B 99.02, 91.23, 0.00; Mistral-7B 97.49, "
         "75.21, 0.00.",
-        conditions=(UNCHANGED, ROTARY),
+        variants=(UNCHANGED, ROTARY),
         read_outs=("sinks", "inputs"),
         presupposes=(has_sink(ROTARY.label),),
         parts=(keeps_half(ROTARY.label), has_no_sink(ROTARY.label, "sink_rate_repeated_no_bos")),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._quantisation import GATED, SAME, UNQUANTISABLE
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Condition
-from sinklab.reproduction.effects import Difference
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Variant
 
 __all__ = ["int8_gap_falls"]
 
@@ -22,6 +20,6 @@ def int8_gap_falls() -> Claim:
         "nats); BERT-base 4.49 and 1294, gated 4.45 and 4.65.",
         presupposes=(UNQUANTISABLE,),
         parts=(Part("eight bits cost less", Difference("int8_gap", BASELINE, GATED.label), "nats", more_than=SAME),),
-        conditions=(Condition(BASELINE), GATED),
+        variants=(Variant(BASELINE), GATED),
         read_outs=("int8",),
     )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import KEY_BIAS, SINK, UNCHANGED, has_sink, operation
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim
-from sinklab.reproduction.effects import Difference
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Difference, Part
 
 __all__ = ["learnable_coordinates"]
 
@@ -25,19 +23,19 @@ def learnable_coordinates() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Rates of the bias and of the first token: 1 coordinate 32.18 and 4.74, 8 31.39 and 4.54, 64 69.19 and 0.04; "
         "all 73.34 and 0.00; no bias 18.18 on the first token.",
-        conditions=(UNCHANGED, KEY_BIAS, *FEW),
+        variants=(UNCHANGED, KEY_BIAS, *FEW),
         read_outs=("sinks",),
         presupposes=(has_sink(), has_sink(KEY_BIAS.label, "sink_rate_star")),
         parts=(
-            *(has_sink(condition.label, "sink_rate_star") for condition in FEW),
+            *(has_sink(variant.label, "sink_rate_star") for variant in FEW),
             *(
                 Part(
-                    f"the first token has less with {condition.label}",
-                    Difference("sink_rate", condition.label, UNCHANGED.label),
+                    f"the first token has less with {variant.label}",
+                    Difference("sink_rate", variant.label, UNCHANGED.label),
                     "points",
                     less_than=-SINK,
                 )
-                for condition in FEW
+                for variant in FEW
             ),
             Part(
                 "the whole key takes more than one coordinate",

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._first_tokens import LOSS, SAME, first_tokens
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Condition
-from sinklab.reproduction.effects import Difference
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Difference, Part, Variant
 
 __all__ = ["learnable_sink"]
 
@@ -35,9 +33,9 @@ def learnable_sink() -> Claim:
                 "the loss is no higher than the plain model's", Difference("held_out_loss", SINK, PLAIN), "nats", less_than=SAME
             ),
         ),
-        conditions=(
-            Condition(PLAIN, {"data.bos": "none"}),
-            Condition(SINK, {"data.bos": "none", "model.operation": {"name": "sink_token"}}),
+        variants=(
+            Variant(PLAIN, {"data.bos": "none"}),
+            Variant(SINK, {"data.bos": "none", "model.operation": {"name": "sink_token"}}),
         ),
         read_outs=(first_tokens, "sinks"),
     )

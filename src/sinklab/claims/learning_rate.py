@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Condition, Times
-from sinklab.reproduction.effects import Difference, Extreme
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Difference, Extreme, Part, Times, Variant
 
 __all__ = ["learning_rate"]
 
-QUARTER = Condition("rate x1/4", {"optimizer.learning_rate": Times(0.25)})
-DOUBLE = Condition("rate x2", {"optimizer.learning_rate": Times(2)})
+QUARTER = Variant("rate x1/4", {"optimizer.learning_rate": Times(0.25)})
+DOUBLE = Variant("rate x2", {"optimizer.learning_rate": Times(2)})
 
 ALL = (QUARTER.label, UNCHANGED.label, DOUBLE.label)
 
@@ -24,7 +22,7 @@ def learning_rate() -> Claim:
         source="gu2024",
         reference="Gu et al. 2024 (arXiv 2410.10781), table 9",
         published="Sink rates after 20,000 steps: 2.90 at a rate of 1e-4, 11.21 at 2e-4, 18.18 at 4e-4, 32.23 at 8e-4.",
-        conditions=(QUARTER, UNCHANGED, DOUBLE),
+        variants=(QUARTER, UNCHANGED, DOUBLE),
         read_outs=("sinks",),
         presupposes=(Part("one of the rates gives a sink", Extreme("sink_rate", ALL), "percent", more_than=SINK),),
         parts=(

@@ -28,7 +28,7 @@ def massive_activations_need_a_sink() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="At a billion parameters |h_1| over the mean of others peaks at 23 with softmax and stays at 1.0 to 1.5 with "
         "sigmoid; absent with key and key-value biases, present with value biases; back as the fixed value grows.",
-        conditions=(UNCHANGED, KEY_BIAS, KEY_VALUE_BIAS, SIGMOID, VALUE_BIAS, LONG_VALUE),
+        variants=(UNCHANGED, KEY_BIAS, KEY_VALUE_BIAS, SIGMOID, VALUE_BIAS, LONG_VALUE),
         read_outs=("norms",),
         presupposes=(has_massive(),),
         parts=(

@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from sinklab.claims._architecture import MASSIVE, POST_NORM, UNCHANGED, has_massive, has_no_massive, has_sink
 from sinklab.models.norms import Norm
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim
-from sinklab.reproduction.effects import Value
-from sinklab.reproduction.trained import Trained
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Part, Value
+from sinklab.reproduction.trained import TrainedModel
 
 __all__ = ["METRICS", "massive_before_post_norm", "norm_inputs"]
 
@@ -35,7 +33,7 @@ def massive_before_post_norm() -> Claim:
         source="gu2024",
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Massive activations exist before the post-norm; no number is given.",
-        conditions=(UNCHANGED, POST_NORM),
+        variants=(UNCHANGED, POST_NORM),
         read_outs=("sinks", "norms", norm_inputs),
         presupposes=(has_massive(), has_sink(POST_NORM.label)),
         parts=(
@@ -45,7 +43,7 @@ def massive_before_post_norm() -> Claim:
     )
 
 
-def norm_inputs(trained: Trained) -> Mapping[str, float]:
+def norm_inputs(trained: TrainedModel) -> Mapping[str, float]:
     """How large the first token is in what enters the norms, on 100 held-out rows."""
     ratios: list[float] = []
 

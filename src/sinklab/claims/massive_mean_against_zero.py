@@ -6,17 +6,15 @@ from sinklab.causes.massive import SUN, massive_activations
 from sinklab.causes.samples import token_samples
 from sinklab.claims._architecture import UNCHANGED
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim
-from sinklab.reproduction.effects import Value
-from sinklab.reproduction.trained import Trained
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Part, Value
+from sinklab.reproduction.trained import TrainedModel
 
 __all__ = ["edited", "massive_mean_against_zero"]
 
 TEXTS = 32
 
 
-def edited(trained: Trained) -> dict[str, float]:
+def edited(trained: TrainedModel) -> dict[str, float]:
     """Massive activations by the published thresholds or, where there are none, by a ratio of 50 alone, and what editing costs.
 
     ``largest`` and ``times_median``: the largest value, and the largest multiple of the median of its hidden state, over
@@ -51,6 +49,6 @@ def massive_mean_against_zero() -> Claim:
             Part("zero ruins", Value("zero", BASELINE), "nats", more_than=0.5),
             Part("the mean does not", Value("mean", BASELINE), "nats", less_than=0.02),
         ),
-        conditions=(UNCHANGED,),
+        variants=(UNCHANGED,),
         read_outs=(edited,),
     )

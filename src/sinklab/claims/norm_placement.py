@@ -17,7 +17,7 @@ def norm_placement() -> Claim:
         source="gu2024",
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Sink rate 13.54 under post-norm, 18.18 under pre-norm.",
-        conditions=(UNCHANGED, POST_NORM),
+        variants=(UNCHANGED, POST_NORM),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=(has_sink(POST_NORM.label),),

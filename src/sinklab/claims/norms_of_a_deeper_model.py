@@ -6,8 +6,7 @@ from sinklab.claims._architecture import has_sink
 from sinklab.claims._embedded import SINGLE, numbers_of
 from sinklab.claims.hidden_key_value_norms import stands_out
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Scale
-from sinklab.reproduction.effects import Numbers
+from sinklab.reproduction.claim import Claim, Numbers, Scale
 
 __all__ = ["measure", "norms_of_a_deeper_model"]
 

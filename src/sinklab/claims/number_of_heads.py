@@ -7,7 +7,7 @@ from typing import Any
 
 from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Condition
+from sinklab.reproduction.claim import Claim, Variant
 from sinklab.training.config import PretrainingConfig
 
 __all__ = ["number_of_heads"]
@@ -21,7 +21,7 @@ def number_of_heads() -> Claim:
         source="gu2024",
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Sink rates: 8 heads 18.18, 4 heads 10.68, 2 heads 12.95, 1 head 19.50.",
-        conditions=(UNCHANGED, Condition("1 head", one), Condition("2 heads", two), Condition("4 heads", four)),
+        variants=(UNCHANGED, Variant("1 head", one), Variant("2 heads", two), Variant("4 heads", four)),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=(has_sink("1 head"), has_sink("2 heads"), has_sink("4 heads")),

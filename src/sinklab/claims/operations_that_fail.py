@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import operation
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim
-from sinklab.reproduction.effects import Value
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Part, Value
 
 __all__ = ["operations_that_fail"]
 
@@ -27,9 +25,9 @@ def operations_that_fail() -> Claim:
         source="gu2024",
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Training failed in all four, at 60 million parameters and 20,000 steps.",
-        conditions=FAILING,
+        variants=FAILING,
         parts=tuple(
-            Part(f"training diverges with {condition.label}", Value("diverged", condition.label), "fraction", more_than=0.5)
-            for condition in FAILING
+            Part(f"training diverges with {variant.label}", Value("diverged", variant.label), "fraction", more_than=0.5)
+            for variant in FAILING
         ),
     )

@@ -25,7 +25,7 @@ def other_kernels() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Sink rates: elu + 1 of the score 0.80, the score itself 0.00, MLP kernel 0.74; elu kernel over its row sum "
         "53.65; softmax 18.18.",
-        conditions=(UNCHANGED, ELU, IDENTITY, MLP, ELU_KERNEL),
+        variants=(UNCHANGED, ELU, IDENTITY, MLP, ELU_KERNEL),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=(

@@ -30,7 +30,7 @@ def position_schemes() -> Claim:
         source="gu2024",
         reference="Gu et al. 2024 (arXiv 2410.10781), table 3",
         published="Sink rates: none 20.35, sinusoid 32.73, learned 33.13, relative 35.53, ALiBi 20.78, rotary 18.18.",
-        conditions=(UNCHANGED, *(position(label, name) for label, name in SCHEMES.items())),
+        variants=(UNCHANGED, *(position(label, name) for label, name in SCHEMES.items())),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=tuple(has_sink(label) for label in SCHEMES),

@@ -13,14 +13,12 @@ from sinklab.attention.session import attend
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
 from sinklab.probes._accumulate import filled
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Condition
-from sinklab.reproduction.effects import Ratio, Value
-from sinklab.reproduction.trained import Trained
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Part, Ratio, Value, Variant
+from sinklab.reproduction.trained import TrainedModel
 
 __all__ = ["METRICS", "RowRates", "prefix_lm", "prefix_rates"]
 
-PREFIX = Condition("prefix of 5", {"model.prefix": 5})
+PREFIX = Variant("prefix of 5", {"model.prefix": 5})
 
 SAMPLES, SEQ_LEN, THRESHOLD = 32, 64, 0.3
 """Rows, tokens of a row and epsilon; the last two as in Gu et al."""
@@ -55,7 +53,7 @@ class RowRates(Watcher):
         return 100 * torch.cat(self.hits, dim=1).mean(dim=1)
 
 
-def prefix_rates(trained: Trained) -> dict[str, float]:
+def prefix_rates(trained: TrainedModel) -> dict[str, float]:
     """Rates of the most and the second most attended token of the prefix, row by row: the position may differ by row.
 
     A model without a prefix of two or more has none.
@@ -81,7 +79,7 @@ def prefix_lm() -> Claim:
         source="gu2024",
         reference="Gu et al. 2024 (arXiv 2410.10781), section 6",
         published="With a prefix of 5, each row has a sink rate of 19 to 24 on one of the five tokens, and none on the others.",
-        conditions=(UNCHANGED, PREFIX),
+        variants=(UNCHANGED, PREFIX),
         read_outs=("sinks", prefix_rates),
         presupposes=(has_sink(),),
         parts=(

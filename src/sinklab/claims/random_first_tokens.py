@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import SINK
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Condition
-from sinklab.reproduction.effects import Difference, Extreme
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Difference, Extreme, Part, Variant
 
 __all__ = ["NO_BOS", "random_first_tokens"]
 
 LEAST = 3.0
 """Points of difference that count as one; those published are 9 and 12."""
 
-NO_BOS = Condition("no_bos", {"data.bos": "none"})
+NO_BOS = Variant("no_bos", {"data.bos": "none"})
 """What is compared with; nothing is changed where rows have no BOS anyway."""
 
-ONE = Condition("random_first", {"data.bos": "none", "data.random_positions": (0, 1)})
-TWO = Condition("random_first_two", {"data.bos": "none", "data.random_positions": (0, 2)})
+ONE = Variant("random_first", {"data.bos": "none", "data.random_positions": (0, 1)})
+TWO = Variant("random_first_two", {"data.bos": "none", "data.random_positions": (0, 2)})
 
 
 @claims.register("random_first_tokens")
@@ -29,7 +27,7 @@ def random_first_tokens() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 5",
         published="Sink rate of the first token 18.18 with ordinary rows and 27.03 with one random token; 1.98 with two, and "
         "14.08 of the second token.",
-        conditions=(NO_BOS, ONE, TWO),
+        variants=(NO_BOS, ONE, TWO),
         read_outs=("sinks",),
         presupposes=(
             Part(

@@ -7,9 +7,7 @@ from torch import Tensor, nn
 
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Scale
-from sinklab.reproduction.effects import Numbers, Value
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Numbers, Part, Scale, Value
 from sinklab.theory.repeated_tokens import alibi_weights, relative_weights, rotary_bounds, uniform_weights
 
 __all__ = ["METRICS", "measure", "repeated_token_laws"]

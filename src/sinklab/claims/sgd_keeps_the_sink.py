@@ -5,9 +5,7 @@ from __future__ import annotations
 from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.claims._sgd import SGD, SGD_FAST
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim
-from sinklab.reproduction.effects import Difference
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part
 
 __all__ = ["sgd_keeps_the_sink"]
 
@@ -25,6 +23,6 @@ def sgd_keeps_the_sink() -> Claim:
             Part("SGD learns as well", Difference("held_out_loss", SGD.label, BASELINE), "nats", less_than=0.1),
         ),
         parts=(has_sink(SGD.label),),
-        conditions=(UNCHANGED, SGD, SGD_FAST),
+        variants=(UNCHANGED, SGD, SGD_FAST),
         read_outs=("sinks",),
     )

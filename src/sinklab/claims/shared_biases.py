@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import KEY_VALUE_BIAS, SINK, UNCHANGED, has_no_sink, has_sink, operation
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim
-from sinklab.reproduction.effects import Difference
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Difference, Part
 
 __all__ = ["shared_biases"]
 
@@ -23,7 +21,7 @@ def shared_biases() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Rates of the bias and of the first token: key bias shared 68.31 and 0.23, of each head 73.34 and 0.00; "
         "key-value bias shared 56.61 and 12.44, of each head 72.76 and 0.04.",
-        conditions=(UNCHANGED, KEY_VALUE_BIAS, SHARED_KEY, SHARED_BOTH),
+        variants=(UNCHANGED, KEY_VALUE_BIAS, SHARED_KEY, SHARED_BOTH),
         read_outs=("sinks",),
         presupposes=(has_sink(), has_sink(KEY_VALUE_BIAS.label, "sink_rate_star")),
         parts=(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._rates import BASE, HARM, TOO_LARGE, TOO_LARGE_SIGMA, course, is_too_large
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim
-from sinklab.reproduction.effects import Difference
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Difference, Part
 
 __all__ = ["sigma_reparam_prevents"]
 
@@ -33,6 +31,6 @@ def sigma_reparam_prevents() -> Claim:
                 more_than=0.5,
             ),
         ),
-        conditions=(BASE, TOO_LARGE, TOO_LARGE_SIGMA),
+        variants=(BASE, TOO_LARGE, TOO_LARGE_SIGMA),
         read_outs=(course,),
     )

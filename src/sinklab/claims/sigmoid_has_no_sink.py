@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import SIGMOID, UNCHANGED, has_no_sink, has_sink, operation
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim
-from sinklab.reproduction.effects import Difference
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Difference, Part
 
 __all__ = ["sigmoid_has_no_sink"]
 
@@ -22,7 +20,7 @@ def sigmoid_has_no_sink() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Sink rate and validation loss: softmax 18.18 and 3.73, sigmoid 0.44 and 3.70, normalised sigmoid 30.24 and "
         "3.74.",
-        conditions=(UNCHANGED, SIGMOID, NORMALISED),
+        variants=(UNCHANGED, SIGMOID, NORMALISED),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=(

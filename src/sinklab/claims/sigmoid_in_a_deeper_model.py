@@ -5,8 +5,7 @@ from __future__ import annotations
 from sinklab.claims._architecture import has_massive, has_no_massive, has_no_sink, has_sink
 from sinklab.claims._embedded import SINGLE, numbers_of
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Scale
-from sinklab.reproduction.effects import Numbers
+from sinklab.reproduction.claim import Claim, Numbers, Scale
 
 __all__ = ["measure", "sigmoid_in_a_deeper_model"]
 

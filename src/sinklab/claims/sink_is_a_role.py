@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from sinklab.claims.fixed_token import FIXED, METRICS_AT, TOKEN
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Condition
-from sinklab.reproduction.effects import Difference
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Difference, Part, Variant
 
 __all__ = ["sink_is_a_role"]
 
 POINTS = 5.0
 """Of the sink rate, by which the fixed token must exceed the first position."""
 
-OTHER = Condition("another token fixed_second", {"data.bos": "none", "data.fixed_position": 1, "data.fixed_token": TOKEN + 1})
+OTHER = Variant("another token fixed_second", {"data.bos": "none", "data.fixed_position": 1, "data.fixed_token": TOKEN + 1})
 
 
 def _moved(label: str, position: int) -> Part:
@@ -34,6 +32,6 @@ def sink_is_a_role() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 5",
         published="With a token fixed at the second or third position, the sink rate there is 69 or 70 %, and 0 at the first.",
         parts=(_moved(FIXED[1].label, 1), _moved(FIXED[2].label, 2), _moved(OTHER.label, 1)),
-        conditions=(FIXED[1], FIXED[2], OTHER),
+        variants=(FIXED[1], FIXED[2], OTHER),
         read_outs=("sinks",),
     )

@@ -32,12 +32,12 @@ def sink_moves_to_bias() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), table 4",
         published="Rates of the bias and of the first token: sink token 74.12 and 0.00, key-value bias 72.76 and 0.04, "
         "key bias 73.34 and 0.00; first token with a value bias 17.53, without any 18.18.",
-        conditions=(UNCHANGED, *TAKING, VALUE_BIAS),
+        variants=(UNCHANGED, *TAKING, VALUE_BIAS),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=(
-            *(has_sink(condition.label, "sink_rate_star") for condition in TAKING),
-            *(has_no_sink(condition.label) for condition in TAKING),
+            *(has_sink(variant.label, "sink_rate_star") for variant in TAKING),
+            *(has_no_sink(variant.label) for variant in TAKING),
             has_sink(VALUE_BIAS.label),
         ),
         evidence={

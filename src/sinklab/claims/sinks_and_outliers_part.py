@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_sink, operation
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Condition
-from sinklab.reproduction.effects import Ratio, Value
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Part, Ratio, Value, Variant
 
 __all__ = ["sinks_and_outliers_part"]
 
-SANDWICH = Condition("sandwich norm", {"model.norm_placement": "sandwich"})
+SANDWICH = Variant("sandwich norm", {"model.norm_placement": "sandwich"})
 PLUS_ONE = operation("softmax plus one", "softmax_plus_one")
 
 OUTLIER = 50.0
@@ -39,6 +37,6 @@ def sinks_and_outliers_part() -> Claim:
             ),
             Part("softmax plus one leaves outliers", Ratio("massive_ratio", PLUS_ONE.label, BASELINE), "ratio", more_than=0.5),
         ),
-        conditions=(UNCHANGED, SANDWICH, PLUS_ONE),
+        variants=(UNCHANGED, SANDWICH, PLUS_ONE),
         read_outs=("sinks", "norms"),
     )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._quantisation import GATED, SAME
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Condition
-from sinklab.reproduction.effects import Difference, Value
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Value, Variant
 
 __all__ = ["six_bit_gap_falls"]
 
@@ -25,6 +23,6 @@ def six_bit_gap_falls() -> Claim:
             Part("W6A8 costs less", Difference("w6a8_gap", BASELINE, GATED.label), "nats", more_than=SAME),
             Part("W6A6 costs less", Difference("w6a6_gap", BASELINE, GATED.label), "nats", more_than=SAME),
         ),
-        conditions=(Condition(BASELINE), GATED),
+        variants=(Variant(BASELINE), GATED),
         read_outs=("low_bits",),
     )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink, operation
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim
-from sinklab.reproduction.effects import Difference
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Difference, Part
 
 __all__ = ["softmax_scale"]
 
@@ -22,7 +20,7 @@ def softmax_scale() -> Claim:
         source="gu2024",
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Sink rates: rows that sum to 2 29.10, to 1 18.18, to 0.2 9.41, to 0.1 3.59, to 0.05 4.53.",
-        conditions=(UNCHANGED, SMALL, LARGE),
+        variants=(UNCHANGED, SMALL, LARGE),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=(

@@ -5,9 +5,7 @@ from __future__ import annotations
 from sinklab.claims._architecture import UNCHANGED, has_sink, operation
 from sinklab.claims._gates import ELEMENT_WISE
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim
-from sinklab.reproduction.effects import Difference, Trend, Value
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Trend, Value
 
 __all__ = ["softpick_table"]
 
@@ -38,6 +36,6 @@ def softpick_table() -> Claim:
             ),
             Part("the order is that of the table", Trend("sink_rate", ORDER), "correlation", more_than=0.5),
         ),
-        conditions=(UNCHANGED, SOFTPICK, ELEMENT_WISE, SINK_LOGIT, PLUS_ONE),
+        variants=(UNCHANGED, SOFTPICK, ELEMENT_WISE, SINK_LOGIT, PLUS_ONE),
         read_outs=("sinks",),
     )

@@ -6,9 +6,7 @@ import torch
 
 from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, draw, keep
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Scale
-from sinklab.reproduction.effects import Difference, Numbers
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Difference, Numbers, Part, Scale
 
 __all__ = ["stable_over_long_texts"]
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from sinklab.claims._quantisation import HALF, OUTLIERS
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Condition
-from sinklab.reproduction.effects import Ratio
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Part, Ratio, Variant
 
 __all__ = ["stretching_up_does_not_help"]
 
-STRETCHED = Condition(
+STRETCHED = Variant(
     "stretched softmax, zeta 1.03", {"model.operation": {"name": "clipped_softmax", "gamma": 0.0, "zeta": 1.03}}
 )
 
@@ -29,6 +27,6 @@ def stretching_up_does_not_help() -> Claim:
             Part("the largest norm stays", Ratio("max_inf_norm", STRETCHED.label, BASELINE), "ratio", more_than=HALF),
             Part("the kurtosis stays", Ratio("kurtosis", STRETCHED.label, BASELINE), "ratio", more_than=HALF),
         ),
-        conditions=(Condition(BASELINE), STRETCHED),
+        variants=(Variant(BASELINE), STRETCHED),
         read_outs=("outliers",),
     )

@@ -6,9 +6,7 @@ import torch
 
 from sinklab.claims._trigger import DEEP, SOLVED, trained_numbers
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Scale
-from sinklab.reproduction.effects import Extreme, Numbers, Value
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Extreme, Numbers, Part, Scale, Value
 from sinklab.theory.trigger_bounds import relu_solution
 from sinklab.theory.trigger_task import trigger_batch
 

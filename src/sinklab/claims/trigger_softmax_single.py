@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from sinklab.claims._trigger import SOLVED, trained_numbers
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Scale
-from sinklab.reproduction.effects import Numbers, Trend, Value
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Numbers, Part, Scale, Trend, Value
 
 __all__ = ["trigger_softmax_single"]
 
 TOLERANCES = {"softmax to 0.1": 0.1, "softmax to 0.03": 0.03, "softmax": 5e-3}
-"""Label of a condition to the largest error on a batch at which its training stops; the last is the paper's."""
+"""Label of a variant to the largest error on a batch at which its training stops; the last is the paper's."""
 
 LEAST = 0.99
 """``1 - 2 η`` at the paper's tolerance: what a value map that leaves the count of tokens alone would need."""

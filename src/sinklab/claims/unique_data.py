@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Condition
-from sinklab.reproduction.effects import Difference, Ratio
-from sinklab.reproduction.trained import Trained
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Difference, Part, Ratio, Variant
+from sinklab.reproduction.trained import TrainedModel
 
 __all__ = ["METRICS", "overfitting", "unique_data"]
 
@@ -21,15 +19,15 @@ METRICS: dict[str, tuple[str, str]] = {
 """Metric to unit and definition."""
 
 
-def few(share: float) -> Condition:
-    """The condition with so large a share of the rows."""
-    return Condition(f"{share:g} of the rows", {"data.unique_fraction": share})
+def few(share: float) -> Variant:
+    """The variant with so large a share of the rows."""
+    return Variant(f"{share:g} of the rows", {"data.unique_fraction": share})
 
 
 FEW, FEWEST = few(0.05), few(0.005)
 
 
-def overfitting(trained: Trained) -> dict[str, float]:
+def overfitting(trained: TrainedModel) -> dict[str, float]:
     """By how much the held-out loss has risen again. It is reported beside the claim, which is about the amount of data."""
     table = trained.table
     losses = table[(table["probe"] == "sink_readout") & (table["metric"] == "loss")].sort_values("step")["value"].astype(float)
@@ -40,7 +38,7 @@ def overfitting(trained: Trained) -> dict[str, float]:
 def unique_data() -> Claim:
     """All rows, a twentieth and a two-hundredth of them, with the same batches and steps.
 
-    Little data also means overfitting; ``overfitting`` and ``held_out_loss`` say how much of it there is in each condition.
+    Little data also means overfitting; ``overfitting`` and ``held_out_loss`` say how much of it there is in each variant.
     """
     return Claim(
         statement="With too few unique data the sink does not emerge.",
@@ -48,7 +46,7 @@ def unique_data() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 5",
         published="Of 5 billion down to 50 million unique tokens at the same steps, the sink rate is below 1 with 100 million "
         "and less, and 18.18 with all.",
-        conditions=(UNCHANGED, FEW, FEWEST),
+        variants=(UNCHANGED, FEW, FEWEST),
         read_outs=("sinks", overfitting),
         presupposes=(has_sink(),),
         parts=(

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Condition
-from sinklab.reproduction.effects import Peak
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Part, Peak, Variant
 
 __all__ = ["weight_decay"]
 
 
-def decay(value: float) -> Condition:
-    """The condition with so much weight decay."""
-    return Condition(f"decay {value:g}", {"optimizer.weight_decay": value})
+def decay(value: float) -> Variant:
+    """The variant with so much weight decay."""
+    return Variant(f"decay {value:g}", {"optimizer.weight_decay": value})
 
 
 NONE, ONE, TEN = decay(0.0), decay(1.0), decay(10.0)
@@ -35,7 +33,7 @@ def weight_decay() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 6",
         published="Sink rates: decay 0 15.20, 0.001 15.39, 0.01 15.23, 0.1 18.18, 0.5 41.08, 1 37.71, 2 6.13, 5 0.01; the loss "
         "rises from 3.72 to 5.24.",
-        conditions=(NONE, UNCHANGED, ONE, TEN),
+        variants=(NONE, UNCHANGED, ONE, TEN),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=(

@@ -12,10 +12,8 @@ from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Changes, Claim, Condition
-from sinklab.reproduction.effects import Value
-from sinklab.reproduction.trained import Trained
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Changes, Claim, Part, Value, Variant
+from sinklab.reproduction.trained import TrainedModel
 from sinklab.training.config import PretrainingConfig
 
 __all__ = ["METRICS", "ExcessOfOldest", "excess_weights", "window_attention"]
@@ -48,7 +46,7 @@ def _small(config: PretrainingConfig) -> Changes:
     return {"model.window": config.model.max_position_embeddings // 16}
 
 
-LARGE, SMALL = Condition("window of 1/2", _large), Condition("window of 1/16", _small)
+LARGE, SMALL = Variant("window of 1/2", _large), Variant("window of 1/16", _small)
 
 
 class ExcessOfOldest(Watcher):
@@ -76,7 +74,7 @@ class ExcessOfOldest(Watcher):
         self.by_query.append(torch.cat(parts).cpu())
 
 
-def excess_weights(trained: Trained) -> dict[str, float]:
+def excess_weights(trained: TrainedModel) -> dict[str, float]:
     """Numbers of :data:`METRICS` on held-out rows of two windows; a model without a window, or with one of one token, has none.
 
     The sink rate says nothing here: few queries see the first token of the text, and the first of them see little else.
@@ -103,7 +101,7 @@ def window_attention() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 6",
         published="With a context of 2,048 tokens, queries that see the first token of the text have their sink on it, later "
         "ones have none on the first inside the window, and windows below about 256 tokens have no clear sink.",
-        conditions=(UNCHANGED, LARGE, SMALL),
+        variants=(UNCHANGED, LARGE, SMALL),
         read_outs=("sinks", excess_weights),
         presupposes=(has_sink(),),
         parts=(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._first_tokens import LOSS, first_tokens
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Condition
-from sinklab.reproduction.effects import Difference, Value
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Value, Variant
 
 __all__ = ["window_fails_sinks_restore"]
 
@@ -39,6 +37,6 @@ def window_fails_sinks_restore() -> Claim:
                 less_than=LOSS,
             ),
         ),
-        conditions=(Condition(BASELINE),),
+        variants=(Variant(BASELINE),),
         read_outs=("sinks", first_tokens),
     )

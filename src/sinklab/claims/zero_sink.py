@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sinklab.claims._first_tokens import LOSS, SAME, first_tokens
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Condition
-from sinklab.reproduction.effects import Difference
-from sinklab.reproduction.verdict import Part
+from sinklab.reproduction.claim import Claim, Difference, Part, Variant
 
 __all__ = ["zero_sink"]
 
@@ -41,9 +39,9 @@ def zero_sink() -> Claim:
                 less_than=SAME,
             ),
         ),
-        conditions=(
-            Condition(PLAIN, {"data.bos": "none"}),
-            Condition(ZERO, {"data.bos": "none", "model.operation": {"name": "softmax_plus_one"}}),
+        variants=(
+            Variant(PLAIN, {"data.bos": "none"}),
+            Variant(ZERO, {"data.bos": "none", "model.operation": {"name": "softmax_plus_one"}}),
         ),
         read_outs=(first_tokens, "sinks"),
         evidence={

@@ -24,7 +24,18 @@ from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.record import Status
 from sinklab.training.train import pretrain
 
-__all__ = ["ENDED", "NUMBERS", "PLAN", "REFUSED", "Plan", "last_line", "read_plan", "run_cell", "stop_with_driver", "text_of"]
+__all__ = [
+    "ENDED",
+    "NUMBERS",
+    "PLAN",
+    "REFUSED",
+    "SweepPlan",
+    "last_line",
+    "read_plan",
+    "run_cell",
+    "stop_with_driver",
+    "text_of",
+]
 
 PLAN = "sweep.json"
 
@@ -42,7 +53,7 @@ PATIENCE = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """What a sweep runs, as ``sweep.json`` has it.
 
     Args:
@@ -95,7 +106,7 @@ class Plan:
         write_json(record, self.folder / PLAN)
 
 
-def read_plan(folder: Path) -> Plan:
+def read_plan(folder: Path) -> SweepPlan:
     """The plan of a sweep from its output directory.
 
     Raises:
@@ -109,7 +120,7 @@ def read_plan(folder: Path) -> Plan:
         for cell in record["cells"]
     }
     texts = {cell["name"]: cell["text"] for cell in record["cells"]}
-    return Plan(folder, record["sweep_id"], cells, texts, Path(record["cache"]))
+    return SweepPlan(folder, record["sweep_id"], cells, texts, Path(record["cache"]))
 
 
 def run_cell(folder: Path, name: str) -> Status:
@@ -157,7 +168,7 @@ def last_line(log: Path, start: int = 0) -> str:
 
 
 @contextlib.contextmanager
-def _alone(plan: Plan, name: str) -> Iterator[None]:
+def _alone(plan: SweepPlan, name: str) -> Iterator[None]:
     """Keep other runs from the cell: two of them in one folder would spoil it. The processes of one run are one."""
     if int(os.environ.get("RANK", "0")) > 0:  # of torchrun: the first process has the lock for all
         yield

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from sinklab.jobs.cell import REFUSED, Plan, last_line
+from sinklab.jobs.cell import REFUSED, SweepPlan, last_line
 from sinklab.jobs.watch import Watch
 from sinklab.training.process import chosen_device
 
@@ -25,18 +25,18 @@ GRACE = 120.0
 """Seconds that a cell has, when the sweep is interrupted, for the step at hand and a checkpoint."""
 
 
-def default_jobs(plan: Plan) -> int:
+def default_jobs(plan: SweepPlan) -> int:
     """Cells at a time: one per GPU, or as many as the cores have threads for."""
     gpus = _gpus(plan)
     return len(gpus) or max(1, _cores() // max(threads_of(plan, name) for name in plan.cells))
 
 
-def threads_of(plan: Plan, name: str) -> int:
+def threads_of(plan: SweepPlan, name: str) -> int:
     """Threads that a cell computes with."""
     return plan.cells[name].config.training.threads or _cores()
 
 
-def run_local(plan: Plan, names: Sequence[str], *, jobs: int, retries: int, watch: Watch) -> dict[str, str]:
+def run_local(plan: SweepPlan, names: Sequence[str], *, jobs: int, retries: int, watch: Watch) -> dict[str, str]:
     """Run cells of a plan, ``jobs`` at a time, and give the errors of those that failed.
 
     Args:
@@ -176,7 +176,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _gpus(plan: Plan) -> list[str]:
+def _gpus(plan: SweepPlan) -> list[str]:
     """The GPUs to spread cells over, as ``CUDA_VISIBLE_DEVICES`` names them; none when all cells are for the CPU."""
     if all(chosen_device(cell.config) == "cpu" for cell in plan.cells.values()):
         return []

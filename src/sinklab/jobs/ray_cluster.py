@@ -13,7 +13,7 @@ from typing import Any
 
 from sinklab import __version__
 from sinklab.errors import ConfigurationError, InputError, SinklabError
-from sinklab.jobs.cell import PLAN, Plan, last_line, read_plan, run_cell
+from sinklab.jobs.cell import PLAN, SweepPlan, last_line, read_plan, run_cell
 from sinklab.jobs.watch import Watch
 from sinklab.results.table import read_run
 
@@ -39,7 +39,7 @@ def import_ray() -> Any:
     return ray
 
 
-def run_ray(plan: Plan, names: Sequence[str], *, address: str, retries: int, watch: Watch) -> dict[str, str]:
+def run_ray(plan: SweepPlan, names: Sequence[str], *, address: str, retries: int, watch: Watch) -> dict[str, str]:
     """Run cells of a plan on a cluster, and give the errors of those that failed.
 
     A task takes as many CPUs as its cell has threads, and a GPU where the cluster has some and the cell may use one. A task
@@ -80,7 +80,7 @@ def _connect(ray: Any, address: str) -> None:
         ) from None
 
 
-def _run(ray: Any, plan: Plan, resources: dict[str, dict[str, int]], retries: int, watch: Watch) -> dict[str, str]:
+def _run(ray: Any, plan: SweepPlan, resources: dict[str, dict[str, int]], retries: int, watch: Watch) -> dict[str, str]:
     # A worker of its own for every cell, as with local processes: what one run leaves in its process, the next does not meet.
     task = ray.remote(max_calls=1, max_retries=retries, retry_exceptions=True)(_task)
     before = {name: _size(plan.log(name)) for name in resources}
@@ -149,7 +149,7 @@ def _reason(died: Exception) -> str:
     return f"{type(died).__name__}: {str(died).strip().splitlines()[0]}"
 
 
-def _resources(ray: Any, plan: Plan, name: str) -> dict[str, int]:
+def _resources(ray: Any, plan: SweepPlan, name: str) -> dict[str, int]:
     training = plan.cells[name].config.training
     cluster = ray.cluster_resources()
     gpu = training.device == "cuda" or (training.device == "auto" and cluster.get("GPU", 0) >= 1)
@@ -183,7 +183,7 @@ def _fitting_nodes(ray: Any, resources: dict[str, dict[str, int]]) -> list[dict[
     return [node for node in nodes if any(fits(node, needs) for needs in resources.values())]
 
 
-def _require_shared(ray: Any, plan: Plan, nodes: list[dict[str, Any]]) -> None:
+def _require_shared(ray: Any, plan: SweepPlan, nodes: list[dict[str, Any]]) -> None:
     """Have every node look for the plan before any of them gets a cell."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from sinklab.auditing.output import new_run_id
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.jobs.cell import ENDED, NUMBERS, PLAN, Plan, read_plan, text_of
+from sinklab.jobs.cell import ENDED, NUMBERS, PLAN, SweepPlan, read_plan, text_of
 from sinklab.jobs.grid import Cell, make_cells
 from sinklab.jobs.processes import default_jobs, run_local
 from sinklab.jobs.watch import watching
@@ -105,7 +105,7 @@ def sweep(
         check_machine(cells)
     cache = (cache or (out / CACHE if ray is not None else default_cache())).expanduser().absolute()
     texts = prepare_texts(cells, cache, progress)
-    plan = Plan(out, earlier.sweep_id if earlier else new_run_id(), cells, texts, cache)
+    plan = SweepPlan(out, earlier.sweep_id if earlier else new_run_id(), cells, texts, cache)
     with _alone(out):
         plan.write(recipe=config.name, grid={path: list(values) for path, values in grid.items()}, seeds=seeds and list(seeds))
         errors: dict[str, str] = {}
@@ -121,7 +121,7 @@ def sweep(
 
 
 def run_waiting(
-    plan: Plan, wanted: Sequence[str] | None = None, *, jobs: int | None, retries: int, ray: str | None, progress: bool
+    plan: SweepPlan, wanted: Sequence[str] | None = None, *, jobs: int | None, retries: int, ray: str | None, progress: bool
 ) -> dict[str, str]:
     """Run the cells of a plan that have not ended, here or on a cluster; the errors of those that failed.
 
@@ -144,7 +144,7 @@ def run_waiting(
         return run_ray(plan, left, address=ray, retries=retries, watch=watch)
 
 
-def _earlier(out: Path, cells: Mapping[str, Cell], resume: bool) -> Plan | None:
+def _earlier(out: Path, cells: Mapping[str, Cell], resume: bool) -> SweepPlan | None:
     """The plan to go on with, if there is one, when all of its cells are still asked for."""
     there = {path.name for path in out.iterdir()} - {LOCK, CACHE} if out.is_dir() else set()
     if not there:
@@ -210,7 +210,7 @@ def _alone(out: Path) -> Iterator[None]:
         raise InputError(f"another process is running the sweep in {out}; wait for it, or end it") from None
 
 
-def _collect(plan: Plan, errors: dict[str, str]) -> SweepResult:
+def _collect(plan: SweepPlan, errors: dict[str, str]) -> SweepResult:
     """Put together what there is and write it."""
     rows = [_row(plan, cell, errors.get(cell.name)) for cell in plan.cells.values()]
     cells = pd.DataFrame(rows)
@@ -221,7 +221,7 @@ def _collect(plan: Plan, errors: dict[str, str]) -> SweepResult:
     return SweepResult(plan.folder, cells, table, _by_settings(plan, rows), errors)
 
 
-def _row(plan: Plan, cell: Cell, error: str | None) -> dict[str, Any]:
+def _row(plan: SweepPlan, cell: Cell, error: str | None) -> dict[str, Any]:
     run = plan.run(cell.name)
     status = run["status"] if run["status"] in (*ENDED, "waiting") else "stopped"
     result = run.get("result", {})
@@ -237,7 +237,7 @@ def _row(plan: Plan, cell: Cell, error: str | None) -> dict[str, Any]:
     }
 
 
-def _by_settings(plan: Plan, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _by_settings(plan: SweepPlan, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     groups: dict[str, list[dict[str, Any]]] = {}
     settings = {}
     for row in rows:

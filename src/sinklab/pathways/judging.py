@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 from sinklab.pathways.columns import COLUMNS
 from sinklab.pathways.operations import REFERENCE
-from sinklab.reproduction.effects import Difference, Effect, Value
-from sinklab.reproduction.verdict import Finding, Part, judge_part
+from sinklab.reproduction.claim import Difference, Effect, Part, Value
+from sinklab.reproduction.verdict import Finding, judge_part
 from sinklab.results.statistics import mean_interval
 
 __all__ = ["BOUNDS", "Answer", "Bound", "Row", "Summary", "judged", "pareto", "summarised"]

@@ -16,7 +16,7 @@ from sinklab.pathways.columns import COLUMNS, FAST, READ_OUTS, Source
 from sinklab.pathways.operations import Pathway
 from sinklab.registry import operations
 from sinklab.reproduction.cells import make_cells, open_store, train_cells
-from sinklab.reproduction.claim import Changes, Condition, Scale, Times
+from sinklab.reproduction.claim import Changes, Scale, Times, Variant
 from sinklab.reproduction.work import Reading, read_numbers, run_readings
 from sinklab.training.config import PretrainingConfig
 from sinklab.trigger.expressible import obstacle
@@ -53,14 +53,14 @@ class Found:
 def cells_of(pathways: Sequence[Pathway], source: Source, scale: Scale, seeds: Sequence[int]) -> dict[tuple[str, int], Cell]:
     """Label and seed to the training of one kind."""
 
-    def condition(pathway: Pathway) -> Condition:
+    def variant(pathway: Pathway) -> Variant:
         def changes(config: PretrainingConfig) -> Changes:
             operation = pathway.operation(config.model.max_position_embeddings)
             return {**CHANGES[source], "model.operation": operation}
 
-        return Condition(pathway.label, changes)
+        return Variant(pathway.label, changes)
 
-    return make_cells([condition(pathway) for pathway in pathways], scale, seeds)
+    return make_cells([variant(pathway) for pathway in pathways], scale, seeds)
 
 
 def train_and_read(

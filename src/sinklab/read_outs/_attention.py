@@ -15,7 +15,7 @@ from sinklab.probes._accumulate import Means, by_head, filled
 from sinklab.probes._chosen_key import keys_of_document, weights_of_keys
 from sinklab.probes.null_mass import NullMass
 from sinklab.probes.sink_rate import SinkRate
-from sinklab.reproduction.trained import Trained
+from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.table import unpacked
 from sinklab.training.callback import TOKENS_PER_FORWARD
 
@@ -152,7 +152,7 @@ def attention_numbers(model: nn.Module, rows: Tensor, front: int = 0) -> dict[st
     return numbers | {metric: of_nothing[metric] for metric in ("null_mass",) if metric in of_nothing}
 
 
-def held_out_rows(trained: Trained, samples: int = SAMPLES, seq_len: int = SEQ_LEN) -> Tensor:
+def held_out_rows(trained: TrainedModel, samples: int = SAMPLES, seq_len: int = SEQ_LEN) -> Tensor:
     """Held-out text, at most so many rows and tokens, on the model's device."""
     config = trained.config
     return trained.rows(min(samples, config.data.held_out_rows), min(seq_len, config.model.max_position_embeddings))

@@ -6,7 +6,7 @@ import torch
 
 from sinklab.read_outs._attention import batches
 from sinklab.registry import read_outs
-from sinklab.reproduction.trained import Trained
+from sinklab.reproduction.trained import TrainedModel
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
 from sinklab.training.windowed import token_losses
@@ -35,7 +35,7 @@ METRICS: dict[str, tuple[str, str]] = {
 
 @read_outs.register("extrapolation")
 @torch.no_grad()
-def extrapolation(trained: Trained) -> dict[str, float]:
+def extrapolation(trained: TrainedModel) -> dict[str, float]:
     """Numbers of :data:`METRICS` on held-out rows, with the token in front of training and nothing evicted or moved."""
     config = trained.config
     context = config.model.max_position_embeddings

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sinklab.read_outs._attention import SAMPLES, SEQ_LEN, attention_numbers
 from sinklab.registry import read_outs
-from sinklab.reproduction.trained import Trained
+from sinklab.reproduction.trained import TrainedModel
 
 __all__ = ["METRICS", "inputs"]
 
@@ -29,7 +29,7 @@ The first token is the one at position 0: the token in front where there is one.
 
 
 @read_outs.register("inputs")
-def inputs(trained: Trained) -> dict[str, float]:
+def inputs(trained: TrainedModel) -> dict[str, float]:
     """Numbers of :data:`METRICS` on 100 rows of 64 tokens that are drawn once for all models of a vocabulary.
 
     A fixed token of the training (``data.fixed_position``) stands where it stood. Special tokens are not drawn.
@@ -52,7 +52,7 @@ def inputs(trained: Trained) -> dict[str, float]:
     return numbers
 
 
-def _drawn(trained: Trained, length: int) -> dict[str, Tensor]:
+def _drawn(trained: TrainedModel, length: int) -> dict[str, Tensor]:
     """Rows of random tokens and of one token repeated, int64 ``(SAMPLES, length)`` each, on the model's device."""
     special = torch.tensor(trained.data.tokenizer.all_special_ids, dtype=torch.int64)
     ids = trained.data.held_out.unique()

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches, held_out_rows
 from sinklab.read_outs._quantized import quantized
 from sinklab.registry import read_outs
-from sinklab.reproduction.trained import Trained
+from sinklab.reproduction.trained import TrainedModel
 from sinklab.training.windowed import token_losses
 
 __all__ = ["METRICS", "calibration_batches", "int8", "quantization_gap"]
@@ -33,14 +33,14 @@ METRICS: dict[str, tuple[str, str]] = {
 
 
 @read_outs.register("int8")
-def int8(trained: Trained) -> dict[str, float]:
+def int8(trained: TrainedModel) -> dict[str, float]:
     """Numbers of :data:`METRICS` on held-out rows of the length of the training."""
     before, after = quantization_gap(trained, weight_bits=8, activation_bits=8)
     return {"int8_loss": after, "float_loss": before, "int8_gap": after - before}
 
 
 @torch.no_grad()
-def quantization_gap(trained: Trained, *, weight_bits: int, activation_bits: int) -> tuple[float, float]:
+def quantization_gap(trained: TrainedModel, *, weight_bits: int, activation_bits: int) -> tuple[float, float]:
     """Held-out loss in nats as it is and on grids of so many bits.
 
     Raises:
@@ -53,7 +53,7 @@ def quantization_gap(trained: Trained, *, weight_bits: int, activation_bits: int
     return _loss(model, rows), _loss(coarse, rows)
 
 
-def calibration_batches(trained: Trained) -> Iterator[Tensor]:
+def calibration_batches(trained: TrainedModel) -> Iterator[Tensor]:
     """Training rows spread evenly over the training text, in 16 batches of about 1,024 tokens, on the model's device."""
     text = trained.data.train
     size = max(1, BATCH_TOKENS // text.context)

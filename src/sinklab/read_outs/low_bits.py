@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sinklab.read_outs.int8 import quantization_gap
 from sinklab.registry import read_outs
-from sinklab.reproduction.trained import Trained
+from sinklab.reproduction.trained import TrainedModel
 
 __all__ = ["METRICS", "low_bits"]
 
@@ -24,7 +24,7 @@ METRICS: dict[str, tuple[str, str]] = {
 
 
 @read_outs.register("low_bits")
-def low_bits(trained: Trained) -> dict[str, float]:
+def low_bits(trained: TrainedModel) -> dict[str, float]:
     """Numbers of :data:`METRICS` on held-out rows of the length of the training."""
     numbers = {}
     for weights, activations in GRIDS:

@@ -16,7 +16,7 @@ from sinklab.probes.query_key_angle import QueryKeyAngle
 from sinklab.probes.value_norm import ValueNorm
 from sinklab.read_outs._attention import THRESHOLD, FirstToken, held_out_rows, look
 from sinklab.registry import read_outs
-from sinklab.reproduction.trained import Trained
+from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.table import unpacked
 
 __all__ = ["METRICS", "norms"]
@@ -49,7 +49,7 @@ Curves = dict[tuple[int, int], dict[int, tuple[float, int]]]
 
 
 @read_outs.register("norms")
-def norms(trained: Trained) -> dict[str, float]:
+def norms(trained: TrainedModel) -> dict[str, float]:
     """Numbers of :data:`METRICS` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training.
 
     Learned tokens that the model puts in front are neither the first token nor one of the others, but for ``massive_ratio``.

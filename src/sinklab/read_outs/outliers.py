@@ -5,7 +5,7 @@ from __future__ import annotations
 from sinklab.probes.outliers import Outliers
 from sinklab.read_outs._attention import held_out_rows, look
 from sinklab.registry import read_outs
-from sinklab.reproduction.trained import Trained
+from sinklab.reproduction.trained import TrainedModel
 
 __all__ = ["METRICS", "outliers"]
 
@@ -16,7 +16,7 @@ METRICS: dict[str, tuple[str, str]] = {
 
 
 @read_outs.register("outliers")
-def outliers(trained: Trained) -> dict[str, float]:
+def outliers(trained: TrainedModel) -> dict[str, float]:
     """Numbers of :data:`METRICS` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training.
 
     Learned tokens that the model puts in front count like others.

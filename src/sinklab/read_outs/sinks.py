@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sinklab.read_outs._attention import ATTENTION, attention_numbers, held_out_rows
 from sinklab.registry import read_outs
-from sinklab.reproduction.trained import Trained
+from sinklab.reproduction.trained import TrainedModel
 
 __all__ = ["METRICS", "sinks"]
 
@@ -13,6 +13,6 @@ METRICS = ATTENTION
 
 
 @read_outs.register("sinks")
-def sinks(trained: Trained) -> dict[str, float]:
+def sinks(trained: TrainedModel) -> dict[str, float]:
     """Numbers of :data:`METRICS` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training."""
     return attention_numbers(trained.loaded.model, held_out_rows(trained), trained.config.model.tokens_in_front)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from sinklab.registry import read_outs
-from sinklab.reproduction.trained import Trained
+from sinklab.reproduction.trained import TrainedModel
 
 __all__ = ["METRICS", "numbers_of_table", "training"]
 
@@ -49,7 +49,7 @@ METRICS: dict[str, tuple[str, str]] = {
 
 
 @read_outs.register("training")
-def training(trained: Trained) -> dict[str, float]:
+def training(trained: TrainedModel) -> dict[str, float]:
     """Numbers of :data:`METRICS`; what a run that ended early has not reached is absent."""
     config = trained.config
     return numbers_of_table(

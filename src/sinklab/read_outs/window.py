@@ -6,7 +6,7 @@ import torch
 
 from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches, held_out_rows
 from sinklab.registry import read_outs
-from sinklab.reproduction.trained import Trained
+from sinklab.reproduction.trained import TrainedModel
 from sinklab.training.windowed import token_losses, windowed_losses
 
 __all__ = ["METRICS", "SINKS", "window"]
@@ -32,7 +32,7 @@ METRICS: dict[str, tuple[str, str]] = {
 
 @read_outs.register("window")
 @torch.no_grad()
-def window(trained: Trained) -> dict[str, float]:
+def window(trained: TrainedModel) -> dict[str, float]:
     """Numbers of :data:`METRICS` on held-out rows of the length of the training."""
     model, architecture = trained.loaded.model, trained.config.model
     context = architecture.max_position_embeddings

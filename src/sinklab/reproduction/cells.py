@@ -13,10 +13,10 @@ from filelock import FileLock
 
 from sinklab.auditing.output import new_run_id
 from sinklab.errors import ConfigurationError, SinklabError
-from sinklab.jobs.cell import PLAN, Plan, read_plan
+from sinklab.jobs.cell import PLAN, SweepPlan, read_plan
 from sinklab.jobs.grid import Cell, short_label
 from sinklab.jobs.sweep import check_machine, prepare_texts, run_waiting
-from sinklab.reproduction.claim import Changes, Condition, Scale, Times
+from sinklab.reproduction.claim import Changes, Scale, Times, Variant
 from sinklab.reproduction.scales import base_config
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.token_cache import hash_key
@@ -27,26 +27,26 @@ NAME_LENGTH = 80
 """Characters of a cell's name before its hash."""
 
 
-def configure(base: PretrainingConfig, condition: Condition) -> PretrainingConfig:
-    """The configuration of a condition.
+def configure(base: PretrainingConfig, variant: Variant) -> PretrainingConfig:
+    """The configuration of a variant.
 
     Raises:
         ConfigurationError: a field that does not exist, a value that it does not take, or one that decides the seeds.
     """
     fields = base.model_dump()
-    for path, value in resolved_changes(base, condition).items():
+    for path, value in resolved_changes(base, variant).items():
         if path in ("training.seed", "data.seed"):
-            raise ConfigurationError(f"condition {condition.label!r} sets {path}, which belongs to the seeds")
+            raise ConfigurationError(f"variant {variant.label!r} sets {path}, which belongs to the seeds")
         _set(fields, path, value)
     try:
         return PretrainingConfig.parse(fields)
     except SinklabError as error:
-        raise ConfigurationError(f"condition {condition.label!r}: {error}") from error
+        raise ConfigurationError(f"variant {variant.label!r}: {error}") from error
 
 
-def resolved_changes(base: PretrainingConfig, condition: Condition) -> dict[str, Any]:
-    """What a condition changes at one scale: dotted field to value; what leaves a field as it is, is left out."""
-    given: Changes = condition.changes(base) if callable(condition.changes) else condition.changes
+def resolved_changes(base: PretrainingConfig, variant: Variant) -> dict[str, Any]:
+    """What a variant changes at one scale: dotted field to value; what leaves a field as it is, is left out."""
+    given: Changes = variant.changes(base) if callable(variant.changes) else variant.changes
     fields = base.model_dump()
     values = {path: _get(fields, path) * value.factor if isinstance(value, Times) else value for path, value in given.items()}
     # A factor keeps whole numbers whole, so that steps stay steps.
@@ -57,36 +57,36 @@ def resolved_changes(base: PretrainingConfig, condition: Condition) -> dict[str,
     return {path: value for path, value in kept.items() if _get(fields, path) != value}
 
 
-def make_cells(conditions: Iterable[Condition], scale: Scale, seeds: Sequence[int]) -> dict[tuple[str, int], Cell]:
+def make_cells(variants: Iterable[Variant], scale: Scale, seeds: Sequence[int]) -> dict[tuple[str, int], Cell]:
     """Label and seed to the cell that is trained for it; equal configurations give cells of one name.
 
     Args:
-        conditions: of one claim, so that labels are unique.
+        variants: of one claim, so that labels are unique.
 
     Raises:
-        ConfigurationError: as :func:`configure`, or conditions that start after each other in a circle.
+        ConfigurationError: as :func:`configure`, or variants that start after each other in a circle.
     """
-    base, by_label = base_config(scale), {condition.label: condition for condition in conditions}
+    base, by_label = base_config(scale), {variant.label: variant for variant in variants}
     cells: dict[tuple[str, int], Cell] = {}
 
     def cell_of(label: str, seed: int, above: tuple[str, ...] = ()) -> Cell:
         if label in above:
-            raise ConfigurationError(f"conditions start after each other in a circle: {', '.join((*above, label))}")
+            raise ConfigurationError(f"variants start after each other in a circle: {', '.join((*above, label))}")
         if (label, seed) not in cells:
-            condition = by_label[label]
-            config = _with_seed(configure(base, condition), seed)
-            before = None if condition.after is None else cell_of(condition.after, seed, (*above, label)).name
-            settings = resolved_changes(base, condition)
+            variant = by_label[label]
+            config = _with_seed(configure(base, variant), seed)
+            before = None if variant.after is None else cell_of(variant.after, seed, (*above, label)).name
+            settings = resolved_changes(base, variant)
             cells[label, seed] = Cell(_name(settings, seed, config, before), settings, config, before)
         return cells[label, seed]
 
-    for seed in seeds:  # the first seed of all conditions first: a look at the whole before it is finished
+    for seed in seeds:  # the first seed of all variants first: a look at the whole before it is finished
         for label in by_label:
             cell_of(label, seed)
     return cells
 
 
-def open_store(folder: Path, cells: Mapping[str, Cell], cache: Path, *, progress: bool) -> Plan:
+def open_store(folder: Path, cells: Mapping[str, Cell], cache: Path, *, progress: bool) -> SweepPlan:
     """The store in ``folder`` with these cells in its plan; cells that it has already stay, whoever asked for them.
 
     Several processes may add to one store and train in it at the same time: the plan is written under a lock and only grows,
@@ -102,14 +102,14 @@ def open_store(folder: Path, cells: Mapping[str, Cell], cache: Path, *, progress
         new = {name: cell for name, cell in cells.items() if name not in known}
         check_machine(new)
         texts = ({} if earlier is None else earlier.texts) | prepare_texts(new, cache, progress)
-        plan = Plan(folder, earlier.sweep_id if earlier else new_run_id(), known | new, texts, cache)
+        plan = SweepPlan(folder, earlier.sweep_id if earlier else new_run_id(), known | new, texts, cache)
         if new or earlier is None:
             plan.write(recipe="claims")
     return plan
 
 
 def train_cells(
-    plan: Plan, names: Iterable[str], *, jobs: int | None, retries: int, ray: str | None, progress: bool
+    plan: SweepPlan, names: Iterable[str], *, jobs: int | None, retries: int, ray: str | None, progress: bool
 ) -> dict[str, str]:
     """Train the cells that have not ended, those that start from others' weights last; the errors of those that failed.
 
@@ -126,7 +126,7 @@ def train_cells(
     return errors
 
 
-def _stages(plan: Plan, names: Sequence[str]) -> list[list[str]]:
+def _stages(plan: SweepPlan, names: Sequence[str]) -> list[list[str]]:
     """Cells by how many others come before them."""
 
     def depth(name: str) -> int:

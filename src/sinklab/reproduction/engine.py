@@ -17,14 +17,13 @@ import torch
 from sinklab.arguments import parse_seeds
 from sinklab.auditing.output import environment, new_run_id
 from sinklab.errors import ConfigurationError
-from sinklab.jobs.cell import Plan
+from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.grid import Cell
 from sinklab.registry import claims as registered
 from sinklab.reproduction.cells import make_cells, open_store, resolved_changes, train_cells
-from sinklab.reproduction.claim import SCALES, Claim, Scale
-from sinklab.reproduction.effects import Numbers
+from sinklab.reproduction.claim import SCALES, Claim, Numbers, Scale
 from sinklab.reproduction.scales import base_config
-from sinklab.reproduction.verdict import Judgement, judge
+from sinklab.reproduction.verdict import Conclusion, judge
 from sinklab.reproduction.work import Reading, claim_called, measured, name_of, read_numbers, run_measures, run_readings
 from sinklab.results.table import make_table, read_run, write_json, write_table
 from sinklab.training.process import default_cache
@@ -42,13 +41,13 @@ class Reproduced:
     Attributes:
         claim: its name.
         judgement: the verdict, and what was found about every part.
-        numbers: seed to condition to metric to number.
+        numbers: seed to variant to metric to number.
         folder: of ``table.parquet`` and ``run.json``; ``None`` for a claim that cannot be run at this scale.
         errors: runs and measurements that failed, one sentence each.
     """
 
     claim: str
-    judgement: Judgement
+    judgement: Conclusion
     numbers: dict[int, Numbers]
     folder: Path | None
     errors: list[str]
@@ -161,17 +160,17 @@ def _all_asked(names: Sequence[str], scale: Scale, seeds: Sequence[int]) -> list
 
 def _asked(name: str, scale: Scale, seeds: Sequence[int]) -> _Asked:
     claim = claim_called(name)
-    return _Asked(name, claim, make_cells(claim.conditions, scale, seeds) if scale in claim.costs else {})
+    return _Asked(name, claim, make_cells(claim.variants, scale, seeds) if scale in claim.costs else {})
 
 
 def _conclude(
-    one: _Asked, plan: Plan, measures: Path, scale: Scale, seeds: Sequence[int], out: Path, errors: Mapping[str, str]
+    one: _Asked, plan: SweepPlan, measures: Path, scale: Scale, seeds: Sequence[int], out: Path, errors: Mapping[str, str]
 ) -> Reproduced:
     """Judge a claim by what there is, and write it down."""
     if scale not in one.claim.costs:
         where = ", ".join(one.claim.costs)
         reason = f"the claim can be run at {where} only"
-        return Reproduced(one.name, Judgement("not tested at this scale", (), (), reason), {}, None, [])
+        return Reproduced(one.name, Conclusion("not tested at this scale", (), (), reason), {}, None, [])
     numbers, seconds = _numbers(one, plan, measures, seeds)
     judgement = judge(one.claim.parts, one.claim.presupposes, numbers)
     folder = out / scale / one.name
@@ -186,8 +185,8 @@ def _conclude(
     return Reproduced(one.name, judgement, numbers, folder, failed)
 
 
-def _numbers(one: _Asked, plan: Plan, measures: Path, seeds: Sequence[int]) -> tuple[dict[int, Numbers], float]:
-    """Numbers by seed and condition, and the seconds of the runs behind them."""
+def _numbers(one: _Asked, plan: SweepPlan, measures: Path, seeds: Sequence[int]) -> tuple[dict[int, Numbers], float]:
+    """Numbers by seed and variant, and the seconds of the runs behind them."""
     numbers: dict[int, dict[str, dict[str, float]]] = {seed: {} for seed in seeds}
     seconds = 0.0
     for (label, seed), cell in one.cells.items():
@@ -201,7 +200,7 @@ def _numbers(one: _Asked, plan: Plan, measures: Path, seeds: Sequence[int]) -> t
             continue
         clash = numbers[seed].keys() & found["numbers"].keys()
         if clash:
-            raise ConfigurationError(f"claim {one.name!r}: {', '.join(sorted(clash))} is a condition and is measured too")
+            raise ConfigurationError(f"claim {one.name!r}: {', '.join(sorted(clash))} is a variant and is measured too")
         for label, values in found["numbers"].items():
             numbers[seed][label] = {name: value for name, value in values.items() if value is not None}
         seconds += found["seconds"]
@@ -249,16 +248,16 @@ def _unit_in_parts(claim: Claim, metric: str) -> str:
 
 
 def _record(
-    one: _Asked, judgement: Judgement, scale: Scale, seeds: Sequence[int], seconds: float, run_id: str, errors: list[str]
+    one: _Asked, judgement: Conclusion, scale: Scale, seeds: Sequence[int], seconds: float, run_id: str, errors: list[str]
 ) -> dict[str, Any]:
     claim, base = one.claim, base_config(scale)
-    conditions = {
-        condition.label: {
-            "changes": resolved_changes(base, condition),
-            "after": condition.after,
-            "cells": {str(seed): one.cells[condition.label, seed].name for seed in seeds},
+    variants = {
+        variant.label: {
+            "changes": resolved_changes(base, variant),
+            "after": variant.after,
+            "cells": {str(seed): one.cells[variant.label, seed].name for seed in seeds},
         }
-        for condition in claim.conditions
+        for variant in claim.variants
     }
     return {
         "kind": "claim",
@@ -276,9 +275,9 @@ def _record(
         "evidence": claim.evidence.get(scale, ""),
         "parts": [finding.to_dict() for finding in judgement.findings],
         "presupposes": [finding.to_dict() for finding in judgement.presupposed],
-        "conditions": conditions,
+        "conditions": variants,
         "read_outs": one.read_outs,
-        "config": base.model_dump(mode="json") if conditions else None,
+        "config": base.model_dump(mode="json") if variants else None,
         "environment": environment(_Here()),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),

@@ -12,7 +12,7 @@ from sinklab.reproduction.claim import SCALES
 from sinklab.reproduction.verdict import VERDICTS
 from sinklab.results.table import read_run
 
-__all__ = ["Kept", "deciding_part", "hardware_of", "read_results", "summary_of"]
+__all__ = ["StoredClaim", "deciding_part", "hardware_of", "read_results", "summary_of"]
 
 FIELDS = {
     **dict.fromkeys(("claim", "statement", "source", "reference", "published", "scale", "cost", "reason", "created"), str),
@@ -37,14 +37,14 @@ PART_FIELDS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class StoredClaim:
     """The record of a claim that was run, and the folder in which it and its table lie."""
 
     folder: Path
     record: dict[str, Any]
 
 
-def read_results(folder: Path) -> list[Kept]:
+def read_results(folder: Path) -> list[StoredClaim]:
     """Every result below ``folder``, newest first, then by name.
 
     Args:
@@ -54,7 +54,7 @@ def read_results(folder: Path) -> list[Kept]:
         InputError: a record that is damaged, or is of another kind; the message says which and what.
     """
     found = [
-        Kept(path.parent, _checked(path))
+        StoredClaim(path.parent, _checked(path))
         for scale in SCALES
         for path in sorted((folder / scale).glob("*/run.json"))
         if read_run(path.parent).get("kind") != "pathways"  # kept beside claims, and read by its own page

@@ -29,6 +29,6 @@ DESCRIPTIONS: Mapping[Scale, str] = {
 
 
 def base_config(scale: Scale) -> PretrainingConfig:
-    """The configuration in which a condition changes something, anew."""
+    """The configuration in which a variant changes something, anew."""
     config = BASES[scale]()
     return config.model_copy(update={"training": config.training.model_copy(update={"snapshots": ()})})

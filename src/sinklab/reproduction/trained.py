@@ -13,10 +13,10 @@ from sinklab.results.table import read_run, read_table
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData, prepare_data
 
-__all__ = ["Trained"]
+__all__ = ["TrainedModel"]
 
 
-class Trained:
+class TrainedModel:
     """One model that pre-training has left in a run folder.
 
     Everything is read when it is first asked for.

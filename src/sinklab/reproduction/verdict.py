@@ -17,52 +17,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from sinklab.errors import ConfigurationError
-from sinklab.reproduction.effects import Effect, Numbers
+from sinklab.reproduction.claim import Numbers, Part
 from sinklab.results.statistics import mean_interval
 
-__all__ = ["SEEDS", "VERDICTS", "Finding", "Judgement", "Part", "Verdict", "judge", "judge_part"]
+__all__ = ["SEEDS", "VERDICTS", "Conclusion", "Finding", "Verdict", "judge", "judge_part"]
 
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not tested at this scale"]
 VERDICTS: tuple[Verdict, ...] = ("reproduced", "not reproduced", "inconclusive", "not tested at this scale")
 
 SEEDS = 3
 """Fewest seeds with which anything but "inconclusive" is said."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """One sentence of a claim: an effect and the region in which it is said to lie.
-
-    Args:
-        says: the sentence, such as "the sink leaves the first token".
-        unit: of the effect: points (of percent), nats, fraction, ratio, ….
-        more_than: lower bound of the region, itself outside. The bound of a direction is the least effect that is worth
-            calling one, not 0, so that "reproduced" is about more than a sign.
-        less_than: upper bound of the region, itself outside.
-
-    Raises:
-        ConfigurationError: no bound, or bounds with nothing between.
-    """
-
-    says: str
-    effect: Effect
-    unit: str
-    more_than: float = -math.inf
-    less_than: float = math.inf
-
-    def __post_init__(self) -> None:
-        if math.isinf(self.more_than) and math.isinf(self.less_than):
-            raise ConfigurationError(f"the part {self.says!r} has no bound; give more_than or less_than")
-        if not self.more_than < self.less_than:
-            raise ConfigurationError(f"the part {self.says!r}: nothing lies between {self.more_than:g} and {self.less_than:g}")
-
-    @property
-    def region(self) -> str:
-        """The region in words."""
-        bounds = [f"more than {self.more_than:g}"] if math.isfinite(self.more_than) else []
-        bounds += [f"less than {self.less_than:g}"] if math.isfinite(self.less_than) else []
-        return " and ".join(bounds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +52,7 @@ class Finding:
         return {
             "says": self.part.says,
             "effect": self.part.effect.words,
-            "needs": sorted([condition, metric] for condition, metric in self.part.effect.needs()),
+            "needs": sorted([variant, metric] for variant, metric in self.part.effect.needs()),
             "expected": self.part.region,
             "more_than": self.part.more_than if math.isfinite(self.part.more_than) else None,
             "less_than": self.part.less_than if math.isfinite(self.part.less_than) else None,
@@ -102,7 +66,7 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True)
-class Judgement:
+class Conclusion:
     """What was found about a claim; ``reason`` says why there is no verdict of its own, and is empty otherwise."""
 
     verdict: Verdict
@@ -111,7 +75,7 @@ class Judgement:
     reason: str = ""
 
 
-def judge(parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[int, Numbers]) -> Judgement:
+def judge(parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[int, Numbers]) -> Conclusion:
     """The verdict about a claim.
 
     Args:
@@ -126,14 +90,14 @@ def judge(parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[i
         if finding.mean is None or not part.more_than < finding.mean < part.less_than:
             found = "could not be measured" if finding.mean is None else f"is {finding.mean:.3g} {part.unit}"
             reason = f"presupposes that {part.says}: {part.effect.words} {found}, and would have to be {part.region}"
-            return Judgement("not tested at this scale", findings, presupposed, reason)
+            return Conclusion("not tested at this scale", findings, presupposed, reason)
     verdicts = [finding.verdict for finding in findings]
     if all(verdict == "reproduced" for verdict in verdicts):
-        return Judgement("reproduced", findings, presupposed)
+        return Conclusion("reproduced", findings, presupposed)
     if "not reproduced" in verdicts:
-        return Judgement("not reproduced", findings, presupposed)
+        return Conclusion("not reproduced", findings, presupposed)
     open_parts = [finding for finding in findings if finding.verdict == "inconclusive"]
-    return Judgement("inconclusive", findings, presupposed, _why(open_parts[0]))
+    return Conclusion("inconclusive", findings, presupposed, _why(open_parts[0]))
 
 
 def judge_part(part: Part, numbers: Mapping[int, Numbers]) -> Finding:

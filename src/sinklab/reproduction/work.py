@@ -24,7 +24,7 @@ from sinklab.jobs.processes import run_processes
 from sinklab.jobs.watch import watching
 from sinklab.registry import claims, read_outs
 from sinklab.reproduction.claim import Claim, ReadOut, Scale
-from sinklab.reproduction.trained import Trained
+from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.table import read_run, write_json
 
 __all__ = ["Reading", "claim_called", "measured", "name_of", "read_numbers", "run_measures", "run_readings"]
@@ -72,7 +72,7 @@ def name_of(claim: str, read_out: str | ReadOut) -> str:
     return read_out if isinstance(read_out, str) else f"{claim}.{read_out.__name__}"  # type: ignore[attr-defined]
 
 
-def function_of(read_out: str) -> Callable[[Trained], Mapping[str, float]]:
+def function_of(read_out: str) -> Callable[[TrainedModel], Mapping[str, float]]:
     """The function behind a name of :func:`name_of`.
 
     Raises:
@@ -222,7 +222,7 @@ def _plain(numbers: Mapping[str, float]) -> dict[str, float | None]:
 
 def _read(cache: str, batch: str) -> None:
     for folder, names in json.loads(batch):
-        trained = Trained(Path(folder), Path(cache))
+        trained = TrainedModel(Path(folder), Path(cache))
         for name in names:
             reading, started = Reading(Path(folder), name), time.monotonic()
             if reading.kept() is None:

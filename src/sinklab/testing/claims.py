@@ -1,4 +1,4 @@
-"""The contract of claims: a statement with its citation, conditions that can be run, and parts that can come out either way."""
+"""The contract of claims: a statement with its citation, variants that can be run, and parts that can come out either way."""
 
 from __future__ import annotations
 
@@ -10,9 +10,21 @@ from collections.abc import Callable, Mapping
 from sinklab.errors import ConfigurationError
 from sinklab.registry import read_outs
 from sinklab.reproduction.cells import make_cells
-from sinklab.reproduction.claim import COSTS, SCALES, Claim
-from sinklab.reproduction.effects import Difference, Effect, Extreme, Numbers, Peak, Ratio, Trend, Value
-from sinklab.reproduction.verdict import SEEDS, Part, judge_part
+from sinklab.reproduction.claim import (
+    COSTS,
+    SCALES,
+    Claim,
+    Difference,
+    Effect,
+    Extreme,
+    Numbers,
+    Part,
+    Peak,
+    Ratio,
+    Trend,
+    Value,
+)
+from sinklab.reproduction.verdict import SEEDS, judge_part
 from sinklab.testing._checks import Checks, first_line
 
 __all__ = ["check_claim"]
@@ -24,7 +36,7 @@ ALWAYS = {"diverged", "held_out_loss", "steps"}
 def check_claim(claim: Claim | Callable[[], Claim]) -> None:
     """Check that a claim keeps the contract of :class:`~sinklab.reproduction.claim.Claim`, without training anything.
 
-    It says its statement in a sentence and cites a paper; its conditions are configurations at every scale at which it has a
+    It says its statement in a sentence and cites a paper; its variants are configurations at every scale at which it has a
     cost; every number that a part needs is produced; and every part is reproduced by numbers made up to lie in its region,
     and not reproduced by numbers outside.
 
@@ -59,14 +71,14 @@ def _words(check: Checks, claim: Claim) -> None:
 def _configurations(check: Checks, claim: Claim) -> None:
     for scale in claim.costs:
         try:
-            make_cells(claim.conditions, scale, (0,))
+            make_cells(claim.variants, scale, (0,))
         except ConfigurationError as error:
-            check.require(False, "conditions", f"valid configurations at scale {scale}", first_line(error))
+            check.require(False, "variants", f"valid configurations at scale {scale}", first_line(error))
 
 
 def _produced(check: Checks, claim: Claim) -> None:
     """What is measured cannot be known without measuring; of trained models the read-outs say what they give."""
-    trained = {condition.label for condition in claim.conditions}
+    trained = {variant.label for variant in claim.variants}
     produced: set[str] | None = set(ALWAYS)
     for read_out in claim.read_outs:
         if isinstance(read_out, str):
@@ -75,10 +87,10 @@ def _produced(check: Checks, claim: Claim) -> None:
         metrics: Mapping[str, object] | None = getattr(importlib.import_module(module), "METRICS", None)
         produced = None if produced is None or metrics is None else produced | set(metrics)
     for part in (*claim.parts, *claim.presupposes):
-        for condition, metric in sorted(part.effect.needs()):
-            known = condition in trained or claim.measure is not None
-            check.require(known, "conditions", f"{part.says!r} to speak of {', '.join(sorted(trained))}", condition)
-            if condition in trained and produced is not None:
+        for variant, metric in sorted(part.effect.needs()):
+            known = variant in trained or claim.measure is not None
+            check.require(known, "variants", f"{part.says!r} to speak of {', '.join(sorted(trained))}", variant)
+            if variant in trained and produced is not None:
                 given = ", ".join(sorted(produced))
                 check.require(metric in produced, "metrics", f"{part.says!r} to need one of {given}", metric)
 

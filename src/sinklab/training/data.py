@@ -16,7 +16,7 @@ from sinklab.corpora._corpus import Corpus, Encoder, Split, drawable_ids
 from sinklab.corpora._resolve import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.training.config import DataConfig, PretrainingConfig
-from sinklab.training.rows import RandomTokens, Rows, kept_rows
+from sinklab.training.rows import RandomPositions, RowDataset, kept_rows
 from sinklab.training.token_cache import TokenStream, cached_folder, hash_key, storing, write_stream
 from sinklab.training.tokenizer import (
     encode,
@@ -50,16 +50,16 @@ class PreparedData:
         train: the training rows.
         held_out: int64 ``(rows, context)``: rows of text that training never sees, evenly spaced over it, with the same
             beginning-of-sequence, end-of-sequence and fixed tokens and never with random ones. They do not depend on the seed.
-        held_out_dataset: the same rows with what :class:`Rows` gives besides ids: labels, and position ids when isolated.
+        held_out_dataset: the same rows with what :class:`RowDataset` gives besides ids: labels, and position ids when isolated.
         tokenizer: given or trained.
         identity: ``source``, ``revision``, ``licence``; ``documents``, ``characters``, ``tokens``, ``dtype`` and ``sha256`` of
             the training stream; ``rows`` and ``tokens_per_row`` cut from it, ``unique_rows`` and ``unique_tokens`` kept;
             ``held_out``, the same of the held-out stream; ``tokenizer``: ``name``, ``vocab_size``, ``sha256``.
     """
 
-    train: Rows
+    train: RowDataset
     held_out: Tensor
-    held_out_dataset: Rows
+    held_out_dataset: RowDataset
     tokenizer: PreTrainedTokenizerBase
     identity: dict[str, Any]
 
@@ -156,12 +156,12 @@ def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress | No
     random = None
     if data.random_positions is not None:
         ids = np.array(drawable_ids(Encoder(vocab_size=vocab_size, special_ids=special_ids(tokenizer))))
-        random = RandomTokens(*data.random_positions, ids, data.seed)
+        random = RandomPositions(*data.random_positions, ids, data.seed)
 
     text = stream("train", data.max_tokens)
-    train = Rows(text, _training_rows(text, content, config), random=random, **form)
+    train = RowDataset(text, _training_rows(text, content, config), random=random, **form)
     held_out_text = stream("held_out", HELD_OUT_CHOICE * data.held_out_rows * context)
-    held_out = Rows(held_out_text, _held_out_rows(held_out_text, content, config), **form)
+    held_out = RowDataset(held_out_text, _held_out_rows(held_out_text, content, config), **form)
     return PreparedData(
         train=train,
         held_out=torch.stack([held_out[index]["input_ids"] for index in range(len(held_out))]),

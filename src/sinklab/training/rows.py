@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from sinklab.training.token_cache import TokenStream
 
-__all__ = ["RandomTokens", "Rows", "kept_rows"]
+__all__ = ["RandomPositions", "RowDataset", "kept_rows"]
 
 KEPT, DRAWN = 0, 1
 """What a draw is for; keeps the draws of one seed apart."""
@@ -29,7 +29,7 @@ def kept_rows(total: int, fraction: float, seed: int) -> np.ndarray:
     return np.sort(order[: round(total * fraction)])
 
 
-class RandomTokens(NamedTuple):
+class RandomPositions(NamedTuple):
     """Positions ``start`` to ``stop - 1`` hold tokens drawn uniformly from ``ids`` (Gu et al. 2024, arXiv 2410.10781, 4).
 
     A draw depends on the seed and on the row's number in the stream: a row is the same in every epoch and in every subset.
@@ -46,7 +46,7 @@ class RandomTokens(NamedTuple):
         return self.ids[generator.integers(len(self.ids), size=self.stop - self.start)]
 
 
-class Rows(Dataset):
+class RowDataset(Dataset):
     """Rows cut from a stream of documents, map-style.
 
     Row ``i`` is ``{"input_ids", "labels"}``, int64 ``(context,)``; with ``isolated`` also ``"position_ids"``, which begin at 0
@@ -71,7 +71,7 @@ class Rows(Dataset):
         context: int,
         bos: int | None = None,
         isolated: bool = False,
-        random: RandomTokens | None = None,
+        random: RandomPositions | None = None,
         fixed: tuple[int, int] | None = None,
     ) -> None:
         self.stream, self.numbers, self.context, self.bos = stream, numbers, context, bos
