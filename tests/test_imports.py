@@ -20,6 +20,7 @@ LEVELS: list[set[str]] = [
     {"registry"},
     {"results"},
     {"attention"},
+    {"sinks"},
     {"interventions", "operations", "positions", "probes", "report", "streaming", "theory"},
     {"corpora", "policies"},
     {"models", "tasks"},

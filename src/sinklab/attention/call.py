@@ -59,6 +59,8 @@ class AttentionCall:
             -1 marks padding, which is not measured.
         query_documents, key_documents: int64, same shapes: running number of the document inside its row (packed batches);
             -1 marks padding.
+        key_tokens: int64 ``(batch, kv_len)``: id of the token of each key, cached ones included, in self-attention of a model
+            that was given ``input_ids``; -1 where it is not known (padding, cached before the session). ``None`` elsewhere.
         cached_keys: how many of the keys were there before this call; 0 for a fresh sequence.
         residual: hidden states that entered the enclosing layer ``(batch, q_len, hidden_size)``; only when a probe needs them.
         projection: weight of the output projection ``(hidden_size, num_heads * value_dim)``; only when a probe needs it.
@@ -84,6 +86,7 @@ class AttentionCall:
     gain: Tensor | None = None
     head_outputs: Tensor | None = None
     log_sum_exp: Tensor | None = None
+    key_tokens: Tensor | None = None
     cached_keys: int = 0
     residual: Tensor | None = None
     projection: Tensor | None = None

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sinklab.attention import seam
 from sinklab.attention.positions import Positions
@@ -31,6 +31,9 @@ class Forward:
         token_masks: 2-D padding masks that the model was called with.
         position_ids: position ids that the model was called with.
         cached: tokens that the innermost model that has begun had in its cache before.
+        cache: that the model was called with, if any.
+        token_ids: 2-D ids that the model, and models inside it, were called with, in the order of the calls.
+        past_ids: int64 ``(batch, cached)``: ids of the tokens in the cache, -1 where they are not known; ``None`` without any.
     """
 
     masks: list[seam.MaskRecord] = dataclasses.field(default_factory=list)
@@ -44,6 +47,9 @@ class Forward:
     token_masks: list[Tensor] = dataclasses.field(default_factory=list)
     position_ids: Tensor | None = None
     cached: int = 0
+    cache: Any = None
+    token_ids: list[Tensor] = dataclasses.field(default_factory=list)
+    past_ids: Tensor | None = None
 
     def record_of(self, mask: Any, q_len: int, kv_len: int) -> seam.MaskRecord | None:
         """What the host said about the mask of a call: about that very mask, or else about the last one of its size."""
@@ -51,6 +57,27 @@ class Forward:
         same = [record for record in (*self.early_masks, *fitting) if record.mask is mask]
         chosen = same or fitting
         return chosen[-1] if chosen else None
+
+    def key_tokens(self, key_positions: Tensor, q_len: int, record: seam.MaskRecord | None) -> Tensor | None:
+        """Ids of the tokens of the keys of a self-attention call, int64 ``(batch, kv_len)``, -1 where there is none or it is
+        not known; ``None`` where the model was not given ids for these queries.
+
+        Args:
+            key_positions: int64 ``(batch, kv_len)``, -1 for padding.
+            record: what the host said about the mask of the call; how many cached keys it leaves out is known only from there.
+        """
+        batch, kv_len = key_positions.shape
+        ids = next((ids for ids in reversed(self.token_ids) if tuple(ids.shape) == (batch, q_len)), None)
+        if ids is None:
+            return None
+        ids = ids.to(key_positions.device)
+        if self.past_ids is not None:
+            past = self.past_ids if len(self.past_ids) == batch else self.past_ids.new_full((batch, self.cached), -1)
+            ids = torch.cat((past.to(ids.device), ids), dim=1)
+        offset = record.kv_offset if record is not None else 0
+        ids = ids[:, offset : offset + kv_len]
+        # A static cache has keys that are not written yet.
+        return nn.functional.pad(ids, (0, kv_len - ids.shape[1]), value=-1).masked_fill(key_positions < 0, -1)
 
     def counted(self, batch: int, length: int, device: torch.device) -> Positions:
         """Positions of the tokens that enter the first layer, before an attention call has told them: behind what is cached,

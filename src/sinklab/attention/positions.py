@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sinklab.attention.seam import MaskRecord
 from sinklab.attention.visibility import Visibility
 
-__all__ = ["Positions", "read_positions"]
+__all__ = ["Positions", "by_position", "read_positions"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,3 +107,23 @@ def _documents(position_ids: Tensor, visible: Visibility, batch: int, length: in
     index = torch.arange(length, device=device).expand(batch, length)
     first = torch.where(starts, index, 0).cummax(dim=1).values
     return Positions(index - first, torch.cumsum(starts, dim=1) - 1)
+
+
+def by_position(values: Tensor, positions: Tensor) -> Tensor:
+    """Sum over batch rows and documents of what sits at the same position.
+
+    Args:
+        values: ``(batch, heads, length)``.
+        positions: int64 ``(batch, length)``; -1 marks padding, which is left out whatever its value.
+
+    Returns:
+        float64 ``(heads, last position + 1)``, on the CPU.
+    """
+    positions = positions.cpu()
+    # To the CPU first: some devices have no float64.
+    values = values.detach().cpu().double().masked_fill(positions[:, None] < 0, 0.0)
+    size = int(positions.max()) + 1 if positions.numel() else 0
+    sums = values.new_zeros(values.shape[1], max(size, 0))
+    if size > 0:
+        sums.index_add_(1, positions.clamp(min=0).flatten(), values.transpose(0, 1).flatten(1))
+    return sums

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -111,6 +112,7 @@ class Session:
         self._now = Forward()
         self._early_masks: deque[seam.MaskRecord] = deque(maxlen=8)
         self._operations: set[Operation] = set()
+        self._written: weakref.WeakKeyDictionary[Any, Tensor] = weakref.WeakKeyDictionary()
 
     # --- results ---
 
@@ -309,8 +311,18 @@ class Session:
             mask = kwargs.get(name)
             if isinstance(mask, Tensor) and mask.ndim == 2:
                 self._now.token_masks.append(mask.bool())
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if isinstance(ids, Tensor) and ids.ndim == 2 and ids.dtype in (torch.int64, torch.int32):
+            self._now.token_ids.append(ids.long())
         cache = kwargs.get("past_key_values")
         self._now.cached = 0 if cache is None else int(cache.get_seq_length())
+        if self._depth == 1:
+            self._now.cache = cache
+            if self._now.cached and self._now.token_ids:
+                known, given = self._written.get(cache), self._now.token_ids[-1]
+                if known is None or known.shape[1] < self._now.cached:
+                    known = given.new_full((len(given), self._now.cached), -1)
+                self._now.past_ids = known[:, : self._now.cached]
         if self._now.position_ids is None and isinstance(kwargs.get("position_ids"), Tensor):
             self._now.position_ids = kwargs["position_ids"]
 
@@ -319,6 +331,7 @@ class Session:
             return
         self._depth -= 1
         if self._depth == 0:
+            self._remember(getattr(output, "past_key_values", None) if self._now.cache is None else self._now.cache)
             silent = [name for name in self._now.turns if name not in self._now.called]
             self._now.masks.clear()
             self._now.early_masks.clear()
@@ -329,6 +342,14 @@ class Session:
                     f"interface, and so did {len(silent) - 1} more; its attention cannot be measured. Try another "
                     "attn_implementation"
                 )
+
+    def _remember(self, cache: Any) -> None:
+        """Keep the ids of the tokens that a cache holds after a forward, for the next one that is given it."""
+        past, ids = self._now.past_ids, self._now.token_ids
+        if ids and hasattr(cache, "get_seq_length"):
+            written = ids[-1] if past is None else torch.cat((past, ids[-1]), dim=1) if len(past) == len(ids[-1]) else None
+            if written is not None and int(cache.get_seq_length()) == written.shape[1]:
+                self._written[cache] = written
 
     def _begin_module(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = NO_KWARGS) -> None:

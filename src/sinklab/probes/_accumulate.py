@@ -14,7 +14,7 @@ from sinklab.attention.call import LayerOutput, Site, Statistics
 from sinklab.attention.probe import Definition
 from sinklab.errors import ConfigurationError, ContractError
 
-__all__ = ["Means", "by_head", "by_position", "documents_of", "filled", "require_same"]
+__all__ = ["Means", "by_head", "documents_of", "filled", "require_same"]
 
 
 @dataclasses.dataclass
@@ -80,25 +80,6 @@ class Means:
                     whole = _Cell(cell.site, *(_plus(left, right) for left, right in zip(before, parts, strict=True)))
             if whole is not None:
                 yield from _rows(metric, definitions[metric].unit, whole, self.axes[1:], {})
-
-
-def by_position(values: Tensor, positions: Tensor) -> Tensor:
-    """Sum over batch rows and documents of what sits at the same position.
-
-    Args:
-        values: ``(batch, heads, length)``.
-        positions: int64 ``(batch, length)``; -1 marks padding, which is left out whatever its value.
-
-    Returns:
-        float64 ``(heads, last position + 1)``, on the CPU.
-    """
-    positions = positions.cpu()
-    values = _wide(values).masked_fill(positions[:, None] < 0, 0.0)
-    size = int(positions.max()) + 1 if positions.numel() else 0
-    sums = values.new_zeros(values.shape[1], max(size, 0))
-    if size > 0:
-        sums.index_add_(1, positions.clamp(min=0).flatten(), values.transpose(0, 1).flatten(1))
-    return sums
 
 
 def by_head(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Probe
-from sinklab.probes._accumulate import Means, by_position, require_same
+from sinklab.probes._accumulate import Means, require_same
 
 __all__ = ["CacheNorm", "new_keys"]
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Self
 import torch
 
 from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
 from sinklab.attention.probe import Definition, Probe
 from sinklab.probes._accumulate import Means, by_head, filled, require_same
-from sinklab.probes._chosen_key import keys_of_document, weights_of_keys
 from sinklab.registry import probes
 
 __all__ = ["Entropy"]

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 from sinklab.attention.call import LayerOutput
+from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Definition, Probe
-from sinklab.probes._accumulate import Means, by_position, require_same
+from sinklab.probes._accumulate import Means, require_same
 from sinklab.registry import probes
 
 __all__ = ["HiddenNorm"]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Definition, Probe
-from sinklab.probes._accumulate import Means, by_position, require_same
+from sinklab.probes._accumulate import Means, require_same
 from sinklab.probes._tiles import visible_tiles
 from sinklab.registry import probes
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
 from sinklab.attention.probe import Definition, Probe
 from sinklab.probes._accumulate import Means, by_head, filled, require_same
-from sinklab.probes._chosen_key import keys_of_document, scores_of_keys, weights_of_keys
 from sinklab.probes._tiles import keys_seen
 from sinklab.registry import probes
 

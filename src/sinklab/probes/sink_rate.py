@@ -8,10 +8,11 @@ from typing import Any, ClassVar, Self
 import torch
 
 from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
+from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Definition, Probe
 from sinklab.errors import ConfigurationError
-from sinklab.probes._accumulate import Means, by_head, by_position, filled, require_same
-from sinklab.probes._chosen_key import keys_of_document, weights_of_keys
+from sinklab.probes._accumulate import Means, by_head, filled, require_same
 from sinklab.probes._growing import NOTHING, EndedColumns, GrowingColumns
 from sinklab.registry import probes
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
 from sinklab.attention.probe import Probe, Watcher
 from sinklab.attention.session import attend
 from sinklab.probes._accumulate import Means, by_head, filled
-from sinklab.probes._chosen_key import keys_of_document, weights_of_keys
 from sinklab.probes.null_mass import NullMass
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.reproduction.trained import TrainedModel

@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall
+from sinklab.attention.operation import repeat_groups
 
-__all__ = ["keys_of_document", "scores_of_keys", "weights_of_keys"]
+__all__ = ["first_keys", "keys_of_document", "scores_of_keys", "weights_of_keys", "weights_on_own_keys"]
 
 _BLOCK_NUMBERS = 1 << 22
 """Numbers per intermediate tensor: 16 MiB in float32 whatever the length."""
+_TILE = 128
+"""Queries and keys of a block of the diagonal."""
 
 
 def keys_of_document(call: AttentionCall, *positions: int) -> Tensor:
@@ -20,14 +23,25 @@ def keys_of_document(call: AttentionCall, *positions: int) -> Tensor:
         int64 ``(batch, q_len, len(positions))``; -1 for queries of padding, and where the key is not there (document too
         short, or evicted).
     """
-    batch, documents = call.queries.shape[0], int(call.key_documents.max()) + 1 if call.key_documents.numel() else 0
-    table = call.key_documents.new_full((batch, max(documents, 1), len(positions)), -1)
-    for place, position in enumerate(positions):
-        row, index = torch.nonzero((call.key_positions == position) & (call.key_documents >= 0), as_tuple=True)
-        table[row, call.key_documents[row, index], place] = index
-    outside = (call.query_documents < 0) | (call.query_documents >= table.shape[1])
-    found = table.gather(1, call.query_documents.clamp(0, table.shape[1] - 1)[..., None].expand(-1, -1, len(positions)))
-    return found.masked_fill(outside[..., None], -1)
+    return torch.stack([first_keys(call, call.key_positions == position) for position in positions], dim=-1)
+
+
+def first_keys(call: AttentionCall, chosen: Tensor) -> Tensor:
+    """Index of the first of some keys in the document of each query.
+
+    Args:
+        chosen: boolean ``(batch, kv_len)``.
+
+    Returns:
+        int64 ``(batch, q_len)``; -1 for queries of padding, and where the document has none of the keys.
+    """
+    documents, kv_len = call.key_documents, call.kv_len
+    size = max(int(documents.max()) + 1 if documents.numel() else 0, 1)
+    index = torch.arange(kv_len, device=documents.device).masked_fill(~chosen | (documents < 0), kv_len)
+    table = documents.new_full((len(documents), size), kv_len).scatter_reduce(1, documents.clamp(min=0), index, "amin")
+    outside = (call.query_documents < 0) | (call.query_documents >= size)
+    found = table.gather(1, call.query_documents.clamp(0, size - 1))
+    return found.masked_fill(outside | (found == kv_len), -1)
 
 
 def scores_of_keys(call: AttentionCall, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,3 +99,30 @@ def weights_of_keys(call: AttentionCall, indices: Tensor, log_sum_exp: Tensor | 
         here = indices[:, None, start : start + step].expand(-1, call.num_heads, -1, -1)
         blocks.append(weights.gather(3, here.clamp(min=0)).masked_fill(here < 0, 0.0))
     return torch.cat(blocks, dim=2)
+
+
+def weights_on_own_keys(call: AttentionCall, log_sum_exp: Tensor | None) -> Tensor:
+    """Weight of every query on the key of its own token, float32 (or float64) ``(batch, num_heads, q_len)``.
+
+    Args:
+        log_sum_exp: as for :func:`weights_of_keys`. The keys of the queries are the last ones of the call.
+    """
+    before = call.kv_len - call.q_len
+    if log_sum_exp is None:
+        own = torch.arange(before, call.kv_len, device=call.keys.device).expand(call.queries.shape[0], -1)
+        return weights_of_keys(call, own[..., None], None)[..., 0]
+    keys = repeat_groups(call.keys[:, :, before:], call.groups).to(log_sum_exp.dtype)
+    scores = (call.queries.to(log_sum_exp.dtype) * keys).sum(-1, keepdim=True) * call.scaling
+    if call.softcap is not None:
+        scores = torch.tanh(scores / call.softcap) * call.softcap
+    if call.bias is not None:
+        scores = scores + call.bias.diagonal(before, 2, 3)[..., None].to(scores.dtype)
+    total = log_sum_exp
+    if call.sink_scores is not None:
+        total = torch.logaddexp(total, call.sink_scores.to(total.dtype))
+    visible = [
+        call.visible.block(start, stop, start + before, stop + before).diagonal(dim1=2, dim2=3)
+        for start in range(0, call.q_len, _TILE)
+        for stop in [min(start + _TILE, call.q_len)]
+    ]
+    return torch.exp(scores[..., 0] - total).masked_fill(~torch.cat(visible, dim=-1), 0.0)

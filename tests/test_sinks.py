@@ -1,0 +1,215 @@
+"""The value that says where sinks are: how places are told apart, which key it is in a call, and ids of tokens in calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from tests.conftest import make_sinklm
+from transformers import DynamicCache
+
+from sinklab import attend
+from sinklab.attention.probe import Watcher
+from sinklab.errors import ConfigurationError, SessionError
+from sinklab.sinks import Head, Sink, SinkFinder, Sinks, find_sinks
+
+LOUD = 7
+
+
+def planted(*, loud: float = 40.0):
+    """Two layers, the first of which attends to the key of token 7, wherever it stands."""
+    model = make_sinklm()
+    attention = model.layers[0].self_attn
+    with torch.no_grad():
+        attention.q_proj.weight.zero_()
+        attention.k_proj.weight.zero_()
+        attention.q_proj.weight[7::8, 0] = loud  # rotary angles of slow frequencies keep the sign
+        attention.k_proj.weight[7::8, 1] = loud
+        model.embed_tokens.weight[:, :2] = torch.tensor([1.0, 0.0])
+        model.embed_tokens.weight[LOUD, 1] = 1.0
+    return model
+
+
+def texts(*positions: int, length: int = 24):
+    """One text for each position, at which the loud token stands; other tokens are random."""
+    tokens = torch.randint(10, 300, (len(positions), length), generator=torch.Generator().manual_seed(0))
+    tokens[torch.arange(len(positions)), list(positions)] = LOUD
+    return tokens
+
+
+class Calls(Watcher):
+    name, needs = "calls", frozenset()
+
+    def __init__(self):
+        self.seen = []
+
+    def update(self, call, statistics):
+        self.seen.append(call)
+
+
+def calls_of(model, **inputs):
+    watcher = Calls()
+    with torch.no_grad(), attend(model, [watcher]):
+        model(**inputs)
+    return watcher.seen
+
+
+class TestKinds:
+    def test_the_place_is_fixed_and_the_token_is_not(self):
+        tokens = texts(2, 2, 2, 2)
+        model = planted()
+        with torch.no_grad():
+            model.embed_tokens.weight[tokens[:, 2], 1] = 1.0
+            for row, token in enumerate((7, 8, 9, 6)):
+                tokens[row, 2] = token
+                model.embed_tokens.weight[token, :2] = 1.0
+        found = find_sinks(model, tokens)
+        assert (found.main.kind, found.main.position) == ("position", 2)
+        assert found.main.token_share == 0.25
+        assert found.describe() == "position 2"
+        assert found.main.heads[:2] == ((Head(0, 0), 100.0), (Head(0, 1), 100.0))
+
+    def test_the_token_is_fixed_and_the_place_is_not(self):
+        found = find_sinks(planted(), texts(2, 5, 3, 9), decode=lambda token: {LOUD: "\n"}.get(token, "x"))
+        assert (found.main.kind, found.main.token, found.main.position) == ("token", LOUD, None)
+        assert found.describe() == "the first '\\n'"
+        assert found.main.rate == 50.0  # one layer of two
+        assert found.weights[:2] == pytest.approx([1.0, 1.0], abs=1e-3)
+        assert found.positions == found.secondary == []
+
+    def test_both_are_fixed(self):
+        """Nothing says which of the two it is; a position needs no token to be found by."""
+        found = find_sinks(planted(), texts(2, 2, 2), decode=str)
+        assert found.main.kind == "position"
+        assert found.describe() == "position 2, token '7'"
+
+    def test_one_token_repeated_is_no_token_sink(self):
+        tokens = torch.full((3, 24), LOUD)
+        found = find_sinks(planted(loud=0.0), tokens, threshold=0.1)
+        assert found.main.position == 0
+
+    def test_there_is_none(self):
+        found = find_sinks(planted(loud=0.0), texts(2, 5, 3))
+        assert found.main is None
+        assert found.describe() == "none"
+        assert np.isnan(found.weights).all()
+        with pytest.raises(ConfigurationError, match=r"no sink found: no head gives any place a mean weight of 0\.3; tried"):
+            found.require()
+
+    def test_the_null_score(self):
+        model = make_sinklm({"name": "sink_logit"})
+        with torch.no_grad():
+            for layer in model.layers:
+                next(p for n, p in layer.self_attn.named_parameters() if n.startswith("operation_state")).fill_(20.0)
+        found = find_sinks(model, texts(2, 3))
+        assert found.describe() == "null score (learned sink logit)"
+        assert found.main.rate == 100.0
+        assert found.main.mass > 0.99
+        assert found.weights == pytest.approx([1.0] * 4, abs=1e-3)
+
+    def test_heads_that_are_silent_have_none(self):
+        model = make_sinklm({"name": "sigmoid", "bias": -20.0})
+        attention = model.layers[0].self_attn
+        with torch.no_grad():
+            attention.q_proj.weight.copy_(planted(loud=1.0).layers[0].self_attn.q_proj.weight)
+            attention.k_proj.weight.copy_(planted(loud=0.7).layers[0].self_attn.k_proj.weight)
+            model.embed_tokens.weight[:, :2] = torch.tensor([1.0, 0.0])
+            model.embed_tokens.weight[LOUD, 1] = 1.0
+        found = find_sinks(model, texts(2, 2, 2), threshold=0.5)
+        assert found.main is None
+        assert found.silent[0].position == 2
+        assert found.heads_by_weight == 0
+
+
+def test_it_is_a_value_that_can_be_written_down():
+    found = find_sinks(planted(), texts(2, 5, 3, 9), decode=str, corpus="mine", bos=0)
+    assert found == find_sinks(planted(), texts(2, 5, 3, 9), decode=str, corpus="mine", bos=0)
+    record = json.loads(json.dumps(found.to_dict()))
+    again = Sinks.from_dict(record)
+    assert again.sinks == found.sinks
+    assert again.to_dict() == found.to_dict()
+    assert (record["corpus"], record["samples"], record["seq_len"], record["threshold"]) == ("mine", 4, 24, 0.3)
+
+
+def test_batches_do_not_matter():
+    whole, parts = (find_sinks(planted(), texts(2, 5, 3, 9, 9), batch_size=size) for size in (5, 2))
+    assert whole == dataclasses.replace(parts, sinks=whole.sinks)
+    assert [sink.place for sink in whole.sinks] == [sink.place for sink in parts.sinks]
+    np.testing.assert_allclose(whole.weights, parts.weights, rtol=1e-5)
+
+
+def test_a_cache_is_refused():
+    model = planted()
+    with torch.no_grad(), attend(model, [SinkFinder()]):
+        cache = model(input_ids=texts(2)[:, :6], use_cache=True).past_key_values
+        with pytest.raises(SessionError, match="run the model without a cache"):
+            model(input_ids=texts(2)[:, 6:9], past_key_values=cache)
+
+
+class TestKeys:
+    def test_a_token_stands_elsewhere_in_every_row(self):
+        tokens = texts(2, 5)
+        tokens[0, 9] = LOUD  # a later one is not the first
+        (call, _) = calls_of(planted(), input_ids=tokens)
+        sinks = Sinks.at(Sink(kind="token", token=LOUD))
+        assert sinks.keys(call).tolist() == [[2] * 24, [5] * 24]
+        assert Sinks.at(3).keys(call).tolist() == [[3] * 24] * 2
+        for none in (Sinks.at("null"), Sinks.at(None), Sinks.at(99), Sinks.at(Sink(kind="token", token=5))):
+            assert (none.keys(call) == -1).all()
+
+    def test_padding_moves_the_key_and_not_the_position(self):
+        tokens = torch.cat((torch.full((1, 3), LOUD), texts(2)), dim=1)
+        mask = torch.ones_like(tokens)
+        mask[:, :3] = 0
+        (call, _) = calls_of(planted(), input_ids=tokens, attention_mask=mask)
+        assert call.key_tokens[0, :3].tolist() == [-1] * 3
+        for sinks in (Sinks.at(2), Sinks.at(Sink(kind="token", token=LOUD))):
+            assert sinks.keys(call)[0].tolist() == [-1] * 3 + [5] * 24
+            place = torch.as_tensor(sinks.place_in(tokens, mask))
+            assert place.flatten().tolist() == [2]
+
+    def test_every_document_of_a_packed_row_has_its_own(self):
+        tokens = torch.cat((texts(2, length=8), texts(5, length=8)), dim=1)
+        positions = torch.arange(8).repeat(2)[None]
+        (call, _) = calls_of(planted(), input_ids=tokens, position_ids=positions)
+        sinks = Sinks.at(Sink(kind="token", token=LOUD))
+        assert call.key_documents.max() == 1
+        assert sinks.keys(call)[0].tolist() == [2] * 8 + [13] * 8
+
+
+class TestTokensOfCalls:
+    def test_decoding_with_a_cache(self):
+        model, tokens, watcher = planted(), texts(2, 5), Calls()
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad(), attend(model, [watcher]):
+            model(input_ids=tokens[:, :6], past_key_values=cache)
+            model(input_ids=tokens[:, 6:7], past_key_values=cache)
+            model(input_ids=tokens[:, 7:10], past_key_values=cache)
+        for call, end in zip(watcher.seen[::2], (6, 7, 10), strict=True):
+            assert call.key_tokens.equal(tokens[:, :end])
+        sinks = Sinks.at(Sink(kind="token", token=LOUD))
+        assert sinks.keys(watcher.seen[-1]).tolist() == [[2] * 3, [5] * 3]
+
+    def test_a_cache_that_the_model_made_itself(self):
+        model, tokens, watcher = planted(), texts(2), Calls()
+        with torch.no_grad(), attend(model, [watcher]):
+            cache = model(input_ids=tokens[:, :6], use_cache=True).past_key_values
+            model(input_ids=tokens[:, 6:8], past_key_values=cache)
+        assert watcher.seen[-1].key_tokens.equal(tokens[:, :8])
+
+    def test_what_was_cached_before_is_not_known(self):
+        model, tokens = planted(), texts(2)
+        with torch.no_grad():
+            cache = model(input_ids=tokens[:, :6], use_cache=True).past_key_values
+        call = calls_of(model, input_ids=tokens[:, 6:8], past_key_values=cache)[0]
+        assert call.key_tokens.tolist() == [[-1] * 6 + tokens[0, 6:8].tolist()]
+        assert (Sinks.at(Sink(kind="token", token=LOUD)).keys(call) == -1).all()
+
+    def test_embeddings_have_no_ids(self):
+        model = planted()
+        call = calls_of(model, inputs_embeds=model.embed_tokens(texts(2)))[0]
+        assert call.key_tokens is None
+        assert (Sinks.at(Sink(kind="token", token=LOUD)).keys(call) == -1).all()
