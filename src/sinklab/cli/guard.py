@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -56,7 +57,8 @@ class Guarded(TyperGroup):
 def explain(error: Exception) -> str | None:
     """One line for an error that a user can do something about; ``None`` for a bug."""
     if isinstance(error, SinklabError):
-        return " ".join(str(error).split())
+        # The library names parameters, in backticks; here they are options.
+        return re.sub(r"`([a-z_]+)`", lambda match: f"--{match[1].replace('_', '-')}", " ".join(str(error).split()))
     if isinstance(error, UsageError):
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else "sinklab"
