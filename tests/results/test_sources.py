@@ -34,7 +34,7 @@ def test_what_is_behind_a_probe():
     for part in ("report", "cli", "auditing", "causes", "models", "pretraining"):
         assert not [module for module in behind if module.startswith(f"sinklab.{part}.")]
     probes = {module.rpartition(".")[2] for module in behind if module.startswith("sinklab.probes.")}
-    assert probes == {"entropy", "_accumulate", "_chosen_key"}
+    assert probes == {"entropy", "_accumulate", "_of_sink"}
 
 
 @pytest.fixture

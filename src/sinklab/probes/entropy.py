@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import torch
 
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
-from sinklab.attention.probe import Definition, Probe
-from sinklab.probes._accumulate import Means, by_head, filled, require_same
+from sinklab.attention.chosen_keys import weights_of_keys
+from sinklab.attention.probe import Definition
+from sinklab.probes._accumulate import by_head, filled
+from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import probes
 
 __all__ = ["Entropy"]
@@ -23,7 +23,7 @@ The identity divides the error of the row entropy, some 1e-6 nats in float32, by
 
 
 @probes.register("entropy")
-class Entropy(Probe):
+class Entropy(SinkProbe):
     """Mean row entropy per layer and head, and the same after the sink column is taken out and the rest renormalised.
 
     With ``p`` the sink's share of its row and ``H`` the entropy of the row, the entropy of the rest is
@@ -34,6 +34,7 @@ class Entropy(Probe):
         sink_position: position of the sink inside each document; 0 is the first token.
     """
 
+    apart = frozenset({"entropy"})
     needs: ClassVar[frozenset[str]] = frozenset({"entropy", "mass", "log_sum_exp"})
     definitions: ClassVar[dict[str, Definition]] = {
         "entropy": Definition(
@@ -56,28 +57,22 @@ class Entropy(Probe):
         ),
     }
 
-    def __init__(self, sink_position: int = 0) -> None:
-        self.sink_position = sink_position
-        self._means = Means("head")
-
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         entropy, mass = filled(statistics, "row_entropy", "row_mass")
-        weight = weights_of_keys(call, keys_of_document(call, self.sink_position), statistics.log_sum_exp)[..., 0]
         # 1 - p is formed, and float32 would spend its digits on it; on the CPU, because some devices have no float64.
-        whole = mass.cpu().double()
-        share = (weight.cpu().double() / whole).clamp(0.0, 1.0)
-        rest = 1.0 - share
-        without = (entropy.cpu().double() + torch.xlogy(share, share)) / rest + torch.log(rest)
-        queries = call.counted[:, None].cpu()
+        whole, queries = mass.cpu().double(), call.counted[:, None].cpu()
         counted = queries & (whole > 0)
         self._means.add("entropy", call.site, *by_head(entropy, counted))
+        main = self.sinks.main
+        if main is None or (main.kind == "null" and call.sink_scores is None):
+            return
+        if main.kind == "null":  # rows of real keys are divided by their sum as it is
+            (weight,) = filled(statistics, "null_mass")
+            without, rest = entropy.cpu().double(), whole
+        else:
+            weight = weights_of_keys(call, self.sinks.keys(call)[..., None], statistics.log_sum_exp)[..., 0]
+            share = (weight.cpu().double() / whole).clamp(0.0, 1.0)
+            rest = 1.0 - share
+            without = (entropy.cpu().double() + torch.xlogy(share, share)) / rest + torch.log(rest)
         self._means.add("entropy_without_sink", call.site, *by_head(without.clamp(min=0.0), counted & (rest >= _LEAST_REST)))
         self._means.add("sink_weight", call.site, *by_head(weight, queries))
-
-    def merge(self, other: Self) -> None:
-        require_same(self, other, "sink_position")
-        self._means.merge(other._means)
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        yield from self._means.pooled(self.definitions)
-        yield from self._means.rows(self.definitions)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
-from sinklab.attention.probe import Definition, Probe
-from sinklab.probes._accumulate import Means, by_head, filled, require_same
+from sinklab.attention.chosen_keys import scores_of_keys, weights_of_keys
+from sinklab.attention.probe import Definition
+from sinklab.probes._accumulate import by_head, filled
+from sinklab.probes._of_sink import SinkProbe
 from sinklab.probes._tiles import keys_seen
 from sinklab.registry import probes
 
@@ -22,7 +22,7 @@ _WELL_BELOW = -1e-3
 
 
 @probes.register("score_gap")
-class ScoreGap(Probe):
+class ScoreGap(SinkProbe):
     """Sink score, mean of the other scores, their gap, and the weight, over counted queries that see the sink and another key.
 
     The softmax turns differences of scores into ratios of weights, so a sink of weight 0.99 may stand 5 or 35 above the rest:
@@ -34,7 +34,7 @@ class ScoreGap(Probe):
         sink_position: position of the sink inside each document; 0 is the first token.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"scores", "log_sum_exp"})
+    needs: ClassVar[frozenset[str]] = frozenset({"scores", "mass", "log_sum_exp"})
     definitions: ClassVar[dict[str, Definition]] = {
         "sink_score": Definition("Mean score (scaled, capped and biased) of the sink.", "score"),
         "other_score": Definition("Mean over queries of the mean score of the other visible keys.", "score"),
@@ -45,15 +45,14 @@ class ScoreGap(Probe):
         "sink_weight": Definition("Mean weight on the sink, over the same queries.", "weight"),
     }
 
-    def __init__(self, sink_position: int = 0) -> None:
-        self.sink_position = sink_position
-        self._means = Means("head")
-
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         (mean,) = filled(statistics, "score_mean")
-        index = keys_of_document(call, self.sink_position)
+        seen, main = keys_seen(call), self.sinks.main
+        if main is not None and main.kind == "null":
+            self._update_null(call, statistics, mean, seen)
+            return
+        index = self.sinks.keys(call)[..., None]
         scores, sees_sink = (values[..., 0] for values in scores_of_keys(call, index))
-        seen = keys_seen(call)
         counted = call.counted[:, None] & sees_sink & (seen > 1)
         other = (seen * mean - scores) / (seen - 1)
         found = {
@@ -66,6 +65,18 @@ class ScoreGap(Probe):
             found["gap_to_rest_lse"] = self._gap_to_rest(call, scores, statistics.log_sum_exp, index[..., 0], counted)
         for metric, values in found.items():
             self._means.add(metric, call.site, *by_head(values, counted))
+
+    def _update_null(self, call: AttentionCall, statistics: Statistics, mean: Tensor, seen: Tensor) -> None:
+        """The null score is the sink: all real keys are the others."""
+        if call.sink_scores is None:
+            return
+        scores = call.sink_scores.to(mean.dtype).expand(mean.shape)
+        (mass,) = filled(statistics, "null_mass")
+        found = {"sink_score": scores, "other_score": mean, "gap": scores - mean, "sink_weight": mass}
+        if statistics.log_sum_exp is not None:
+            found["gap_to_rest_lse"] = scores - statistics.log_sum_exp
+        for metric, values in found.items():
+            self._means.add(metric, call.site, *by_head(values, call.counted[:, None] & (seen > 0)))
 
     def _gap_to_rest(self, call: AttentionCall, scores: Tensor, total: Tensor, index: Tensor, counted: Tensor) -> Tensor:
         # float64 on the CPU, because some devices have none.
@@ -81,11 +92,3 @@ class ScoreGap(Probe):
                 exact = torch.logsumexp(call.scores(start, block.stop).masked_fill(hidden | sink, float("-inf")), dim=-1)
                 rest[:, :, block] = torch.where(lost[:, :, block], exact.cpu().double(), rest[:, :, block])
         return scores.cpu().double() - rest
-
-    def merge(self, other: Self) -> None:
-        require_same(self, other, "sink_position")
-        self._means.merge(other._means)
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        yield from self._means.pooled(self.definitions)
-        yield from self._means.rows(self.definitions)

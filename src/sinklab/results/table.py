@@ -44,6 +44,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "head": ("Int64", "0-based query head (key-value head for key and value norms)"),
     "query_position": ("Int64", "0-based position of the query in its document"),
     "key_position": ("Int64", "0-based position of the key in its document"),
+    "sink": ("string", "the sink that the number is about, in words; null for numbers about no sink"),
     "step": ("Int64", "training step; null outside training"),
     "seed": ("Int64", "seed of the sampling"),
     "value": ("Float64", "the number"),
@@ -139,6 +140,8 @@ def read_table(path: Path) -> pd.DataFrame:
         table = pd.read_parquet(path)
     except Exception as error:
         raise ResultError(f"{path} is not a parquet table: {error}") from error
+    if "sink" not in table and set(table.columns) == set(COLUMNS) - {"sink"}:  # written before there was such a column
+        table.insert(list(COLUMNS).index("sink"), "sink", None)
     if list(table.columns) != list(COLUMNS):
         raise ResultError(f"{path} does not follow the schema; its columns: {', '.join(map(str, table.columns))}")
     return table.astype({name: dtype for name, (dtype, _) in COLUMNS.items()})
