@@ -1,0 +1,261 @@
+"""Hooks on one model: what a forward is given, what its layers give back, and where edits of these enter."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from sinklab.attention import seam
+from sinklab.attention.anatomy import Anatomy
+from sinklab.attention.call import LayerOutput, Site
+from sinklab.attention.editing import Editing
+from sinklab.attention.forward import Forward
+from sinklab.errors import SessionError, UnsupportedModelError
+
+__all__ = ["ModelHooks"]
+
+NO_KWARGS: dict[str, Any] = {}
+"""Default of the pre-hooks: while another thread registers a hook, torch may call it in this one without keyword arguments. The
+hook then belongs to the other thread's session and returns at once."""
+
+
+class ModelHooks:
+    """The hooks of one session on its model.
+
+    Args:
+        model, anatomy: whose forwards are followed.
+        editing: what is edited on the way.
+        needs: of the probes; hooks that no probe needs are not registered.
+        active: whether the context that runs the model is the one that records. Hooks fire in every thread.
+        show: takes hidden states and attention outputs.
+
+    Attributes:
+        now: what is known of the forward that runs, or ran last.
+        depth: forwards of models inside models that have begun.
+        forwards: how often the model has run.
+        sites: the attention modules seen, in the order of their first call.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        anatomy: Anatomy,
+        editing: Editing,
+        needs: frozenset[str],
+        active: Callable[[], bool],
+        show: Callable[[LayerOutput], None],
+    ) -> None:
+        self.model, self.anatomy, self.editing, self.needs = model, anatomy, editing, needs
+        self.active, self.show = active, show
+        self.now = Forward()
+        self.depth = self.forwards = 0
+        self.sites: list[Site] = []
+        self._sites: dict[str, Site] = {}
+        self.early_masks: deque[seam.MaskRecord] = deque(maxlen=8)
+        self._written: weakref.WeakKeyDictionary[Any, Tensor] = weakref.WeakKeyDictionary()
+
+    @property
+    def running(self) -> bool:
+        """Whether the model is inside its forward."""
+        return self.depth > 0
+
+    def on_mask(self, record: seam.MaskRecord) -> None:
+        """Keep what the host said about a mask until the forward ends."""
+        (self.now.masks if self.running else self.early_masks).append(record)
+
+    def register(self) -> list[RemovableHandle]:
+        """Put the hooks in place; each handle takes one away again."""
+        handles = []
+        for module in self.anatomy.models:
+            handles.append(module.register_forward_pre_hook(self._begin_forward, with_kwargs=True))
+            handles.append(module.register_forward_hook(self._end_forward, always_call=True))
+        if self.editing.of_inputs:
+            handles.append(self.model.register_forward_pre_hook(self._edit_arguments, with_kwargs=True, prepend=True))
+        if self.editing.of_hidden:
+            # Before all hooks that show hidden states, to probes or to the caller: they see what the model goes on with.
+            for index, (name, module) in enumerate(self.anatomy.layers.items()):
+                if index == 0:
+                    handles.append(
+                        module.register_forward_pre_hook(self._edit_embeddings(name), with_kwargs=True, prepend=True)
+                    )
+                handles.append(module.register_forward_hook(self._edit_layer(name, index), prepend=True))
+        for name, module in self.anatomy.attention.items():
+            handles.append(module.register_forward_pre_hook(self._begin_module(name), with_kwargs=True))
+            if "attention_outputs" in self.needs:
+                handles.append(module.register_forward_hook(self._end_attention(name)))
+        if self.needs & {"hidden_states", "head_outputs"}:
+            for index, (name, module) in enumerate(self.anatomy.layers.items()):
+                handles.append(module.register_forward_pre_hook(self._begin_layer(name, index), with_kwargs=True))
+                handles.append(module.register_forward_hook(self._end_layer(name, index)))
+        return handles
+
+    def site(self, name: str, module: nn.Module, width: int | None = None) -> Site:
+        """The module as a site; made at its first call."""
+        # A module whose own forward runs several times in one forward of the model (ALBERT's shared layer) stands for several
+        # layers; a module that calls the function several times inside one forward (images of a batch) is one.
+        turn = self.now.turns[name] - 1
+        label = name if turn <= 0 else f"{name}#{turn}"
+        site = self._sites.get(label)
+        if site is None:
+            kind = "cross" if name in self.now.cross or self.anatomy.is_cross(name) else "self"
+            same_kind = sum(other.kind == kind for other in self.sites)
+            site = Site(module=label, layer=same_kind, kind=kind, output_projection=self.anatomy.projection_name(name, width))
+            self._sites[label] = site
+            self.sites.append(site)
+        return site
+
+    # --- hooks; they fire in every thread that runs the model, so each asks first whether this context records ---
+
+    def _begin_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = NO_KWARGS) -> None:
+        if not self.active():
+            return
+        if self.depth == 0:
+            self.now = Forward(early_masks=[record for record in self.early_masks if record.mask is not None])
+            self.early_masks.clear()
+            self.forwards += 1
+            if _recomputes(self.model) and self.model.training and torch.is_grad_enabled():
+                raise SessionError(
+                    f"{type(self.model).__name__} has gradient checkpointing on: its attention would be counted twice; call "
+                    "model.gradient_checkpointing_disable() or measure under torch.no_grad()"
+                )
+        self.depth += 1
+        for name in ("attention_mask", "decoder_attention_mask"):
+            mask = kwargs.get(name)
+            if isinstance(mask, Tensor) and mask.ndim == 2:
+                self.now.token_masks.append(mask.bool())
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if isinstance(ids, Tensor) and ids.ndim == 2 and ids.dtype in (torch.int64, torch.int32):
+            self.now.token_ids.append(ids.long())
+        cache = kwargs.get("past_key_values")
+        self.now.cached = 0 if cache is None else int(cache.get_seq_length())
+        if self.depth == 1:
+            self.now.cache = cache
+            if self.now.cached and self.now.token_ids:
+                known, given = self._written.get(cache), self.now.token_ids[-1]
+                if known is None or known.shape[1] < self.now.cached:
+                    known = given.new_full((len(given), self.now.cached), -1)
+                self.now.past_ids = known[:, : self.now.cached]
+        if self.now.position_ids is None and isinstance(kwargs.get("position_ids"), Tensor):
+            self.now.position_ids = kwargs["position_ids"]
+
+    def _end_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self.active() or self.depth == 0:
+            return
+        self.depth -= 1
+        if self.depth == 0:
+            self._remember(getattr(output, "past_key_values", None) if self.now.cache is None else self.now.cache)
+            silent = [name for name in self.now.turns if name not in self.now.called]
+            self.now.masks.clear()
+            self.now.early_masks.clear()
+            self.now.residuals.clear()
+            if silent and output is not None:
+                raise UnsupportedModelError(
+                    f"{silent[0]} ({type(self.anatomy.attention[silent[0]]).__name__}) ran without calling the attention "
+                    f"interface, and so did {len(silent) - 1} more; its attention cannot be measured. Try another "
+                    "attn_implementation"
+                )
+
+    def _remember(self, cache: Any) -> None:
+        """Keep the ids of the tokens that a cache holds after a forward, for the next one that is given it."""
+        past, ids = self.now.past_ids, self.now.token_ids
+        if ids and hasattr(cache, "get_seq_length"):
+            written = ids[-1] if past is None else torch.cat((past, ids[-1]), dim=1) if len(past) == len(ids[-1]) else None
+            if written is not None and int(cache.get_seq_length()) == written.shape[1]:
+                self._written[cache] = written
+
+    def _begin_module(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = NO_KWARGS) -> None:
+            if self.active():
+                self.now.turns[name] += 1
+                if any(isinstance(kwargs.get(key), Tensor) for key in ("key_value_states", "encoder_hidden_states")):
+                    self.now.cross.add(name)
+
+        return hook
+
+    def _end_attention(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if self.active():
+                self.show(self._layer_output("attention", self.site(name, module), output))
+
+        return hook
+
+    def _edit_arguments(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = NO_KWARGS) -> Any:
+        return ((), self.editing.edit_arguments(module, args, kwargs)) if self.active() and not self.running else None
+
+    def _edit_embeddings(self, name: str) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = NO_KWARGS) -> Any:
+            hidden = args[0] if args else kwargs.get("hidden_states")
+            if not self.active() or not isinstance(hidden, Tensor):
+                return None
+            edited = self._edited_hidden(Site(module=f"{name}.input", layer=-1), hidden)
+            if edited is None:
+                return None
+            return ((edited, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": edited})
+
+        return hook
+
+    def _edit_layer(self, name: str, index: int) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            if not self.active():
+                return None
+            edited = self._edited_hidden(Site(module=name, layer=index), output)
+            if edited is None:
+                return None
+            return (edited, *output[1:]) if isinstance(output, tuple) else edited
+
+        return hook
+
+    def _edited_hidden(self, site: Site, output: Any) -> Tensor | None:
+        if not self.editing.edits_layer(site.layer):
+            return None
+        hidden = output[0] if isinstance(output, (tuple, list)) else output
+        if isinstance(hidden, Tensor) and hidden.requires_grad:
+            raise SessionError(
+                f"{site.module}: what an intervention edits has no gradient; run the model under torch.no_grad()"
+            )
+        return self.editing.edit_layer(self._layer_output("layer", site, output))
+
+    def _begin_layer(self, name: str, index: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = NO_KWARGS) -> None:
+            hidden = args[0] if args else kwargs.get("hidden_states")
+            if self.active() and isinstance(hidden, Tensor):
+                self.now.residuals[name] = hidden.detach()
+                if index == 0:
+                    self.now.embeddings = hidden.detach()
+
+        return hook
+
+    def _end_layer(self, name: str, index: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if not self.active():
+                return
+            if self.now.embeddings is not None:
+                # Positions are known only after the first attention call, so the embeddings wait for it.
+                self.show(self._layer_output("layer", Site(module=f"{name}.input", layer=-1), self.now.embeddings))
+                self.now.embeddings = None
+            self.show(self._layer_output("layer", Site(module=name, layer=index), output))
+
+        return hook
+
+    def _layer_output(self, kind: str, site: Site, output: Any) -> LayerOutput:
+        hidden = output[0] if isinstance(output, (tuple, list)) else output
+        if not isinstance(hidden, Tensor) or hidden.ndim != 3:
+            raise UnsupportedModelError(
+                f"{site.module} gives no hidden states of shape (batch, seq_len, hidden_size); leave the "
+                "probe or intervention out that asks for them"
+            )
+        batch, length = hidden.shape[:2]
+        known = self.now.positions.get(length)
+        if known is None or known.positions.shape[0] != batch:
+            known = self.now.counted(batch, length, hidden.device)
+        return LayerOutput(site, kind, hidden.detach(), known.positions, known.documents)
+
+
+def _recomputes(model: nn.Module) -> bool:
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
