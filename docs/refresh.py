@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from sinklab.cli.stated import stated
 from sinklab.registry import KINDS
 from sinklab.reproduction.claim import SCALES
 from sinklab.reproduction.kept import StoredClaim, hardware_of, read_results, summary_of
+from sinklab.results.metric import Metric, metrics_of
 from sinklab.results.table import COLUMNS
 
 ROOT = Path(__file__).parents[1]
@@ -55,16 +56,20 @@ def columns() -> str:
     return "\n".join(["| column | type | meaning |", "|---|---|---|", *rows])
 
 
+def _table(metrics: Iterable[Metric]) -> list[str]:
+    """Lines of a table of metrics."""
+    rows = (
+        f"| `{metric.name}` | {_cell(metric.definition)} | {metric.unit} | {metric.paper or 'ours'} | {metric.version} |"
+        for metric in metrics
+    )
+    return ["| metric | definition | unit | paper | version |", "|---|---|---|---|---|", *rows]
+
+
 def metrics() -> str:
     """Every metric of every probe, with its definition and its paper."""
     sections = []
     for name in KINDS["probes"]:
-        (probe,) = (description for description in describe(name) if description.kind == "probe")
-        rows = [
-            f"| `{metric.name}` | {_cell(metric.text)} | {metric.unit} | {metric.paper or 'ours'} |" for metric in probe.metrics
-        ]
-        table = ["| metric | definition | unit | paper |", "|---|---|---|---|", *rows]
-        sections.append("\n".join([f"## {name}", "", f"{probe.summary} Version {probe.version}.", "", *table]))
+        sections.append("\n".join([f"## {name}", "", KINDS["probes"].summary(name), "", *_table(metrics_of("probes", name))]))
     return "\n\n".join(sections)
 
 
@@ -72,10 +77,8 @@ def read_out_pages() -> str:
     """Every read-out with its metrics."""
     sections = []
     for name in KINDS["read_outs"]:
-        (page,) = (description for description in describe(name) if description.kind == KINDS["read_outs"].kind)
-        rows = [f"| `{metric.name}` | {metric.unit} | {_cell(metric.text)} |" for metric in page.metrics]
-        table = ["| metric | unit | what it is |", "|---|---|---|", *rows]
-        sections.append("\n".join([f"## `{name}`", "", page.summary, "", *table]))
+        table = _table(metrics_of("read_outs", name))
+        sections.append("\n".join([f"## `{name}`", "", KINDS["read_outs"].summary(name), "", *table]))
     return "\n\n".join(sections)
 
 

@@ -190,12 +190,12 @@ class TestShow:
     def test_a_probe(self):
         printed = run("show", "sink_rate").stdout
         probe = KINDS["probes"]["sink_rate"]
-        assert printed.startswith(f"sink_rate (probe, version {probe.version})\n")
+        assert printed.startswith("sink_rate (probe)\n")
         assert "threshold: float = 0.3" in printed
         assert "https://arxiv.org/abs/2410.10781" in printed
-        for metric, definition in probe.definitions.items():
-            assert f"  {metric} [{definition.unit}]" in printed
-            assert definition.text in printed
+        for metric in probe.metrics:
+            assert f"  {metric.name} [{metric.unit}] version {metric.version}" in printed
+            assert metric.text in printed
 
     def test_a_metric(self):
         (record,) = json.loads(run("show", "gu2024", "--json").stdout)
@@ -221,9 +221,9 @@ class TestShow:
         record = next(record for record in records if record["kind"] == KINDS[plural].kind)
         assert record["summary"] == KINDS[plural].summary(name)
         plugin = KINDS[plural][name]
-        definitions = sys.modules[plugin.__module__].METRICS if plural == "read_outs" else getattr(plugin, "definitions", {})
-        assert [metric["name"] for metric in record["metrics"]] == list(definitions)
-        assert record["version"] == getattr(plugin, "version", 1)
+        metrics = getattr(plugin, "metrics", None) or getattr(sys.modules[plugin.__module__], "METRICS", ())
+        assert [metric["name"] for metric in record["metrics"]] == [metric.name for metric in metrics]
+        assert record["version"] == getattr(plugin, "version", None)
 
     def test_an_unknown_name(self):
         assert "Did you mean 'entropy'" in run("show", "entropi", status=2).stderr

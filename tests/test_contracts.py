@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
 import torch
 
 from sinklab.attention.operation import Operation
-from sinklab.attention.probe import Definition, Probe
+from sinklab.attention.probe import Probe
 from sinklab.errors import ContractError
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations, policies, probes
+from sinklab.results.metric import Metric
 from sinklab.testing import check_operation, check_policy, check_probe
 
 
@@ -50,7 +51,7 @@ class Mass(Probe):
 
     name = "mass"
     needs = frozenset({"mass"})
-    definitions: ClassVar = {"mass": Definition("mean row mass", "fraction", range=(0.0, 1.0))}
+    metrics: ClassVar = (Metric("mass", "fraction", "mean row mass", range=(0.0, 1.0)),)
 
     def __init__(self):
         self.sums, self.counts = {}, {}
@@ -70,7 +71,10 @@ class Mass(Probe):
     def row(self, key):
         module, layer, head = key
         value, count = self.sums[key] / self.counts[key], self.counts[key]
-        return {"metric": "mass", "value": value, "count": count, "unit": "fraction"} | {
+        return {
+            "metric": self.metrics[0],
+            "value": value,
+            "count": count,
             "module": module,
             "layer": layer,
             "head": head,
@@ -85,15 +89,19 @@ def test_a_correct_probe_of_an_outsider():
 
 
 class NoVersion(Mass):
-    version = 0
+    metrics: ClassVar = (replace(Mass.metrics[0], version=0),)
 
 
 class UnknownNeed(Mass):
     needs = frozenset({"mass", "everything"})
 
 
-class NoDefinitions(Mass):
-    definitions: ClassVar = {}
+class NoMetrics(Mass):
+    metrics: ClassVar = ()
+
+
+class TwoMetricsUnderOneName(Mass):
+    metrics: ClassVar = (*Mass.metrics, replace(Mass.metrics[0], unit="weight"))
 
 
 class ChangesTheModel(Mass):
@@ -126,11 +134,15 @@ class WithRow(Mass):
         return super().row(key) | self.change
 
 
-class UndefinedMetric(WithRow):
-    change: ClassVar = {"metric": "weight"}
+class UndeclaredMetric(WithRow):
+    change: ClassVar = {"metric": replace(Mass.metrics[0], name="weight")}
 
 
-class WrongUnit(WithRow):
+class NameOfAMetric(WithRow):
+    change: ClassVar = {"metric": "mass", "unit": "fraction"}
+
+
+class UnitOfItsOwn(WithRow):
     change: ClassVar = {"unit": "percent"}
 
 
@@ -179,14 +191,16 @@ class CountsPadding(Mass):
 @pytest.mark.parametrize(
     ("probe_class", "message"),
     [
-        (NoVersion, "check 'declaration': expected a version from 1, got 0"),
+        (NoVersion, "check 'declaration': expected a version of mass from 1, got 0"),
         (UnknownNeed, "check 'declaration': expected needs among columns, .*, got ['everything']"),
-        (NoDefinitions, "check 'declaration': expected a Definition for every metric, got {}"),
+        (NoMetrics, "check 'declaration': expected a tuple of Metric, got ()"),
+        (TwoMetricsUnderOneName, "check 'declaration': expected one metric under each name, got mass, mass"),
         (ChangesTheModel, "check 'logits unchanged': expected bit-identical logits of llama, got "),
         (SaysNothing, "check 'rows': expected at least one row, got none"),
         (ForgetsAfterTelling, "check 'rows': expected the same rows when asked twice, got others"),
-        (UndefinedMetric, "check 'rows': expected a metric among mass, got weight"),
-        (WrongUnit, "check 'rows': expected mass in fraction, got percent"),
+        (UndeclaredMetric, "check 'rows': expected a Metric among mass, got Metric(name='weight', "),
+        (NameOfAMetric, "check 'rows': expected a Metric among mass, got mass"),
+        (UnitOfItsOwn, "check 'rows': a row of mass states its own unit, which its Metric declares"),
         (OutOfRange, "check 'rows': expected a number in [0.0, 1.0] for mass, got 1.5"),
         (NotANumber, "check 'rows': expected a number in [0.0, 1.0] for mass, got nan"),
         (NoCount, "check 'rows': expected a count of at least 1 for mass, got 0"),

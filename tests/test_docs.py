@@ -75,8 +75,9 @@ def test_metrics_are_those_that_the_probes_declare(refresh):
     for name, section in sections.items():
         rows = [line for line in section.splitlines() if line.startswith("| `")]
         assert rows == [
-            f"| `{metric}` | {definition.text.replace('|', chr(92) + '|')} | {definition.unit} | {definition.paper or 'ours'} |"
-            for metric, definition in KINDS["probes"][name].definitions.items()
+            f"| `{metric.name}` | {metric.definition.replace('|', chr(92) + '|')} | {metric.unit} | {metric.paper or 'ours'} | "
+            f"{metric.version} |"
+            for metric in KINDS["probes"][name].metrics
         ]
 
 

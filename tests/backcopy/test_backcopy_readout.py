@@ -125,7 +125,7 @@ def test_two_halves_merge_to_the_whole_and_rows_are_means():
         for name, values in numbers.items():
             torch.testing.assert_close(first.heads[layer][name], values, equal_nan=True)
     assert len(session.table()) == len(list(second.rows()))
-    rows = {(row["metric"], row["layer"], row.get("head")): row["value"] for row in whole.rows()}
+    rows = {(row["metric"].name, row["layer"], row.get("head")): row["value"] for row in whole.rows()}
     assert rows["value_ratio", 1, 0] == pytest.approx(float(whole.heads[1]["value_ratio"][:, 0].mean()))
     assert rows["residual_bos", -1, None] == pytest.approx(float(whole.layers[-1]["residual_bos"].mean()))
 

@@ -22,7 +22,7 @@ def test_three_tokens_by_hand():
     assert found["entropy", MODULE, 0, None] == (pytest.approx(2.5 * math.log(2) / 3, abs=1e-6), 3)
     # without key 0: row 0 has nothing left, row 1 is certain (0), row 2 is two halves (ln 2)
     assert found["entropy_without_sink", MODULE, 0, None] == (pytest.approx(math.log(2) / 2, abs=1e-5), 2)
-    assert found["sink_weight", MODULE, 0, None] == (pytest.approx(2 / 3, abs=1e-6), 3)
+    assert found["sink_column_weight", MODULE, 0, None] == (pytest.approx(2 / 3, abs=1e-6), 3)
 
 
 def test_another_sink_position_by_hand():
@@ -30,7 +30,7 @@ def test_another_sink_position_by_hand():
     found = values_of(show(Entropy(sink_position=1), call_from_weights(weights)))
     # row 0 does not see key 1 and keeps its entropy 0, row 1 is certain without it, row 2 is two halves: (0 + 0 + ln 2)/3
     assert found["entropy_without_sink", MODULE, 0, None] == (pytest.approx(math.log(2) / 3, abs=1e-5), 3)
-    assert found["sink_weight", MODULE, 0, None][0] == pytest.approx(1 / 3, abs=1e-6)
+    assert found["sink_column_weight", MODULE, 0, None][0] == pytest.approx(1 / 3, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from sinklab.registry import read_outs
+from sinklab.results.metric import Metric
 
 PAGE = Path(__file__).parents[2] / "docs" / "read-outs.md"
 
 
-def metrics_of(name: str) -> dict[str, tuple[str, str]]:
-    return importlib.import_module(f"sinklab.read_outs.{name}").METRICS
+def metrics_of(name: str) -> dict[str, Metric]:
+    return {metric.name: metric for metric in importlib.import_module(f"sinklab.read_outs.{name}").METRICS}
 
 
 @pytest.mark.parametrize("name", read_outs.names())
@@ -41,6 +42,5 @@ def test_the_page_has_every_metric(name):
     parts = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     part = next((part for part in parts if part.startswith(f"`{name}`")), None)
     assert part is not None, f"docs/read-outs.md has no part '## `{name}`'"
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", part, flags=re.MULTILINE))
-    escaped = {metric: f"{unit} | {text.replace('|', chr(92) + '|')}" for metric, (unit, text) in metrics_of(name).items()}
-    assert rows == escaped
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| .* \| \d+ \|$", part, flags=re.MULTILINE)
+    assert rows == [(one.name, one.definition.replace("|", chr(92) + "|"), one.unit) for one in metrics_of(name).values()]

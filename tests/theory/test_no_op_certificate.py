@@ -226,16 +226,16 @@ def test_rows_fit_the_table_and_merge():
     one, two = certify(model, tokens(seed=1), delta=0.2), certify(model, tokens(seed=2), delta=0.2)
     both = certify(model, torch.cat((tokens(seed=1), tokens(seed=2))), delta=0.2)
     one.merge(two)
-    merged, whole = (make_table(probe.rows(), probe=probe.name, version=probe.version) for probe in (one, both))
-    assert set(merged["metric"]) == set(NoOpCertificate.definitions)
+    merged, whole = (make_table(probe.rows(), probe=probe.name) for probe in (one, both))
+    assert set(merged["metric"]) == {metric.name for metric in NoOpCertificate.metrics}
     key = ["metric", "layer", "head"]
     merged, whole = merged.sort_values(key).reset_index(), whole.sort_values(key).reset_index()
     assert (merged["count"] == whole["count"]).all()
     # Different starts give different points within the tolerance.
     assert (merged["value"] - whole["value"]).abs().max() < 1e-3
-    for metric, definition in NoOpCertificate.definitions.items():
-        values = merged.loc[merged["metric"] == metric, "value"]
-        assert values.between(definition.range[0] - 1e-9, definition.range[1] + 1e-9).all(), metric
+    for metric in NoOpCertificate.metrics:
+        values = merged.loc[merged["metric"] == metric.name, "value"]
+        assert values.between(metric.range[0] - 1e-9, metric.range[1] + 1e-9).all(), metric.name
     with pytest.raises(ConfigurationError, match=r"two certificates with delta 0.2 and None measure different things"):
         one.merge(NoOpCertificate())
 

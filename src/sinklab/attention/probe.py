@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
 from sinklab.errors import ContractError
+from sinklab.results.metric import Metric
 
-__all__ = ["NEEDS", "Definition", "Probe", "Watcher"]
+__all__ = ["NEEDS", "Probe", "Watcher"]
 
 NEEDS: dict[str, str] = {
     "columns": "column_sum, column_share, column_count",
@@ -26,23 +26,6 @@ NEEDS: dict[str, str] = {
 """What a probe may ask for; what no probe of a session asks for is never computed."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Definition:
-    """What one metric of a probe is; docs/metrics.md and the report are made of these.
-
-    Args:
-        text: the formula in words and symbols, with what is averaged over what.
-        unit: unit of the value, as in the column ``unit`` of the table.
-        paper: where the definition comes from, with its arXiv number; empty for our own.
-        range: smallest and largest value that the definition allows.
-    """
-
-    text: str
-    unit: str
-    paper: str = ""
-    range: tuple[float, float] = (float("-inf"), float("inf"))
-
-
 class Probe(abc.ABC):
     """Accumulates over calls. State grows with layers, heads and positions, never with the square of the length.
 
@@ -51,10 +34,9 @@ class Probe(abc.ABC):
     """
 
     name: ClassVar[str]
-    version: ClassVar[int] = 1
     needs: ClassVar[frozenset[str]]
-    definitions: ClassVar[dict[str, Definition]]
-    """Every metric that :meth:`rows` may give, by name."""
+    metrics: ClassVar[tuple[Metric, ...]]
+    """Every metric that :meth:`rows` may give."""
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:  # noqa: B027  optional on purpose
         """Take in one call of one attention module, with the statistics named in ``needs`` filled in."""
@@ -71,8 +53,9 @@ class Probe(abc.ABC):
 
     @abc.abstractmethod
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Rows of the long table: ``metric, value, count, unit`` and those of ``module, layer, head, query_position,
-        key_position`` that apply. ``count`` is the number of observations behind a mean, so that means can be merged.
+        """Rows of the long table: ``metric`` (one of ``metrics``), ``value``, ``count`` and those of ``module, layer, head,
+        query_position, key_position`` that apply. ``count`` is the number of observations behind a mean, so that means can be
+        merged.
 
         Many rows may come as one, with one-dimensional numpy arrays of one length in place of some values.
         """
@@ -81,7 +64,7 @@ class Probe(abc.ABC):
 class Watcher(Probe):
     """A probe that a function keeps for itself: it is read where it was made, has no rows, and is never merged."""
 
-    definitions: ClassVar[dict[str, Definition]] = {}
+    metrics: ClassVar[tuple[Metric, ...]] = ()
 
     def merge(self, other: Self) -> None:
         """Refused: whoever made it shows it everything.

@@ -115,7 +115,7 @@ class Session:
         tables = []
         for probe in self.probes:
             probe.finish()
-            tables.append(make_table(probe.rows(), probe=probe.name, version=probe.version))
+            tables.append(make_table(probe.rows(), probe=probe.name))
         table = append(tables)
         table["model"] = getattr(getattr(self.model, "config", None), "name_or_path", "") or type(self.model).__name__
         table["operation"] = self.operation

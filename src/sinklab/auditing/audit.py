@@ -25,7 +25,6 @@ from sinklab.auditing.measure import (
     Seen,
     check_identity,
     checks,
-    definitions,
     is_causal_lm,
     labelled,
     make_probe,
@@ -43,6 +42,7 @@ from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.registry import policies as policy_registry
 from sinklab.registry import probes as probe_registry
+from sinklab.results.metric import definitions
 from sinklab.results.table import append, make_table, write_json, write_table
 
 __all__ = ["AuditResult", "audit"]
@@ -185,7 +185,7 @@ def audit(
         "corpus": {"name": text.name, **dataclasses.asdict(text.identity)},
         "token_sha256": hash_tokens(tokens),
         "conditions": [{"corpus": c.corpus, "bos": int(c.bos), "token_sha256": c.token_sha256} for c in conditions],
-        "definitions": definitions([*probes, *also]),
+        "definitions": definitions({probe.name: probe.metrics for probe in (*probes, *also)}),
         "checks": checks(seen.session, identity),
         "calls": dict(seen.session.calls),
         **environment(loaded),

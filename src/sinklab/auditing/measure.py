@@ -22,6 +22,7 @@ from sinklab.corpora._resolve import resolve_corpus
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel, load_model, wrap_model
 from sinklab.registry import probes as probe_registry
+from sinklab.results.metric import definitions
 from sinklab.results.table import write_json, write_table
 
 __all__ = ["MeasureResult", "Progress", "adds_bos", "is_causal_lm", "measure", "opened", "run_probes", "uses_bos"]
@@ -114,7 +115,7 @@ def measure(
         },
         "corpus": {"name": text.name, **dataclasses.asdict(text.identity)},
         "token_sha256": hash_tokens(tokens),
-        "definitions": definitions(chosen),
+        "definitions": definitions({probe.name: probe.metrics for probe in chosen}),
         "checks": checks(seen.session, identity),
         "calls": dict(seen.session.calls),
         **environment(loaded),
@@ -258,15 +259,6 @@ def model_facts(loaded: LoadedModel, session: Session) -> dict[str, Any]:
         "attention_modules": [{"module": s.module, "layer": s.layer, "kind": s.kind} for s in session.sites],
         "off_seam_modules": session.off_seam,
     }
-
-
-def definitions(probes: Sequence[Probe]) -> list[dict[str, Any]]:
-    """Every metric of the probes with its text, paper, unit and version."""
-    return [
-        {"probe": probe.name, "metric": metric, "version": probe.version, "text": d.text, "paper": d.paper, "unit": d.unit}
-        for probe in probes
-        for metric, d in probe.definitions.items()
-    ]
 
 
 def checks(session: Session, identity: dict[str, int]) -> dict[str, Any]:

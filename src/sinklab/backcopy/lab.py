@@ -29,10 +29,11 @@ from sinklab.backcopy.training import Setting, Trained, train
 from sinklab.corpora._resolve import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import operations
+from sinklab.results.metric import LOSS, Metric
 from sinklab.results.statistics import mean_interval
 from sinklab.results.table import make_table, read_run, write_json, write_table
 
-__all__ = ["LabResult", "run_lab"]
+__all__ = ["NUMBERS", "LabResult", "run_lab"]
 
 PROBE, VERSION = "backcopy", 1
 MAJORITY = 0.5
@@ -290,9 +291,17 @@ def _point(step: int, readout: Readout) -> dict[str, Any]:
     }
 
 
-UNITS = {name: definition.unit for name, definition in {**BY_HEAD, **BY_LAYER}.items()} | dict.fromkeys(
-    ("trigger_excess", "other_excess", "knock_out_trigger_excess", "knock_out_other_excess", "loss"), "nats"
-)
+NUMBERS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        *BY_HEAD.values(),
+        *BY_LAYER.values(),
+        Metric("trigger_excess", "nats", "Expected next-token loss above the entropy floor of the task, at triggers."),
+        Metric("other_excess", "nats", "Expected next-token loss above the entropy floor of the task, off triggers."),
+        Metric("knock_out_trigger_excess", "nats", "trigger_excess of the model without this head."),
+        Metric("knock_out_other_excess", "nats", "other_excess of the model without this head."),
+    )
+}
 
 
 def _rows(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -303,16 +312,16 @@ def _rows(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         "seed": run["seed"],
     }
     for step, loss in run["loss"]:
-        yield {**same, "metric": "loss", "value": loss, "unit": "nats", "step": step}
+        yield {**same, "metric": LOSS, "value": loss, "step": step}
     for point in ({**run, "step": None}, *run["curve"]):
         place = {**same, "step": point["step"]}
         for name in ("trigger_excess", "other_excess"):
-            yield {**place, "metric": name, "value": point[name], "unit": "nats"}
+            yield {**place, "metric": NUMBERS[name], "value": point[name]}
         for entry in (*point["by_head"], *point["by_layer"]):
             at = {key: entry[key] for key in ("layer", "head") if key in entry}
-            for name in UNITS:
+            for name, metric in NUMBERS.items():
                 if name in entry:
-                    yield {**place, **at, "metric": name, "value": entry[name], "unit": UNITS[name]}
+                    yield {**place, **at, "metric": metric, "value": entry[name]}
 
 
 def _largest(values: Iterable[float | None]) -> float | None:

@@ -10,28 +10,37 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
-from sinklab.attention.probe import Definition, Probe
+from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend
 from sinklab.backcopy.model import knocked_out
 from sinklab.backcopy.task import BackcopyTask
 from sinklab.models.language_model import SinkLM
+from sinklab.results.metric import VALUE_RATIO, Metric
 
 __all__ = ["BY_HEAD", "BY_LAYER", "HeadNumbers", "Readout", "read_out", "risks"]
 
-BY_HEAD: dict[str, Definition] = {
-    "bos_weight": Definition("Mean weight on BOS of queries that are no triggers.", "weight", "Guo et al. 2024"),
-    "bos_share": Definition("The same as a share of the weight on all keys; for weights that do not sum to one.", "fraction"),
-    "bos_weight_trigger": Definition("Mean weight on BOS of queries that are triggers.", "weight", "Guo et al. 2024"),
-    "previous_weight": Definition("Mean weight on the token before, of queries that are no triggers.", "weight"),
-    "previous_weight_trigger": Definition("Mean weight on the token before, of triggers.", "weight", "Guo et al. 2024"),
-    "nothing": Definition("Mean mass on no token of the text: null mass, learned tokens in front; no triggers.", "weight"),
-    "value_ratio": Definition("Norm of the value of BOS by the mean norm of the other values.", "ratio", "Guo et al. 2024"),
+_GUO = "Guo et al. 2024 (arXiv 2410.13835)"
+
+BY_HEAD: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("bos_weight", "weight", "Mean weight on BOS of queries that are no triggers.", paper=_GUO),
+        Metric("bos_share", "fraction", "bos_weight as a share of the weight on all keys; for weights that do not sum to one."),
+        Metric("bos_weight_trigger", "weight", "Mean weight on BOS of queries that are triggers.", paper=_GUO),
+        Metric("previous_weight", "weight", "Mean weight on the token before, of queries that are no triggers."),
+        Metric("previous_weight_trigger", "weight", "Mean weight on the token before, of triggers.", paper=_GUO),
+        Metric("nothing", "weight", "Mean mass on no token of the text: null mass, learned tokens in front; no triggers."),
+        VALUE_RATIO,
+    )
 }
 """Numbers of one head on one sequence. Queries count from the second character on: before it, the token before is BOS."""
 
-BY_LAYER: dict[str, Definition] = {
-    "residual_ratio": Definition("Norm of the residual stream at BOS by its mean norm elsewhere.", "ratio", "Guo et al. 2024"),
-    "residual_bos": Definition("Norm of the residual stream at BOS.", "norm", "Guo et al. 2024"),
+BY_LAYER: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("residual_ratio", "ratio", "Norm of the residual stream at BOS by its mean norm elsewhere.", paper=_GUO),
+        Metric("residual_bos", "norm", "Norm of the residual stream at BOS."),
+    )
 }
 """Numbers of the output of one layer on one sequence; layer -1 is what enters the first one."""
 
@@ -52,7 +61,7 @@ class HeadNumbers(Probe):
 
     name: ClassVar[str] = "backcopy"
     needs: ClassVar[frozenset[str]] = frozenset({"hidden_states"})
-    definitions: ClassVar[dict[str, Definition]] = {**BY_HEAD, **BY_LAYER}
+    metrics: ClassVar[tuple[Metric, ...]] = (*BY_HEAD.values(), *BY_LAYER.values())
 
     def __init__(self, is_trigger: Tensor, front: int = 0) -> None:
         self.is_trigger, self.front = is_trigger, front
@@ -109,13 +118,10 @@ class HeadNumbers(Probe):
         for layer, numbers in self.heads.items():
             for name, values in numbers.items():
                 for head, value in enumerate(values.nanmean(0).tolist()):
-                    yield self._row(name, value, len(values), layer=layer, head=head)
+                    yield {"metric": BY_HEAD[name], "value": value, "count": len(values), "layer": layer, "head": head}
         for layer, numbers in self.layers.items():
             for name, values in numbers.items():
-                yield self._row(name, float(values.mean()), len(values), layer=layer)
-
-    def _row(self, name: str, value: float, count: int, **place: int) -> dict[str, Any]:
-        return {"metric": name, "value": value, "count": count, "unit": self.definitions[name].unit, **place}
+                yield {"metric": BY_LAYER[name], "value": float(values.mean()), "count": len(values), "layer": layer}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

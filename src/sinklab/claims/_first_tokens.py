@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import Metric
 from sinklab.training.windowed import limited_attention, token_losses
 
 __all__ = ["LOSS", "METRICS", "SAME", "first_tokens"]
@@ -21,22 +22,23 @@ TOKENS, LEAST_ROWS = 8_192, 8
 WINDOWS = 2_048
 """Tokens at which the windows are encoded anew, about."""
 
-METRICS: dict[str, tuple[str, str]] = {
-    **{
-        f"window_{number}": (
+METRICS = (
+    *(
+        Metric(
+            f"window_{number}",
             "nats",
             f"Held-out loss when every query sees {number} first tokens (learned ones in front counted) and the most recent "
             "ones (itself among them), a quarter of the context together; positions stay those of the text.",
         )
         for number in KEPT
-    },
-    "re_computation": (
+    ),
+    Metric(
+        "re_computation",
         "nats",
         "Held-out loss when that quarter is encoded anew for every token, with BOS in the place of its oldest token where "
         "training puts one in front of every row, and learned tokens in front.",
     ),
-}
-"""Metric to unit and definition."""
+)
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sinklab.backcopy.lab import run_lab
+from sinklab.backcopy.lab import NUMBERS, run_lab
 from sinklab.backcopy.training import SCALES, Setting
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import claims
@@ -25,22 +25,25 @@ SETTINGS: Mapping[Scale, Setting] = {
 }
 """One layer with one head; the paper's own sizes under the name of the scale that is for GPUs."""
 
-METRICS = (
-    "trigger_excess",
-    "other_excess",
-    "bos_weight",
-    "bos_weight_trigger",
-    "previous_weight_trigger",
-    "value_ratio",
-    "knock_out_trigger_excess",
-    "knock_out_other_excess",
+METRICS = tuple(
+    NUMBERS[name]
+    for name in (
+        "trigger_excess",
+        "other_excess",
+        "bos_weight",
+        "bos_weight_trigger",
+        "previous_weight_trigger",
+        "value_ratio",
+        "knock_out_trigger_excess",
+        "knock_out_other_excess",
+    )
 )
 
 
 def measure(seed: int, scale: Scale) -> Numbers:
     """The one head of the model, trained on a chain counted from the installed Python source."""
     run = run_lab([Softmax()], [seed], SETTINGS[scale]).runs[0]
-    return {"softmax": {name: run[name] for name in METRICS if run[name] is not None}}
+    return {"softmax": {metric.name: run[metric.name] for metric in METRICS if run[metric.name] is not None}}
 
 
 @claims.register("backcopy_dormant")

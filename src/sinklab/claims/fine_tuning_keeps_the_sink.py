@@ -13,19 +13,21 @@ from sinklab.probes.sink_rate import SinkRate
 from sinklab.registry import claims, recipes
 from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Times, Variant
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import Metric
 from sinklab.results.table import unpacked
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
 
 __all__ = ["METRICS", "fine_tuning_keeps_the_sink", "on_the_first_text", "tune"]
 
-METRICS = {
-    "first_text_sink_rate": (
+METRICS = (
+    Metric(
+        "first_text_sink_rate",
         "percent",
         "Sink rate of the first token on held-out text of the first training, 64 tokens a row.",
     ),
-    "first_text_loss": ("nats", "Mean next-token loss on the same rows."),
-}
+    Metric("first_text_loss", "nats", "Mean next-token loss on the same rows."),
+)
 """Numbers of :func:`on_the_first_text`: unit and definition."""
 
 MARGIN = 10.0

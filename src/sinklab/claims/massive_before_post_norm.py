@@ -12,16 +12,18 @@ from sinklab.models.norms import Norm
 from sinklab.registry import claims
 from sinklab.reproduction.claim import Claim, Part, Value
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import Metric
 
 __all__ = ["METRICS", "massive_before_post_norm", "norm_inputs"]
 
-METRICS = {
-    "norm_input_ratio": (
+METRICS = (
+    Metric(
+        "norm_input_ratio",
         "ratio",
         "Mean over rows of the L2 norm of the first token over the mean of the others, in what enters a norm of a block; "
         "largest over these norms.",
-    )
-}
+    ),
+)
 """Number of :func:`norm_inputs`: unit and definition."""
 
 

@@ -15,6 +15,7 @@ from sinklab.probes._accumulate import filled
 from sinklab.registry import claims
 from sinklab.reproduction.claim import Claim, Part, Ratio, Value, Variant
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import Metric
 
 __all__ = ["METRICS", "RowRates", "prefix_lm", "prefix_rates"]
 
@@ -23,14 +24,14 @@ PREFIX = Variant("prefix of 5", {"model.prefix": 5})
 SAMPLES, SEQ_LEN, THRESHOLD = 32, 64, 0.3
 """Rows, tokens of a row and epsilon; the last two as in Gu et al."""
 
-METRICS: dict[str, tuple[str, str]] = {
-    "prefix_largest": (
+METRICS = (
+    Metric(
+        "prefix_largest",
         "percent",
         "Sink rate (gu2024) of single rows, over layers and heads: the largest among the tokens of the prefix; mean over rows.",
     ),
-    "prefix_second": ("percent", "The second largest of each row; mean over rows."),
-}
-"""Metric to unit and definition."""
+    Metric("prefix_second", "percent", "The second largest of each row; mean over rows."),
+)
 
 
 class RowRates(Watcher):

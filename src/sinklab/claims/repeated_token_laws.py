@@ -8,15 +8,18 @@ from torch import Tensor, nn
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims
 from sinklab.reproduction.claim import Claim, Numbers, Part, Scale, Value
+from sinklab.results.metric import Metric
 from sinklab.theory.repeated_tokens import alibi_weights, relative_weights, rotary_bounds, uniform_weights
 
 __all__ = ["METRICS", "measure", "repeated_token_laws"]
 
-METRICS = {
-    "law_error": ("weight", "Largest difference, over layers, heads, queries and keys, of a weight and its closed form."),
-    "over_bound": ("ratio", "Largest weight over its upper bound, over layers, heads and queries that see more than one key."),
-    "under_bound": ("ratio", "Largest lower bound over the weight."),
-}
+METRICS = (
+    Metric("law_error", "weight", "Largest difference, over layers, heads, queries and keys, of a weight and its closed form."),
+    Metric(
+        "over_bound", "ratio", "Largest weight over its upper bound, over layers, heads and queries that see more than one key."
+    ),
+    Metric("under_bound", "ratio", "Largest lower bound over the weight."),
+)
 
 EXACT = 1e-9
 """Weights are computed in float64: sums of 64 terms of at most 1, in scores below 10, err by less than 64 · 10 · 2**-53."""

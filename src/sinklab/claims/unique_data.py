@@ -6,17 +6,18 @@ from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
 from sinklab.registry import claims
 from sinklab.reproduction.claim import Claim, Difference, Part, Ratio, Variant
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import Metric
 
 __all__ = ["METRICS", "overfitting", "unique_data"]
 
-METRICS: dict[str, tuple[str, str]] = {
-    "overfitting": (
+METRICS = (
+    Metric(
+        "overfitting",
         "nats",
         "Last loss on the probe rows of the training, which are held-out text, less the least one: 0 while the model does not "
         "overfit.",
     ),
-}
-"""Metric to unit and definition."""
+)
 
 
 def few(share: float) -> Variant:

@@ -14,6 +14,7 @@ from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.registry import claims
 from sinklab.reproduction.claim import Changes, Claim, Part, Value, Variant
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import Metric
 from sinklab.training.config import PretrainingConfig
 
 __all__ = ["METRICS", "ExcessOfOldest", "excess_weights", "window_attention"]
@@ -23,19 +24,20 @@ EXCESS = 0.05
 
 SAMPLES = 16
 
-METRICS: dict[str, tuple[str, str]] = {
-    "excess_of_first": (
+METRICS = (
+    Metric(
+        "excess_of_first",
         "fraction",
         "Weight on the first token of the text beyond an even share, (weight - 1/n) / (1 - 1/n) of the n keys that the query "
         "sees: mean over rows, layers, heads and the queries window/2 <= t < window, the last ones that see it.",
     ),
-    "excess_inside": (
+    Metric(
+        "excess_inside",
         "fraction",
         "The same of the first token inside the window, t - window + 1: mean over the queries t >= window, which do not see "
         "the first of the text.",
     ),
-}
-"""Metric to unit and definition."""
+)
 
 
 def _large(config: PretrainingConfig) -> Changes:

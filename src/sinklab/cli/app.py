@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -234,7 +233,7 @@ def show(
     """Say what a plug-in or a metric is: definition, parameters, papers."""
     descriptions = describe(name)
     if as_json:
-        output.print_json([dataclasses.asdict(description) for description in descriptions])
+        output.print_json([description.to_dict() for description in descriptions])
         return
     for description in descriptions:
         output.print_description(description)

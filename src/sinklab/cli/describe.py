@@ -9,18 +9,19 @@ import importlib.util
 import inspect
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sinklab.cli.source_text import constants_of, file_of, registers, text_of, unparsed
+from sinklab.cli.source_text import file_of, registers, unparsed
 from sinklab.cli.stated import stated
 from sinklab.errors import ContractError, UnknownNameError
 from sinklab.models.embedded import embedded_names, embedded_path
 from sinklab.registry import KINDS, registry_of
+from sinklab.results.metric import Declared, Metric, metrics_of
+from sinklab.results.metric import catalogue as metrics
 
-__all__ = ["Description", "Metric", "Parameter", "catalogue", "describe"]
+__all__ = ["Description", "Parameter", "catalogue", "describe"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,16 +35,6 @@ class Parameter:
 
 
 @dataclasses.dataclass(frozen=True)
-class Metric:
-    """One metric of a probe or of a read-out."""
-
-    name: str
-    text: str
-    unit: str
-    paper: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Description:
     """What a plug-in's file says of it."""
 
@@ -52,10 +43,16 @@ class Description:
     summary: str
     text: str
     parameters: list[Parameter]
-    metrics: list[Metric]
+    metrics: tuple[Metric, ...]
     papers: list[str]
-    version: int
+    version: int | None
     file: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        shown = ("name", "text", "unit", "paper", "version")
+        metrics = [{**dataclasses.asdict(metric), "text": metric.definition} for metric in self.metrics]
+        return dataclasses.asdict(self) | {"metrics": [{key: metric[key] for key in shown} for metric in metrics]}
 
 
 def catalogue(kind: str | None = None) -> dict[str, dict[str, str]]:
@@ -82,22 +79,33 @@ def describe(name: str) -> list[Description]:
     found = [_read(registry.kind, plural, name) for plural, registry in KINDS.items() if name in registry]
     if not found:
         known = [plugin for registry in KINDS.values() for plugin in registry]
-        for plural in ("probes", "read_outs"):  # a read-out may have to be imported, so only for what no probe measures
-            measuring = [_read(KINDS[plural].kind, plural, plugin) for plugin in KINDS[plural]]
-            found = [_only(one, metric) for one in measuring for metric in one.metrics if metric.name == name]
-            if found:
-                break
-            known += [metric.name for one in measuring for metric in one.metrics]
+        declared = metrics()
+        if name in declared:
+            found = [_metric(declared[name])]
         else:
+            known += declared
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise UnknownNameError(f"nothing is called {name!r}.{hint} See: sinklab list")
     return found
 
 
-def _only(probe: Description, metric: Metric) -> Description:
-    """A description cut down to one of its metrics."""
-    return dataclasses.replace(probe, text="", metrics=[metric], papers=_papers(metric.paper))
+def _metric(declared: Declared) -> Description:
+    """One metric, and what measures it."""
+    metric, (_, *parts) = declared.metric, declared.module.split(".")
+    registry = KINDS.get(parts[0])
+    plugin = registry is not None and parts[-1] in registry
+    return Description(
+        kind=registry.kind if plugin else "metric",
+        name=parts[-1] if plugin else metric.name,
+        summary=registry.summary(parts[-1]) if plugin else "",
+        text="",
+        parameters=[],
+        metrics=(metric,),
+        papers=_papers(metric.paper),
+        version=metric.version,
+        file=str(declared.file),
+    )
 
 
 def _papers(text: str) -> list[str]:
@@ -122,10 +130,11 @@ def _read(kind: str, plural: str, name: str) -> Description:
     cls = next((node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and registers(node, name)), None)
     if cls is None:
         raise ContractError(f"{path} must register a {kind} called {name!r}, the name of the file, and does not")
-    constants = constants_of(tree)
     text = inspect.cleandoc(ast.get_docstring(cls) or "")
-    metrics = list(_metrics(cls, constants))
+    metrics = metrics_of(plural, name) if plural == "probes" else ()
     cited = "\n".join([text, *(metric.paper for metric in metrics), ast.get_docstring(tree) or ""])
+    declared = [node.value for node in _fields(cls, "version") if node.value is not None]
+    unchanged = 1 if plural == "interventions" else None
     return Description(
         kind=kind,
         name=name,
@@ -134,7 +143,7 @@ def _read(kind: str, plural: str, name: str) -> Description:
         parameters=list({one.name: one for one in _parameters(cls, tree)}.values()),
         metrics=metrics,
         papers=_papers(cited),
-        version=next((int(ast.literal_eval(node.value)) for node in _fields(cls, "version") if node.value is not None), 1),
+        version=int(ast.literal_eval(declared[0])) if declared else unchanged,
         file=str(path),
     )
 
@@ -149,9 +158,9 @@ def _recipe(name: str, path: Path, tree: ast.Module) -> Description:
         summary=KINDS["recipes"].summary(name),
         text=text,
         parameters=list(_config_fields(recipe(), "")),
-        metrics=[],
+        metrics=(),
         papers=_papers(f"{text}\n{ast.get_docstring(tree) or ''}"),
-        version=1,
+        version=None,
         file=str(path),
     )
 
@@ -167,7 +176,7 @@ def _function(kind: str, plural: str, name: str, path: Path, tree: ast.Module) -
         costs = ", ".join(f"{cost} at scale {scale}" for scale, cost in claim.costs.items())
         published = f"Published: {claim.published}\n{claim.reference}"
         text = "\n\n".join(part for part in (f"Claim: {claim.statement}", published, f"Cost: {costs}.", text) if part)
-    metrics = list(_read_metrics(name, tree)) if plural == "read_outs" else []
+    metrics = metrics_of(plural, name)
     return Description(
         kind=kind,
         name=name,
@@ -176,19 +185,9 @@ def _function(kind: str, plural: str, name: str, path: Path, tree: ast.Module) -
         parameters=[],
         metrics=metrics,
         papers=_papers("\n".join([text, ast.get_docstring(tree) or "", *(metric.text for metric in metrics)])),
-        version=1,
+        version=None,
         file=str(path),
     )
-
-
-def _read_metrics(name: str, tree: ast.Module) -> Iterator[Metric]:
-    """Entries of a read-out's ``METRICS``: name to unit and definition; a file that computes them is imported."""
-    try:
-        table = ast.literal_eval(constants_of(tree)["METRICS"])
-    except (KeyError, ValueError):
-        table = getattr(sys.modules[KINDS["read_outs"][name].__module__], "METRICS", {})
-    for metric, (unit, definition) in table.items():
-        yield Metric(name=metric, text=definition, unit=unit, paper="")
 
 
 def _config_fields(section: Any, prefix: str) -> Iterator[Parameter]:
@@ -244,17 +243,3 @@ def _fields(cls: ast.ClassDef, name: str) -> Iterator[ast.Assign | ast.AnnAssign
         targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             yield node  # type: ignore[misc]
-
-
-def _metrics(cls: ast.ClassDef, constants: dict[str, ast.expr]) -> Iterator[Metric]:
-    """Entries of the class attribute ``definitions``: a dict of ``Definition(text, unit, paper, range)``."""
-    for node in _fields(cls, "definitions"):
-        entries = node.value
-        if not isinstance(entries, ast.Dict):
-            continue
-        for key, value in zip(entries.keys, entries.values, strict=True):
-            if isinstance(value, ast.Call) and key is not None:
-                given = dict(zip(("text", "unit", "paper"), value.args, strict=False))
-                given |= {keyword.arg: keyword.value for keyword in value.keywords if keyword.arg}
-                texts = {part: text_of(given[part], constants) if part in given else "" for part in ("text", "unit", "paper")}
-                yield Metric(name=text_of(key, constants), **texts)

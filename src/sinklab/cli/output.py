@@ -184,7 +184,8 @@ def print_catalogue(listed: Mapping[str, Mapping[str, str]]) -> None:
 def print_description(description: Description) -> None:
     """Docstring, parameters, definitions and papers of a plug-in."""
     out = _out()
-    out.print(f"[bold]{description.name}[/bold] ({description.kind}, version {description.version})")
+    version = "" if description.version is None else f", version {description.version}"
+    out.print(f"[bold]{description.name}[/bold] ({description.kind}{version})")
     out.print(description.summary, markup=False)
     if description.text:
         out.print(f"\n{description.text}", markup=False)
@@ -201,8 +202,8 @@ def print_description(description: Description) -> None:
     if description.metrics:
         out.print("\n[bold]definitions[/bold]")
         for metric in description.metrics:
-            out.print(f"  [bold]{metric.name}[/bold] {escape(f'[{metric.unit}]')}")
-            out.print(f"    {metric.text}{f'  {metric.paper}' if metric.paper else ''}", markup=False)
+            out.print(f"  [bold]{metric.name}[/bold] {escape(f'[{metric.unit}]')} version {metric.version}")
+            out.print(f"    {metric.definition}{f'  {metric.paper}' if metric.paper else ''}", markup=False)
     if description.papers:
         out.print("\n[bold]papers[/bold]")
         for paper in description.papers:

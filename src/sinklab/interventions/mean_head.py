@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.intervention import HeadIntervention, Heads
-from sinklab.attention.probe import Definition, Probe
+from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
 from sinklab.registry import interventions
@@ -76,10 +76,10 @@ class MeanHead(HeadIntervention):
         return torch.where(counted, mean, outputs)
 
 
-class _Means(Probe):
-    """Sums of head outputs over counted queries; a tool of this file, with no rows."""
+class _Means(Watcher):
+    """Sums of head outputs over counted queries."""
 
-    name, needs, definitions = "head_means", frozenset(), dict[str, Definition]()
+    name, needs = "head_means", frozenset()
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
@@ -95,6 +95,3 @@ class _Means(Probe):
         for module, total in other.sums.items():
             self.sums[module] = self.sums.get(module, torch.zeros_like(total)) + total
             self.counts[module] = self.counts.get(module, 0) + other.counts[module]
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        return iter(())

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.attention.call import LayerOutput, Site, Statistics
-from sinklab.attention.probe import Definition
 from sinklab.errors import ConfigurationError, ContractError
+from sinklab.results.metric import Metric
 
 __all__ = ["Means", "by_head", "documents_of", "filled", "require_same"]
 
@@ -36,9 +36,9 @@ class Means:
 
     def __init__(self, *axes: str) -> None:
         self.axes = axes
-        self._cells: dict[tuple[str, str, str], _Cell] = {}
+        self._cells: dict[tuple[Metric, str, str], _Cell] = {}
 
-    def add(self, metric: str, site: Site, sums: Tensor, counts: Tensor, divisors: Tensor | None = None) -> None:
+    def add(self, metric: Metric, site: Site, sums: Tensor, counts: Tensor, divisors: Tensor | None = None) -> None:
         """Add sums and the number of observations behind them, each with one dimension per axis.
 
         Args:
@@ -57,29 +57,29 @@ class Means:
         for (metric, _, _), cell in other._cells.items():
             self.add(metric, cell.site, cell.sums, cell.counts, cell.divisors)
 
-    def cells(self, metric: str) -> Iterator[tuple[Site, Tensor, Tensor]]:
+    def cells(self, metric: Metric) -> Iterator[tuple[Site, Tensor, Tensor]]:
         """Site, sums and counts of one metric, module by module."""
-        for (name, _, _), cell in self._cells.items():
-            if name == metric:
+        for (other, _, _), cell in self._cells.items():
+            if other == metric:
                 yield cell.site, cell.sums, cell.counts
 
-    def rows(self, definitions: Mapping[str, Definition]) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[dict[str, Any]]:
         """One row per metric, module and coordinate with at least one observation."""
         for (metric, _, _), cell in self._cells.items():
             place = {"module": cell.site.module, "layer": cell.site.layer}
-            yield from _rows(metric, definitions[metric].unit, cell, self.axes, place)
+            yield from _rows(metric, cell, self.axes, place)
 
-    def pooled(self, definitions: Mapping[str, Definition]) -> Iterator[dict[str, Any]]:
+    def pooled(self) -> Iterator[dict[str, Any]]:
         """Rows of the whole model: all observations of all self-attention modules and heads together."""
-        for metric in dict.fromkeys(name for name, _, _ in self._cells):
+        for metric in dict.fromkeys(metric for metric, _, _ in self._cells):
             whole: _Cell | None = None
-            for (name, _, kind), cell in self._cells.items():
-                if name == metric and kind == "self":
+            for (other, _, kind), cell in self._cells.items():
+                if other == metric and kind == "self":
                     parts = cell.sums.sum(0), cell.counts.sum(0), cell.divisors.sum(0)
                     before = (whole.sums, whole.counts, whole.divisors) if whole else tuple(map(torch.zeros_like, parts))
                     whole = _Cell(cell.site, *(_plus(left, right) for left, right in zip(before, parts, strict=True)))
             if whole is not None:
-                yield from _rows(metric, definitions[metric].unit, whole, self.axes[1:], {})
+                yield from _rows(metric, whole, self.axes[1:], {})
 
 
 def by_head(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,13 +144,13 @@ def _padded(values: Tensor, shape: list[int]) -> Tensor:
     return pad(values, missing[::-1])
 
 
-def _rows(metric: str, unit: str, cell: _Cell, axes: tuple[str, ...], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _rows(metric: Metric, cell: _Cell, axes: tuple[str, ...], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     seen = (cell.counts > 0) & (cell.divisors > 0)
     values, numbers = cell.sums[seen] / cell.divisors[seen], cell.counts[seen].long()
     if not axes:
         for value, count in zip(values.tolist(), numbers.tolist(), strict=True):
-            yield {"metric": metric, "value": value, "count": count, "unit": unit, **place}
+            yield {"metric": metric, "value": value, "count": count, **place}
     elif len(values):
         # All rows of a cell at once: a long text gives hundreds of thousands.
         where = {axis: index.numpy() for axis, index in zip(axes, torch.nonzero(seen, as_tuple=True), strict=True)}
-        yield {"metric": metric, "value": values.numpy(), "count": numbers.numpy(), "unit": unit, **place, **where}
+        yield {"metric": metric, "value": values.numpy(), "count": numbers.numpy(), **place, **where}

@@ -21,7 +21,6 @@ class CacheNorm(Probe):
     """Mean L2 norm per key-value head and position; each cached vector is counted once, when it is new."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    metric: ClassVar[str]
 
     def __init__(self) -> None:
         self._means = Means("head", "key_position")
@@ -34,14 +33,14 @@ class CacheNorm(Probe):
         positions = call.key_positions.masked_fill(~new_keys(call), -1)
         norms = self.vectors(call).float().norm(dim=-1)
         counts = by_position(torch.ones_like(norms), positions)
-        self._means.add(self.metric, call.site, by_position(norms, positions), counts)
+        self._means.add(self.metrics[0], call.site, by_position(norms, positions), counts)
 
     def merge(self, other: Self) -> None:
         require_same(self, other)
         self._means.merge(other._means)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        return self._means.rows(self.definitions)
+        return self._means.rows()
 
 
 def new_keys(call: AttentionCall) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 from sinklab.attention.probe import Probe
 from sinklab.probes._accumulate import Means, require_same
+from sinklab.results.metric import Metric
 from sinklab.sinks import Sinks
 
 __all__ = ["SinkProbe"]
@@ -24,7 +25,7 @@ class SinkProbe(Probe):
             there are no numbers about one.
     """
 
-    apart: ClassVar[frozenset[str]] = frozenset()
+    apart: ClassVar[frozenset[Metric]] = frozenset()
     """Metrics that are about no sink."""
 
     def __init__(self, sink_position: int = 0) -> None:
@@ -41,5 +42,5 @@ class SinkProbe(Probe):
         self._means.merge(other._means)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        for row in chain(self._means.pooled(self.definitions), self._means.rows(self.definitions)):
+        for row in chain(self._means.pooled(), self._means.rows()):
             yield row if row["metric"] in self.apart else row | {"sink": self.sinks.describe()}

@@ -7,11 +7,20 @@ from typing import Any, ClassVar, Self
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.positions import by_position
-from sinklab.attention.probe import Definition, Probe
+from sinklab.attention.probe import Probe
 from sinklab.probes._accumulate import Means, filled, require_same
 from sinklab.registry import probes
+from sinklab.results.metric import Metric
 
 __all__ = ["AttentionReceived"]
+
+MEAN_WEIGHT = Metric(
+    "mean_weight",
+    "weight",
+    "Mean attention weight on the key at this position, over the counted queries that see it, all documents together; "
+    "the weight itself, not divided by the row sum.",
+    paper="Gu et al. 2024 (arXiv 2410.10781)",
+)
 
 
 @probes.register("attention_received")
@@ -22,14 +31,7 @@ class AttentionReceived(Probe):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"columns"})
-    definitions: ClassVar[dict[str, Definition]] = {
-        "mean_weight": Definition(
-            "Mean attention weight on the key at this position, over the counted queries that see it, all documents together; "
-            "the weight itself, not divided by the row sum.",
-            "weight",
-            "Gu et al. 2024 (arXiv 2410.10781)",
-        )
-    }
+    metrics: ClassVar[tuple[Metric, ...]] = (MEAN_WEIGHT,)
 
     def __init__(self) -> None:
         self._means = Means("head", "key_position")
@@ -38,11 +40,11 @@ class AttentionReceived(Probe):
         column_sum, column_count = filled(statistics, "column_sum", "column_count")
         sums = by_position(column_sum, call.key_positions)
         counts = by_position(column_count.expand_as(column_sum), call.key_positions)
-        self._means.add("mean_weight", call.site, sums, counts)
+        self._means.add(MEAN_WEIGHT, call.site, sums, counts)
 
     def merge(self, other: Self) -> None:
         require_same(self, other)
         self._means.merge(other._means)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        return self._means.rows(self.definitions)
+        return self._means.rows()

@@ -8,18 +8,40 @@ import torch
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import weights_of_keys
-from sinklab.attention.probe import Definition
 from sinklab.probes._accumulate import by_head, filled
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import probes
+from sinklab.results.metric import Metric
 
-__all__ = ["Entropy"]
+__all__ = ["ENTROPY", "Entropy"]
 
 _LEAST_REST = 1e-3
 """Rows whose other keys hold less than this share are left out of ``entropy_without_sink``.
 
 The identity divides the error of the row entropy, some 1e-6 nats in float32, by that share: kept rows are good to 1e-2 nats.
 """
+
+
+ENTROPY = Metric(
+    "entropy",
+    "nats",
+    "Mean over counted queries of -sum w ln w, w being the weights on visible keys divided by their sum.",
+    paper="Zhai et al. 2023 (arXiv 2303.06296)",
+    range=(0.0, float("inf")),
+)
+ENTROPY_WITHOUT_SINK = Metric(
+    "entropy_without_sink",
+    "nats",
+    "The same with the sink's column taken out and the rest divided by its sum, over the queries that leave at least "
+    f"{_LEAST_REST} of their weight to the other keys.",
+    range=(0.0, float("inf")),
+)
+SINK_COLUMN_WEIGHT = Metric(
+    "sink_column_weight",
+    "weight",
+    "Mean over counted queries of the weight on the sink's column; the weight itself, not divided by the row sum; "
+    "queries that do not see the sink count as 0.",
+)
 
 
 @probes.register("entropy")
@@ -34,35 +56,16 @@ class Entropy(SinkProbe):
         sink_position: position of the sink inside each document; 0 is the first token.
     """
 
-    apart = frozenset({"entropy"})
+    apart = frozenset({ENTROPY})
     needs: ClassVar[frozenset[str]] = frozenset({"entropy", "mass", "log_sum_exp"})
-    definitions: ClassVar[dict[str, Definition]] = {
-        "entropy": Definition(
-            "Mean over counted queries of -sum w ln w, w being the weights on visible keys divided by their sum.",
-            "nats",
-            "Zhai et al. 2023 (arXiv 2303.06296)",
-            (0.0, float("inf")),
-        ),
-        "entropy_without_sink": Definition(
-            "The same with the sink's column taken out and the rest divided by its sum, over the queries that leave at least "
-            f"{_LEAST_REST} of their weight to the other keys.",
-            "nats",
-            "",
-            (0.0, float("inf")),
-        ),
-        "sink_weight": Definition(
-            "Mean over counted queries of the weight on the sink's column; the weight itself, not divided by the row sum; "
-            "queries that do not see the sink count as 0.",
-            "weight",
-        ),
-    }
+    metrics: ClassVar[tuple[Metric, ...]] = (ENTROPY, ENTROPY_WITHOUT_SINK, SINK_COLUMN_WEIGHT)
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         entropy, mass = filled(statistics, "row_entropy", "row_mass")
         # 1 - p is formed, and float32 would spend its digits on it; on the CPU, because some devices have no float64.
         whole, queries = mass.cpu().double(), call.counted[:, None].cpu()
         counted = queries & (whole > 0)
-        self._means.add("entropy", call.site, *by_head(entropy, counted))
+        self._means.add(ENTROPY, call.site, *by_head(entropy, counted))
         main = self.sinks.main
         if main is None or (main.kind == "null" and call.sink_scores is None):
             return
@@ -74,5 +77,5 @@ class Entropy(SinkProbe):
             share = (weight.cpu().double() / whole).clamp(0.0, 1.0)
             rest = 1.0 - share
             without = (entropy.cpu().double() + torch.xlogy(share, share)) / rest + torch.log(rest)
-        self._means.add("entropy_without_sink", call.site, *by_head(without.clamp(min=0.0), counted & (rest >= _LEAST_REST)))
-        self._means.add("sink_weight", call.site, *by_head(weight, queries))
+        self._means.add(ENTROPY_WITHOUT_SINK, call.site, *by_head(without.clamp(min=0.0), counted & (rest >= _LEAST_REST)))
+        self._means.add(SINK_COLUMN_WEIGHT, call.site, *by_head(weight, queries))

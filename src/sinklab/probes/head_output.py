@@ -9,14 +9,38 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.probe import Definition, Probe
+from sinklab.attention.probe import Probe
 from sinklab.errors import ContractError
 from sinklab.probes._accumulate import Means, by_head, require_same
 from sinklab.registry import probes
+from sinklab.results.metric import Metric
 
 __all__ = ["HeadOutput"]
 
 _ACTIVE = "Guo et al. 2024 (arXiv 2410.13835)"
+
+
+HEAD_NORM = Metric(
+    "head_norm",
+    "norm",
+    "Mean over counted queries of the norm of weights times values, before the output projection.",
+    range=(0.0, float("inf")),
+)
+OUTPUT_NORM = Metric(
+    "output_norm",
+    "norm",
+    "Mean over counted queries of |W_o^h o_h|: what the head adds to the residual stream.",
+    paper=_ACTIVE,
+    range=(0.0, float("inf")),
+)
+RELATIVE_NORM = Metric(
+    "relative_norm",
+    "ratio",
+    "Mean over counted queries of |W_o^h o_h| divided by the norm of the residual that entered the layer; near 0 the "
+    "head is nearly a no-op.",
+    paper=_ACTIVE,
+    range=(0.0, float("inf")),
+)
 
 
 @probes.register("head_output")
@@ -30,27 +54,7 @@ class HeadOutput(Probe):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"head_outputs"})
-    definitions: ClassVar[dict[str, Definition]] = {
-        "head_norm": Definition(
-            "Mean over counted queries of the norm of weights times values, before the output projection.",
-            "norm",
-            "",
-            (0.0, float("inf")),
-        ),
-        "output_norm": Definition(
-            "Mean over counted queries of |W_o^h o_h|: what the head adds to the residual stream.",
-            "norm",
-            _ACTIVE,
-            (0.0, float("inf")),
-        ),
-        "relative_norm": Definition(
-            "Mean over counted queries of |W_o^h o_h| divided by the norm of the residual that entered the layer; near 0 the "
-            "head is nearly a no-op.",
-            "ratio",
-            _ACTIVE,
-            (0.0, float("inf")),
-        ),
-    }
+    metrics: ClassVar[tuple[Metric, ...]] = (HEAD_NORM, OUTPUT_NORM, RELATIVE_NORM)
 
     def __init__(self) -> None:
         self._means = Means("head")
@@ -60,22 +64,22 @@ class HeadOutput(Probe):
             raise ContractError(f"{call.site.module}: head_output was shown a call without head outputs")
         outputs = call.head_outputs.to(torch.promote_types(call.head_outputs.dtype, torch.float32))
         counted = call.counted[:, None]
-        self._means.add("head_norm", call.site, *by_head(outputs.norm(dim=-1).transpose(1, 2), counted))
+        self._means.add(HEAD_NORM, call.site, *by_head(outputs.norm(dim=-1).transpose(1, 2), counted))
         if call.projection is None:
             return
         written = _projected_norm(outputs, call.projection.to(outputs.dtype)).transpose(1, 2)
-        self._means.add("output_norm", call.site, *by_head(written, counted))
+        self._means.add(OUTPUT_NORM, call.site, *by_head(written, counted))
         if call.residual is not None and call.residual.shape[:2] == outputs.shape[:2]:
             residual = call.residual.to(outputs.dtype).norm(dim=-1)[:, None]
-            self._means.add("relative_norm", call.site, *by_head(written / residual, counted & (residual > 0)))
+            self._means.add(RELATIVE_NORM, call.site, *by_head(written / residual, counted & (residual > 0)))
 
     def merge(self, other: Self) -> None:
         require_same(self, other)
         self._means.merge(other._means)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        yield from self._means.pooled(self.definitions)
-        yield from self._means.rows(self.definitions)
+        yield from self._means.pooled()
+        yield from self._means.rows()
 
 
 def _projected_norm(outputs: Tensor, projection: Tensor) -> Tensor:

@@ -7,11 +7,27 @@ from typing import Any, ClassVar, Self
 
 from sinklab.attention.call import LayerOutput
 from sinklab.attention.positions import by_position
-from sinklab.attention.probe import Definition, Probe
+from sinklab.attention.probe import Probe
 from sinklab.probes._accumulate import Means, require_same
 from sinklab.registry import probes
+from sinklab.results.metric import Metric
 
 __all__ = ["HiddenNorm"]
+
+HIDDEN_NORM = Metric(
+    "hidden_norm",
+    "norm",
+    "Mean over documents of the L2 norm of the layer's output at this position.",
+    paper="Gu et al. 2024 (arXiv 2410.10781)",
+    range=(0.0, float("inf")),
+)
+FIRST_TO_REST_RATIO = Metric(
+    "first_to_rest_ratio",
+    "ratio",
+    "Mean norm at position 0 divided by the mean norm over all later positions of all documents.",
+    paper="Gu et al. 2024 (arXiv 2410.10781)",
+    range=(0.0, float("inf")),
+)
 
 
 @probes.register("hidden_norm")
@@ -22,20 +38,7 @@ class HiddenNorm(Probe):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"hidden_states"})
-    definitions: ClassVar[dict[str, Definition]] = {
-        "hidden_norm": Definition(
-            "Mean over documents of the L2 norm of the layer's output at this position.",
-            "norm",
-            "Gu et al. 2024 (arXiv 2410.10781)",
-            (0.0, float("inf")),
-        ),
-        "first_to_rest_ratio": Definition(
-            "Mean norm at position 0 divided by the mean norm over all later positions of all documents.",
-            "ratio",
-            "Gu et al. 2024 (arXiv 2410.10781)",
-            (0.0, float("inf")),
-        ),
-    }
+    metrics: ClassVar[tuple[Metric, ...]] = (HIDDEN_NORM, FIRST_TO_REST_RATIO)
 
     def __init__(self) -> None:
         self._means = Means("key_position")
@@ -46,22 +49,21 @@ class HiddenNorm(Probe):
         norms = output.hidden_states.float().norm(dim=-1)[:, None]
         sums = by_position(norms, output.positions)[0]
         counts = by_position(norms.new_ones(norms.shape), output.positions)[0]
-        self._means.add("hidden_norm", output.site, sums, counts)
+        self._means.add(HIDDEN_NORM, output.site, sums, counts)
 
     def merge(self, other: Self) -> None:
         require_same(self, other)
         self._means.merge(other._means)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        yield from self._means.rows(self.definitions)
-        for site, sums, counts in self._means.cells("hidden_norm"):
+        yield from self._means.rows()
+        for site, sums, counts in self._means.cells(HIDDEN_NORM):
             rest, later = float(sums[1:].sum()), int(counts[1:].sum())
             if counts[0] > 0 and rest > 0:
                 yield {
-                    "metric": "first_to_rest_ratio",
+                    "metric": FIRST_TO_REST_RATIO,
                     "value": float(sums[0] / counts[0]) * later / rest,
                     "count": int(counts[0]),
-                    "unit": self.definitions["first_to_rest_ratio"].unit,
                     "module": site.module,
                     "layer": site.layer,
                 }

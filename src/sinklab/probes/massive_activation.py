@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.attention.call import LayerOutput, Site
-from sinklab.attention.probe import Definition, Probe
+from sinklab.attention.probe import Probe
 from sinklab.probes._accumulate import Means, documents_of, require_same
 from sinklab.registry import probes
+from sinklab.results.metric import Metric
 
 __all__ = ["MassiveActivation"]
 
@@ -31,6 +32,31 @@ class _Peaks:
     channels: Tensor
 
 
+MASSIVE_COUNT = Metric(
+    "massive_count",
+    "count",
+    "Mean over documents of the number of values with |x| > 100 and |x| >= 1000 * median |x| of the hidden state.",
+    paper=_SUN,
+    range=(0.0, float("inf")),
+)
+MAX_ABS = Metric("max_abs", "norm", "Largest |x| over all documents.", paper=_SUN, range=(0.0, float("inf")))
+MAX_TO_MEDIAN = Metric(
+    "max_to_median", "ratio", "Mean over documents of largest |x| / median |x|; no threshold.", range=(1.0, float("inf"))
+)
+MASSIVE_VALUE = Metric(
+    "massive_value",
+    "norm",
+    "Largest |x| over all documents at this position, for the positions of the layer where it is largest.",
+    range=(0.0, float("inf")),
+)
+MASSIVE_CHANNEL = Metric(
+    "massive_channel",
+    "index",
+    "Coordinate of the hidden state (0-based) that holds the massive_value of the same layer and position.",
+    range=(0.0, float("inf")),
+)
+
+
 @probes.register("massive_activation")
 class MassiveActivation(Probe):
     """Absolute values above 100 that are also at least 1000 times the median absolute value of their hidden state.
@@ -44,30 +70,7 @@ class MassiveActivation(Probe):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"hidden_states"})
-    definitions: ClassVar[dict[str, Definition]] = {
-        "massive_count": Definition(
-            "Mean over documents of the number of values with |x| > 100 and |x| >= 1000 * median |x| of the hidden state.",
-            "count",
-            _SUN,
-            (0.0, float("inf")),
-        ),
-        "max_abs": Definition("Largest |x| over all documents.", "norm", _SUN, (0.0, float("inf"))),
-        "max_to_median": Definition(
-            "Mean over documents of largest |x| / median |x|; no threshold.", "ratio", "", (1.0, float("inf"))
-        ),
-        "massive_value": Definition(
-            "Largest |x| over all documents at this position, for the positions of the layer where it is largest.",
-            "norm",
-            "",
-            (0.0, float("inf")),
-        ),
-        "massive_channel": Definition(
-            "Coordinate of the hidden state (0-based) that holds the massive_value of the same layer and position.",
-            "index",
-            "",
-            (0.0, float("inf")),
-        ),
-    }
+    metrics: ClassVar[tuple[Metric, ...]] = (MASSIVE_COUNT, MAX_ABS, MAX_TO_MEDIAN, MASSIVE_VALUE, MASSIVE_CHANNEL)
 
     def __init__(self, top: int = 3) -> None:
         self.top = top
@@ -83,9 +86,9 @@ class MassiveActivation(Probe):
             values = magnitudes[row][inside]
             median, largest = values.median(), values.max()
             massive = (values > _LEAST) & (values >= _TIMES_MEDIAN * median)
-            self._means.add("massive_count", output.site, massive.sum(), one)
+            self._means.add(MASSIVE_COUNT, output.site, massive.sum(), one)
             if median > 0:
-                self._means.add("max_to_median", output.site, largest / median, one)
+                self._means.add(MAX_TO_MEDIAN, output.site, largest / median, one)
         seen = output.positions >= 0
         if bool(seen.any()):
             values, channels = magnitudes.max(dim=-1)
@@ -109,17 +112,17 @@ class MassiveActivation(Probe):
             self._raise(peaks)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        yield from self._means.rows(self.definitions)
-        documents = {site.module: int(counts) for site, _, counts in self._means.cells("massive_count")}
+        yield from self._means.rows()
+        documents = {site.module: int(counts) for site, _, counts in self._means.cells(MASSIVE_COUNT)}
         for module, peaks in self._peaks.items():
             place = {"count": documents[module], "module": module, "layer": peaks.site.layer}
-            yield {"metric": "max_abs", "value": float(peaks.values.max()), "unit": "norm", **place}
+            yield {"metric": MAX_ABS, "value": float(peaks.values.max()), **place}
             values, positions = peaks.values.topk(min(self.top, len(peaks.values)))
             for value, position in zip(values.tolist(), positions.tolist(), strict=True):
                 if value > 0:
                     at = {**place, "key_position": position}
-                    yield {"metric": "massive_value", "value": value, "unit": "norm", **at}
-                    yield {"metric": "massive_channel", "value": float(peaks.channels[position]), "unit": "index", **at}
+                    yield {"metric": MASSIVE_VALUE, "value": value, **at}
+                    yield {"metric": MASSIVE_CHANNEL, "value": float(peaks.channels[position]), **at}
 
 
 def _peaks(site: Site, values: Tensor, channels: Tensor, positions: Tensor) -> _Peaks:

@@ -6,11 +6,28 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.probe import Definition, Probe
+from sinklab.attention.probe import Probe
 from sinklab.probes._accumulate import Means, by_head, require_same
 from sinklab.registry import probes
+from sinklab.results.metric import Metric
 
-__all__ = ["NullMass"]
+__all__ = ["NULL_MASS", "NullMass"]
+
+NULL_MASS = Metric(
+    "null_mass",
+    "fraction",
+    "Mean over counted queries of the mass on nothing: what a softmax gives to its sink logit or key bias, what "
+    "clipping or rectifying leaves; 0 for plain softmax, absent for operations whose rows have no fixed sum.",
+    paper="OpenAI 2025, gpt-oss (arXiv 2508.10925)",
+    range=(0.0, 1.0),
+)
+ROW_MASS = Metric("row_mass", "weight", "Mean over counted queries of the weight on all visible keys together.")
+OUTPUT_GAIN = Metric(
+    "output_gain",
+    "fraction",
+    "Mean over counted queries (and coordinates) of the factor that a gate puts on the head's output; absent without one.",
+    paper="Bondarenko et al. 2023 (arXiv 2306.12929), Qiu et al. 2025 (arXiv 2505.06708)",
+)
 
 
 @probes.register("null_mass")
@@ -22,39 +39,24 @@ class NullMass(Probe):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"mass"})
-    definitions: ClassVar[dict[str, Definition]] = {
-        "null_mass": Definition(
-            "Mean over counted queries of the mass on nothing: what a softmax gives to its sink logit or key bias, what "
-            "clipping or rectifying leaves; 0 for plain softmax, absent for operations whose rows have no fixed sum.",
-            "fraction",
-            "OpenAI 2025, gpt-oss (arXiv 2508.10925)",
-            (0.0, 1.0),
-        ),
-        "row_mass": Definition("Mean over counted queries of the weight on all visible keys together.", "weight"),
-        "output_gain": Definition(
-            "Mean over counted queries (and coordinates) of the factor that a gate puts on the head's output; absent without "
-            "one.",
-            "fraction",
-            "Bondarenko et al. 2023 (arXiv 2306.12929), Qiu et al. 2025 (arXiv 2505.06708)",
-        ),
-    }
+    metrics: ClassVar[tuple[Metric, ...]] = (NULL_MASS, ROW_MASS, OUTPUT_GAIN)
 
     def __init__(self) -> None:
         self._means = Means("head")
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         counted = call.counted[:, None]
-        for metric, mass in (("null_mass", statistics.null_mass), ("row_mass", statistics.row_mass)):
+        for metric, mass in ((NULL_MASS, statistics.null_mass), (ROW_MASS, statistics.row_mass)):
             if mass is not None:
                 self._means.add(metric, call.site, *by_head(mass, counted))
         if call.gain is not None:
             gain = call.gain.float().mean(-1).expand(*counted.shape[:1], call.num_heads, call.q_len)
-            self._means.add("output_gain", call.site, *by_head(gain, counted))
+            self._means.add(OUTPUT_GAIN, call.site, *by_head(gain, counted))
 
     def merge(self, other: Self) -> None:
         require_same(self, other)
         self._means.merge(other._means)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        yield from self._means.pooled(self.definitions)
-        yield from self._means.rows(self.definitions)
+        yield from self._means.pooled()
+        yield from self._means.rows()

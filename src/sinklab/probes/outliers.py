@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import LayerOutput, Site
-from sinklab.attention.probe import Definition, Probe
+from sinklab.attention.probe import Probe
 from sinklab.probes._accumulate import Means, documents_of, require_same
 from sinklab.registry import probes
+from sinklab.results.metric import Metric
 
-__all__ = ["Outliers"]
+__all__ = ["KURTOSIS", "LAYER_KURTOSIS", "LAYER_MAX_INF_NORM", "MAX_INF_NORM", "Outliers"]
 
 _PAPER = "Bondarenko et al. 2023 (arXiv 2306.12929)"
 _BLOCK_NUMBERS = 1 << 20
-_NAMES = {"attention": "", "layer": "layer_"}
 
 
 @dataclasses.dataclass
@@ -41,6 +41,37 @@ class _Moments:
         return (fourth - 4 * mean * third + 6 * mean**2 * second - 3 * mean**4) / variance**2
 
 
+MAX_INF_NORM = Metric(
+    "max_inf_norm",
+    "norm",
+    "Mean over documents of the largest |x| in the output of the attention module; whole model: maximum over modules.",
+    paper=_PAPER,
+    range=(0.0, float("inf")),
+)
+KURTOSIS = Metric(
+    "kurtosis",
+    "ratio",
+    "Mean over documents of E[(x - mean)^4] / variance^2 over all values in the output of the attention module; whole "
+    "model: mean over modules.",
+    paper=_PAPER,
+    range=(1.0, float("inf")),
+)
+LAYER_MAX_INF_NORM = Metric(
+    "layer_max_inf_norm",
+    "norm",
+    "The same as max_inf_norm, of the output of the whole layer.",
+    paper=_PAPER,
+    range=(0.0, float("inf")),
+)
+LAYER_KURTOSIS = Metric(
+    "layer_kurtosis",
+    "ratio",
+    "The same as kurtosis, of the output of the whole layer.",
+    paper=_PAPER,
+    range=(1.0, float("inf")),
+)
+
+
 @probes.register("outliers")
 class Outliers(Probe):
     """Largest absolute value and kurtosis of each attention output and of each layer output.
@@ -51,27 +82,7 @@ class Outliers(Probe):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"hidden_states", "attention_outputs"})
-    definitions: ClassVar[dict[str, Definition]] = {
-        "max_inf_norm": Definition(
-            "Mean over documents of the largest |x| in the output of the attention module; whole model: maximum over modules.",
-            "norm",
-            _PAPER,
-            (0.0, float("inf")),
-        ),
-        "kurtosis": Definition(
-            "Mean over documents of E[(x - mean)^4] / variance^2 over all values in the output of the attention module; whole "
-            "model: mean over modules.",
-            "ratio",
-            _PAPER,
-            (1.0, float("inf")),
-        ),
-        "layer_max_inf_norm": Definition(
-            "The same as max_inf_norm, of the output of the whole layer.", "norm", _PAPER, (0.0, float("inf"))
-        ),
-        "layer_kurtosis": Definition(
-            "The same as kurtosis, of the output of the whole layer.", "ratio", _PAPER, (1.0, float("inf"))
-        ),
-    }
+    metrics: ClassVar[tuple[Metric, ...]] = (MAX_INF_NORM, KURTOSIS, LAYER_MAX_INF_NORM, LAYER_KURTOSIS)
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str, int, int], tuple[Site, _Moments]] = {}
@@ -91,10 +102,11 @@ class Outliers(Probe):
 
     def _close(self, kind: str, site: Site, moments: _Moments) -> None:
         one = torch.ones(())
-        self._means.add(f"{_NAMES[kind]}max_inf_norm", site, torch.tensor(moments.largest), one)
+        largest, spread = (MAX_INF_NORM, KURTOSIS) if kind == "attention" else (LAYER_MAX_INF_NORM, LAYER_KURTOSIS)
+        self._means.add(largest, site, torch.tensor(moments.largest), one)
         kurtosis = moments.kurtosis()
         if kurtosis is not None:
-            self._means.add(f"{_NAMES[kind]}kurtosis", site, torch.tensor(kurtosis, dtype=torch.float64), one)
+            self._means.add(spread, site, torch.tensor(kurtosis, dtype=torch.float64), one)
 
     def finish(self) -> None:
         for (kind, _, _, _), (site, moments) in self._open.items():
@@ -109,13 +121,13 @@ class Outliers(Probe):
 
     def rows(self) -> Iterator[dict[str, Any]]:
         self.finish()
-        for metric, definition in self.definitions.items():
+        for metric in self.metrics:
             cells = [(float(sums / counts), int(counts)) for site, sums, counts in self._means.cells(metric) if site.layer >= 0]
             if cells:
                 values = [value for value, _ in cells]
-                value = max(values) if metric.endswith("max_inf_norm") else sum(values) / len(values)
-                yield {"metric": metric, "value": value, "count": sum(count for _, count in cells), "unit": definition.unit}
-        yield from self._means.rows(self.definitions)
+                value = max(values) if metric in (MAX_INF_NORM, LAYER_MAX_INF_NORM) else sum(values) / len(values)
+                yield {"metric": metric, "value": value, "count": sum(count for _, count in cells)}
+        yield from self._means.rows()
 
 
 def _moments(hidden_states: Tensor) -> _Moments:

@@ -10,14 +10,33 @@ from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.positions import by_position
-from sinklab.attention.probe import Definition, Probe
+from sinklab.attention.probe import Probe
 from sinklab.probes._accumulate import Means, require_same
 from sinklab.probes._tiles import visible_tiles
 from sinklab.registry import probes
+from sinklab.results.metric import Metric
 
 __all__ = ["QueryKeyAngle"]
 
 _GU = "Gu et al. 2024 (arXiv 2410.10781)"
+
+
+COSINE = Metric(
+    "cosine",
+    "cosine",
+    "Mean of cos(q, k) over the counted queries that see the key; 0 for a zero vector.",
+    paper=_GU,
+    range=(-1.0, 1.0),
+)
+NORM_PRODUCT = Metric(
+    "norm_product", "norm", "Mean of |q| |k| over the counted queries that see the key.", paper=_GU, range=(0.0, float("inf"))
+)
+SCORE = Metric(
+    "score",
+    "score",
+    "Mean of scaling * q·k over the counted queries that see the key, before soft-cap, bias and mask.",
+    paper=_GU,
+)
 
 
 @probes.register("query_key_angle")
@@ -30,17 +49,7 @@ class QueryKeyAngle(Probe):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    definitions: ClassVar[dict[str, Definition]] = {
-        "cosine": Definition(
-            "Mean of cos(q, k) over the counted queries that see the key; 0 for a zero vector.", "cosine", _GU, (-1.0, 1.0)
-        ),
-        "norm_product": Definition(
-            "Mean of |q| |k| over the counted queries that see the key.", "norm", _GU, (0.0, float("inf"))
-        ),
-        "score": Definition(
-            "Mean of scaling * q·k over the counted queries that see the key, before soft-cap, bias and mask.", "score", _GU
-        ),
-    }
+    metrics: ClassVar[tuple[Metric, ...]] = (COSINE, NORM_PRODUCT, SCORE)
 
     def __init__(self) -> None:
         self._means = Means("head", "key_position")
@@ -58,9 +67,9 @@ class QueryKeyAngle(Probe):
         units = _unit(keys, key_norms)
         counts = by_position(sums[..., -1].flatten(1, 2), call.key_positions)
         found = {
-            "cosine": (sums[..., :head_dim] * units[:, :, None]).sum(-1),
-            "norm_product": sums[..., -2] * key_norms[:, :, None, :, 0],
-            "score": (sums[..., head_dim:-2] * keys[:, :, None]).sum(-1) * call.scaling,
+            COSINE: (sums[..., :head_dim] * units[:, :, None]).sum(-1),
+            NORM_PRODUCT: sums[..., -2] * key_norms[:, :, None, :, 0],
+            SCORE: (sums[..., head_dim:-2] * keys[:, :, None]).sum(-1) * call.scaling,
         }
         for metric, values in found.items():
             self._means.add(metric, call.site, by_position(values.flatten(1, 2), call.key_positions), counts)
@@ -70,7 +79,7 @@ class QueryKeyAngle(Probe):
         self._means.merge(other._means)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        return self._means.rows(self.definitions)
+        return self._means.rows()
 
 
 def _unit(vectors: Tensor, norms: Tensor) -> Tensor:

@@ -9,16 +9,25 @@ from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import scores_of_keys, weights_of_keys
-from sinklab.attention.probe import Definition
 from sinklab.probes._accumulate import by_head, filled
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.probes._tiles import keys_seen
 from sinklab.registry import probes
+from sinklab.results.metric import Metric
 
 __all__ = ["ScoreGap"]
 
 _WELL_BELOW = -1e-3
 """``ln p`` above this leaves the other keys less than 0.1 %, and ``ln(1 - p)`` from float32 fewer than three good digits."""
+
+
+SINK_SCORE = Metric("sink_score", "score", "Mean score (scaled, capped and biased) of the sink.")
+OTHER_SCORE = Metric("other_score", "score", "Mean over queries of the mean score of the other visible keys.")
+GAP = Metric("gap", "score", "Mean of the sink score minus the mean score of the other visible keys.")
+GAP_TO_REST_LSE = Metric(
+    "gap_to_rest_lse", "nats", "Mean of the sink score minus ln sum exp(score) over the other visible keys; softmax only."
+)
+SINK_WEIGHT = Metric("sink_weight", "weight", "Mean weight on the sink, over the queries that see it and another key.")
 
 
 @probes.register("score_gap")
@@ -35,15 +44,7 @@ class ScoreGap(SinkProbe):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"scores", "mass", "log_sum_exp"})
-    definitions: ClassVar[dict[str, Definition]] = {
-        "sink_score": Definition("Mean score (scaled, capped and biased) of the sink.", "score"),
-        "other_score": Definition("Mean over queries of the mean score of the other visible keys.", "score"),
-        "gap": Definition("Mean of the sink score minus the mean score of the other visible keys.", "score"),
-        "gap_to_rest_lse": Definition(
-            "Mean of the sink score minus ln sum exp(score) over the other visible keys; softmax only.", "nats"
-        ),
-        "sink_weight": Definition("Mean weight on the sink, over the same queries.", "weight"),
-    }
+    metrics: ClassVar[tuple[Metric, ...]] = (SINK_SCORE, OTHER_SCORE, GAP, GAP_TO_REST_LSE, SINK_WEIGHT)
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         (mean,) = filled(statistics, "score_mean")
@@ -56,13 +57,13 @@ class ScoreGap(SinkProbe):
         counted = call.counted[:, None] & sees_sink & (seen > 1)
         other = (seen * mean - scores) / (seen - 1)
         found = {
-            "sink_score": scores,
-            "other_score": other,
-            "gap": scores - other,
-            "sink_weight": weights_of_keys(call, index, statistics.log_sum_exp)[..., 0],
+            SINK_SCORE: scores,
+            OTHER_SCORE: other,
+            GAP: scores - other,
+            SINK_WEIGHT: weights_of_keys(call, index, statistics.log_sum_exp)[..., 0],
         }
         if statistics.log_sum_exp is not None:
-            found["gap_to_rest_lse"] = self._gap_to_rest(call, scores, statistics.log_sum_exp, index[..., 0], counted)
+            found[GAP_TO_REST_LSE] = self._gap_to_rest(call, scores, statistics.log_sum_exp, index[..., 0], counted)
         for metric, values in found.items():
             self._means.add(metric, call.site, *by_head(values, counted))
 
@@ -72,9 +73,9 @@ class ScoreGap(SinkProbe):
             return
         scores = call.sink_scores.to(mean.dtype).expand(mean.shape)
         (mass,) = filled(statistics, "null_mass")
-        found = {"sink_score": scores, "other_score": mean, "gap": scores - mean, "sink_weight": mass}
+        found = {SINK_SCORE: scores, OTHER_SCORE: mean, GAP: scores - mean, SINK_WEIGHT: mass}
         if statistics.log_sum_exp is not None:
-            found["gap_to_rest_lse"] = scores - statistics.log_sum_exp
+            found[GAP_TO_REST_LSE] = scores - statistics.log_sum_exp
         for metric, values in found.items():
             self._means.add(metric, call.site, *by_head(values, call.counted[:, None] & (seen > 0)))
 

@@ -10,11 +10,12 @@ import torch
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
 from sinklab.attention.positions import by_position
-from sinklab.attention.probe import Definition, Probe
+from sinklab.attention.probe import Probe
 from sinklab.errors import ConfigurationError
 from sinklab.probes._accumulate import Means, by_head, filled, require_same
 from sinklab.probes._growing import NOTHING, EndedColumns, GrowingColumns
 from sinklab.registry import probes
+from sinklab.results.metric import Metric
 
 __all__ = ["SinkRate"]
 
@@ -23,6 +24,48 @@ _PROXY = 1e-8
 """Added to row sums before dividing, as in the released code of Gu et al."""
 _TIE = 1e-5
 """Relative distance within which two float32 weights are the same: the noise of two kernels that compute one number."""
+
+
+GU2024 = Metric(
+    "gu2024",
+    "percent",
+    "alpha_k = sum over queries of the row-normalised weight on key k / number of queries that see k, per document, "
+    "layer and head; percent of (document, layer, head) with alpha_k > threshold (strictly).",
+    paper=_GU,
+    range=(0.0, 100.0),
+)
+GU2024_NULL = Metric(
+    "gu2024_null",
+    "percent",
+    "The same rule for the mean mass that a head gives to its null score (a learned sink logit, a key bias), over all "
+    "queries of the document.",
+    paper=_GU,
+    range=(0.0, 100.0),
+)
+QIU2025_FIRST_ATTENTION = Metric(
+    "qiu2025_first_attention",
+    "fraction",
+    "Mean over queries (and heads, layers) of the row-normalised weight on the first token; queries that cannot see it "
+    "count as 0.",
+    paper="Qiu et al. 2025 (arXiv 2505.06708)",
+    range=(0.0, 1.0),
+)
+KAUL2024_FIRST_ARGMAX = Metric(
+    "kaul2024_first_argmax",
+    "percent",
+    f"Percent of (query, head) pairs whose largest weight is on the first token; a tie within {_TIE} counts for it.",
+    paper="Kaul et al. 2024 (arXiv 2410.17174)",
+    range=(0.0, 100.0),
+)
+FIRST_TOKEN_SHARE = Metric(
+    "first_token_share", "fraction", "All weight on the first token divided by all weight on real keys.", range=(0.0, 1.0)
+)
+FIRST_FOUR_SHARE = Metric(
+    "first_four_share",
+    "weight",
+    "Mean weight on the first four tokens together, over queries at position 4 and later.",
+    paper="Xiao et al. 2023 (arXiv 2309.17453)",
+)
 
 
 @probes.register("sink_rate")
@@ -43,43 +86,14 @@ class SinkRate(Probe):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"columns", "mass", "log_sum_exp", "maximum"})
-    definitions: ClassVar[dict[str, Definition]] = {
-        "gu2024": Definition(
-            "alpha_k = sum over queries of the row-normalised weight on key k / number of queries that see k, per document, "
-            "layer and head; percent of (document, layer, head) with alpha_k > threshold (strictly).",
-            "percent",
-            _GU,
-            (0.0, 100.0),
-        ),
-        "gu2024_null": Definition(
-            "The same rule for the mean mass that a head gives to its null score (a learned sink logit, a key bias), over all "
-            "queries of the document.",
-            "percent",
-            _GU,
-            (0.0, 100.0),
-        ),
-        "qiu2025_first_attention": Definition(
-            "Mean over queries (and heads, layers) of the row-normalised weight on the first token; queries that cannot see it "
-            "count as 0.",
-            "fraction",
-            "Qiu et al. 2025 (arXiv 2505.06708)",
-            (0.0, 1.0),
-        ),
-        "kaul2024_first_argmax": Definition(
-            f"Percent of (query, head) pairs whose largest weight is on the first token; a tie within {_TIE} counts for it.",
-            "percent",
-            "Kaul et al. 2024 (arXiv 2410.17174)",
-            (0.0, 100.0),
-        ),
-        "first_token_share": Definition(
-            "All weight on the first token divided by all weight on real keys.", "fraction", "", (0.0, 1.0)
-        ),
-        "first_four_share": Definition(
-            "Mean weight on the first four tokens together, over queries at position 4 and later.",
-            "weight",
-            "Xiao et al. 2023 (arXiv 2309.17453)",
-        ),
-    }
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        GU2024,
+        GU2024_NULL,
+        QIU2025_FIRST_ATTENTION,
+        KAUL2024_FIRST_ARGMAX,
+        FIRST_TOKEN_SHARE,
+        FIRST_FOUR_SHARE,
+    )
 
     def __init__(self, threshold: float = 0.3) -> None:
         if not 0.0 <= threshold < 1.0:
@@ -104,10 +118,10 @@ class SinkRate(Probe):
         first_sum, queries = by_head(first, counted)
         mass_sum, _ = by_head(mass, counted)
         late = (call.query_positions >= 4)[:, None]
-        self._by_head.add("qiu2025_first_attention", call.site, *by_head(shared, counted))
-        self._by_head.add("kaul2024_first_argmax", call.site, *by_head(100.0 * is_largest, counted))
-        self._by_head.add("first_token_share", call.site, first_sum, queries, mass_sum)
-        self._by_head.add("first_four_share", call.site, *by_head(weights.sum(-1), late))
+        self._by_head.add(QIU2025_FIRST_ATTENTION, call.site, *by_head(shared, counted))
+        self._by_head.add(KAUL2024_FIRST_ARGMAX, call.site, *by_head(100.0 * is_largest, counted))
+        self._by_head.add(FIRST_TOKEN_SHARE, call.site, first_sum, queries, mass_sum)
+        self._by_head.add(FIRST_FOUR_SHARE, call.site, *by_head(weights.sum(-1), late))
 
     def _judge(self, ended: EndedColumns | None) -> None:
         """Compare the column means of ended documents with the threshold, and count."""
@@ -119,9 +133,9 @@ class SinkRate(Probe):
         real = ended.positions != NOTHING
         positions = ended.positions[real][None]
         hits, cases = (by_position(values[real].T[None], positions) for values in (above, seen))
-        self._by_position.add("gu2024", ended.site, hits, cases)
+        self._by_position.add(GU2024, ended.site, hits, cases)
         if not bool(real.all()):
-            self._by_head.add("gu2024_null", ended.site, above[~real].sum(0), seen[~real].sum(0))
+            self._by_head.add(GU2024_NULL, ended.site, above[~real].sum(0), seen[~real].sum(0))
 
     def finish(self) -> None:
         for ended in self._growing.finish():
@@ -137,6 +151,6 @@ class SinkRate(Probe):
     def rows(self) -> Iterator[dict[str, Any]]:
         self.finish()
         for means in (self._by_position, self._by_head):
-            yield from means.pooled(self.definitions)
+            yield from means.pooled()
         for means in (self._by_position, self._by_head):
-            yield from means.rows(self.definitions)
+            yield from means.rows()

@@ -7,26 +7,26 @@ from typing import ClassVar
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall
-from sinklab.attention.probe import Definition
 from sinklab.probes._cache_norm import CacheNorm
 from sinklab.registry import probes
+from sinklab.results.metric import Metric
 
 __all__ = ["ValueNorm"]
+
+VALUE_NORM = Metric(
+    "value_norm",
+    "norm",
+    "Mean over documents of the L2 norm of the value at this position; the column head is the key-value head.",
+    paper="Gu et al. 2024 (arXiv 2410.10781)",
+    range=(0.0, float("inf")),
+)
 
 
 @probes.register("value_norm")
 class ValueNorm(CacheNorm):
     """Mean L2 norm of the values per key-value head and position; under cached decoding only new values are counted."""
 
-    metric: ClassVar[str] = "value_norm"
-    definitions: ClassVar[dict[str, Definition]] = {
-        "value_norm": Definition(
-            "Mean over documents of the L2 norm of the value at this position; the column head is the key-value head.",
-            "norm",
-            "Gu et al. 2024 (arXiv 2410.10781)",
-            (0.0, float("inf")),
-        )
-    }
+    metrics: ClassVar[tuple[Metric, ...]] = (VALUE_NORM,)
 
     def vectors(self, call: AttentionCall) -> Tensor:
         return call.values

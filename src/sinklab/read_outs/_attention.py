@@ -13,14 +13,17 @@ from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
 from sinklab.attention.probe import Probe, Watcher
 from sinklab.attention.session import attend
 from sinklab.probes._accumulate import Means, by_head, filled
-from sinklab.probes.null_mass import NullMass
+from sinklab.probes.entropy import ENTROPY
+from sinklab.probes.null_mass import NULL_MASS, NullMass
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import Metric
 from sinklab.results.table import unpacked
 from sinklab.training.callback import TOKENS_PER_FORWARD
 
 __all__ = [
     "ATTENTION",
+    "FIRST_ATTENTION",
     "SAMPLES",
     "SEQ_LEN",
     "THRESHOLD",
@@ -46,38 +49,42 @@ _PROXY = 1e-8
 _TIE = 1e-5
 """Relative distance within which two float32 weights are the same, as in the probe ``sink_rate``."""
 
-ATTENTION: dict[str, tuple[str, str]] = {
-    "sink_rate": (
+FIRST_ATTENTION = Metric(
+    "first_attention",
+    "fraction",
+    "Mean over rows, layers, heads and queries of the row-normalised weight on the first token; 0 for queries that cannot see "
+    "it.",
+)
+FIRST_ARGMAX = Metric("first_argmax", "percent", "Share of (query, head) pairs whose largest weight is on the first token.")
+ATTENTION = (
+    Metric(
+        "sink_rate",
         "percent",
         "Sink rate of the first token: share of (row, layer, head) in which the mean row-normalised weight on it, over the "
-        f"queries that see it, exceeds {THRESHOLD} (Gu et al. 2024, arXiv 2410.10781).",
+        f"queries that see it, exceeds {THRESHOLD}.",
+        paper="Gu et al. 2024 (arXiv 2410.10781)",
     ),
-    **{
-        f"sink_rate_{position}": ("percent", f"The same of the token at position {position}, counted from 0.")
+    *(
+        Metric(f"sink_rate_{position}", "percent", f"sink_rate of the token at position {position}, counted from 0.")
         for position in range(1, FIRST_POSITIONS)
-    },
-    "sink_rate_max": (
+    ),
+    Metric(
+        "sink_rate_max",
         "percent",
         "Largest sink rate over the tokens of the first half of the rows; late tokens are seen by too few queries to compare.",
     ),
-    "sink_rate_star": (
+    Metric(
+        "sink_rate_star",
         "percent",
-        "Sink_* of Gu et al.: the same rule for the mean mass on the null score (sink logit, key bias, plus one) or, where the "
-        "model puts learned tokens in front, for the most attended of them; 0 where there is neither.",
+        "Sink_* of Gu et al.: the rule of sink_rate for the mean mass on the null score (sink logit, key bias, plus one) or, "
+        "where the model puts learned tokens in front, for the most attended of them; 0 where there is neither.",
     ),
-    "first_attention": (
-        "fraction",
-        "Mean over rows, layers, heads and queries of the row-normalised weight on the first token; 0 for queries that cannot "
-        "see it.",
-    ),
-    "first_argmax": ("percent", "Share of (query, head) pairs whose largest weight is on the first token."),
-    "null_mass": (
-        "fraction",
-        "Mean mass on nothing; 0 for plain softmax, absent for operations whose rows have no fixed sum.",
-    ),
-    "entropy": ("nats", "Mean over queries of the entropy of the weights on all keys divided by their sum."),
-}
-"""Metrics of :func:`attention_numbers`: unit and definition. A learned token in front is a key, but no token and no query."""
+    FIRST_ATTENTION,
+    FIRST_ARGMAX,
+    NULL_MASS,
+    ENTROPY,
+)
+"""Metrics of :func:`attention_numbers`. A learned token in front is a key, but no token and no query."""
 
 
 class FirstToken(Watcher):
@@ -101,15 +108,15 @@ class FirstToken(Watcher):
         counted = (call.query_positions >= self.front)[:, None]
         weight = weights_of_keys(call, keys_of_document(call, self.front), statistics.log_sum_exp)[..., 0]
         share = weight if call.operation.normalized else weight / (mass + _PROXY)
-        self.means.add("first_attention", call.site, *by_head(share, counted))
-        self.means.add("first_argmax", call.site, *by_head(100.0 * _is_largest(weight, largest), counted))
-        self.means.add("entropy", call.site, *by_head(entropy, counted.to(mass.device) & (mass > 0)))
+        self.means.add(FIRST_ATTENTION, call.site, *by_head(share, counted))
+        self.means.add(FIRST_ARGMAX, call.site, *by_head(100.0 * _is_largest(weight, largest), counted))
+        self.means.add(ENTROPY, call.site, *by_head(entropy, counted.to(mass.device) & (mass > 0)))
 
-    def by_head(self, metric: str) -> dict[int, Tensor]:
+    def by_head(self, metric: Metric) -> dict[int, Tensor]:
         """Layer to the mean of each head, float64 ``(num_heads,)``."""
         return {site.layer: sums / counts for site, sums, counts in self.means.cells(metric)}
 
-    def whole(self, metric: str) -> float:
+    def whole(self, metric: Metric) -> float:
         """Mean over all heads and queries."""
         cells = list(self.means.cells(metric))
         return float(sum(sums.sum() for _, sums, _ in cells) / sum(counts.sum() for _, _, counts in cells))
@@ -148,8 +155,8 @@ def attention_numbers(model: nn.Module, rows: Tensor, front: int = 0) -> dict[st
     numbers |= {f"sink_rate_{at}": profile[at] for at in range(1, FIRST_POSITIONS) if at in profile}
     numbers["sink_rate_max"] = max(profile[at] for at in range(max(1, rows.shape[1] // 2)))
     numbers["sink_rate_star"] = max([of_nothing.get("gu2024_null", 0.0), *(profile[at] for at in range(-front, 0))])
-    numbers |= {metric: first.whole(metric) for metric in ("first_attention", "first_argmax", "entropy")}
-    return numbers | {metric: of_nothing[metric] for metric in ("null_mass",) if metric in of_nothing}
+    numbers |= {metric.name: first.whole(metric) for metric in (FIRST_ATTENTION, FIRST_ARGMAX, ENTROPY)}
+    return numbers | ({"null_mass": of_nothing["null_mass"]} if "null_mass" in of_nothing else {})
 
 
 def held_out_rows(trained: TrainedModel, samples: int = SAMPLES, seq_len: int = SEQ_LEN) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from sinklab.read_outs._attention import batches
 from sinklab.registry import read_outs
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import Metric
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
 from sinklab.training.windowed import token_losses
@@ -22,15 +23,15 @@ TOKENS, LEAST_ROWS = 16_384, 16
 BOUNDED = "learned"
 """Position scheme that has no positions beyond the context."""
 
-METRICS: dict[str, tuple[str, str]] = {
-    "longer_gap": (
+METRICS = (
+    Metric(
+        "longer_gap",
         "nats",
         f"Mean next-token loss predicted from positions beyond the context of the training, in rows of {FACTOR} contexts, less "
         "that predicted from the last quarter of the context in the same rows (Press et al. 2022, arXiv 2108.12409); absent "
         "with learned positions, which end there.",
     ),
-}
-"""Metric to unit and definition."""
+)
 
 
 @read_outs.register("extrapolation")

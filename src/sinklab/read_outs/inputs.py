@@ -8,6 +8,7 @@ from torch import Tensor
 from sinklab.read_outs._attention import SAMPLES, SEQ_LEN, attention_numbers
 from sinklab.registry import read_outs
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import Metric
 
 __all__ = ["METRICS", "inputs"]
 
@@ -17,13 +18,13 @@ _TEXTS = {
 }
 _FRONTS = {"": "as in training, with its token in front if it has one", "_no_bos": "without a token in front"}
 
-METRICS: dict[str, tuple[str, str]] = {
-    f"{metric}_{text}{front}": (unit, f"{metric} on {of_text}, {of_front}.")
+METRICS = tuple(
+    Metric(f"{metric}_{text}{front}", unit, f"{metric} on {of_text}, {of_front}.")
     for metric, unit in (("sink_rate", "percent"), ("first_attention", "fraction"))
     for text, of_text in _TEXTS.items()
     for front, of_front in _FRONTS.items()
-}
-"""Metric to unit and definition (Gu et al. 2024, arXiv 2410.10781, table 1); ``sink_rate`` as in the read-out ``sinks``.
+)
+"""Metrics (Gu et al. 2024, arXiv 2410.10781, table 1); ``sink_rate`` as in the read-out ``sinks``.
 
 The first token is the one at position 0: the token in front where there is one."""
 

@@ -13,6 +13,7 @@ from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches, held_out_r
 from sinklab.read_outs._quantized import quantized
 from sinklab.registry import read_outs
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import Metric
 from sinklab.training.windowed import token_losses
 
 __all__ = ["METRICS", "calibration_batches", "int8", "quantization_gap"]
@@ -20,16 +21,16 @@ __all__ = ["METRICS", "calibration_batches", "int8", "quantization_gap"]
 CALIBRATION, BATCH_TOKENS = 16, 1024
 """Batches of training text from which the ranges of activations are taken (Bondarenko et al. 2023), and their tokens."""
 
-METRICS: dict[str, tuple[str, str]] = {
-    "int8_loss": (
+METRICS = (
+    Metric(
+        "int8_loss",
         "nats",
         "Mean next-token loss on held-out text with weights and activations on grids of 256 values (W8A8), simulated; what is "
         "quantised: Bondarenko et al. 2023 (arXiv 2306.12929), but for the inside of the attention function.",
     ),
-    "float_loss": ("nats", "The loss of the model as it is, float32, on the same text."),
-    "int8_gap": ("nats", "int8_loss - float_loss."),
-}
-"""Metric to unit and definition."""
+    Metric("float_loss", "nats", "The loss of the model as it is, float32, on the same text."),
+    Metric("int8_gap", "nats", "int8_loss - float_loss."),
+)
 
 
 @read_outs.register("int8")

@@ -5,22 +5,23 @@ from __future__ import annotations
 from sinklab.read_outs.int8 import quantization_gap
 from sinklab.registry import read_outs
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import Metric
 
 __all__ = ["METRICS", "low_bits"]
 
 GRIDS = ((6, 8), (6, 6))
 """Bits of weights and of activations."""
 
-METRICS: dict[str, tuple[str, str]] = {
-    f"w{weights}a{activations}_gap": (
+METRICS = tuple(
+    Metric(
+        f"w{weights}a{activations}_gap",
         "nats",
         f"Mean next-token loss on held-out text with weights on grids of {2**weights} values and activations on grids of "
         f"{2**activations}, simulated as for int8_gap, less the loss of the model as it is (Bondarenko et al. 2023, arXiv "
         "2306.12929).",
     )
     for weights, activations in GRIDS
-}
-"""Metric to unit and definition."""
+)
 
 
 @read_outs.register("low_bits")

@@ -14,9 +14,10 @@ from sinklab.probes.key_norm import KeyNorm
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.probes.query_key_angle import QueryKeyAngle
 from sinklab.probes.value_norm import ValueNorm
-from sinklab.read_outs._attention import THRESHOLD, FirstToken, held_out_rows, look
+from sinklab.read_outs._attention import FIRST_ATTENTION, THRESHOLD, FirstToken, held_out_rows, look
 from sinklab.registry import read_outs
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import VALUE_RATIO, Metric
 from sinklab.results.table import unpacked
 
 __all__ = ["METRICS", "norms"]
@@ -24,25 +25,29 @@ __all__ = ["METRICS", "norms"]
 _OTHERS = "over the mean at all later positions"
 _SINK_HEADS = f"heads whose first_attention exceeds {THRESHOLD}; absent without such heads"
 
-METRICS: dict[str, tuple[str, str]] = {
-    "hidden_ratio": (
+METRICS = (
+    Metric(
+        "hidden_ratio",
         "ratio",
         f"Mean L2 norm of the hidden state of the first token {_OTHERS}; largest over layer outputs, the last before "
         "the final norm (Gu et al. 2024, arXiv 2410.10781).",
     ),
-    "massive_ratio": (
+    Metric(
+        "massive_ratio",
         "ratio",
         "Largest |x| over the median |x| of the hidden state of a row, mean over rows; largest over the outputs of the layers "
         "(Sun et al. 2024, arXiv 2402.17762).",
     ),
-    "key_ratio": ("ratio", f"L2 norm of the key of the first token {_OTHERS}; mean over key-value heads."),
-    "value_ratio": ("ratio", f"L2 norm of the value of the first token {_OTHERS}; mean over key-value heads."),
-    "key_ratio_sink": ("ratio", f"key_ratio of the {_SINK_HEADS}."),
-    "value_ratio_sink": ("ratio", f"value_ratio of the {_SINK_HEADS}."),
-    "cosine_first": ("cosine", f"Mean cos(q, k) of the first key and the queries that see it, over the {_SINK_HEADS}."),
-    "cosine_other": ("cosine", f"Mean cos(q, k) of all later keys and the queries that see them, over the {_SINK_HEADS}."),
-}
-"""Metric to unit and definition. Keys and queries are those that the scores see, after rotary embedding and feature maps."""
+    Metric("key_ratio", "ratio", f"L2 norm of the key of the first token {_OTHERS}; mean over key-value heads."),
+    VALUE_RATIO,
+    Metric("key_ratio_sink", "ratio", f"key_ratio of the {_SINK_HEADS}."),
+    Metric("value_ratio_sink", "ratio", f"value_ratio of the {_SINK_HEADS}."),
+    Metric("cosine_first", "cosine", f"Mean cos(q, k) of the first key and the queries that see it, over the {_SINK_HEADS}."),
+    Metric(
+        "cosine_other", "cosine", f"Mean cos(q, k) of all later keys and the queries that see them, over the {_SINK_HEADS}."
+    ),
+)
+"""Metrics. Keys and queries are those that the scores see, after rotary embedding and feature maps."""
 
 Curves = dict[tuple[int, int], dict[int, tuple[float, int]]]
 """Layer and head to position to value and number of observations."""
@@ -64,12 +69,12 @@ def norms(trained: TrainedModel) -> dict[str, float]:
             row["value"] for row in unpacked(massive.rows()) if row["metric"] == "max_to_median" and row["layer"] >= 0
         ),
     }
-    sinks = _sink_heads(first.by_head("first_attention"))
+    sinks = _sink_heads(first.by_head(FIRST_ATTENTION))
     for name, probe in (("key", keys), ("value", values)):
         ratios = {place: _first_to_others(curve, front) for place, curve in _curves(probe, f"{name}_norm").items()}
         numbers[f"{name}_ratio"] = statistics.fmean(ratios.values())
         if sinks:
-            groups = len(first.by_head("first_attention")[0]) // (1 + max(head for _, head in ratios))
+            groups = len(first.by_head(FIRST_ATTENTION)[0]) // (1 + max(head for _, head in ratios))
             numbers[f"{name}_ratio_sink"] = statistics.fmean(ratios[layer, head // groups] for layer, head in sinks)
     cosines = _curves(angle, "cosine")
     if sinks:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from sinklab.probes.outliers import Outliers
+from sinklab.probes.outliers import KURTOSIS, LAYER_KURTOSIS, LAYER_MAX_INF_NORM, MAX_INF_NORM, Outliers
 from sinklab.read_outs._attention import held_out_rows, look
 from sinklab.registry import read_outs
 from sinklab.reproduction.trained import TrainedModel
 
 __all__ = ["METRICS", "outliers"]
 
-METRICS: dict[str, tuple[str, str]] = {
-    name: (definition.unit, definition.text) for name, definition in Outliers.definitions.items()
-}
-"""Metric to unit and definition, those of the probe for the whole model (Bondarenko et al. 2023, arXiv 2306.12929)."""
+METRICS = (MAX_INF_NORM, KURTOSIS, LAYER_MAX_INF_NORM, LAYER_KURTOSIS)
+"""Metrics, those of the probe for the whole model (Bondarenko et al. 2023, arXiv 2306.12929)."""
 
 
 @read_outs.register("outliers")
@@ -23,4 +21,4 @@ def outliers(trained: TrainedModel) -> dict[str, float]:
     """
     probe = Outliers()
     look(trained.loaded.model, held_out_rows(trained), (probe,))
-    return {row["metric"]: row["value"] for row in probe.rows() if "layer" not in row}
+    return {row["metric"].name: row["value"] for row in probe.rows() if "layer" not in row}

@@ -9,6 +9,7 @@ import pandas as pd
 
 from sinklab.registry import read_outs
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import Metric
 
 __all__ = ["METRICS", "numbers_of_table", "training"]
 
@@ -26,26 +27,27 @@ _AT = {
     "end": "at the last measurement",
 }
 
-METRICS: dict[str, tuple[str, str]] = {
-    **{f"sink_rate_{when}": ("percent", f"{_RATE}, {words}.") for when, words in _AT.items()},
-    **{
-        f"first_attention_{when}": ("fraction", f"{_WEIGHT}, {words}; absent where learned tokens stand in front.")
+METRICS = (
+    *(Metric(f"sink_rate_{when}", "percent", f"{_RATE}, {words}.") for when, words in _AT.items()),
+    *(
+        Metric(f"first_attention_{when}", "fraction", f"{_WEIGHT}, {words}; absent where learned tokens stand in front.")
         for when, words in _AT.items()
         if when != "start"
-    },
-    "onset_share": (
+    ),
+    Metric(
+        "onset_share",
         "fraction",
         "Share of the steps after which the sink rate first reaches half of sink_rate_end; absent where that is 0.",
     ),
-    "entropy_least": ("nats", "Least mean entropy of the attention rows over the measurements of the training."),
-    "loss_spikes": (
+    Metric("entropy_least", "nats", "Least mean entropy of the attention rows over the measurements of the training."),
+    Metric(
+        "loss_spikes",
         "count",
         f"Records of the training loss after warm-up that lie more than {SPIKE} nats above the least before them, or are not "
         "finite; a record is the mean since the one before.",
     ),
-    "grad_norm_largest": ("norm", "Largest gradient norm on record, before clipping."),
-}
-"""Metric to unit and definition."""
+    Metric("grad_norm_largest", "norm", "Largest gradient norm on record, before clipping."),
+)
 
 
 @read_outs.register("training")

@@ -7,6 +7,7 @@ import torch
 from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches, held_out_rows
 from sinklab.registry import read_outs
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import Metric
 from sinklab.training.windowed import token_losses, windowed_losses
 
 __all__ = ["METRICS", "SINKS", "window"]
@@ -14,20 +15,22 @@ __all__ = ["METRICS", "SINKS", "window"]
 SINKS = 4
 """First tokens that are kept beside the window, as in StreamingLLM."""
 
-METRICS: dict[str, tuple[str, str]] = {
-    "window_gap": (
+METRICS = (
+    Metric(
+        "window_gap",
         "nats",
         "Mean next-token loss when every query sees the last quarter of the context and nothing else, less the loss of dense "
         "attention; over the tokens predicted from positions behind the first quarter.",
     ),
-    "window_sink_gap": (
+    Metric(
+        "window_sink_gap",
         "nats",
         f"The same when queries also see the first {SINKS} tokens and the learned tokens in front (Xiao et al. 2023, arXiv "
         "2309.17453).",
     ),
-    "sink_worth": ("nats", "window_gap - window_sink_gap."),
-}
-"""Metric to unit and definition. Positions stay those of the text: nothing is moved up, as a cache would."""
+    Metric("sink_worth", "nats", "window_gap - window_sink_gap."),
+)
+"""Metrics. Positions stay those of the text: nothing is moved up, as a cache would."""
 
 
 @read_outs.register("window")

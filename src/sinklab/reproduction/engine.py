@@ -25,6 +25,7 @@ from sinklab.reproduction.claim import SCALES, Claim, Numbers, Scale
 from sinklab.reproduction.scales import base_config
 from sinklab.reproduction.verdict import Conclusion, judge
 from sinklab.reproduction.work import Reading, claim_called, measured, name_of, read_numbers, run_measures, run_readings
+from sinklab.results.metric import Metric
 from sinklab.results.table import make_table, read_run, write_json, write_table
 from sinklab.training.process import default_cache
 
@@ -208,9 +209,7 @@ def _numbers(one: _Asked, plan: SweepPlan, measures: Path, seeds: Sequence[int])
 
 
 def _table(one: _Asked, numbers: Mapping[int, Numbers], run_id: str) -> Any:
-    units = dict(UNITS)
-    for read_out in one.claim.read_outs:
-        units |= {name: unit for name, (unit, _) in _metrics(read_out).items()}
+    units = dict(UNITS) | {metric.name: metric.unit for read_out in one.claim.read_outs for metric in _metrics(read_out)}
     operations = {
         label: (cell.config.model.operation["name"], cell.config.data.corpus) for (label, _), cell in one.cells.items()
     }
@@ -232,12 +231,12 @@ def _table(one: _Asked, numbers: Mapping[int, Numbers], run_id: str) -> Any:
     return make_table(rows, run_id=run_id, probe="claim", version=1)
 
 
-def _metrics(read_out: Any) -> Mapping[str, tuple[str, str]]:
-    """Unit and definition of the metrics of a read-out: ``METRICS`` of the module it is in."""
+def _metrics(read_out: Any) -> tuple[Metric, ...]:
+    """The metrics of a read-out: ``METRICS`` of the module it is in."""
     import importlib
 
     name = f"sinklab.read_outs.{read_out}" if isinstance(read_out, str) else read_out.__module__
-    found: Mapping[str, tuple[str, str]] = getattr(importlib.import_module(name), "METRICS", {})
+    found: tuple[Metric, ...] = getattr(importlib.import_module(name), "METRICS", ())
     return found
 
 

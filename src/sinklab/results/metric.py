@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import functools
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-__all__ = ["Metric"]
+from sinklab.errors import ContractError
+from sinklab.registry import KINDS
+
+__all__ = ["LOSS", "STEPS", "VALUE_RATIO", "Declared", "Metric", "catalogue", "definitions", "metrics_of"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """The declaration of one number that sinklab prints or stores.
+    """The declaration of one number that sinklab prints or stores: at the top of a file or in a class, so that it can be read.
 
     Args:
         name: unique in all of sinklab: lower-case words joined by underscores.
@@ -28,3 +38,202 @@ class Metric:
     paper: str = ""
     range: tuple[float, float] = (float("-inf"), float("inf"))
     version: int = 1
+
+    @property
+    def definition(self) -> str:
+        """The sentence, and the formula after it."""
+        return f"{self.text} {self.formula}".strip()
+
+
+LOSS = Metric("loss", "nats", "Mean next-token loss over the tokens that the run scores; count is their number.")
+STEPS = Metric("steps", "steps", "Training steps that the run took: until its stop rule, or to its last step.")
+VALUE_RATIO = Metric(
+    "value_ratio",
+    "ratio",
+    "L2 norm of the value of the sink, or of the first token, over the mean norm of the other values of the text.",
+    paper="Guo et al. 2024 (arXiv 2410.13835)",
+)
+
+
+def definitions(measured_by: dict[str, tuple[Metric, ...]]) -> list[dict[str, Any]]:
+    """What ``run.json`` says of the metrics in a table.
+
+    Args:
+        measured_by: value of the column ``probe`` to the metrics that may stand beside it.
+    """
+    return [
+        {"probe": probe, "metric": m.name, "version": m.version, "text": m.definition, "paper": m.paper, "unit": m.unit}
+        for probe, metrics in measured_by.items()
+        for m in metrics
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """A metric and where it is declared: the file, and its module, such as ``sinklab.probes.sink_rate``."""
+
+    metric: Metric
+    module: str
+    file: Path
+
+
+def catalogue(source: Path = Path(__file__).parents[1]) -> dict[str, Declared]:
+    """Every metric that is declared in sinklab, and those of plug-ins of other packages that are imported, by name.
+
+    Files are read as text and nothing is imported: a declaration is a call of ``Metric`` at the top of a file or in the body
+    of a class, made of literals, f-strings and names of such constants, also those imported from other files of sinklab.
+
+    Args:
+        source: the folder of the package.
+
+    Raises:
+        ContractError: two declarations under one name, one inside a function, or one that cannot be read.
+    """
+    found: dict[str, Declared] = {}
+    outside = (
+        Declared(metric, plugin.__module__, Path(sys.modules[plugin.__module__].__file__ or ""))
+        for plural, registry in KINDS.items()
+        for name, plugin in registry.imported.items()
+        if not plugin.__module__.startswith("sinklab.")
+        for metric in metrics_of(plural, name)
+    )
+    for new in (*_declared(source), *outside):
+        known = found.setdefault(new.metric.name, new)
+        if known is not new:
+            raise ContractError(
+                f"metric {new.metric.name!r} is declared twice, in {known.file} and {new.file}: import the first, or give the "
+                "second another name"
+            )
+    return found
+
+
+def metrics_of(plural: str, name: str) -> tuple[Metric, ...]:
+    """What a plug-in measures: ``METRICS`` of its file, or ``metrics`` of a class in it; nothing without either.
+
+    Files of sinklab are read as text; of other packages they are imported.
+
+    Raises:
+        UnknownNameError: no such plug-in.
+        ContractError: as for :func:`catalogue`.
+    """
+    source = Path(__file__).parents[1]
+    if (source / plural / f"{name}.py").is_file():
+        return _Reader(source).file(f"sinklab.{plural}.{name}").metrics()
+    plugin: Any = KINDS[plural][name]
+    return tuple(getattr(plugin, "metrics", None) or getattr(sys.modules[plugin.__module__], "METRICS", ()))
+
+
+@functools.cache
+def _declared(source: Path) -> tuple[Declared, ...]:
+    reader = _Reader(source)
+    paths = [path for path in sorted(source.rglob("*.py")) if "Metric(" in path.read_text(encoding="utf-8")]
+    modules = (".".join(("sinklab", *path.relative_to(source).with_suffix("").parts)) for path in paths)
+    return tuple(declared for module in modules for declared in reader.file(module).declared())
+
+
+class _Reader:
+    """Files of one tree by module, each parsed once."""
+
+    def __init__(self, source: Path) -> None:
+        self.source = source
+        self._files: dict[str, _File] = {}
+
+    def file(self, module: str) -> _File:
+        if module not in self._files:
+            path = self.source.joinpath(*module.split(".")[1:]).with_suffix(".py")
+            if not path.is_file():  # of a tree that is not all of sinklab, and of packages
+                spec = importlib.util.find_spec(module)
+                path = Path(spec.origin or "") if spec is not None else path
+            self._files[module] = _File(module, path, self)
+        return self._files[module]
+
+
+class _File:
+    """One file, and the values of its constants as far as they are asked for."""
+
+    def __init__(self, module: str, path: Path, reader: _Reader) -> None:
+        self.module, self.path, self.reader = module, path, reader
+        self._metrics: list[Metric] = []
+        self._values: dict[str, Any] = {}
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        self._imports = {
+            alias.asname or alias.name: (node.module, alias.name)
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sinklab.")
+            for alias in node.names
+        }
+        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        self._constants = dict(_assigned(tree.body))
+        self._fields = [field for node in classes for field in _assigned(node.body)]
+        outside = {id(part) for _, value in (*self._constants.items(), *self._fields) for part in ast.walk(value)}
+        for node in ast.walk(tree):
+            if _declares(node) and id(node) not in outside:
+                raise ContractError(f"{path}:{node.lineno}: a Metric is declared at the top of a file or in a class, not here")
+
+    def declared(self) -> list[Declared]:
+        """The metrics of this file, in order."""
+        for name, value in self._constants.items():
+            if any(map(_declares, ast.walk(value))):
+                self.value(name)
+        for number, (name, value) in enumerate(self._fields):
+            if any(map(_declares, ast.walk(value))):
+                self._values[f"{name} {number}"] = self._evaluated(value)
+        return [Declared(metric, self.module, self.path) for metric in self._metrics]
+
+    def metrics(self) -> tuple[Metric, ...]:
+        """``METRICS`` of the file or ``metrics`` of its classes."""
+        if "METRICS" in self._constants:
+            return tuple(self.value("METRICS"))
+        fields = [self._evaluated(value) for name, value in self._fields if name == "metrics"]
+        return tuple(metric for field in fields for metric in field)
+
+    def value(self, name: str) -> Any:
+        """The value of a constant of the file, or of one that it imports."""
+        if name not in self._values:
+            if name in self._constants:
+                self._values[name] = self._evaluated(self._constants[name])
+            elif name in self._imports:
+                module, original = self._imports[name]
+                self._values[name] = self.reader.file(module).value(original)
+            else:
+                raise KeyError(name)
+        return self._values[name]
+
+    def _evaluated(self, node: ast.expr) -> Any:
+        bound = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+        known: dict[str, Any] = {**_PLAIN, "Metric": self._declare, "__builtins__": {}}
+        try:
+            for part in ast.walk(node):
+                if isinstance(part, ast.Name) and part.id not in known and part.id not in bound:
+                    known[part.id] = self.value(part.id)
+            return eval(compile(ast.Expression(node), str(self.path), "eval"), known)
+        except (KeyError, NameError, TypeError, AttributeError) as error:
+            raise ContractError(
+                f"{self.path}:{node.lineno}: a Metric is declared with literals, f-strings and names of constants, so that it "
+                f"can be read without running the file; not understood: {error}"
+            ) from error
+
+    def _declare(self, *args: Any, **fields: Any) -> Metric:
+        self._metrics.append(Metric(*args, **fields))
+        return self._metrics[-1]
+
+
+_PLAIN = {"range": range, "float": float, "tuple": tuple, "dict": dict}
+"""What a declaration may call beside ``Metric``."""
+
+
+def _declares(node: ast.AST) -> bool:
+    """Whether it is a call of ``Metric`` with a name (not of what stands in for it below)."""
+    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Metric"
+    return called and not any(isinstance(argument, ast.Starred) for argument in node.args)  # type: ignore[attr-defined]
+
+
+def _assigned(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
+    """Names that the statements assign, with what is assigned."""
+    for node in body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        for target in targets:
+            values = [(target, node.value)]  # type: ignore[union-attr]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):  # type: ignore[union-attr]
+                values = list(zip(target.elts, node.value.elts, strict=True))  # type: ignore[union-attr]
+            yield from ((name.id, value) for name, value in values if isinstance(name, ast.Name) and value is not None)

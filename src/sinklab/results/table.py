@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.errors import InputError, ResultError
+from sinklab.results.metric import Metric
 
 __all__ = [
     "COLUMNS",
@@ -37,7 +38,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "corpus": ("string", "corpus the tokens came from"),
     "bos": ("Int64", "how many beginning-of-sequence tokens each sample starts with"),
     "probe": ("string", "probe that measured"),
-    "metric": ("string", "name of the number, unique within its probe"),
+    "metric": ("string", "name of the number; one name has one definition"),
     "version": ("Int64", "version of the metric's definition; different versions are never merged"),
     "module": ("string", "qualified name of the attention module or layer"),
     "layer": ("Int64", "0-based number of the layer; -1 is the embedding output"),
@@ -59,10 +60,12 @@ def make_table(rows: Iterable[Mapping[str, Any]], **constants: Any) -> pd.DataFr
 
     Args:
         rows: one row each, or many at once: a value may be a one-dimensional array, and all arrays of a mapping are then of
-            one length.
+            one length. ``metric`` is a :class:`~sinklab.results.metric.Metric`, which fills metric, unit and version; rows of
+            a table that was read have these as they are.
 
     Raises:
-        ResultError: a row with a column that the schema does not have, or without value, metric or unit.
+        ResultError: a row with a column that the schema does not have, without value, metric or unit, or with a Metric and a
+            unit or version of its own.
     """
     frames = [pd.DataFrame(block) for block in _blocks(rows)]
     frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
@@ -80,8 +83,8 @@ def make_table(rows: Iterable[Mapping[str, Any]], **constants: Any) -> pd.DataFr
 
 
 def unpacked(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Rows one by one, with Python numbers, of what a probe may have given many at once."""
-    for row in rows:
+    """Rows one by one, with Python numbers and names of metrics, of what a probe may have given many at once."""
+    for row in map(_named, rows):
         arrays = {name: value.tolist() for name, value in row.items() if isinstance(value, np.ndarray)}
         if not arrays:
             yield dict(row)
@@ -90,10 +93,21 @@ def unpacked(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             yield {**row, **dict(zip(arrays, values, strict=True))}
 
 
+def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row with what its Metric declares in place of it."""
+    metric = row.get("metric")
+    if not isinstance(metric, Metric):
+        return row
+    own = {"unit", "version"} & row.keys()
+    if own:
+        raise ResultError(f"a row of {metric.name} states its own {' and '.join(sorted(own))}, which its Metric declares")
+    return {**row, "metric": metric.name, "unit": metric.unit, "version": metric.version}
+
+
 def _blocks(rows: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
     """Rows that came together as they are, and runs of single rows gathered, in the same order."""
     singles: list[Mapping[str, Any]] = []
-    for row in rows:
+    for row in map(_named, rows):
         if any(isinstance(value, np.ndarray) for value in row.values()):
             if singles:
                 yield singles

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from sinklab.errors import ConfigurationError
 from sinklab.registry import read_outs
@@ -25,6 +25,7 @@ from sinklab.reproduction.claim import (
     Value,
 )
 from sinklab.reproduction.verdict import SEEDS, judge_part
+from sinklab.results.metric import Metric
 from sinklab.testing._checks import Checks, first_line
 
 __all__ = ["check_claim"]
@@ -84,8 +85,8 @@ def _produced(check: Checks, claim: Claim) -> None:
         if isinstance(read_out, str):
             check.require(read_out in read_outs, "read_outs", f"names of {', '.join(read_outs)}", read_out)
         module = f"sinklab.read_outs.{read_out}" if isinstance(read_out, str) else read_out.__module__
-        metrics: Mapping[str, object] | None = getattr(importlib.import_module(module), "METRICS", None)
-        produced = None if produced is None or metrics is None else produced | set(metrics)
+        metrics: tuple[Metric, ...] | None = getattr(importlib.import_module(module), "METRICS", None)
+        produced = None if produced is None or metrics is None else produced | {metric.name for metric in metrics}
     for part in (*claim.parts, *claim.presupposes):
         for variant, metric in sorted(part.effect.needs()):
             known = variant in trained or claim.measure is not None

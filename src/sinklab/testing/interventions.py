@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sinklab.attention import editing
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.intervention import HeadIntervention, Heads, HiddenIntervention, InputIntervention, Intervention
-from sinklab.attention.probe import Definition, Probe
+from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, ContractError, SinklabError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
@@ -238,10 +238,10 @@ class _Bomb(HeadIntervention):
         return outputs
 
 
-class _Spy(Probe):
+class _Spy(Watcher):
     """Keeps the head outputs that the model goes on with."""
 
-    name, needs, definitions = "spy", frozenset(), dict[str, Definition]()
+    name, needs = "spy", frozenset()
 
     def __init__(self) -> None:
         self.outputs: list[Tensor] = []
@@ -252,9 +252,6 @@ class _Spy(Probe):
 
     def merge(self, other: _Spy) -> None:
         self.outputs += other.outputs
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        return iter(())
 
 
 def _outputs(model: nn.Module, inputs: Inputs, edits: Edits) -> Tensor:

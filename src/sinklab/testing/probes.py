@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
 
-from sinklab.attention.probe import NEEDS, Definition, Probe
+from sinklab.attention.probe import NEEDS, Probe
 from sinklab.attention.session import attend
 from sinklab.errors import ContractError, ResultError
+from sinklab.results.metric import Metric
 from sinklab.results.table import make_table, unpacked
 from sinklab.testing._checks import Checks
 
@@ -55,9 +56,9 @@ def check_probe(probe_class: type[Probe], **parameters: Any) -> None:
 
     The checks, on the models of :func:`tiny_models`:
 
-    - *declaration*: a name, a version from 1, ``needs`` that exist, a :class:`Definition` for each metric;
+    - *declaration*: a name, ``needs`` that exist, ``metrics`` with versions from 1 and one name each;
     - *logits unchanged*: bit-identical with and without the probe;
-    - *rows*: the columns of the schema, a defined metric with the unit and range of its definition, finite values, counts of
+    - *rows*: the columns of the schema, one of its metrics with values inside its range, finite values, counts of
       at least 1, no two rows for one place, and the same rows when asked twice;
     - *batch size*, *split and merge*, *left padding*, *right padding*: the same rows as from the samples one by one.
 
@@ -105,36 +106,40 @@ def check_probe(probe_class: type[Probe], **parameters: Any) -> None:
 
 
 def _check_declaration(checks: Checks, probe_class: type[Probe]) -> None:
-    declared = {name: getattr(probe_class, name, None) for name in ("name", "version", "needs", "definitions")}
-    name, version, needs, definitions = declared.values()
+    declared = {name: getattr(probe_class, name, None) for name in ("name", "needs", "metrics")}
+    name, needs, metrics = declared.values()
     checks.require(isinstance(name, str), "declaration", "a name (register the class)", repr(name))
-    checks.require(isinstance(version, int) and version >= 1, "declaration", "a version from 1", repr(version))
     unknown = sorted(set(needs) - set(NEEDS)) if isinstance(needs, frozenset) else repr(needs)
     checks.require(not unknown, "declaration", f"needs among {', '.join(NEEDS)}", unknown)
-    described = isinstance(definitions, Mapping) and all(isinstance(one, Definition) for one in definitions.values())
-    checks.require(bool(definitions) and described, "declaration", "a Definition for every metric", repr(definitions))
+    declares = isinstance(metrics, tuple) and bool(metrics) and all(isinstance(metric, Metric) for metric in metrics)
+    checks.require(declares, "declaration", "a tuple of Metric", repr(metrics))
+    for metric in metrics or ():
+        whole = isinstance(metric.version, int) and metric.version >= 1
+        checks.require(whole, "declaration", f"a version of {metric.name} from 1", repr(metric.version))
+    names = [metric.name for metric in metrics or ()]
+    checks.require(len(set(names)) == len(names), "declaration", "one metric under each name", ", ".join(names))
 
 
 def _check_rows(checks: Checks, probe_class: type[Probe], probe: Probe) -> dict[tuple[Any, ...], tuple[float, int]]:
     """Rows as coordinates to value and count, after each has been looked at."""
     probe.finish()
-    rows = list(unpacked(probe.rows()))
-    checks.require(len(rows) > 0, "rows", "at least one row", "none")
-    checks.require(list(unpacked(probe.rows())) == rows, "rows", "the same rows when asked twice", "others")
+    declared = {metric.name: metric for metric in probe_class.metrics}
     try:
-        make_table(rows, probe=probe.name, version=probe.version)
+        for row in probe.rows():
+            metric = row.get("metric")
+            checks.require(metric in probe_class.metrics, "rows", f"a Metric among {', '.join(declared)}", metric)
+        rows = list(unpacked(probe.rows()))
+        checks.require(len(rows) > 0, "rows", "at least one row", "none")
+        checks.require(list(unpacked(probe.rows())) == rows, "rows", "the same rows when asked twice", "others")
+        make_table(probe.rows(), probe=probe.name)
     except (ResultError, TypeError, ValueError) as error:
         raise ContractError(f"{checks.subject} breaks its contract, check 'rows': {error}") from error
     found: dict[tuple[Any, ...], tuple[float, int]] = {}
     for row in rows:
-        metric, unit, value, count = (row.get(name) for name in ("metric", "unit", "value", "count"))
-        known = ", ".join(probe_class.definitions)
-        checks.require(metric in probe_class.definitions, "rows", f"a metric among {known}", metric)
-        definition = probe_class.definitions[str(metric)]
-        checks.require(unit == definition.unit, "rows", f"{metric} in {definition.unit}", unit)
-        least, most = definition.range
+        metric, value, count = (row.get(name) for name in ("metric", "value", "count"))
+        least, most = bounds = declared[str(metric)].range
         # Means of numbers inside the range may leave it by rounding.
-        slack = 1e-6 * max([1.0, *(abs(bound) for bound in definition.range if math.isfinite(bound))])
+        slack = 1e-6 * max([1.0, *(abs(bound) for bound in bounds if math.isfinite(bound))])
         inside = isinstance(value, float) and math.isfinite(value) and least - slack <= value <= most + slack
         checks.require(inside, "rows", f"a number in [{least}, {most}] for {metric}", repr(value))
         checks.require(isinstance(count, int) and count >= 1, "rows", f"a count of at least 1 for {metric}", repr(count))

@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Site, Statistics
 from sinklab.attention.operation import repeat_groups
-from sinklab.attention.probe import Definition, Probe
+from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.results.metric import Metric
 from sinklab.theory.hull_certificate import Certificate, certify_hulls
 
 __all__ = ["LayerCertificate", "NoOpCertificate", "certify"]
@@ -49,6 +50,44 @@ class LayerCertificate:
     certificate: Certificate
     sink_weight: Tensor
     output_norm: Tensor
+
+
+LEAST_OUTPUT = Metric(
+    "least_output",
+    "ratio",
+    "Mean over queries of the least norm that any weights on the visible keys could give to what the head writes "
+    "(upper bound), divided by the largest norm of a visible projected value.",
+    range=(0.0, 1.0),
+)
+LEAST_OUTPUT_WITHOUT_SINK = Metric(
+    "least_output_without_sink",
+    "ratio",
+    "The same with the sink left out (lower bound): a head that is more silent than this uses the sink.",
+    range=(0.0, 1.0),
+)
+NO_OP_GAP = Metric(
+    "no_op_gap",
+    "ratio",
+    "Mean of least_output_without_sink minus least_output: what the sink alone makes possible. Near 0: the head does "
+    "not need the sink to be silent, or cannot be silent at all.",
+    range=(-1.0, 1.0),
+)
+OUTPUT = Metric(
+    "output",
+    "ratio",
+    "Mean over the same queries of the norm of what the head does write, in the same unit.",
+    range=(0.0, float("inf")),
+)
+CERTIFIED_SINK_WEIGHT = Metric(
+    "certified_sink_weight", "weight", "Mean over the same queries of the measured weight on the sink."
+)
+NEEDED_SINK_WEIGHT = Metric(
+    "needed_sink_weight",
+    "weight",
+    "Mean over the queries for which any weight is enough of the least weight on the sink with which the output can "
+    "be as small as asked (lower bound).",
+    range=(0.0, 1.0),
+)
 
 
 class NoOpCertificate(Probe):
@@ -75,42 +114,14 @@ class NoOpCertificate(Probe):
 
     name: ClassVar[str] = "no_op_certificate"
     needs: ClassVar[frozenset[str]] = frozenset({"head_outputs"})
-    definitions: ClassVar[dict[str, Definition]] = {
-        "least_output": Definition(
-            "Mean over queries of the least norm that any weights on the visible keys could give to what the head writes "
-            "(upper bound), divided by the largest norm of a visible projected value.",
-            "ratio",
-            "",
-            (0.0, 1.0),
-        ),
-        "least_output_without_sink": Definition(
-            "The same with the sink left out (lower bound): a head that is more silent than this uses the sink.",
-            "ratio",
-            "",
-            (0.0, 1.0),
-        ),
-        "no_op_gap": Definition(
-            "Mean of least_output_without_sink minus least_output: what the sink alone makes possible. Near 0: the head does "
-            "not need the sink to be silent, or cannot be silent at all.",
-            "ratio",
-            "",
-            (-1.0, 1.0),
-        ),
-        "output": Definition(
-            "Mean over the same queries of the norm of what the head does write, in the same unit.",
-            "ratio",
-            "",
-            (0.0, float("inf")),
-        ),
-        "certified_sink_weight": Definition("Mean over the same queries of the measured weight on the sink.", "weight"),
-        "needed_sink_weight": Definition(
-            "Mean over the queries for which any weight is enough of the least weight on the sink with which the output can "
-            "be as small as asked (lower bound).",
-            "weight",
-            "",
-            (0.0, 1.0),
-        ),
-    }
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        LEAST_OUTPUT,
+        LEAST_OUTPUT_WITHOUT_SINK,
+        NO_OP_GAP,
+        OUTPUT,
+        CERTIFIED_SINK_WEIGHT,
+        NEEDED_SINK_WEIGHT,
+    )
 
     def __init__(
         self,
@@ -195,45 +206,43 @@ class NoOpCertificate(Probe):
 
     def rows(self) -> Iterator[dict[str, Any]]:
         sites = {found.site.module: found.site for found in self.found}
-        whole: dict[str, list[Tensor]] = {}
+        whole: dict[Metric, list[Tensor]] = {}
         for module, site in sites.items():
-            for metric, unit, values, counted in self._metrics(module):
+            for metric, values, counted in self._metrics(module):
                 whole.setdefault(metric, []).append(values[counted])
                 counts = counted.sum(1)
                 means = values.masked_fill(~counted, 0.0).sum(1) / counts.clamp(min=1)
                 for head in torch.nonzero(counts).flatten().tolist():
                     place = {"module": module, "layer": site.layer, "head": head}
-                    count = int(counts[head])
-                    yield {"metric": metric, "value": float(means[head]), "count": count, "unit": unit, **place}
+                    yield {"metric": metric, "value": float(means[head]), "count": int(counts[head]), **place}
         for metric, parts in whole.items():
             values = torch.cat(parts)
             if len(values):
-                unit = self.definitions[metric].unit
-                yield {"metric": metric, "value": float(values.mean()), "count": len(values), "unit": unit}
+                yield {"metric": metric, "value": float(values.mean()), "count": len(values)}
 
-    def _metrics(self, module: str) -> Iterator[tuple[str, str, Tensor, Tensor]]:
-        """Name, unit, values ``(heads, observations)`` and which of them count."""
+    def _metrics(self, module: str) -> Iterator[tuple[Metric, Tensor, Tensor]]:
+        """Metric, values ``(heads, observations)`` and which of them count."""
 
         def lined(values: Tensor) -> Tensor:
             return values.transpose(0, 1).flatten(1)
 
         found = [layer for layer in self.found if layer.site.module == module]
-        columns: dict[str, list[Tensor]] = {name: [] for name in self.definitions}
+        columns: dict[Metric, list[Tensor]] = {metric: [] for metric in self.metrics}
         counted = torch.cat([lined(layer.certificate.counted) for layer in found], dim=1)
         for layer in found:
             bounds = layer.certificate
             unit = bounds.scale.where(bounds.scale > 0, 1.0)
-            columns["least_output"].append(bounds.with_upper / unit)
-            columns["least_output_without_sink"].append(bounds.without_lower / unit)
-            columns["no_op_gap"].append(bounds.gap / unit)
-            columns["output"].append(layer.output_norm / unit)
-            columns["certified_sink_weight"].append(layer.sink_weight)
+            columns[LEAST_OUTPUT].append(bounds.with_upper / unit)
+            columns[LEAST_OUTPUT_WITHOUT_SINK].append(bounds.without_lower / unit)
+            columns[NO_OP_GAP].append(bounds.gap / unit)
+            columns[OUTPUT].append(layer.output_norm / unit)
+            columns[CERTIFIED_SINK_WEIGHT].append(layer.sink_weight)
             if bounds.needed_lower is not None:
-                columns["needed_sink_weight"].append(bounds.needed_lower)
-        for name, parts in columns.items():
+                columns[NEEDED_SINK_WEIGHT].append(bounds.needed_lower)
+        for metric, parts in columns.items():
             if parts:
                 values = torch.cat([lined(part) for part in parts], dim=1)
-                yield name, self.definitions[name].unit, values, counted & torch.isfinite(values)
+                yield metric, values, counted & torch.isfinite(values)
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from sinklab.results.metric import Metric
 from sinklab.training import checkpoints
 from sinklab.training.callback import TOKENS_PER_FORWARD, SinkCallback, log_between, measuring
 from sinklab.training.config import PretrainingConfig
@@ -28,23 +29,26 @@ from sinklab.training.trainer import PretrainingTrainer, stack
 
 __all__ = ["METRICS", "Bookkeeper", "held_out_loss", "save_model", "stoppable"]
 
-METRICS: dict[str, tuple[str, str]] = {
-    "train_loss": ("nats", "Mean training loss of the steps since the row before; count is the number of these steps."),
-    "held_out_loss": ("nats", "Mean next-token loss over the held-out rows, float32; count is the number of predicted tokens."),
-    "learning_rate": ("1", "Learning rate of the step (under muon: of the matrices)."),
-    "gradient_norm": ("norm", "L2 norm of all gradients of the step, before clipping."),
-    "tokens_per_second": (
-        "tokens/s",
-        "Tokens of the steps since the row before over the time that training them took: measurements, evaluations and "
-        "checkpoints are left out, compilation is not.",
-    ),
-    "diverged": (
-        "step",
-        "First step known to be bad, in the row of the step at which it was found: the loss or the gradient norm was no finite "
-        "number, or the train_loss above training.diverged_above times its best (and a nat above it).",
-    ),
-}
-"""Metrics of the probe ``training``: unit and definition."""
+TRAIN_LOSS = Metric("train_loss", "nats", "Mean training loss of the steps since the row before; count is their number.")
+HELD_OUT_LOSS = Metric(
+    "held_out_loss", "nats", "Mean next-token loss over the held-out rows, float32; count is the number of predicted tokens."
+)
+LEARNING_RATE = Metric("learning_rate", "1", "Learning rate of the step (under muon: of the matrices).")
+GRADIENT_NORM = Metric("gradient_norm", "norm", "L2 norm of all gradients of the step, before clipping.")
+TOKENS_PER_SECOND = Metric(
+    "tokens_per_second",
+    "tokens/s",
+    "Tokens of the steps since the row before over the time that training them took: measurements, evaluations and checkpoints "
+    "are left out, compilation is not.",
+)
+DIVERGED_AT = Metric(
+    "diverged_at",
+    "step",
+    "First step known to be bad, in the row of the step at which it was found: the loss or the gradient norm was no finite "
+    "number, or the train_loss above training.diverged_above times its best (and a nat above it).",
+)
+METRICS = (TRAIN_LOSS, HELD_OUT_LOSS, LEARNING_RATE, GRADIENT_NORM, TOKENS_PER_SECOND, DIVERGED_AT)
+"""Metrics of the probe ``training``."""
 
 LEAST_RISE = 1.0
 """Nats by which a loss must exceed its best to be called diverged: twice next to nothing is next to nothing."""
@@ -120,14 +124,14 @@ class Bookkeeper(TrainerCallback):
         step, loss = state.global_step, float(logs["loss"])
         since, speed = self._speed(step)
         rows = [
-            _row("train_loss", loss, since),
-            _row("learning_rate", logs["learning_rate"]),
-            _row("gradient_norm", logs["grad_norm"]),
-            _row("tokens_per_second", speed, since),
+            _row(TRAIN_LOSS, loss, since),
+            _row(LEARNING_RATE, logs["learning_rate"]),
+            _row(GRADIENT_NORM, logs["grad_norm"]),
+            _row(TOKENS_PER_SECOND, speed, since),
         ]
         bad = self._judge(step, loss, float(logs["grad_norm"]), since)
         if bad is not None:
-            rows.append(_row("diverged", bad.step))
+            rows.append(_row(DIVERGED_AT, bad.step))
         self._add(step, rows)
         if bad is not None:
             self.screen.note(f"step {step}: {bad.reason}")
@@ -142,13 +146,13 @@ class Bookkeeper(TrainerCallback):
         with measuring(model) as (plain, clock):
             loss, count = held_out_loss(plain, self.held_out_rows)
         self._elsewhere += clock.seconds
-        self._add(step, [_row("held_out_loss", loss, count)])
+        self._add(step, [_row(HELD_OUT_LOSS, loss, count)])
         self.screen.result(step, {"held_out_loss": loss})
         if self.trainer is not None:
             log_between(self.trainer, control, {"held_out_loss": loss})
 
     def _add(self, step: int, rows: list[dict[str, Any]]) -> None:
-        self.table.add(rows, probe="training", version=1, step=step, bos=int(self.config.data.bos == "rows"))
+        self.table.add(rows, probe="training", step=step, bos=int(self.config.data.bos == "rows"))
 
     def _judge(self, step: int, loss: float, gradient_norm: float, since: int) -> Divergence | None:
         assert self.trainer is not None
@@ -204,8 +208,8 @@ class Bookkeeper(TrainerCallback):
         return statistics.median(self.speeds[1:] or self.speeds) if self.speeds else None
 
 
-def _row(metric: str, value: Any, count: int = 1) -> dict[str, Any]:
-    return {"metric": metric, "value": float(value), "count": count, "unit": METRICS[metric][0]}
+def _row(metric: Metric, value: Any, count: int = 1) -> dict[str, Any]:
+    return {"metric": metric, "value": float(value), "count": count}
 
 
 def held_out_loss(model: PreTrainedModel, rows: Dataset) -> tuple[float, int]:

@@ -19,11 +19,21 @@ from sinklab.probes.entropy import Entropy
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.probes.sink_rate import SinkRate
+from sinklab.results.metric import LOSS, Metric
 from sinklab.results.table import unpacked
 from sinklab.training.run_table import RunTable
 from sinklab.training.windowed import token_losses, windowed_losses
 
-__all__ = ["READOUT", "TOKENS_PER_FORWARD", "SinkCallback", "SinkMeasurement", "log_between", "measure_sinks", "measuring"]
+__all__ = [
+    "PROBES",
+    "READOUT",
+    "TOKENS_PER_FORWARD",
+    "SinkCallback",
+    "SinkMeasurement",
+    "log_between",
+    "measure_sinks",
+    "measuring",
+]
 
 FIRST_POSITIONS = 8
 """Positions that get rows of their own for each layer and head; the profile over all positions is that of the whole model."""
@@ -34,25 +44,29 @@ READOUT_ROWS = 16
 TOKENS_PER_FORWARD = 2048
 """Of a measurement; the logits of more would fill the memory of small machines."""
 
-READOUT: dict[str, tuple[str, str]] = {
-    "loss": ("nats", "Mean next-token loss on the probe rows, float32."),
-    "sink_position": (
-        "percent",
-        "Sink rate (gu2024, whole model) of each position that the read-out treats as a sink: the first (seq_len - window) / 2 "
-        "positions whose rate is at least half the largest; position 0 while no head has a sink.",
-    ),
-    "windowed_loss_with_sink": (
-        "nats",
-        f"Mean loss of the tokens predicted from positions >= window, in the first {READOUT_ROWS} rows, when queries see the "
-        "last `window` tokens and the sinks.",
-    ),
-    "windowed_loss_without_sink": ("nats", "The same when every query sees the last `window` tokens only."),
-    "sink_loss_gap": (
-        "nats",
-        "windowed_loss_without_sink - windowed_loss_with_sink: what the sinks are worth beyond the window.",
-    ),
-}
-"""Metrics of the probe ``sink_readout``: unit and definition."""
+SINK_POSITION = Metric(
+    "sink_position",
+    "percent",
+    "Sink rate (gu2024, whole model) of each position that the read-out treats as a sink: the first (seq_len - window) / 2 "
+    "positions whose rate is at least half the largest; position 0 while no head has a sink.",
+)
+WINDOWED_LOSS_WITH_SINK = Metric(
+    "windowed_loss_with_sink",
+    "nats",
+    f"Mean loss of the tokens predicted from positions >= window, in the first {READOUT_ROWS} rows, when queries see the last "
+    "`window` tokens and the sinks.",
+)
+WINDOWED_LOSS_WITHOUT_SINK = Metric(
+    "windowed_loss_without_sink", "nats", "windowed_loss_with_sink when every query sees the last `window` tokens only."
+)
+SINK_LOSS_GAP = Metric(
+    "sink_loss_gap",
+    "nats",
+    "windowed_loss_without_sink - windowed_loss_with_sink: what the sinks are worth beyond the window.",
+)
+PROBES = (SinkRate, Entropy, HiddenNorm, MassiveActivation)
+READOUT = (LOSS, SINK_POSITION, WINDOWED_LOSS_WITH_SINK, WINDOWED_LOSS_WITHOUT_SINK, SINK_LOSS_GAP)
+"""Metrics of the probe ``sink_readout``; all losses are in float32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +236,7 @@ def measure_sinks(model: PreTrainedModel, rows: Tensor, *, threshold: float = 0.
     probes = (SinkRate(threshold=threshold), Entropy(), HiddenNorm(), MassiveActivation())
     with attend(model, probes) as session:
         losses = torch.cat([token_losses(model, part) for part in rows.split(size)])
-    measured = [{**row, "probe": probe.name, "version": probe.version} for probe in probes for row in unpacked(probe.rows())]
+    measured = [{**row, "probe": probe.name} for probe in probes for row in unpacked(probe.rows())]
     whole = [row for row in measured if "layer" not in row]
     profile = {row["key_position"]: row["value"] for row in whole if row["metric"] == "gu2024"}
     sinks = _sinks(profile, (rows.shape[1] - window) // 2)
@@ -231,20 +245,20 @@ def measure_sinks(model: PreTrainedModel, rows: Tensor, *, threshold: float = 0.
         for side in zip(*(windowed_losses(model, part, window, sinks) for part in rows[:READOUT_ROWS].split(size)), strict=True)
     )
     values = {
-        "loss": losses,
-        "windowed_loss_with_sink": kept,
-        "windowed_loss_without_sink": hidden,
-        "sink_loss_gap": hidden - kept,
+        LOSS: losses,
+        WINDOWED_LOSS_WITH_SINK: kept,
+        WINDOWED_LOSS_WITHOUT_SINK: hidden,
+        SINK_LOSS_GAP: hidden - kept,
     }
     readout: list[dict[str, Any]] = [
-        {"metric": name, "value": losses.mean().item(), "count": losses.numel()} for name, losses in values.items()
+        {"metric": metric, "value": losses.mean().item(), "count": losses.numel()} for metric, losses in values.items()
     ]
     readout += [
-        {"metric": "sink_position", "value": profile[position], "count": len(rows), "key_position": position}
+        {"metric": SINK_POSITION, "value": profile[position], "count": len(rows), "key_position": position}
         for position in sinks
     ]
     for row in readout:
-        row |= {"unit": READOUT[row["metric"]][0], "probe": "sink_readout", "version": 1}
+        row["probe"] = "sink_readout"
     of_whole = {row["metric"]: row["value"] for row in whole if "key_position" not in row}
     headline = {
         "sink_rate": profile.get(0, 0.0),
@@ -265,12 +279,12 @@ def _measured(model: PreTrainedModel, rows: Tensor, threshold: float, window: in
     except MeasurementError:
         if token_losses(model, rows[:1].to(model.device)).isfinite().all():
             raise
-    lost = {"metric": "loss", "value": float("nan"), "count": len(rows), "unit": "nats", "probe": "sink_readout", "version": 1}
+    lost = {"metric": LOSS, "value": float("nan"), "count": len(rows), "probe": "sink_readout"}
     return SinkMeasurement([lost], {}, "")
 
 
 def _sinks(profile: Mapping[int, float], limit: int) -> list[int]:
-    """Positions that act as sinks, strongest first: see ``sink_position`` in :data:`READOUT`."""
+    """Positions that act as sinks, strongest first: see :data:`SINK_POSITION`."""
     early = {position: rate for position, rate in profile.items() if position < max(limit, 1)}
     largest = max(early.values())
     if largest <= 0:

@@ -11,15 +11,9 @@ from typing import Any, Literal
 import pandas as pd
 
 from sinklab.errors import InputError
-from sinklab.probes.entropy import Entropy
-from sinklab.probes.hidden_norm import HiddenNorm
-from sinklab.probes.massive_activation import MassiveActivation
-from sinklab.probes.sink_rate import SinkRate
 from sinklab.results.table import read_run, read_table, write_json
-from sinklab.training.bookkeeping import METRICS
-from sinklab.training.callback import READOUT
 
-__all__ = ["RunRecord", "RunResult", "Status", "definitions", "library_versions", "newest", "read_result"]
+__all__ = ["RunRecord", "RunResult", "Status", "library_versions", "newest", "read_result"]
 
 Status = Literal["finished", "diverged", "stopped"]
 
@@ -91,20 +85,6 @@ def newest(table: pd.DataFrame) -> dict[str, float | None]:
     }
     last = {name: rows["value"].iloc[-1] if len(rows) else None for name, rows in chosen.items()}
     return {name: None if value is None or pd.isna(value) else float(value) for name, value in last.items()}
-
-
-def definitions() -> list[dict[str, Any]]:
-    """Every metric that the table of a run may hold, with its text, paper, unit and version."""
-    own = [
-        {"probe": probe, "metric": metric, "version": 1, "text": text, "paper": "", "unit": unit}
-        for probe, metrics in (("training", METRICS), ("sink_readout", READOUT))
-        for metric, (unit, text) in metrics.items()
-    ]
-    return own + [
-        {"probe": probe.name, "metric": metric, "version": probe.version, "text": d.text, "paper": d.paper, "unit": d.unit}
-        for probe in (SinkRate, Entropy, HiddenNorm, MassiveActivation)
-        for metric, d in probe.definitions.items()
-    ]
 
 
 def library_versions() -> dict[str, str]:

@@ -17,8 +17,9 @@ from sinklab.corpora._corpus import hash_tokens
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM
 from sinklab.models.loading import wrap_model
-from sinklab.training.bookkeeping import Bookkeeper, save_model, stoppable
-from sinklab.training.callback import SinkCallback
+from sinklab.results.metric import definitions
+from sinklab.training.bookkeeping import METRICS, Bookkeeper, save_model, stoppable
+from sinklab.training.callback import PROBES, READOUT, SinkCallback
 from sinklab.training.checkpoints import step_of, usable
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData, prepare_data
@@ -34,7 +35,7 @@ from sinklab.training.process import (
     training_arguments,
 )
 from sinklab.training.progress import Display, display
-from sinklab.training.record import RunRecord, RunResult, Status, definitions, library_versions, newest, read_result
+from sinklab.training.record import RunRecord, RunResult, Status, library_versions, newest, read_result
 from sinklab.training.resuming import earlier_run, require_same_text
 from sinklab.training.run_table import RunTable
 from sinklab.training.trainer import PretrainingTrainer
@@ -241,7 +242,7 @@ def _take_down(run: Prepared, start: dict[str, Any] | None, passed_over: list[st
             "held_out": hash_tokens(data.held_out),
             "probe_rows": hash_tokens(run.probe_rows),
         },
-        definitions=definitions(),
+        definitions=definitions({"training": METRICS, "sink_readout": READOUT, **{one.name: one.metrics for one in PROBES}}),
         resumed=resumed,
         **{**facts, "versions": {**facts["versions"], **library_versions()}},
     )

@@ -1,0 +1,93 @@
+"""Every number has one declaration, readable without torch, and whoever declares a second one under its name is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sinklab
+from sinklab.errors import ContractError
+from sinklab.registry import KINDS
+from sinklab.results.metric import LOSS, Metric, catalogue, definitions, metrics_of
+
+IMPORT = "from sinklab.results.metric import Metric\n"
+
+
+def read(folder: Path, **files: str) -> dict[str, Metric]:
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(IMPORT + text)
+    return {name: declared.metric for name, declared in catalogue(folder).items()}
+
+
+def test_the_whole_tree_has_one_definition_under_each_name():
+    found = catalogue()
+    assert found["loss"].metric == LOSS
+    assert found["gu2024"].module == "sinklab.probes.sink_rate"
+    assert found["gu2024"].file == Path(sinklab.__file__).parent / "probes" / "sink_rate.py"
+    assert all(metric.unit and metric.text.endswith(".") for metric in (one.metric for one in found.values()))
+
+
+@pytest.mark.parametrize("plural", ["probes", "read_outs"])
+def test_the_text_says_what_the_import_says(plural):
+    found = catalogue()
+    for name in KINDS[plural]:
+        plugin = KINDS[plural][name]
+        imported = getattr(plugin, "metrics", None) or sys.modules[plugin.__module__].METRICS
+        assert metrics_of(plural, name) == imported
+        assert all(found[metric.name].metric == metric for metric in imported)
+
+
+def test_reading_imports_nothing_heavy():
+    code = (
+        "import sys; from sinklab.results.metric import catalogue; catalogue(); print({'torch', 'pandas'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_constants_f_strings_and_what_is_imported(tmp_path):
+    found = read(
+        tmp_path,
+        one='PAPER, LEAST = "A 2024", 3\nFIRST = Metric("first", "nats", f"From {LEAST} on.", paper=PAPER)\n',
+        two='from sinklab.one import FIRST, LEAST\nclass P:\n    metrics = (FIRST, *(Metric(f"at_{n}", "nats", "t") for n in '
+        "range(LEAST)))\n",
+    )
+    assert found["first"] == Metric("first", "nats", "From 3 on.", paper="A 2024")
+    assert list(found) == ["first", "at_0", "at_1", "at_2"]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"one": 'A = Metric("a", "nats", "t")\n', "two": 'B = Metric("a", "nats", "t")\n'},
+            "metric 'a' is declared twice, in",
+        ),
+        ({"one": 'A, B = Metric("a", "nats", "t"), Metric("a", "bits", "t")\n'}, "declared twice, in"),
+        ({"one": 'def f():\n    return Metric("a", "nats", "t")\n'}, r"one.py:3: a Metric is declared at the top of a file"),
+        ({"one": 'import os\nA = Metric(os.name, "nats", "t")\n'}, r"one.py:3: .* not understood: 'os'"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, files, message):
+    with pytest.raises(ContractError, match=message):
+        read(tmp_path, **files)
+
+
+def test_a_plugin_of_another_package(monkeypatch):
+    class Outside:
+        metrics = (Metric("outside_number", "nats", "t"), Metric("gu2024", "percent", "t"))
+
+    Outside.__module__ = "outside"
+    monkeypatch.setitem(sys.modules, "outside", sys.modules[__name__])
+    monkeypatch.setitem(KINDS["probes"]._objects, "outside", Outside)
+    assert metrics_of("probes", "outside") == Outside.metrics
+    with pytest.raises(ContractError, match="metric 'gu2024' is declared twice"):
+        catalogue()
+
+
+def test_definitions_of_a_run():
+    metric = Metric("a", "nats", "What.", formula="a = b", paper="P", version=2)
+    entry = {"probe": "p", "metric": "a", "version": 2, "text": "What. a = b", "paper": "P", "unit": "nats"}
+    assert definitions({"p": (metric,)}) == [entry]
