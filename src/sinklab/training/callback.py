@@ -269,7 +269,7 @@ def measure_sinks(model: PreTrainedModel, rows: Tensor, *, threshold: float = 0.
         "probe_loss": readout[0]["value"],
         "sink_loss_gap": readout[3]["value"],
     }
-    return SinkMeasurement([row for row in measured if _wanted(row, sinks)] + readout, headline, session.operation)
+    return SinkMeasurement([*(row for row in measured if _wanted(row, sinks)), *unpacked(readout)], headline, session.operation)
 
 
 def _measured(model: PreTrainedModel, rows: Tensor, threshold: float, window: int) -> SinkMeasurement:
@@ -280,7 +280,7 @@ def _measured(model: PreTrainedModel, rows: Tensor, threshold: float, window: in
         if token_losses(model, rows[:1].to(model.device)).isfinite().all():
             raise
     lost = {"metric": LOSS, "value": float("nan"), "count": len(rows), "probe": "sink_readout"}
-    return SinkMeasurement([lost], {}, "")
+    return SinkMeasurement(list(unpacked([lost])), {}, "")
 
 
 def _sinks(profile: Mapping[int, float], limit: int) -> list[int]:
