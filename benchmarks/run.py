@@ -19,7 +19,6 @@ from _timing import Bar, show
 
 BENCHMARKS = (
     "column_statistics",
-    "known_keys",
     "exactness",
     "long_context",
     "end_to_end",

@@ -115,7 +115,7 @@ def compare(plain: Callable[[], object], folder: Path, *changes: str) -> float:
 @contextmanager
 def products_as_they_are() -> Iterator[None]:
     """Leave the float32 products of ours with the library that the plain loop uses."""
-    native, train.fast_float32 = train.fast_float32, lambda model, tokens: nullcontext(False)  # type: ignore[assignment]
+    native, train.fast_float32 = train.fast_float32, lambda sizes: nullcontext(False)  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ from sinklab.operations.relu import Relu
 from sinklab.operations.softmax import Softmax
 from sinklab.theory.retrieval_task import relu_solution, softmax_solution
 from sinklab.trigger.model import TriggerModel
-from sinklab.trigger.retrieval import RetrievalSetting, read_retrieval, sink_bound, train_retrieval
+from sinklab.trigger.retrieval import RetrievalSetting, read_retrieval, train_retrieval
 
 SETTING = RetrievalSetting()
 QUICK = dataclasses.replace(SETTING, length=6, keys=4, values=2, position=3, learning_rate=3e-3)
@@ -58,11 +58,6 @@ def test_training_grows_the_sink_that_the_odds_demand(target):
     assert readout.error < 3 * setting.tolerance  # other sequences than those of the last batch
     assert readout.before_bos_min > 0.99
     assert readout.trigger_bos < 0.01
-    before = setting.draw(100, torch.Generator().manual_seed(1), setting.position).inputs[:, : setting.position]
-    bound, weight = sink_bound(trained.model, before)
-    # float32: weights and outputs are right to some 1e-6.
-    assert bool((weight >= bound - 1e-5).all())
-    assert float(bound.mean()) > 0.9
 
 
 def test_relu_learns_it_without_a_sink():

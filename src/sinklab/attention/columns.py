@@ -21,12 +21,11 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.columns_blocked import blocked_statistics
 from sinklab.attention.columns_capture import capture_log_sum_exp
 from sinklab.attention.columns_fused import fused_statistics
-from sinklab.attention.columns_sampled import estimate_columns, known_key_weights
 from sinklab.attention.columns_swapped import swapped_is_exact, swapped_obstacle, swapped_statistics
 from sinklab.attention.probe import NEEDS
 from sinklab.errors import ConfigurationError
 
-__all__ = ["Method", "capture_log_sum_exp", "column_statistics", "estimate_columns", "known_key_weights"]
+__all__ = ["Method", "capture_log_sum_exp", "column_statistics"]
 
 Method = Literal["auto", "blocked", "fused", "swapped"]
 

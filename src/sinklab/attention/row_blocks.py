@@ -6,13 +6,12 @@ import contextlib
 import json
 import math
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sinklab.attention.matmul_precision import is_float32_product
+from sinklab.attention.matmul_precision import fast_float32
 from sinklab.attention.operation import Operation
 from sinklab.attention.row_kernel import RowKernel, Rows
 from sinklab.attention.row_plan import Block, HeadSlices, Plan
@@ -158,26 +157,13 @@ class _Work:
         return scores, scratch, weights.view(scores.shape), told
 
 
-@contextlib.contextmanager
-def _fast_products(queries: Tensor, values: Tensor, plan: Plan) -> Iterator[None]:
-    """Let oneDNN multiply float32 matrices where it has proved to do so in float32 accuracy at the sizes of this call."""
-    setting: Any = getattr(torch.backends.mkldnn, "matmul", None)
-    if queries.dtype != torch.float32 or queries.device.type != "cpu" or not hasattr(setting, "fp32_precision"):
-        yield
-        return
+def _fast_products(queries: Tensor, values: Tensor, plan: Plan) -> contextlib.AbstractContextManager[bool]:
+    if queries.dtype != torch.float32 or queries.device.type != "cpu":
+        return contextlib.nullcontext(False)
     # Lengths are rounded up to powers of two: one comparison serves a whole range of them.
     rows, keys = (2 ** (length - 1).bit_length() for length in (plan.rows, plan.kv_len))
-    sizes = {
-        size
-        for dim in (queries.shape[3], values.shape[3])
-        for size in ((dim, rows, keys), (keys, rows, dim), (rows, keys, dim))
-    }
-    before = setting.fp32_precision
-    setting.fp32_precision = "bf16" if all(is_float32_product("bf16", *size) for size in sizes) else "ieee"
-    try:
-        yield
-    finally:
-        setting.fp32_precision = before
+    dims = {queries.shape[3], values.shape[3]}
+    return fast_float32([size for dim in dims for size in ((dim, rows, keys), (keys, rows, dim), (rows, keys, dim))])
 
 
 # --- forward -----------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ those of the edited model. A module that fails goes one head at a time, and :att
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
@@ -21,12 +22,11 @@ from torch import Tensor, nn
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.editing import Editing
 from sinklab.attention.intervention import HeadIntervention
+from sinklab.attention.matmul_precision import fast_float32, linear_sizes
 from sinklab.attention.session import attend
 from sinklab.attention.some_heads import of_heads
 from sinklab.causes.effects import Effects, Head, Progress, Variant, one_by_one
 from sinklab.causes.engine_call import SharedHead
-from sinklab.causes.engine_memory import kept_memory
-from sinklab.causes.engine_products import fast_products
 from sinklab.causes.readout import Changes, Readout
 from sinklab.causes.replay import Recording, Replay
 from sinklab.causes.samples import Samples
@@ -38,9 +38,7 @@ REPLAYED = "replayed"
 """What :attr:`Effects.record` says of a module whose heads did not go one by one."""
 ROOM = 2**30
 """Bytes that recorded calls of attention may take."""
-KEPT = 2**30
-"""Bytes of freed memory that may stay in the process."""
-STACK = 2**22
+STACK = 2**21
 """Bytes of the head outputs of one stack of edits: about what a processor's caches hold, more is slower. While a layer runs it
 needs some ten times as many; the logits of a readout that asks for them, and the weights of attention that forms them, may be
 eight times as large."""
@@ -90,7 +88,7 @@ def measure_effects(
         if progress is not None:
             progress("effects", done, total)
 
-    with torch.no_grad(), fast_products(model), kept_memory(KEPT):
+    with torch.no_grad(), _fast_products(model, samples):
         plan = _make_plan(model, samples, readout, variants, heads)
         for start, part in samples.parts(batch_size):
             rows = slice(start, start + len(part))
@@ -136,7 +134,7 @@ def estimate(
         taken, began = time.perf_counter() - began, time.perf_counter()
         return taken
 
-    with torch.no_grad(), fast_products(model), kept_memory(KEPT):
+    with torch.no_grad(), _fast_products(model, samples):
         plan = _make_plan(model, samples, readout, variants, heads)
         trial, a_pair = lap(), []
         ends = list(dict.fromkeys([*plan.modules[:1], *plan.modules[-1:]]))
@@ -154,6 +152,13 @@ def estimate(
         one_by_one(model, part, readout, variants[:1], [heads[plan.slow[0]]], batch_size=batch_size)
         seconds += batches * lap() * len(plan.slow) * len(variants)
     return trial + seconds
+
+
+def _fast_products(model: nn.Module, samples: Samples) -> contextlib.AbstractContextManager[bool]:
+    weight = next(model.parameters(), None)
+    if weight is None or weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return contextlib.nullcontext(False)
+    return fast_float32(linear_sizes(model, samples.domains.numel()))
 
 
 def _check_batch_size(batch_size: int) -> None:

@@ -25,7 +25,6 @@ from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import AttentionCall, Site, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
-from sinklab.causes.engine_products import linear, replaced
 from sinklab.causes.replay_logits import LogitMap
 from sinklab.causes.samples import Samples
 from sinklab.errors import MeasurementError
@@ -136,13 +135,13 @@ class Replay:
         versions = [tensor._version for tensor in _tensors(given)]
         with contextlib.ExitStack() as stack:
             for name, value in given.items():
-                stack.enter_context(replaced(self.anatomy.modules[name], _giving(value)))
+                stack.enter_context(_replaced(self.anatomy.modules[name], _giving(value)))
             stack.enter_context(self._without_logits())
             if module in self.maps:
                 hidden = _projected(recording, module, self.maps[module], edits)
                 kept = recording.given[module]
                 value = (hidden, *kept[1:]) if isinstance(kept, tuple) else hidden
-                stack.enter_context(replaced(self.anatomy.attention[module], _giving(value)))
+                stack.enter_context(_replaced(self.anatomy.attention[module], _giving(value)))
             else:
                 stack.enter_context(seam.shadow(_Substitute(self.anatomy.attention[module], _edited(call, edits))))
             result = self.model(**_stacked(recording.part.inputs, len(recording.part), number), **self._options)
@@ -178,7 +177,7 @@ class Replay:
     def _without_logits(self) -> contextlib.AbstractContextManager[None]:
         if self.logits is None:
             return contextlib.nullcontext()
-        return replaced(self.logits, lambda hidden: hidden)
+        return _replaced(self.logits, lambda hidden: hidden)
 
 
 class _Calls(Watcher):
@@ -277,7 +276,7 @@ def _projected(recording: Recording, module: str, weight: Tensor, edits: Sequenc
     for one, (head, outputs) in zip(stacked, edits, strict=True):
         # Rounded as the model rounds its head outputs, and taken apart in float32.
         change = outputs.to(call.head_outputs.dtype).to(weight.dtype) - call.head_outputs[:, :, head].to(weight.dtype)
-        torch.add(output, linear(change, weight[head]).reshape(output.shape).to(output.dtype), out=one)
+        torch.add(output, nn.functional.linear(change, weight[head]).reshape(output.shape).to(output.dtype), out=one)
     return stacked.flatten(0, 1)
 
 
@@ -305,3 +304,17 @@ def _stacked(value: Any, samples: int, edits: int) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(_stacked(one, samples, edits) for one in value)
     return value
+
+
+@contextlib.contextmanager
+def _replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Give one module, and no other of its class, another ``forward`` until the block ends; its hooks still run."""
+    before = module.__dict__.get("forward")
+    module.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward  # the method of the class shows again
+        else:
+            module.forward = before  # type: ignore[method-assign]

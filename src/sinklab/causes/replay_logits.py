@@ -15,9 +15,7 @@ import dataclasses
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
-
-from sinklab.causes.engine_products import linear
+from torch import Tensor, nn
 
 __all__ = ["LogitMap", "TokenChanges"]
 
@@ -48,7 +46,7 @@ class LogitMap:
                 bias = bias + self.bias[start : start + COLUMNS].to(hidden.dtype)
             for first in range(0, len(hidden), rows):
                 chosen = slice(first, first + rows)
-                yield chosen, linear(hidden[chosen], weight, bias), weight
+                yield chosen, nn.functional.linear(hidden[chosen], weight, bias), weight
 
     def log_sum_exp(self, hidden: Tensor, center: Tensor) -> Tensor:
         """Log-sum-exp of the logits less the centre, ``(n,)`` for hidden states ``(n, width)``; fast where it is small."""
@@ -68,7 +66,7 @@ class LogitMap:
         """Mean row of the weight under the distribution of each hidden state, ``(n, width)``."""
         result = torch.zeros_like(hidden)
         for rows, logits, weight in self.tiles(hidden, center):
-            result[rows] += linear(logits.sub_(log_sum_exp[rows, None]).exp_(), weight.T)
+            result[rows] += nn.functional.linear(logits.sub_(log_sum_exp[rows, None]).exp_(), weight.T)
         return result
 
 

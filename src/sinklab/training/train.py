@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
+from sinklab.attention.matmul_precision import fast_float32, linear_sizes
 from sinklab.auditing.output import check_free, environment, new_run_id
 from sinklab.corpora._corpus import hash_tokens
 from sinklab.errors import ConfigurationError
@@ -23,7 +24,6 @@ from sinklab.training.callback import PROBES, READOUT, SinkCallback
 from sinklab.training.checkpoints import step_of, usable
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData, prepare_data
-from sinklab.training.float32 import fast_float32
 from sinklab.training.initial import build_model, load_weights, weights_folder
 from sinklab.training.process import (
     chosen_device,
@@ -185,7 +185,9 @@ def _train(run: Prepared) -> RunResult:
     book.trainer, book.sinks = trainer, sinks
     try:
         tokens = arguments.per_device_train_batch_size * config.model.max_position_embeddings
-        with stoppable(book, alone=arguments.world_size == 1), fast_float32(run.model, tokens) as handed_over:
+        on_cpu = next(run.model.parameters()).device.type == "cpu"
+        faster = fast_float32(linear_sizes(run.model, tokens)) if on_cpu else contextlib.nullcontext(False)
+        with stoppable(book, alone=arguments.world_size == 1), faster as handed_over:
             record.update(float32_products="oneDNN" if handed_over else "default")
             trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
         steps = trainer.state.global_step

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
-from sinklab.theory.retrieval_task import BOS, RetrievalBatch, RetrievalTarget, least_bos_weight, retrieval_batch
+from sinklab.theory.retrieval_task import BOS, RetrievalBatch, RetrievalTarget, retrieval_batch
 from sinklab.trigger.model import TriggerModel
 from sinklab.trigger.training import Trained, descend
 
-__all__ = ["RetrievalReadout", "RetrievalSetting", "read_retrieval", "sink_bound", "train_retrieval"]
+__all__ = ["RetrievalReadout", "RetrievalSetting", "read_retrieval", "train_retrieval"]
 
 EVALUATION_SEED = 1_000_003
 """Seed of the evaluated sequences; seeds of training are small numbers."""
@@ -144,26 +144,3 @@ def read_retrieval(
         trigger_bos=float(weights[:, at, BOS].mean()),
         trigger_asked=float(weights[:, at].gather(1, batch.asked[:, None]).mean()),
     )
-
-
-@torch.no_grad()
-def sink_bound(model: TriggerModel, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """What the odds argument says of the last token of sequences without trigger, and what its weight on BOS is.
-
-    The bound is worked out from outputs alone, those of ``BOS, x`` and ``BOS, x', x`` for all ``x'`` before ``x``, and from the
-    value map; the weights are not looked at. One softmax head without positions.
-
-    Args:
-        inputs: BOS and content tokens, ``(batch, count + 1, width)`` with ``count`` at least 1.
-
-    Returns:
-        Least weight on BOS by :func:`~sinklab.theory.retrieval_task.least_bos_weight`, and the weight, ``(batch,)`` each.
-    """
-    bos, query, others = inputs[:, :1], inputs[:, -1:], inputs[:, 1:-1]
-    alone = model(torch.cat((bos, query), dim=1))[:, -1].abs().amax(-1)
-    pairs = (torch.cat((bos, other[:, None], query), dim=1) for other in others.unbind(1))
-    error = torch.stack([alone, *(model(pair)[:, -1].abs().amax(-1) for pair in pairs)]).amax(0)
-    norms = (inputs @ model.layers[0].value_output()[0].mT).abs().amax(-1)  # type: ignore[operator]
-    bound = least_bos_weight(error, norms[:, 0], norms[:, -1], norms[:, 1:-1])
-    _, (weights,), _ = model.with_weights(inputs)
-    return bound, weights[:, 0, -1, BOS]
