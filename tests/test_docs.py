@@ -17,7 +17,7 @@ from tests.conftest import TINY
 from typer.testing import CliRunner
 
 from sinklab.cli.app import app
-from sinklab.corpora._corpus import Encoder
+from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import KINDS

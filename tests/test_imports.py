@@ -16,7 +16,7 @@ SOURCE = Path(sinklab.__file__).parent
 
 LEVELS: list[set[str]] = [
     {"errors"},
-    {"configuration"},
+    {"configuration", "losses"},
     {"registry"},
     {"results"},
     {"attention"},

@@ -18,7 +18,7 @@ from sinklab.results.run import Progress
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from sinklab.corpora._corpus import Corpus
+    from sinklab.corpora.base import Corpus
     from sinklab.models.loading import LoadedModel
 
     _Model: TypeAlias = str | LoadedModel | PreTrainedModel

@@ -235,7 +235,7 @@ class Registry(Generic[T]):
         return Path(__file__).parent / self.plural
 
     def _files(self) -> set[str]:
-        return {path.stem for path in self._folder().glob("*.py") if not path.stem.startswith("_")}
+        return {path.stem for path in self._folder().glob("*.py") if path.stem != "base" and not path.stem.startswith("_")}
 
     def _entry_points(self) -> dict[str, importlib.metadata.EntryPoint]:
         points: dict[str, importlib.metadata.EntryPoint] = {}
@@ -348,10 +348,10 @@ def _origin(obj: object) -> str:
 operations: Registry[Any] = Registry("operation", "operations", "sinklab.attention.operation.Operation", default="softmax")
 probes: Registry[Any] = Registry("probe", "probes", "sinklab.attention.probe.Probe")
 interventions: Registry[Any] = Registry("intervention", "interventions", "sinklab.attention.intervention.Intervention")
-corpora: Registry[Any] = Registry("corpus", "corpora", "sinklab.corpora._corpus.Corpus")
-positions: Registry[Any] = Registry("position", "positions", "sinklab.positions._scheme.PositionScheme", default="rotary")
+corpora: Registry[Any] = Registry("corpus", "corpora", "sinklab.corpora.base.Corpus")
+positions: Registry[Any] = Registry("position", "positions", "sinklab.positions.base.PositionScheme", default="rotary")
 policies: Registry[Any] = Registry("policy", "policies", "sinklab.streaming.policy.Policy")
 recipes: Registry[Any] = Registry("recipe", "recipes", "function")
-tasks: Registry[Any] = Registry("task", "tasks", "sinklab.tasks._task.Task")
+tasks: Registry[Any] = Registry("task", "tasks", "sinklab.tasks.base.Task")
 read_outs: Registry[Any] = Registry("read-out", "read_outs", "function")
 claims: Registry[Any] = Registry("claim", "claims", "function")

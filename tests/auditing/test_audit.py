@@ -58,7 +58,7 @@ def test_summary_keys(result):
 
 def test_loss_is_the_models_own(result, checkpoint):
     loaded = load_model(str(checkpoint))
-    from sinklab.corpora._resolve import resolve_corpus
+    from sinklab.corpora import resolve_corpus
 
     tokens = resolve_corpus("python_source").sample(loaded.encoder, seq_len=16, samples=6, seed=0, bos=True)
     with torch.no_grad():

@@ -12,7 +12,7 @@ from sinklab.auditing.cache_policies import _completed, _recomputed, compare_pol
 from sinklab.auditing.long_texts import long_texts
 from sinklab.auditing.policy_plan import _found_sinks, plan_policies
 from sinklab.auditing.recommendation import recommend
-from sinklab.corpora._resolve import resolve_corpus
+from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.registry import policies as policy_registry

@@ -27,7 +27,7 @@ from sinklab.auditing.causes_samples import texts_of
 from sinklab.auditing.causes_words import duration, sentences
 from sinklab.causes.readout import ClassLogits, NextToken, OutputDivergence, SquaredError
 from sinklab.causes.samples import Samples
-from sinklab.corpora._corpus import Encoder
+from sinklab.corpora.base import Encoder
 from sinklab.corpora.random_tokens import RandomTokens
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.loading import load_model, wrap_model

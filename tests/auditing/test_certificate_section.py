@@ -14,7 +14,7 @@ from sinklab import audit
 from sinklab.attention.session import attend
 from sinklab.auditing.certificate import DELTA, QUERIES, SAMPLES, _sentence, certified, main_sink
 from sinklab.cli.app import app
-from sinklab.corpora._resolve import resolve_corpus
+from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.loading import load_model, wrap_model

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 import torch
 
-from sinklab.corpora._corpus import (
+from sinklab.corpora.base import (
     PASSAGES_IN_VAIN,
     Encoder,
     Identity,

@@ -6,7 +6,7 @@ import datasets
 import pytest
 
 from sinklab.corpora import resolve_corpus
-from sinklab.corpora._corpus import Encoder
+from sinklab.corpora.base import Encoder
 from sinklab.corpora.hub_dataset import HubDataset
 from sinklab.errors import ConfigurationError, InputError
 

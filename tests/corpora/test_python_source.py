@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sinklab.corpora import resolve_corpus
-from sinklab.corpora._corpus import Encoder
+from sinklab.corpora.base import Encoder
 from sinklab.corpora.python_source import PythonSource
 from sinklab.errors import InputError
 

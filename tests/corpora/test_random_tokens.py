@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sinklab.corpora import resolve_corpus
-from sinklab.corpora._corpus import Encoder, hash_tokens
+from sinklab.corpora.base import Encoder, hash_tokens
 from sinklab.errors import ConfigurationError, InputError
 
 ENCODER = Encoder(vocab_size=50, bos_token_id=0, special_ids=frozenset({0, 1, 49}))

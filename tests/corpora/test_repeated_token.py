@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from sinklab.corpora import resolve_corpus
-from sinklab.corpora._corpus import Encoder
+from sinklab.corpora.base import Encoder
 
 ENCODER = Encoder(vocab_size=1000, bos_token_id=0, special_ids=frozenset({0, 1}))
 

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from sinklab.corpora import resolve_corpus
-from sinklab.corpora._corpus import Encoder
+from sinklab.corpora.base import Encoder
 from sinklab.corpora.text_file import TextFile
 from sinklab.errors import ConfigurationError, InputError
 

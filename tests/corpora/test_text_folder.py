@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sinklab.corpora import resolve_corpus
-from sinklab.corpora._corpus import Encoder
+from sinklab.corpora.base import Encoder
 from sinklab.corpora.text_folder import TextFolder
 from sinklab.errors import ConfigurationError, InputError
 

@@ -21,7 +21,7 @@ from sinklab.models.loading import wrap_model
 from sinklab.registry import policies, tasks
 from sinklab.results.table import read_run, read_table
 from sinklab.streaming.reader import open_reader
-from sinklab.tasks._task import Question, Sheet
+from sinklab.tasks.base import Question, Sheet
 
 QUICK = {"policies": ["full"], "window": 60, "sinks": (4,), "items": 4}
 

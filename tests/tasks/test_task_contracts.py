@@ -14,11 +14,11 @@ import pytest
 import torch
 from tests.conftest import make_tokenizer
 
-from sinklab.corpora._corpus import Encoder, Identity
+from sinklab.corpora.base import Encoder, Identity
 from sinklab.errors import ConfigurationError, ContractError, InputError, UnknownNameError
 from sinklab.registry import tasks
-from sinklab.tasks._task import Question, Sheet, Task
 from sinklab.tasks._writer import Writer, digits, distances
+from sinklab.tasks.base import Question, Sheet, Task
 from sinklab.testing import check_task
 
 

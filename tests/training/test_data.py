@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sinklab.corpora._corpus import Identity, TextCorpus
+from sinklab.corpora.base import Identity, TextCorpus
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.training import data as module
 from sinklab.training import tokenizer as tokenizer_module

@@ -36,8 +36,8 @@ from sinklab.auditing.measure import (
 from sinklab.auditing.output import check_free, environment, new_run_id, whole_folder
 from sinklab.auditing.policy_plan import checked_budgets, default_length
 from sinklab.auditing.summary import Condition, summarize
-from sinklab.corpora._corpus import Corpus, hash_tokens
-from sinklab.corpora._resolve import resolve_corpus
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.registry import policies as policy_registry

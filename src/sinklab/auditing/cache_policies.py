@@ -27,8 +27,8 @@ from sinklab.auditing.policy_plan import (
     trained_length,
 )
 from sinklab.auditing.recommendation import recommend
-from sinklab.corpora._corpus import Corpus, hash_tokens
-from sinklab.corpora._resolve import resolve_corpus
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.results.table import make_table, write_json, write_table

@@ -19,8 +19,8 @@ from sinklab.auditing.measure import Progress, opened, uses_bos
 from sinklab.auditing.output import check_free, environment, new_run_id, whole_folder
 from sinklab.causes.readout import Readout
 from sinklab.causes.samples import Samples
-from sinklab.corpora._corpus import Corpus
-from sinklab.corpora._resolve import resolve_corpus
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora.base import Corpus
 from sinklab.errors import ConfigurationError, SinklabError
 from sinklab.models.loading import LoadedModel
 from sinklab.results.table import make_table, write_json, write_table

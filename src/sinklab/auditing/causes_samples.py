@@ -8,7 +8,7 @@ from typing import Any
 
 from sinklab.causes.readout import MaskedToken, NextToken, Readout, readout_for
 from sinklab.causes.samples import Samples, masked_samples, token_samples
-from sinklab.corpora._corpus import Corpus, hash_tokens
+from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sinklab.corpora._corpus import Corpus, Encoder
+from sinklab.corpora.base import Corpus, Encoder
 from sinklab.corpora.text_file import TextFile
 from sinklab.errors import ConfigurationError, InputError
 

@@ -17,9 +17,10 @@ from transformers import PreTrainedModel
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import Session, attend
 from sinklab.auditing.output import check_free, environment, new_run_id, whole_folder
-from sinklab.corpora._corpus import Corpus, Encoder, hash_tokens
-from sinklab.corpora._resolve import resolve_corpus
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora.base import Corpus, Encoder, hash_tokens
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
+from sinklab.losses import cross_entropies
 from sinklab.models.loading import LoadedModel, load_model, wrap_model
 from sinklab.registry import probes as probe_registry
 from sinklab.results.metric import definitions
@@ -196,8 +197,7 @@ def run_probes(
             batch = tokens[start : start + size].to(model.device)
             output = model(**_arguments(model, batch, full_logits=loss))
             if loss:
-                logits = output.logits[:, :-1].float()
-                total += torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum").item()
+                total += cross_entropies(output.logits[:, :-1], batch[:, 1:]).sum().item()
             if progress is not None:
                 progress(stage, min(start + size, len(tokens)), len(tokens))
     predicted = tokens.shape[0] * (tokens.shape[1] - 1)

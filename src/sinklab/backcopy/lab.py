@@ -26,7 +26,7 @@ from sinklab.backcopy.figure import write_figure
 from sinklab.backcopy.readout import BY_HEAD, BY_LAYER, Readout, read_out
 from sinklab.backcopy.task import BackcopyTask
 from sinklab.backcopy.training import Setting, Trained, train
-from sinklab.corpora._resolve import resolve_corpus
+from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import operations
 from sinklab.results.metric import LOSS, Metric

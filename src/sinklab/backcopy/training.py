@@ -15,6 +15,7 @@ from sinklab.backcopy.model import make_model
 from sinklab.backcopy.readout import Readout, read_out
 from sinklab.backcopy.task import BackcopyTask
 from sinklab.errors import ConfigurationError
+from sinklab.losses import cross_entropies
 from sinklab.models.language_model import SinkLM
 
 __all__ = ["SCALES", "Setting", "Trained", "train"]
@@ -166,7 +167,7 @@ def train(
             break
         tokens = task.draw(setting.batch, generator)
         logits = model(tokens[:, :-1], use_cache=False).logits
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss = cross_entropies(logits, tokens[:, 1:]).mean()
         if not bool(torch.isfinite(loss)):
             diverged = True
             break

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sinklab.causes.replay_logits import LogitMap, TokenChanges
 from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.losses import cross_entropies
 
 __all__ = [
     "Changes",
@@ -108,8 +109,7 @@ class _Tokens(Readout):
 
     def loss(self, outputs: Tensor, samples: Samples) -> Tensor:
         targets = self.targets(samples).to(outputs.device).masked_fill(samples.domains.to(outputs.device) < 0, 0)
-        logits = _widened(outputs)
-        return torch.logsumexp(logits, dim=-1) - logits.gather(-1, targets[..., None])[..., 0]
+        return cross_entropies(outputs, targets)
 
     def divergence(self, outputs: Tensor, clean: Tensor) -> Tensor:
         return _kullback_leibler(clean, outputs)
@@ -159,7 +159,7 @@ class ClassLogits(Readout):
 
     def loss(self, outputs: Tensor, samples: Samples) -> Tensor:
         targets = _given(self, samples, "a class a sample").to(outputs.device).reshape(-1, 1)
-        return -_widened(outputs).log_softmax(-1).gather(-1, targets)
+        return cross_entropies(outputs[:, None], targets)
 
     def divergence(self, outputs: Tensor, clean: Tensor) -> Tensor:
         return _kullback_leibler(clean, outputs)[:, None]

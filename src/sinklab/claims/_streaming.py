@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sinklab.auditing.measure import uses_bos
 from sinklab.auditing.policy_plan import trained_length
-from sinklab.corpora._resolve import resolve_corpus
+from sinklab.corpora import resolve_corpus
 from sinklab.errors import UnsupportedModelError
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.reproduction.claim import Cost, Scale

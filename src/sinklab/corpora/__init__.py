@@ -1,5 +1,74 @@
 """Corpora, one file each: where texts or tokens come from, with their identity. See CONTRIBUTING, "Add a corpus"."""
 
-from sinklab.corpora._resolve import resolve_corpus
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sinklab.errors import ConfigurationError, InputError, UnknownNameError
+from sinklab.registry import corpora
+
+if TYPE_CHECKING:
+    from sinklab.corpora.base import Corpus
 
 __all__ = ["resolve_corpus"]
+
+DATA_FILE = re.compile(r"\.(parquet|arrow|jsonl|ndjson|json|csv|tsv)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
+TEXTS = (".txt", ".md")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def resolve_corpus(spec: str | Mapping[str, Any] | Corpus, **dataset: str | None) -> Corpus:
+    """The corpus of that name, or the texts or dataset at that path, or the dataset of that name on the hub, in this order.
+
+    A folder is a dataset when it holds at least as many data files as texts (``.txt``, ``.md``), and otherwise texts.
+
+    Args:
+        spec: a registered name, a path, or ``owner/name``, each with settings if need be (``owner/name:subset=small``), as
+            :meth:`~sinklab.registry.Registry.make` takes them; or a corpus, which is given back.
+        dataset: settings of :class:`~sinklab.corpora.hub_dataset.HubDataset`; ``None`` is not given.
+
+    Raises:
+        UnknownNameError: neither a name (did you mean …?) nor a path.
+        InputError: a path at which there is nothing readable.
+        ConfigurationError: settings of a dataset for something else, or settings that the corpus does not take.
+    """
+    if not isinstance(spec, (str, Mapping)):
+        return spec
+    written = isinstance(spec, Mapping) or not Path(spec).expanduser().exists()  # a path may hold a colon
+    fields: dict[str, Any] = corpora.read(spec) if written else {"name": spec}
+    name: str = fields["name"]
+    kind = _kind(name)
+    settings = {key: value for key, value in dataset.items() if value is not None}
+    if settings and (kind or name) != "hub_dataset":
+        raise ConfigurationError(f"{', '.join(settings)}: only datasets have these settings, and corpus {name!r} is none")
+    of_path = {} if kind is None else {"name": kind, "path": name}
+    return corpora.make({**settings, **fields, **of_path})  # type: ignore[no-any-return]
+
+
+def _kind(name: str) -> str | None:
+    """The registered corpus that reads the path or dataset ``name``; ``None`` if ``name`` is itself a registered name."""
+    if name in corpora:
+        return None
+    path = Path(name).expanduser()
+    if path.is_dir():
+        names = [
+            file.name for file in path.rglob("*") if not any(part.startswith(".") for part in file.relative_to(path).parts)
+        ]
+        data = sum(bool(DATA_FILE.search(name)) for name in names)
+        texts = sum(name.lower().endswith(TEXTS) for name in names)
+        return "hub_dataset" if data and data >= texts else "text_folder"
+    if path.exists():
+        return "hub_dataset" if DATA_FILE.search(path.name) else "text_file"
+    if HUB_NAME.fullmatch(name) and not name.lower().endswith(TEXTS) and not DATA_FILE.search(name):
+        return "hub_dataset"
+    if path.suffix or len(path.parts) > 1:
+        what = "data" if DATA_FILE.search(name) else "text"
+        raise InputError(f"there is no {what} file {name!r}; corpora by name: {', '.join(corpora)}")
+    try:
+        corpora[name]
+    except UnknownNameError as error:
+        raise UnknownNameError(f"{error}; a dataset of the hub is given as owner/name") from None
+    raise AssertionError("unreachable: the registry does not know the name")

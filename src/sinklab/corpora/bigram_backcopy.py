@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sinklab.corpora._corpus import Identity, Split, TextCorpus
+from sinklab.corpora.base import Identity, Split, TextCorpus
 from sinklab.registry import corpora
 
 __all__ = ["BigramBackcopy"]

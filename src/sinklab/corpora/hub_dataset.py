@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sinklab.corpora._corpus import Identity, Split, TextCorpus, hash_files, is_held_out
+from sinklab.corpora.base import Identity, Split, TextCorpus, hash_files, is_held_out
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import corpora
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from sinklab.corpora._corpus import Identity, Split, TextCorpus, hash_order, is_held_out
+from sinklab.corpora.base import Identity, Split, TextCorpus, hash_order, is_held_out
 from sinklab.registry import corpora
 
 __all__ = ["PythonSource"]

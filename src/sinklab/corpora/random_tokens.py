@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from sinklab.corpora._corpus import Corpus, Encoder, Identity, drawable_ids
+from sinklab.corpora.base import Corpus, Encoder, Identity, drawable_ids
 from sinklab.registry import corpora
 
 __all__ = ["RandomTokens"]

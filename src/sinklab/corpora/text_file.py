@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import groupby, pairwise
 from pathlib import Path
 
-from sinklab.corpora._corpus import Identity, Split, TextCorpus, held_out_keys
+from sinklab.corpora.base import Identity, Split, TextCorpus, held_out_keys
 from sinklab.errors import InputError
 from sinklab.registry import corpora
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from sinklab.corpora._corpus import Identity, Split, TextCorpus, hash_files, hash_order, held_out_keys
+from sinklab.corpora.base import Identity, Split, TextCorpus, hash_files, hash_order, held_out_keys
 from sinklab.corpora.text_file import TextFile
 from sinklab.errors import InputError
 from sinklab.registry import corpora

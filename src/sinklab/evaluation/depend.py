@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from sinklab.auditing.measure import opened, uses_bos
 from sinklab.auditing.output import check_free, environment, new_run_id, whole_folder
-from sinklab.corpora._corpus import hash_tokens
+from sinklab.corpora.base import hash_tokens
 from sinklab.errors import ConfigurationError
 from sinklab.evaluation.contenders import Contenders, make_contenders
 from sinklab.evaluation.outcome import outcome
@@ -23,7 +23,7 @@ from sinklab.models.loading import LoadedModel
 from sinklab.registry import tasks as registry
 from sinklab.results.table import append, make_table, write_json, write_table
 from sinklab.streaming.policy import Policy
-from sinklab.tasks._task import Task
+from sinklab.tasks.base import Task
 
 __all__ = ["DependResult", "default_window", "depend"]
 

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from sinklab.auditing.measure import opened
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.losses import cross_entropies
 from sinklab.models.loading import LoadedModel
 from sinklab.streaming.policy import Policy
 from sinklab.streaming.reader import Reader, open_reader
@@ -225,7 +226,7 @@ class PolicyLM(TemplateLM):
             logits = reader.read(tokens[:, columns], None if mask is None else mask[:, columns], keep=1 if stop == begin else 0)
             if stop == begin:
                 continue
-            right = logits.float().log_softmax(dim=-1).gather(-1, following[:, columns, None])[..., 0].double()
+            right = -cross_entropies(logits, following[:, columns]).double()
             totals += right.where(scored[:, columns], 0.0).sum(dim=1)
             greedy &= ((logits.argmax(dim=-1) == following[:, columns]) | ~scored[:, columns]).all(dim=1)
         return zip(totals.tolist(), greedy.tolist(), strict=True)

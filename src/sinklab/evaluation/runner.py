@@ -16,7 +16,7 @@ from sinklab.evaluation.score import METRICS, Scores, score_sheet
 from sinklab.models.loading import LoadedModel
 from sinklab.streaming.policy import Policy
 from sinklab.streaming.reader import open_reader
-from sinklab.tasks._task import Sheet, Task
+from sinklab.tasks.base import Sheet, Task
 
 __all__ = ["ScoredTask", "counted_questions", "curve", "effective_lengths", "per_item", "run_task", "table_rows"]
 

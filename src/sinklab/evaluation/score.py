@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sinklab.errors import MeasurementError
 from sinklab.streaming.reader import Reader
-from sinklab.tasks._task import Question, Sheet
+from sinklab.tasks.base import Question, Sheet
 
 __all__ = ["METRICS", "Scores", "score_sheet"]
 

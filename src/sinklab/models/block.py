@@ -15,7 +15,7 @@ from sinklab.attention.state import bind
 from sinklab.models.feed_forward import FeedForward
 from sinklab.models.model_config import SinkLMConfig
 from sinklab.models.norms import NORMS, Norm
-from sinklab.positions._scheme import PositionScheme, Rotation
+from sinklab.positions.base import PositionScheme, Rotation
 from sinklab.registry import operations
 
 __all__ = ["SinkLMAttention", "SinkLMLayer", "eager_attention_forward"]

@@ -18,7 +18,7 @@ from sinklab.models.block import SinkLMLayer
 from sinklab.models.masking import Layout, fold_bias, lay_out, make_mask
 from sinklab.models.model_config import SinkLMConfig
 from sinklab.models.norms import NORMS, Norm
-from sinklab.positions._scheme import PositionScheme
+from sinklab.positions.base import PositionScheme
 from sinklab.registry import operations, positions
 
 __all__ = ["SinkLM", "SinkLMConfig"]

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
 from sinklab.attention.seam import implementation_name, register_operation
-from sinklab.corpora._corpus import Encoder
+from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.attach import CONFIG_FIELD, restore
 from sinklab.models.checkpoint import first_line, hash_files, locate, read_config, weight_files

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sinklab.positions._scheme import DecoderShape, PositionScheme, distances
+from sinklab.positions.base import DecoderShape, PositionScheme, distances
 from sinklab.registry import positions
 
 __all__ = ["Alibi"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sinklab.configuration import Section
 from sinklab.positions._buckets import BucketSettings, bucket_numbers
-from sinklab.positions._scheme import DecoderShape, PositionScheme, distances
+from sinklab.positions.base import DecoderShape, PositionScheme, distances
 from sinklab.registry import positions
 
 __all__ = ["BucketIndex"]

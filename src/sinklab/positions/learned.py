@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.errors import ConfigurationError
-from sinklab.positions._scheme import DecoderShape, PositionScheme
+from sinklab.positions.base import DecoderShape, PositionScheme
 from sinklab.registry import positions
 
 __all__ = ["Learned"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sinklab.positions._scheme import PositionScheme
+from sinklab.positions.base import PositionScheme
 from sinklab.registry import positions
 
 __all__ = ["NoPosition"]

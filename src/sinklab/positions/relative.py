@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sinklab.configuration import Section
 from sinklab.positions._buckets import BucketSettings, bucket_numbers
-from sinklab.positions._scheme import DecoderShape, PositionScheme, distances
+from sinklab.positions.base import DecoderShape, PositionScheme, distances
 from sinklab.registry import positions
 
 __all__ = ["Relative"]

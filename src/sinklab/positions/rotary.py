@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sinklab.configuration import Section
 from sinklab.errors import ConfigurationError
-from sinklab.positions._scheme import DecoderShape, PositionScheme, Rotation
+from sinklab.positions.base import DecoderShape, PositionScheme, Rotation
 from sinklab.registry import positions
 
 __all__ = ["Rotary"]

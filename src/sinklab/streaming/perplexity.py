@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.errors import InputError
+from sinklab.losses import cross_entropies
 from sinklab.results.statistics import mean_interval
 from sinklab.streaming.policy import Policy
 from sinklab.streaming.reader import open_reader
@@ -70,8 +71,7 @@ def losses(
     for start in range(first - 1, length - 1, chunk):
         stop = min(start + chunk, length - 1)
         logits = reader.read(tokens[:, start:stop])
-        wanted = tokens[:, start + 1 : stop + 1].to(logits.device)
-        found.append(torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), wanted, reduction="none").cpu())
+        found.append(cross_entropies(logits, tokens[:, start + 1 : stop + 1]).cpu())
         if progress is not None:
             progress(batch * stop, batch * (length - 1))
     return torch.cat(found, dim=1)

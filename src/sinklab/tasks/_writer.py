@@ -9,10 +9,10 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from sinklab.corpora._corpus import Encoder
-from sinklab.corpora._resolve import resolve_corpus
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.tasks._task import Question, Sheet
+from sinklab.tasks.base import Question, Sheet
 
 __all__ = ["Writer", "digits", "distances", "draw", "encode", "passages"]
 

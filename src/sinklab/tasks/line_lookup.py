@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sinklab.corpora._corpus import Encoder, Identity
+from sinklab.corpora.base import Encoder, Identity
 from sinklab.errors import ConfigurationError
 from sinklab.registry import tasks
-from sinklab.tasks._task import Sheet, Task
 from sinklab.tasks._writer import Writer, digits, draw, encode
+from sinklab.tasks.base import Sheet, Task
 
 __all__ = ["LineLookup"]
 

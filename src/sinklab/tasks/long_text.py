@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar
 
-from sinklab.corpora._corpus import Encoder, Identity
-from sinklab.corpora._resolve import resolve_corpus
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora.base import Encoder, Identity
 from sinklab.errors import ConfigurationError
 from sinklab.registry import tasks
-from sinklab.tasks._task import Axis, Metric, Sheet, Task
 from sinklab.tasks._writer import Writer, passages
+from sinklab.tasks.base import Axis, Metric, Sheet, Task
 
 __all__ = ["LongText"]
 

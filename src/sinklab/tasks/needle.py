@@ -6,11 +6,11 @@ import dataclasses
 import random
 from collections.abc import Iterator
 
-from sinklab.corpora._corpus import Encoder, Identity
-from sinklab.corpora._resolve import resolve_corpus
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora.base import Encoder, Identity
 from sinklab.registry import tasks
-from sinklab.tasks._task import Sheet, Task
 from sinklab.tasks._writer import Writer, digits, distances, draw, encode, passages
+from sinklab.tasks.base import Sheet, Task
 
 __all__ = ["Needle"]
 

@@ -7,11 +7,11 @@ import random
 from collections.abc import Iterator
 from typing import ClassVar
 
-from sinklab.corpora._corpus import Encoder, Identity
+from sinklab.corpora.base import Encoder, Identity
 from sinklab.errors import ConfigurationError
 from sinklab.registry import tasks
-from sinklab.tasks._task import Axis, Sheet, Task
 from sinklab.tasks._writer import Writer, digits, draw
+from sinklab.tasks.base import Axis, Sheet, Task
 
 __all__ = ["QuestionStream"]
 

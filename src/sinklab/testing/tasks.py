@@ -8,10 +8,10 @@ from typing import Any, get_args
 
 import torch
 
-from sinklab.corpora._corpus import Encoder, Identity
+from sinklab.corpora.base import Encoder, Identity
 from sinklab.errors import InputError, SinklabError
 from sinklab.registry import tasks
-from sinklab.tasks._task import Axis, Metric, Sheet, Task
+from sinklab.tasks.base import Axis, Metric, Sheet, Task
 from sinklab.testing._checks import Checks, first_line
 
 __all__ = ["check_task"]
@@ -20,7 +20,7 @@ __all__ = ["check_task"]
 def check_task(
     task: Task | type[Task], *, encoder: Encoder | None = None, budget: int = 96, rows: int = 4, **settings: Any
 ) -> None:
-    """Check that a task keeps the contract of :class:`~sinklab.tasks._task.Task`.
+    """Check that a task keeps the contract of :class:`~sinklab.tasks.base.Task`.
 
     Args:
         task: the task, or its class with ``settings``.

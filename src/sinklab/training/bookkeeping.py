@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from sinklab.losses import IGNORED, cross_entropies
 from sinklab.results.metric import Metric
 from sinklab.training import checkpoints
 from sinklab.training.callback import TOKENS_PER_FORWARD, SinkCallback, log_between, measuring
@@ -225,12 +226,11 @@ def held_out_loss(model: PreTrainedModel, rows: Dataset) -> tuple[float, int]:
         labels: Tensor = batch.pop("labels").to(model.device)
         if prefix:
             inside = batch["position_ids"] if "position_ids" in batch else torch.arange(labels.shape[1])[None]
-            labels.masked_fill_((inside < prefix).to(labels.device), -100)
+            labels.masked_fill_((inside < prefix).to(labels.device), IGNORED)
         logits = model(**{name: tensor.to(model.device) for name, tensor in batch.items()}, use_cache=False).logits
-        targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
-        total += loss.item()
-        count += int((targets != -100).sum())
+        targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        total += cross_entropies(logits, targets).sum().item()
+        count += int((targets != IGNORED).sum())
     return total / max(count, 1), count
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from sinklab.corpora._corpus import Corpus, Encoder, Split, drawable_ids
-from sinklab.corpora._resolve import resolve_corpus
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora.base import Corpus, Encoder, Split, drawable_ids
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.training.config import DataConfig, PretrainingConfig
 from sinklab.training.rows import RandomPositions, RowDataset, kept_rows

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
 
 from sinklab.attention.session import attend
-from sinklab.corpora._corpus import Encoder, hash_tokens
+from sinklab.corpora.base import Encoder, hash_tokens
 from sinklab.corpora.python_source import PythonSource
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.probes.sink_rate import SinkRate

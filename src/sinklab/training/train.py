@@ -14,7 +14,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from sinklab.attention.matmul_precision import fast_float32, linear_sizes
 from sinklab.auditing.output import check_free, environment, new_run_id
-from sinklab.corpora._corpus import hash_tokens
+from sinklab.corpora.base import hash_tokens
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM
 from sinklab.models.loading import wrap_model

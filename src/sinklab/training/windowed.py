@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from sinklab.attention import seam
 from sinklab.attention.anatomy import on_seam_modules
 from sinklab.errors import UnsupportedModelError
+from sinklab.losses import cross_entropies
 
 __all__ = ["limited_attention", "token_losses", "windowed_losses"]
 
@@ -111,8 +112,7 @@ def token_losses(model: PreTrainedModel, rows: Tensor, after: int = 0) -> Tensor
     logits = model(input_ids=rows, use_cache=False, **fewer).logits[:, -wanted:]
     # The last logits predict nothing; to take their loss of some token and drop it costs less than to copy all the others.
     targets = rows[:, after:].roll(-1, dims=1)
-    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
-    return losses.view(len(rows), wanted)[:, :-1]
+    return cross_entropies(logits, targets)[:, :-1]
 
 
 def windowed_losses(model: PreTrainedModel, rows: Tensor, window: int, sinks: Sequence[int]) -> tuple[Tensor, Tensor]:

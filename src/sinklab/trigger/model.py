@@ -12,7 +12,7 @@ from sinklab.attention.operation import HeadShape, Operation
 from sinklab.attention.paths import compute
 from sinklab.attention.state import bind, state_of
 from sinklab.errors import ConfigurationError
-from sinklab.positions._scheme import PositionScheme, Rotation
+from sinklab.positions.base import PositionScheme, Rotation
 from sinklab.registry import positions as schemes
 from sinklab.trigger.folded import folded_heads, kernel_of
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.operation import Operation
-from sinklab.positions._scheme import PositionScheme
+from sinklab.positions.base import PositionScheme
 from sinklab.theory.trigger_bounds import counter_of
 from sinklab.trigger.model import TriggerModel
 from sinklab.trigger.setting import Setting

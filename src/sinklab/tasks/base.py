@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from sinklab.corpora._corpus import Encoder, Identity
+from sinklab.corpora.base import Encoder, Identity
 
 __all__ = ["Axis", "Metric", "Question", "Sheet", "Task"]
 
