@@ -24,7 +24,7 @@ BOS, WORDS, HALF = 0, 24, 11
 FAR = 20.0
 """Score that leaves all keys without it a share of e^-20."""
 BROADCAST_SIZE = 4 * WORDS
-"""Value size of the head that broadcasts. What it says has one direction, of which turned copies keep a share with a spread of
+"""Value size of the head that broadcasts. What it says has one direction, of which rotated copies keep a share with a spread of
 ``size ** -1/2``; in a small head it would take more of them to see that the direction matters."""
 
 

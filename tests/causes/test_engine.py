@@ -17,7 +17,7 @@ from sinklab.causes.samples import Samples, masked_samples, token_samples, whole
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.redirect import Redirect
-from sinklab.interventions.turn_change import TurnChange
+from sinklab.interventions.rotate_change import RotateChange
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.language_model import SinkLM, SinkLMConfig
@@ -109,8 +109,8 @@ def usual(samples: Samples, place: int | str = 0) -> list[Variant]:
         Variant("zero", (ZeroHead(),)),
         Variant("zero_value", (ZeroValue(place=place),)),
         Variant("hide control 0", (HideKey(place=keys),)),
-        Variant("redirect turned 0", (redirect, TurnChange(seed=1))),
-        Variant("redirect turned 1", (redirect, TurnChange(seed=2))),
+        Variant("redirect rotated 0", (redirect, RotateChange(seed=1))),
+        Variant("redirect rotated 1", (redirect, RotateChange(seed=2))),
         Variant("nothing", (HideKey(place=()),)),
     ]
 

@@ -24,9 +24,9 @@ def effects_of(variants: dict[str, np.ndarray], domains: int = 1) -> Effects:
     return Effects(list(variants), heads, names, loss, np.abs(loss), np.ones(loss.shape[2:]), "nats")
 
 
-def beyond_turned(turned: np.ndarray) -> Evidence:
-    """That effects ``(K, heads)`` of turned copies, the same in each of 20 texts, lie above 0."""
-    return Evidence(turned.mean(0)[:, None].repeat(20, 1), 0.0, turned=turned[..., None].repeat(20, 2))
+def beyond_rotated(rotated: np.ndarray) -> Evidence:
+    """That effects ``(K, heads)`` of rotated copies, the same in each of 20 texts, lie above 0."""
+    return Evidence(rotated.mean(0)[:, None].repeat(20, 1), 0.0, rotated=rotated[..., None].repeat(20, 2))
 
 
 def test_tails_are_exact_at_any_number_of_texts():
@@ -69,10 +69,10 @@ def test_all_contrasts_by_hand():
                 "hide control 1": 3 * two,
                 "redirect control 0": 4 * one,
                 "redirect control 1": 2 * one,
-                "redirect turned 0": two,
-                "redirect turned 1": two,
-                "turned 0": one,
-                "turned 1": 3 * one,
+                "redirect rotated 0": two,
+                "redirect rotated 1": two,
+                "rotated 0": one,
+                "rotated 1": 3 * one,
             }
         ),
         0,
@@ -85,8 +85,8 @@ def test_all_contrasts_by_hand():
         "zero": 3 * one,
         "zero_value": two,
         "zero_value costs nothing": two,
-        "turned": 2 * one,
-        "redirect - turned": one - two,
+        "rotated": 2 * one,
+        "redirect - rotated": one - two,
         "hide - control": 2 * one - 2 * two,
         "redirect control - redirect": 2 * one,
     }
@@ -110,9 +110,9 @@ def test_intervals_of_many_rows_are_those_of_each(monkeypatch):
 def test_more_texts_shrink_what_texts_spread_and_not_what_directions_do():
     own = 0.4 + 0.1 * np.array([-1.0, 1.0, -1.0, 1.0])[:, None, None]
     noise = np.random.default_rng(0).normal(0.0, 0.6, size=(4, 1, 9))
-    for turned, gained in ((own + noise, True), (own + 0 * noise, False)):
-        effects = effects_of({f"turned {number}": values for number, values in enumerate(turned)})
-        found = evidence_of(effects, 0, 0.01)["turned"]
+    for rotated, gained in ((own + noise, True), (own + 0 * noise, False)):
+        effects = effects_of({f"rotated {number}": values for number, values in enumerate(rotated)})
+        found = evidence_of(effects, 0, 0.01)["rotated"]
         few, many = found.p_of_texts(9)[0], found.p_of_texts(10**6)[0]
         assert found.p[0] == few
         assert (many < 0.9 * few) == gained
@@ -120,26 +120,26 @@ def test_more_texts_shrink_what_texts_spread_and_not_what_directions_do():
     assert many == pytest.approx(scipy.stats.t.sf(0.4 / np.sqrt(0.04 / 3 * 1.25), 3), rel=1e-9)
 
 
-def test_turned_controls_are_the_random_unit():
-    """One against two turned copies: distance 2, spread sqrt(2), so t = 2 / (sqrt(2) sqrt(3/2)) with one degree of freedom."""
-    assert beyond_turned(np.array([[1.0], [3.0]])).p == pytest.approx(scipy.stats.t.sf(2 / np.sqrt(3), 1), abs=1e-13)
-    turned = np.array([[0.9, 0.9], [1.1, 1.1]])
-    few = effects_of({"turned 0": turned[:1].T.repeat(5, 1), "turned 1": turned[1:].T.repeat(5, 1)})
-    many = effects_of({"turned 0": turned[:1].T.repeat(500, 1), "turned 1": turned[1:].T.repeat(500, 1)})
-    p = [evidence_of(effects, 0, 0.01)["turned"].p[0] for effects in (few, many)]
+def test_rotated_controls_are_the_random_unit():
+    """One against two rotated copies: distance 2, spread sqrt(2), so t = 2 / (sqrt(2) sqrt(3/2)) with one degree of freedom."""
+    assert beyond_rotated(np.array([[1.0], [3.0]])).p == pytest.approx(scipy.stats.t.sf(2 / np.sqrt(3), 1), abs=1e-13)
+    rotated = np.array([[0.9, 0.9], [1.1, 1.1]])
+    few = effects_of({"rotated 0": rotated[:1].T.repeat(5, 1), "rotated 1": rotated[1:].T.repeat(5, 1)})
+    many = effects_of({"rotated 0": rotated[:1].T.repeat(500, 1), "rotated 1": rotated[1:].T.repeat(500, 1)})
+    p = [evidence_of(effects, 0, 0.01)["rotated"].p[0] for effects in (few, many)]
     # Two copies with effects 0.9 and 1.1, in five texts or five hundred: spread sqrt(0.02).
     assert p == pytest.approx([scipy.stats.t.sf(1 / np.sqrt(0.02 * 1.5), 1)] * 2, abs=1e-13)
 
 
 def test_a_direction_that_means_nothing_wins_as_often_as_it_should():
-    """Losses of a random reader of random outputs, real and turned: p-values are at most as often small as they say."""
-    generator, size, turns, trials = np.random.default_rng(0), 16, 12, 2000
-    rotations = [np.linalg.qr(generator.normal(size=(size, size)))[0] for _ in range(turns)]
+    """Losses of a random reader of random outputs, real and rotated: p-values are at most as often small as they say."""
+    generator, size, count, trials = np.random.default_rng(0), 16, 12, 2000
+    rotations = [np.linalg.qr(generator.normal(size=(size, size)))[0] for _ in range(count)]
     outputs, readers = generator.normal(size=(2, trials, 6, size))  # six queries a trial
-    reads = [np.einsum("nqd,nqd->n", outputs @ turn, readers) for turn in (np.eye(size), *rotations)]
+    reads = [np.einsum("nqd,nqd->n", outputs @ rotation, readers) for rotation in (np.eye(size), *rotations)]
     # A loss that is neither linear nor symmetric in what is read.
     losses = [np.logaddexp(0.0, 0.1 * read) for read in reads]
-    p = beyond_turned(np.stack(losses[1:]) - losses[0]).p
+    p = beyond_rotated(np.stack(losses[1:]) - losses[0]).p
     for level in (0.2, 0.05, 0.01):
         # Four standard errors of a frequency in 2000 trials.
         assert np.mean(p <= level) <= level + 4 * np.sqrt(level * (1 - level) / trials)

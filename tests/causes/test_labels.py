@@ -14,11 +14,11 @@ from sinklab.causes.samples import token_samples
 from sinklab.causes.sinks import SinkFound
 from sinklab.errors import ConfigurationError
 
-VARIANTS = ["redirect", "hide", "zero", "zero_value", "hide control 0", "hide control 1", *(f"turned {k}" for k in range(8))]
+VARIANTS = ["redirect", "hide", "zero", "zero_value", "hide control 0", "hide control 1", *(f"rotated {k}" for k in range(8))]
 
-SEMANTIC = {"redirect": 0.3, "zero": 0.3, "turned": 0.6}
+SEMANTIC = {"redirect": 0.3, "zero": 0.3, "rotated": 0.6}
 DORMANT = {"hide": 0.2}
-BROADCAST = {"zero_value": 0.2, "hide": 0.3, "zero": 0.3, "turned": 0.5}
+BROADCAST = {"zero_value": 0.2, "hide": 0.3, "zero": 0.3, "rotated": 0.5}
 NOTHING: dict[str, float] = {}
 
 
@@ -28,15 +28,15 @@ def sink_of(heads: int, place=0) -> SinkFound:
 
 
 def made_up(heads: list[list[dict[str, float]]], *, texts: int = 16, noise: float = 0.002, seed: int = 0) -> Effects:
-    """Effects with given means by head, domain and variant (0 where not given), and normal noise over texts and turns."""
+    """Effects with given means by head, domain and variant (0 where not given), and normal noise over texts and rotations."""
     generator = np.random.default_rng(seed)
     loss = generator.normal(0.0, noise, size=(len(VARIANTS), len(heads), texts, len(heads[0])))
     for place, domains in enumerate(heads):
         for domain, means in enumerate(domains):
             for number, variant in enumerate(VARIANTS):
-                turned = variant.startswith("turned")
-                mean = means.get("turned" if turned else variant, 0.0)
-                loss[number, place, :, domain] += mean * (1 + 0.1 * generator.normal()) if turned else mean
+                rotated = variant.startswith("rotated")
+                mean = means.get("rotated" if rotated else variant, 0.0)
+                loss[number, place, :, domain] += mean * (1 + 0.1 * generator.normal()) if rotated else mean
     names = tuple(f"domain {number}" for number in range(len(heads[0])))
     listed = [Head(0, number, "attention") for number in range(len(heads))]
     return Effects(VARIANTS, listed, names, loss, np.abs(loss), np.full((texts, len(names)), 2.0), "nats")
@@ -74,15 +74,15 @@ def test_over_domains():
     [
         (SEMANTIC, {"redirect": 0.0}),  # the sink says what the head says
         (SEMANTIC, {"zero": 0.0}),  # writing the value of the sink hurts, and saying nothing does not
-        (SEMANTIC, {"turned": 0.0}),  # any other direction would do as well
+        (SEMANTIC, {"rotated": 0.0}),  # any other direction would do as well
         (SEMANTIC, {"redirect": 0.008, "zero": 0.008}),  # less than the minimal effect
         (DORMANT, {"redirect": 0.05}),
         (DORMANT, {"redirect": -0.05}),
-        (DORMANT, {"zero_value": 0.05, "turned": 0.0}),
+        (DORMANT, {"zero_value": 0.05, "rotated": 0.0}),
         (DORMANT, {"hide control 0": 0.2, "hide control 1": 0.2}),  # any key is missed as much
         (DORMANT, {"hide": 0.008}),
-        (BROADCAST, {"redirect": 0.05, "turned": 0.0}),
-        (BROADCAST, {"turned": 0.0}),
+        (BROADCAST, {"redirect": 0.05, "rotated": 0.0}),
+        (BROADCAST, {"rotated": 0.0}),
     ],
 )
 def test_no_label_without_one_of_its_claims(means, changed):
@@ -91,7 +91,7 @@ def test_no_label_without_one_of_its_claims(means, changed):
 
 
 def test_without_a_sink_zeroing_decides():
-    effects = made_up([[SEMANTIC], [{**SEMANTIC, "turned": 0.0}], [DORMANT]])
+    effects = made_up([[SEMANTIC], [{**SEMANTIC, "rotated": 0.0}], [DORMANT]])
     found = label_heads(effects, sink_of(3, place=None))
     assert [one.label for one in found] == ["semantic", "undecided", "undecided"]
     assert set(found[0].p["domain 0"]) == {"semantic"}
@@ -123,7 +123,7 @@ def test_texts_that_lack_a_domain_are_left_out():
 
 
 def test_effects_at_the_edge_of_every_claim_give_a_label_as_seldom_as_asked(monkeypatch):
-    """Claims that are all just false: means at the minimal effect, turned copies around 0. Any label is false."""
+    """Claims that are all just false: means at the minimal effect, rotated copies around 0. Any label is false."""
     monkeypatch.setattr("sinklab.results.intervals.RESAMPLES", 10)  # intervals play no part
     edge = [{"redirect": 0.01, "zero": 0.01, "zero_value": 0.01}, {"hide": 0.01}, {"zero_value": 0.01, "zero": 0.01}]
     wrong = 0
@@ -169,7 +169,7 @@ def test_and_before_anything_is_measured():
 
 
 def test_texts_needed_would_decide_half_of_what_texts_can_decide():
-    heads = [[SEMANTIC], [DORMANT], [{"redirect": 0.2, "zero": 0.25, "turned": 0.5}], [NOTHING]]
+    heads = [[SEMANTIC], [DORMANT], [{"redirect": 0.2, "zero": 0.25, "rotated": 0.5}], [NOTHING]]
     effects = made_up(heads, noise=0.6, seed=1)
     before = [found.label for found in label_heads(effects, sink_of(4))]
     assert before == ["undecided"] * 4
@@ -183,7 +183,7 @@ def test_texts_needed_would_decide_half_of_what_texts_can_decide():
 def test_no_texts_are_needed_where_they_would_not_help():
     assert texts_needed(made_up([[SEMANTIC], [DORMANT]]), sink_of(2)) is None  # all are decided
     # A direction that means nothing, and an effect that is none: more texts would show just that.
-    assert texts_needed(made_up([[{**SEMANTIC, "turned": 0.0}], [{"redirect": -0.2}]]), sink_of(2)) is None
+    assert texts_needed(made_up([[{**SEMANTIC, "rotated": 0.0}], [{"redirect": -0.2}]]), sink_of(2)) is None
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,8 @@ def test_a_sigmoid_model_has_no_sink():
 
 
 def test_at_the_optimum_all_changes_of_one_size_cost_the_same():
-    """Why labels do not rest on turned changes: the answer of the trigger model is exact, and its error a square."""
+    """Why labels do not rest on rotated changes: the answer of the trigger model is exact, and its error a square."""
     label = labelled("trigger", 0)[2][0]
-    real, apart = label.evidence["redirect"]["trigger"], label.evidence["redirect - turned"]["trigger"]
+    real, apart = label.evidence["redirect"]["trigger"], label.evidence["redirect - rotated"]["trigger"]
     assert real.interval.mean > 0.05
     assert abs(apart.interval.mean) < 1e-3 * real.interval.mean

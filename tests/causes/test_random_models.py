@@ -54,29 +54,29 @@ def texts(seed: int, structured: bool):
 
 
 def judged(family: str, seed: int, std: float, sharp: float, *, structured: bool):
-    """Labels of all heads, sizes of what redirecting does, and whether turning a head is said to be for the worse."""
+    """Labels of all heads, sizes of what redirecting does, and whether rotating a head is said to be for the worse."""
     samples = token_samples([("random", texts(seed, structured))])
     model = random_model(family, seed, std, sharp)
     sink = find_sink(model, samples, place=0)  # there is none; the position where trained models have it
     effects = measure_effects(model, samples, NextToken(), make_variants(sink, samples, seed=seed), sink.heads)
     sizes = np.abs(effects.of("redirect").mean((1, 2)))
-    turned = evidence_of(effects, 0, 0.01)["turned"].p <= 0.05
-    return [found.label for found in label_heads(effects, sink)], sizes, turned
+    rotated = evidence_of(effects, 0, 0.01)["rotated"].p <= 0.05
+    return [found.label for found in label_heads(effects, sink)], sizes, rotated
 
 
 def check(cases) -> None:
-    labels, sizes, turned = [], [], []
+    labels, sizes, rotated = [], [], []
     for number, (family, std, sharp) in enumerate(cases):
         found = judged(family, number, std, sharp, structured=number % 2 == 1)
-        for whole, part in zip((labels, sizes, turned), found, strict=True):
+        for whole, part in zip((labels, sizes, rotated), found, strict=True):
             whole.extend(part)
     decided = [label for label in labels if label != "undecided"]
     assert len(decided) <= 0.05 * len(labels), decided
     # It is not for want of effects: half of the heads, at least, change the loss by more than the minimal effect.
     assert np.median(sizes) > 0.01
-    # Nor of a test that is never passed: the real output wins against turned ones about as often as one in twenty times, and
+    # Nor of a test that is never passed: the real output wins against rotated ones about as often as one in twenty times, and
     # four standard errors more at most.
-    assert np.mean(turned) <= 0.05 + 4 * np.sqrt(0.05 * 0.95 / len(labels))
+    assert np.mean(rotated) <= 0.05 + 4 * np.sqrt(0.05 * 0.95 / len(labels))
 
 
 def test_few_random_heads_have_a_label():

@@ -1,4 +1,4 @@
-"""Variants and their controls: names, budgets, keys that are drawn, and outputs that are turned."""
+"""Variants and their controls: names, budgets, keys that are drawn, and outputs that are rotated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sinklab.causes.samples import token_samples
 from sinklab.causes.sinks import find_sink
 from sinklab.causes.variants import NUMBERS, make_variants
 from sinklab.errors import ConfigurationError
-from sinklab.interventions.turn_head import TurnHead
+from sinklab.interventions.rotate_head import RotateHead
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,8 @@ def test_names(known, budget):
     names = {variant.name for variant in make_variants(sink, found.samples, budget=budget)}
     expected = {"redirect", "hide", "zero", "zero_value"}
     expected |= {f"{kind} control {key}" for kind in ("hide", "redirect") for key in range(numbers.keys)}
-    expected |= {f"turned {turn}" for turn in range(numbers.turned)}
-    expected |= {f"{kind} turned {turn}" for kind in ("redirect", "zero_value") for turn in range(numbers.changes)}
+    expected |= {f"rotated {number}" for number in range(numbers.rotated)}
+    expected |= {f"{kind} rotated {number}" for kind in ("redirect", "zero_value") for number in range(numbers.changes)}
     assert names == expected | ({"mean", "resample"} if budget == "full" else set())
 
 
@@ -38,7 +38,12 @@ def test_without_a_sink_there_is_nothing_to_redirect_to(known):
     found, _ = known
     sink = find_sink(found.model, found.samples, place=None)
     names = {variant.name for variant in make_variants(sink, found.samples)}
-    assert names == {"zero", "zero turned 0", "zero turned 1", *(f"turned {turn}" for turn in range(NUMBERS["fast"].turned))}
+    assert names == {
+        "zero",
+        "zero rotated 0",
+        "zero rotated 1",
+        *(f"rotated {number}" for number in range(NUMBERS["fast"].rotated)),
+    }
 
 
 def test_control_keys_are_drawn_by_text_early_and_off_the_sinks(known):
@@ -69,33 +74,33 @@ def test_texts_too_short_for_controls():
         make_variants(sink, samples, budget="some")
 
 
-def test_a_turned_head_keeps_its_norms_and_every_head_has_a_direction_of_its_own():
+def test_a_rotated_head_keeps_its_norms_and_every_head_has_a_direction_of_its_own():
     model, tokens = make_sinklm().double(), torch.randint(2, 300, (2, 9), generator=torch.Generator().manual_seed(1))
     seen = []
     hook = model.layers[1].self_attn.o_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
     with torch.no_grad():
         for seeds in ((), (0,), (1,)):
-            with attend(model, interventions=[TurnHead(seed=seed, heads={1: (0, 1)}) for seed in seeds]):
+            with attend(model, interventions=[RotateHead(seed=seed, heads={1: (0, 1)}) for seed in seeds]):
                 model(input_ids=tokens)
     hook.remove()
     clean, first, second = (one.unflatten(-1, (2, 16)) for one in seen)
-    for turned in (first, second):
-        assert torch.allclose(turned.norm(dim=-1), clean.norm(dim=-1), rtol=1e-12)
+    for rotated in (first, second):
+        assert torch.allclose(rotated.norm(dim=-1), clean.norm(dim=-1), rtol=1e-12)
         # One matrix for all queries and texts: inner products of outputs of a head stay what they were.
         for head in range(2):
-            before, after = clean[:, :, head].flatten(0, 1), turned[:, :, head].flatten(0, 1)
+            before, after = clean[:, :, head].flatten(0, 1), rotated[:, :, head].flatten(0, 1)
             assert torch.allclose(after @ after.T, before @ before.T, atol=1e-14)
     assert not torch.allclose(first, second)
     solved = [torch.linalg.lstsq(clean[:, :, head].flatten(0, 1), first[:, :, head].flatten(0, 1)).solution for head in (0, 1)]
     assert not torch.allclose(*solved, atol=0.1)
 
 
-def test_turned_by_the_identity_would_be_the_model_itself(monkeypatch):
+def test_rotated_by_the_identity_would_be_the_model_itself(monkeypatch):
     monkeypatch.setattr(
-        "sinklab.interventions.turn_head.random_rotation", lambda key, width: torch.eye(width, dtype=torch.float64)
+        "sinklab.interventions.rotate_head.random_rotation", lambda key, width: torch.eye(width, dtype=torch.float64)
     )
     found = planted("induction", 0, texts=2)
     sink = find_sink(found.model, found.samples)
-    turned = [variant for variant in make_variants(sink, found.samples) if variant.name == "turned 0"]
-    effects = one_by_one(found.model, found.samples, NextToken(), turned, [Head(0, 0)])
+    rotated = [variant for variant in make_variants(sink, found.samples) if variant.name == "rotated 0"]
+    effects = one_by_one(found.model, found.samples, NextToken(), rotated, [Head(0, 0)])
     assert (effects.loss == 0).all()

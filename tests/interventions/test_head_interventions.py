@@ -23,10 +23,10 @@ from sinklab.interventions.null_score import NullScore
 from sinklab.interventions.redirect import Redirect
 from sinklab.interventions.resample_head import ResampleHead
 from sinklab.interventions.resample_value import ResampleValue
+from sinklab.interventions.rotate_change import RotateChange
 from sinklab.interventions.scale_head import ScaleHead
 from sinklab.interventions.set_activation import SetActivation
 from sinklab.interventions.temperature import Temperature
-from sinklab.interventions.turn_change import TurnChange
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.testing import tiny_models
@@ -150,42 +150,42 @@ def test_texts_of_other_lengths_give_what_they_have(llama, tokens):
     assert torch.equal(edited[1, 4:], clean[0, :5])
 
 
-# --- turned changes --------------------------------------------------------------------------------------------------------
+# --- rotated changes --------------------------------------------------------------------------------------------------------
 
 
-def test_a_turned_change_has_the_same_norm_at_every_query(llama, tokens):
+def test_a_rotated_change_has_the_same_norm_at_every_query(llama, tokens):
     clean = head_outputs(llama, tokens)[0]
     for edit in (Redirect, HideKey, ZeroHead):
         change = head_outputs(llama, tokens, edit(heads={0: (1, 2)}))[0] - clean
-        turned = head_outputs(llama, tokens, edit(heads={0: (1, 2)}), TurnChange(heads={0: (1, 2)}, seed=3))[0] - clean
-        assert (change.norm(dim=-1) - turned.norm(dim=-1)).abs().max() < ROUNDING
-        apart = (change - turned).norm(dim=-1) / change.norm(dim=-1)
+        rotated = head_outputs(llama, tokens, edit(heads={0: (1, 2)}), RotateChange(heads={0: (1, 2)}, seed=3))[0] - clean
+        assert (change.norm(dim=-1) - rotated.norm(dim=-1)).abs().max() < ROUNDING
+        apart = (change - rotated).norm(dim=-1) / change.norm(dim=-1)
         assert apart[:, 1:, [1, 2]].min() > 0.3  # another direction, whatever the size
         rotation = random_rotation("3/model.layers.0.self_attn/2", 8)
-        assert (turned[:, :, 2] - change[:, :, 2] @ rotation).abs().max() < ROUNDING
-        assert torch.equal(turned[:, :, [0, 3]], torch.zeros_like(turned[:, :, [0, 3]]))
+        assert (rotated[:, :, 2] - change[:, :, 2] @ rotation).abs().max() < ROUNDING
+        assert torch.equal(rotated[:, :, [0, 3]], torch.zeros_like(rotated[:, :, [0, 3]]))
 
 
 def test_half_precision_is_rounded_once_at_the_end(tokens):
     """bfloat16 keeps 8 bits, so a number of the head's output is off by 2⁻⁹ of itself, and by as much before the edit."""
     model = tiny_models()["llama"].bfloat16()
     calls = []
-    for edits in ([], [Redirect(heads={0: (1,)})], [Redirect(heads={0: (1,)}), TurnChange(heads={0: (1,)})]):
+    for edits in ([], [Redirect(heads={0: (1,)})], [Redirect(heads={0: (1,)}), RotateChange(heads={0: (1,)})]):
         spy = Spy()
         logits(model, tokens, *edits, probes=[spy])
         assert spy.calls[0].head_outputs.dtype == torch.bfloat16
         calls.append(spy.calls[0].head_outputs.double())
-    clean, edited, turned = calls
-    assert torch.equal(turned[:, :, [0, 2, 3]], clean[:, :, [0, 2, 3]])
-    sizes = [(other - clean)[:, :, 1].norm(dim=-1) for other in (edited, turned)]
-    allowed = 2.0**-8 * (clean.norm(dim=-1) + edited.norm(dim=-1) + turned.norm(dim=-1))[:, :, 1]
+    clean, edited, rotated = calls
+    assert torch.equal(rotated[:, :, [0, 2, 3]], clean[:, :, [0, 2, 3]])
+    sizes = [(other - clean)[:, :, 1].norm(dim=-1) for other in (edited, rotated)]
+    allowed = 2.0**-8 * (clean.norm(dim=-1) + edited.norm(dim=-1) + rotated.norm(dim=-1))[:, :, 1]
     assert ((sizes[0] - sizes[1]).abs() <= allowed).all()
 
 
 def test_it_turns_only_what_stands_before_it(llama, tokens):
-    before = logits(llama, tokens, TurnChange(heads={0: (1,)}), ScaleHead(heads={0: (1,)}, factor=0.5))
+    before = logits(llama, tokens, RotateChange(heads={0: (1,)}), ScaleHead(heads={0: (1,)}, factor=0.5))
     assert (before - logits(llama, tokens, ScaleHead(heads={0: (1,)}, factor=0.5))).abs().max() < 1e-9
-    other = logits(llama, tokens, Redirect(heads={0: (2,)}), TurnChange(heads={0: (1,)}))
+    other = logits(llama, tokens, Redirect(heads={0: (2,)}), RotateChange(heads={0: (1,)}))
     assert (other - logits(llama, tokens, Redirect(heads={0: (2,)}))).abs().max() < 1e-9
 
 

@@ -67,9 +67,9 @@ def test_sinusoid_is_all_sines_then_all_cosines():
 def test_rotary_turns_halves_and_scores_see_differences():
     built = scheme("rotary", Architecture(hidden_size=4, num_attention_heads=1))
     unit = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64).expand(1, 1, 4, 4)
-    turned, _ = built.rotate(unit, unit, built.rotation(INDEX, torch.float64))
+    rotated, _ = built.rotate(unit, unit, built.rotation(INDEX, torch.float64))
     expected = [[math.cos(p), 0.0, math.sin(p), 0.0] for p in range(4)]
-    torch.testing.assert_close(turned[0, 0], torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(rotated[0, 0], torch.tensor(expected, dtype=torch.float64))
     generator = torch.Generator().manual_seed(0)
     queries, keys = (torch.randn(1, 2, 4, 4, dtype=torch.float64, generator=generator) for _ in range(2))
     scores = [
@@ -82,7 +82,7 @@ def test_rotary_turns_halves_and_scores_see_differences():
 def test_rotated_states_keep_their_dtype():
     built = scheme("rotary", Architecture(hidden_size=8, num_attention_heads=1))
     states = torch.ones(1, 1, 4, 8, dtype=torch.bfloat16)
-    assert {turned.dtype for turned in built.rotate(states, states, built.rotation(INDEX, torch.float32))} == {torch.bfloat16}
+    assert {rotated.dtype for rotated in built.rotate(states, states, built.rotation(INDEX, torch.float32))} == {torch.bfloat16}
 
 
 def test_learned_refuses_positions_beyond_its_table():

@@ -1,4 +1,4 @@
-"""Evidence: what was measured over texts and turned controls, as intervals and one-sided p-values."""
+"""Evidence: what was measured over texts and rotated controls, as intervals and one-sided p-values."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Evidence:
     Attributes:
         values: float64 ``(heads, texts)``.
         low, high: infinite where the claim has no such side.
-        turned: float64 ``(K, heads, texts)``, the same by turned copy, whose mean is ``values``, where these must lie
+        rotated: float64 ``(K, heads, texts)``, the same by rotated copy, whose mean is ``values``, where these must lie
             above 0 beyond their spread for the claim to hold; or ``None``.
     """
 
     values: np.ndarray
     low: float
     high: float = np.inf
-    turned: np.ndarray | None = None
+    rotated: np.ndarray | None = None
 
     @functools.cached_property
     def p(self) -> np.ndarray:
@@ -55,20 +55,22 @@ class Evidence:
         """The p-values that so many texts would give, with the means and spreads observed, ``(heads,)``."""
         mean, spread = self.values.mean(1), self.values.std(1, ddof=1)
         p = _p_between(mean, spread, texts, self.low, self.high)
-        if self.turned is None:
+        if self.rotated is None:
             return p
         # The spread between copies is theirs, and in part one of texts that do not agree about them, which more texts reduce.
-        number, measured = len(self.turned), self.turned.shape[2]
-        between = self.turned.mean(2).var(0, ddof=1)
-        rest = self.turned - self.turned.mean(2, keepdims=True) - self.turned.mean(0) + mean[:, None]
+        number, measured = len(self.rotated), self.rotated.shape[2]
+        between = self.rotated.mean(2).var(0, ddof=1)
+        rest = self.rotated - self.rotated.mean(2, keepdims=True) - self.rotated.mean(0) + mean[:, None]
         of_texts = np.minimum((rest**2).sum((0, 2)) / ((number - 1) * (measured - 1)) / measured, between)
         spread = np.sqrt(between - of_texts * (1 - measured / texts))
-        return np.maximum(p, _p_of_turned(mean, spread, number))
+        return np.maximum(p, _p_of_rotated(mean, spread, number))
 
     def of_head(self, place: int) -> Evidence:
         """That of one head alone."""
         one = slice(place, place + 1)
-        return dataclasses.replace(self, values=self.values[one], turned=None if self.turned is None else self.turned[:, one])
+        return dataclasses.replace(
+            self, values=self.values[one], rotated=None if self.rotated is None else self.rotated[:, one]
+        )
 
 
 def evidence_of(effects: Effects, domain: int, minimal_effect: float) -> dict[str, Evidence]:
@@ -77,10 +79,10 @@ def evidence_of(effects: Effects, domain: int, minimal_effect: float) -> dict[st
     - ``redirect``, ``hide``, ``zero``, ``zero_value``: the effect is above the minimal effect;
     - ``redirect is nothing``: it lies within the minimal effect of 0 on both sides (two one-sided tests; Schuirmann 1987);
     - ``zero_value costs nothing``: it is below the minimal effect; that a value does harm is no reason to need it;
-    - ``turned``: the head's output costs less than turned copies of itself, which :attr:`Evidence.turned` tests;
+    - ``rotated``: the head's output costs less than rotated copies of itself, which :attr:`Evidence.rotated` tests;
     - ``hide - control``: hiding the sink costs more than hiding another key, by the minimal effect;
     - ``redirect control - redirect``: resting on another key costs more than resting on the sink;
-    - ``redirect - turned``, ``zero_value - turned``, ``zero - turned``: the change costs more than changes of the same size
+    - ``redirect - rotated``, ``zero_value - rotated``, ``zero - rotated``: the change costs more than changes of the same size
       in random directions. No label rests on these: where a model is at its best, all directions cost alike.
 
     Raises:
@@ -114,12 +116,12 @@ def evidence_of(effects: Effects, domain: int, minimal_effect: float) -> dict[st
                 found["redirect is nothing"] = Evidence(of(variant), -minimal_effect, minimal_effect)
             if variant == "zero_value":
                 found["zero_value costs nothing"] = Evidence(of(variant), -np.inf, minimal_effect)
-            turned = group(f"{variant} turned")
-            if len(turned) > 1:
-                found[f"{variant} - turned"] = Evidence(of(variant) - turned.mean(0), 0.0, turned=of(variant) - turned)
-    turned = group("turned")
-    if len(turned) > 1:
-        found["turned"] = Evidence(turned.mean(0), 0.0, turned=turned)
+            rotated = group(f"{variant} rotated")
+            if len(rotated) > 1:
+                found[f"{variant} - rotated"] = Evidence(of(variant) - rotated.mean(0), 0.0, rotated=of(variant) - rotated)
+    rotated = group("rotated")
+    if len(rotated) > 1:
+        found["rotated"] = Evidence(rotated.mean(0), 0.0, rotated=rotated)
     controls = group("hide control")
     if len(controls):
         found["hide - control"] = Evidence(of("hide") - controls.mean(0), minimal_effect)
@@ -165,11 +167,11 @@ def _p_between(mean: np.ndarray, spread: np.ndarray, texts: int, low: float, hig
     return np.maximum(np.maximum.reduce(sides), 2.0**-texts)
 
 
-def _p_of_turned(mean: np.ndarray, spread: np.ndarray, number: int) -> np.ndarray:
-    """p-values of the effects of turned copies lying above 0, the effect of not turning.
+def _p_of_rotated(mean: np.ndarray, spread: np.ndarray, number: int) -> np.ndarray:
+    """p-values of the effects of rotated copies lying above 0, the effect of not rotating.
 
-    If directions mean nothing, then the loss of the head as it is and its K turned losses are exchangeable: where the value
-    map of a head, or the map that reads it, is drawn alike in all directions, turned outputs are what another draw would have
+    If directions mean nothing, then the loss of the head as it is and its K rotated losses are exchangeable: where the value
+    map of a head, or the map that reads it, is drawn alike in all directions, rotated outputs are what another draw would have
     given. The distance of the one from the mean of the others, over ``s · sqrt(1 + 1/K)`` with their spread s, is then
     Student's t of K - 1 degrees, as far as they are normal; linear functions of a random rotation nearly are (Diaconis and
     Shahshahani 1994). The random unit is the direction: more texts do not make up for few of them.

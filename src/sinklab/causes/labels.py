@@ -24,13 +24,13 @@ a head, the sink's value zeroed) move the loss by less than 0.006, while silenci
 and sixteen texts of 256 tokens are enough to tell effects of this size from none. Losses in other units need their own."""
 
 RULES: dict[str, tuple[str, ...]] = {
-    "semantic": ("redirect", "zero", "turned"),
+    "semantic": ("redirect", "zero", "rotated"),
     "dormant": ("redirect is nothing", "zero_value costs nothing", "hide - control"),
-    "broadcast": ("redirect is nothing", "zero_value", "turned"),
+    "broadcast": ("redirect is nothing", "zero_value", "rotated"),
 }
 """Contrasts that must all hold for a label in one domain; see :func:`~sinklab.causes.evidence.evidence_of`."""
 
-RULES_WITHOUT_SINK: dict[str, tuple[str, ...]] = {"semantic": ("zero", "turned")}
+RULES_WITHOUT_SINK: dict[str, tuple[str, ...]] = {"semantic": ("zero", "rotated")}
 
 SEARCHED = 2**20
 """Texts up to which :func:`texts_needed` looks."""
@@ -71,24 +71,24 @@ def label_heads(
     above it (:data:`RULES`; :func:`~sinklab.causes.evidence.evidence_of` has the contrasts):
 
     - ``semantic``: being silent costs in both ways, with all mass on the sink and with an output of 0; and the head as it
-      is does better than turned copies of itself, so that it matters what it says.
+      is does better than rotated copies of itself, so that it matters what it says.
     - ``dormant``: being silent the way the model does it (all mass on the sink) is nothing, and losing the sink's value does
       not cost; but hiding the sink costs, more by the minimal effect than hiding another key. A no-op that depends on its sink.
-    - ``broadcast``: all mass on the sink is nothing, losing the sink's value costs, and turned copies do worse.
+    - ``broadcast``: all mass on the sink is nothing, losing the sink's value costs, and rotated copies do worse.
 
     Without a sink (``sink.place`` is ``None``) there is ``semantic`` alone, judged by an output of 0. The label of a head is
     the one that it has in every domain, ``switch`` if it is semantic in some and dormant in all others, else ``undecided``.
 
-    **Why turned copies.** With random weights, too, silencing a head changes the loss by a definite amount, as often to the
-    worse as to the better, and enough texts will show it. But there the real output is one draw among turned ones, which gives
-    a test that is exact up to the shape of a tail (:class:`~sinklab.causes.evidence.Evidence`). A turned *change* on top of
+    **Why rotated copies.** With random weights, too, silencing a head changes the loss by a definite amount, as often to the
+    worse as to the better, and enough texts will show it. But there the real output is one draw among rotated ones, which gives
+    a test that is exact up to the shape of a tail (:class:`~sinklab.causes.evidence.Evidence`). A rotated *change* on top of
     the output would not do: where a model is at its best all changes of one size cost alike, exactly so for a squared error,
     and a head that solves its task could not be told from noise.
 
     **What is controlled.** Claims have one-sided p-values, a label in a domain the largest of its claims (an intersection-union
     test, valid however they hang together); Benjamini and Hochberg's procedure runs over all heads, domains and labels. Of
     the labels given in domains a share of at most ``level`` is false in expectation; where all are false, the chance that any
-    is given is at most ``level``. This rests on independent texts, on means over texts that are near normal, and for turned
+    is given is at most ``level``. This rests on independent texts, on means over texts that are near normal, and for rotated
     copies on the shape above. Labels of heads ask for all domains and are false more seldom. ``dormant`` claims sizes of
     effects and no meaning of a direction: weights that are random and have a sink may be dormant in truth.
 
@@ -126,7 +126,7 @@ def texts_needed(
     """Texts of each domain that would decide half of what is undecided only for want of texts; ``None`` if nothing is.
 
     Means and spreads are taken to stay as they are. A head counts, once for every domain, if its means fulfil all claims of a
-    label there, and turned controls do not stand against it.
+    label there, and rotated controls do not stand against it.
     """
     judged = _Judged(effects, sink, level, minimal_effect)
     needed = []

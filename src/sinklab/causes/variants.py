@@ -17,8 +17,8 @@ from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.mean_head import MeanHead
 from sinklab.interventions.redirect import Redirect
 from sinklab.interventions.resample_head import ResampleHead
-from sinklab.interventions.turn_change import TurnChange
-from sinklab.interventions.turn_head import TurnHead
+from sinklab.interventions.rotate_change import RotateChange
+from sinklab.interventions.rotate_head import RotateHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.interventions.zero_value import ZeroValue
 
@@ -32,12 +32,12 @@ class _Numbers:
     """Controls of each kind."""
 
     keys: int
-    turned: int
+    rotated: int
     changes: int
 
 
-NUMBERS = {"fast": _Numbers(keys=2, turned=12, changes=2), "full": _Numbers(keys=4, turned=16, changes=8)}
-"""How the real output of a head does among turned ones is what labels rest on, and the number of these limits how small a
+NUMBERS = {"fast": _Numbers(keys=2, rotated=12, changes=2), "full": _Numbers(keys=4, rotated=16, changes=8)}
+"""How the real output of a head does among rotated ones is what labels rest on, and the number of these limits how small a
 p-value can get: twelve leave eleven degrees of freedom for their spread. Two of the others show a size and no more."""
 
 EARLY = 4
@@ -50,13 +50,13 @@ def make_variants(sink: SinkFound, samples: Samples, *, budget: Budget = "fast",
     - ``redirect``, ``hide``, ``zero_value``: with the sink; ``zero``: the whole head.
     - ``hide control K``, ``redirect control K``: the same with one other key, drawn for each text, neither the sink nor a
       secondary one.
-    - ``turned K``: the head's output itself, turned in a random direction by an orthogonal matrix, one for all texts. Norms are
-      kept, and all that the output says is lost (:class:`~sinklab.interventions.turn_head.TurnHead`).
-    - ``redirect turned K``, ``zero_value turned K``: the very change that these make, turned in the same way and put on top of
-      the output (:class:`~sinklab.interventions.turn_change.TurnChange`): what a change of that size costs, whatever it says.
+    - ``rotated K``: the head's output itself, rotated by a random orthogonal matrix, one for all texts. Norms are kept, and all
+      that the output says is lost (:class:`~sinklab.interventions.rotate_head.RotateHead`).
+    - ``redirect rotated K``, ``zero_value rotated K``: the very change that these make, rotated in the same way and added to
+      the output (:class:`~sinklab.interventions.rotate_change.RotateChange`): what any change of that size costs.
     - in a full budget more of the controls, and ``mean`` and ``resample``.
 
-    Without a sink there are only ``zero``, ``turned K``, ``zero turned K``, and in a full budget ``mean`` and ``resample``.
+    Without a sink there are only ``zero``, ``rotated K``, ``zero rotated K``, and in a full budget ``mean`` and ``resample``.
 
     Args:
         seed: of keys and directions.
@@ -69,7 +69,7 @@ def make_variants(sink: SinkFound, samples: Samples, *, budget: Budget = "fast",
     numbers = NUMBERS[budget]
     seeds = range(seed * 1000, (seed + 1) * 1000)  # runs with other seeds have other directions
     variants = [Variant("zero", (ZeroHead(),))]
-    variants += [Variant(f"turned {turn}", (TurnHead(seed=seeds[turn]),)) for turn in range(numbers.turned)]
+    variants += [Variant(f"rotated {number}", (RotateHead(seed=seeds[number]),)) for number in range(numbers.rotated)]
     changes: dict[str, HeadIntervention] = {"zero": ZeroHead()}
     if sink.place is not None:
         place = sink.place
@@ -80,8 +80,8 @@ def make_variants(sink: SinkFound, samples: Samples, *, budget: Budget = "fast",
             variants.append(Variant(f"hide control {number}", (HideKey(place=keys),)))
             variants.append(Variant(f"redirect control {number}", (Redirect(place=keys),)))
     for name, change in changes.items():
-        for turn in range(numbers.changes):
-            variants.append(Variant(f"{name} turned {turn}", (change, TurnChange(seed=seeds[turn]))))
+        for number in range(numbers.changes):
+            variants.append(Variant(f"{name} rotated {number}", (change, RotateChange(seed=seeds[number]))))
     if budget == "full":
         variants += [Variant("mean", (MeanHead(),)), Variant("resample", (ResampleHead(),))]
     return variants

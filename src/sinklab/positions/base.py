@@ -1,4 +1,4 @@
-"""What a position scheme is: a module that may add to the embeddings, turn queries and keys, or add to the scores."""
+"""What a position scheme is: a module that may add to the embeddings, rotate queries and keys, or add to the scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sinklab.errors import ConfigurationError
 __all__ = ["DecoderShape", "PositionScheme", "Rotation", "distances"]
 
 Rotation = tuple[Tensor, Tensor]
-"""Tables by which queries and keys are turned, each broadcastable to ``(batch, heads, q_len, head_dim)``."""
+"""Tables by which queries and keys are rotated, each broadcastable to ``(batch, heads, q_len, head_dim)``."""
 
 
 class DecoderShape(Protocol):
@@ -92,7 +92,7 @@ class PositionScheme(nn.Module):
         return None
 
     def rotate(self, queries: Tensor, keys: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """Queries ``(batch, num_heads, q_len, head_dim)`` and keys ``(batch, num_kv_heads, q_len, head_dim)``, turned."""
+        """Queries ``(batch, num_heads, q_len, head_dim)`` and keys ``(batch, num_kv_heads, q_len, head_dim)``, rotated."""
         return queries, keys
 
     def score_bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor | None:

@@ -10,7 +10,7 @@ __all__ = ["NoPosition"]
 
 @positions.register("no_position")
 class NoPosition(PositionScheme):
-    """Adds nothing and turns nothing. Kazemnejad et al. 2023 (arXiv 2305.19466).
+    """Adds nothing and rotates nothing. Kazemnejad et al. 2023 (arXiv 2305.19466).
 
     On one token repeated, all hidden states are equal and every query weighs its ``t`` keys by ``1/t``.
     """

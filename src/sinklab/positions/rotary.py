@@ -1,4 +1,4 @@
-"""Rotary positions (RoPE): queries and keys are turned by angles that grow with the position, so scores see differences."""
+"""Rotary positions (RoPE): queries and keys are rotated by angles that grow with the position, so scores see differences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Rotary"]
 
 @positions.register("rotary")
 class Rotary(PositionScheme):
-    """Coordinates ``(i, i + d/2)`` of every head are turned by ``position · theta^(-2i/d)``; Su et al. 2021 (arXiv 2104.09864).
+    """Coordinates ``(i, i + d/2)`` of each head are rotated by ``position · theta^(-2i/d)``; Su et al. 2021 (arXiv 2104.09864).
 
     The half-split layout of LLaMA. Angles are float32, float64 in a float64 model.
     """
@@ -34,7 +34,7 @@ class Rotary(PositionScheme):
         super().check(architecture, settings)
         if architecture.head_size % 2:
             raise ConfigurationError(
-                f"head_dim {architecture.head_size} must be even: position scheme 'rotary' turns pairs of coordinates"
+                f"head_dim {architecture.head_size} must be even: position scheme 'rotary' rotates pairs of coordinates"
             )
 
     def __init__(self, architecture: DecoderShape, settings: Mapping[str, Any]) -> None:
@@ -47,15 +47,15 @@ class Rotary(PositionScheme):
         frequencies = self.theta ** (-torch.arange(0, self.head_size, 2, device=position_ids.device).to(wide) / self.head_size)
         angles = position_ids[:, None, :, None].to(wide) * frequencies
         cosines, sines = angles.cos(), angles.sin()
-        # With the sign in the table, turning needs a roll and no negation.
+        # With the sign in the table, rotating needs a roll and no negation.
         return torch.cat((cosines, cosines), dim=-1).to(dtype), torch.cat((-sines, sines), dim=-1).to(dtype)
 
     def rotate(self, queries: Tensor, keys: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         cosines, sines = rotation
         half = self.head_size // 2
 
-        def turned(states: Tensor) -> Tensor:
+        def rotated(states: Tensor) -> Tensor:
             # Under autocast the tables are float32 and the states are not; what comes out is what went in.
             return (states * cosines + states.roll(half, dims=-1) * sines).to(states.dtype)
 
-        return turned(queries), turned(keys)
+        return rotated(queries), rotated(keys)

@@ -338,7 +338,7 @@ CONTRASTS = {
     "zero_value": "Its value zeroed",
     "zero": "Output zeroed",
     "hide - control": "Sink hidden, less another key",
-    "turned": "Random outputs of its size",
+    "rotated": "Random outputs of its size",
     "redirect control - redirect": "All to another key, less the sink",
 }
 """Interventions and contrasts of the table, with their headings; summary.json has all, with p-values."""

@@ -58,7 +58,7 @@ def check_policy(policy: Policy) -> None:
     - *in-cache positions*: ``evicted`` counts the tokens between pinned ones and the query that are not held, and between the
       others and the query there are none; for in-cache positions only;
     - *evicting is masking*: decoding equals a dense forward under the rule as a mask (original positions), or a cache that
-      turns every key to its rank among those held (in-cache positions);
+      rotates every key to its rank among those held (in-cache positions);
 
     for a :class:`ScoredPolicy`:
 
@@ -242,7 +242,7 @@ def _check_masking(checks: Checks, policy: SlotPolicy | Full, model: PreTrainedM
 
 
 class _SlowLayer(CacheLayerMixin):
-    """Keeps keys unrotated and turns each of those that are visible to its rank, at every token."""
+    """Keeps keys unrotated and rotates each of those that are visible to its rank, at every token."""
 
     def __init__(self, policy: SlotPolicy, rotation: Rotation | None) -> None:
         super().__init__()
@@ -255,14 +255,14 @@ class _SlowLayer(CacheLayerMixin):
     def held(self, query: int) -> list[int]:
         return self.policy.visible(torch.tensor(query), torch.arange(query + 1)).nonzero().flatten().tolist()
 
-    def turned(self, keys: Tensor, steps: int) -> Tensor:
+    def rotated(self, keys: Tensor, steps: int) -> Tensor:
         return keys if self.rotation is None else keys @ self.rotation.matrices(torch.tensor(steps), keys.dtype)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         held = self.held(len(self.plain))
-        self.plain.append(self.turned(key_states, 1 - len(held)))
+        self.plain.append(self.rotated(key_states, 1 - len(held)))
         self.given.append(value_states)
-        keys = [self.turned(self.plain[token], rank) for rank, token in enumerate(held)]
+        keys = [self.rotated(self.plain[token], rank) for rank, token in enumerate(held)]
         return torch.cat(keys, dim=2), torch.cat([self.given[token] for token in held], dim=2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -292,7 +292,7 @@ def _check_reader(checks: Checks, policy: Policy, model: PreTrainedModel, tokens
     reader = policy.reader(model)
     whole = reader.read(tokens)
     held = max(reader.telemetry().held)
-    # Original positions are exact; a key that is turned to be moved is turned by angles of another rounding.
+    # Original positions are exact; a key that is rotated to be moved is rotated by angles of another rounding.
     tolerance = _EXACT if policy.positions == "original" else _TURNED
     pieces = [max(1, length // 3), 1, length - max(1, length // 3) - 1]
     checks.close(_read(policy, model, tokens, pieces, chunk=5), whole, tolerance, "division", "logits of a text read in pieces")
@@ -336,7 +336,7 @@ def _check_score(checks: Checks, policy: ScoredPolicy) -> None:
 
 
 class _PerHead:
-    """An observer that gives every attention call the mask of its layer, and with a rotation keys turned to their rank."""
+    """An observer that gives every attention call the mask of its layer, and with a rotation keys rotated to their rank."""
 
     def __init__(self, model: nn.Module, masks: list[Tensor], rotation: Rotation | None) -> None:
         self.layers = {id(module): int(module.layer_idx) for module in model.modules() if hasattr(module, "layer_idx")}
@@ -359,8 +359,8 @@ class _PerHead:
         for index in range(query.shape[2]):
             held = visible[:, :, index].long()
             lost = (1 - held).flip(2).cumsum(2).flip(2) - (query.shape[2] - 1 - index)  # those ahead of the query are not lost
-            turned = key[:, :, :, None] @ self.rotation.matrices((lost * held).clamp(min=0), key.dtype)
-            scores = (query[:, :, None, index] @ turned[:, :, :, 0].transpose(2, 3))[:, :, 0] * kwargs["scaling"]
+            rotated = key[:, :, :, None] @ self.rotation.matrices((lost * held).clamp(min=0), key.dtype)
+            scores = (query[:, :, None, index] @ rotated[:, :, :, 0].transpose(2, 3))[:, :, 0] * kwargs["scaling"]
             weights = scores.masked_fill(~visible[:, :, index], -torch.inf).softmax(dim=-1)
             rows.append((weights[:, :, None] @ value)[:, :, 0])
         return torch.stack(rows, dim=1), None

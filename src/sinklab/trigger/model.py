@@ -39,7 +39,7 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Placed:
-    """What the position scheme says in every layer: how it turns queries and keys, and what it adds to the scores."""
+    """What the position scheme says in every layer: how it rotates queries and keys, and what it adds to the scores."""
 
     scheme: PositionScheme
     rotation: Rotation | None

@@ -1,4 +1,4 @@
-"""Turn a change: what earlier interventions did to a head's output, in a random direction and of the same size."""
+"""Rotate a change: what earlier interventions did to a head's output, in a random direction and of the same size."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sinklab.attention.intervention import HeadIntervention
 from sinklab.attention.random_rotation import random_rotation
 from sinklab.registry import interventions
 
-__all__ = ["TurnChange"]
+__all__ = ["RotateChange"]
 
 
-@interventions.register("turn_change")
+@interventions.register("rotate_change")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class TurnChange(HeadIntervention):
+class RotateChange(HeadIntervention):
     """``outputs = clean + R · (edited - clean)``, with R a random orthogonal matrix of the head's value space.
 
     The control of equal size for whatever stands before it: at every query the change has the norm that it had, only its
@@ -39,6 +39,6 @@ class TurnChange(HeadIntervention):
         assert call.head_outputs is not None
         clean = call.head_outputs.transpose(1, 2).to(outputs.dtype)
         width = outputs.shape[-1]
-        turns = [random_rotation(f"{self.seed}/{call.site.module}/{head}", width) for head in call.head_numbers]
+        rotations = [random_rotation(f"{self.seed}/{call.site.module}/{head}", width) for head in call.head_numbers]
         # One row a query: the transpose of a random rotation is as random, so the side does not matter.
-        return clean + (outputs - clean) @ torch.stack(turns).to(outputs)
+        return clean + (outputs - clean) @ torch.stack(rotations).to(outputs)

@@ -1,4 +1,4 @@
-"""Turn heads: their output in a random direction and of the same size; what is left is how much they say, and not what."""
+"""Rotate heads: their output in a random direction and of the same size; what is left is how much they say, and not what."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from sinklab.attention.intervention import HeadIntervention
 from sinklab.attention.random_rotation import random_rotation
 from sinklab.registry import interventions
 
-__all__ = ["TurnHead"]
+__all__ = ["RotateHead"]
 
 
-@interventions.register("turn_head")
+@interventions.register("rotate_head")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class TurnHead(HeadIntervention):
+class RotateHead(HeadIntervention):
     """``outputs = R · outputs``, with R a random orthogonal matrix of the head's value space.
 
     Where the maps round a head mean nothing (values, or what reads them, distributed alike in all directions), the real output
-    is one draw among the turned ones, and loses to them as often as it wins. Each head of each module has its own R, one for
+    is one draw among the rotated ones, and loses to them as often as it wins. Each head of each module has its own R, one for
     all queries and texts, drawn uniformly (Haar measure) from the seed. Under any operation; no query is left out.
 
     Args:
@@ -34,6 +34,6 @@ class TurnHead(HeadIntervention):
     seed: int = 0
 
     def edit_outputs(self, call: AttentionCall, outputs: Tensor) -> Tensor:
-        turns = [random_rotation(f"{self.seed}/{call.site.module}/{head}", outputs.shape[-1]) for head in call.head_numbers]
+        rotations = [random_rotation(f"{self.seed}/{call.site.module}/{head}", outputs.shape[-1]) for head in call.head_numbers]
         # One row a query: the transpose of a random rotation is as random, so the side does not matter.
-        return outputs @ torch.stack(turns).to(outputs)
+        return outputs @ torch.stack(rotations).to(outputs)
