@@ -79,7 +79,7 @@ def head_score_norm(
 ) -> Tensor:
     """Upper bound ``σ`` on the norm of every row of scores of one head.
 
-    Without positions it is the theorem's ``σ = scaling · ‖W_Kᵀ W_Q‖₂ ‖X Xᵀ‖₂``. Rotary positions rotate each key differently, so
+    Without positions it is the theorem's ``σ = scaling · ‖W_Kᵀ W_Q‖₂ ‖X Xᵀ‖₂``. Rotary positions rotate each key by itself, so
     that neither the product of the maps nor the spectral norm of ``X`` says anything about a row; what is left is
     ``scaling · ‖W_Q‖₂ ‖W_K‖₂ ‖X‖_F max |x|``.
 
