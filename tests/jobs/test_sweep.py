@@ -27,11 +27,11 @@ from sinklab.cli.app import app
 from sinklab.cli.sweep import EPILOG
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.jobs import cell as cell_module
-from sinklab.jobs import processes as processes_module
+from sinklab.jobs import local
 from sinklab.jobs import sweep as sweep_module
-from sinklab.jobs.cell import REFUSED, SweepPlan, last_line, read_plan, run_cell, stop_with_driver
+from sinklab.jobs.cell import SweepPlan, read_plan, run_cell
 from sinklab.jobs.grid import ALIASES, field_path, make_cells, parse_grid
-from sinklab.jobs.processes import run_processes
+from sinklab.jobs.processes import REFUSED, last_line, run_processes, stop_with_driver
 from sinklab.jobs.sweep import sweep
 from sinklab.jobs.watch import Bars, Watch
 from sinklab.results.table import read_run, read_table
@@ -502,10 +502,10 @@ def test_half_a_record_of_a_cell_killed_early_is_in_nobodys_way(swept, here, tmp
 def test_as_many_jobs_as_cores_have_threads_for(tmp_path, monkeypatch):
     cells = {cell.name: cell for cell in make_cells(PretrainingConfig(), {"training.threads": [1, 2]})}
     plan = SweepPlan(tmp_path, "id", cells, {}, tmp_path)
-    monkeypatch.setattr(processes_module, "_cores", lambda: 7)
-    assert processes_module.default_jobs(plan) == 3
-    monkeypatch.setattr(processes_module, "_gpus", lambda plan: ["0", "1"])
-    assert processes_module.default_jobs(plan) == 2
+    monkeypatch.setattr(local, "_cores", lambda: 7)
+    assert local.default_jobs(plan) == 3
+    monkeypatch.setattr(local, "_gpus", lambda plan: ["0", "1"])
+    assert local.default_jobs(plan) == 2
 
 
 def test_a_killed_cell_goes_on_to_the_same_numbers(text, cache, tmp_path, run):
@@ -590,7 +590,7 @@ def test_the_examples_of_the_help_are_sweeps(line):
     ("arguments", "message"),
     [
         (["tiny", "--grid", "lr"], "error: --grid 'lr': expected path=value"),
-        (["tiny", "--seeds", "x"], "error: --seeds 'x': expected seeds such as 0..4"),
+        (["tiny", "--seeds", "x"], "error: `seeds` 'x': expected seeds such as 0..4"),
         (["tinny", "--grid", "lr=1"], "error: no recipe is called 'tinny'. Did you mean 'tiny'?"),
         (["tiny", "--grid", "heads=2,3"], "error: cell num_attention_heads=3-"),
     ],

@@ -38,7 +38,7 @@ def made(monkeypatch):
 
 
 def test_the_table_and_the_paragraph(made):
-    result = invoke("--operations", "softpick,sigmoid(normalize=true)", "--seeds", "0..1", "--out", "there")
+    result = invoke("--operations", "softpick,sigmoid:normalize=true", "--seeds", "0..1", "--out", "there")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["mean", "over", "seeds", "softmax", "softpick"]
@@ -73,9 +73,8 @@ def test_failures_are_told_and_give_status_1(made):
     ("arguments", "message"),
     [
         (["--operations", "softpik"], "Did you mean 'softpick'?"),
-        (["--operations", "softpick("], "write an operation such as softpick"),
         (["--operations", "softpick,softpick"], "the comparison has softpick twice"),
-        (["--operations", "relu(colour=3)"], "colour"),
+        (["--operations", "relu:colour=3"], "colour"),
         (["--seeds", "2..0"], "expected seeds such as 0..4"),
         (["--jobs", "0"], "--jobs must be at least 1, got 0"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from sinklab.read_outs import extrapolation as extrapolation_file
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.registry import read_outs
 from sinklab.reproduction import cells, work
+from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.table import read_run, read_table
 from sinklab.trigger.setting import Setting
 
@@ -127,15 +127,13 @@ def short(monkeypatch):
             run_cell(plan.folder, name)
         return {}
 
-    def read(readings, logs, *, cache, jobs, progress):
-        by_folder = {}
+    def read(readings, measurements, *, cache, **options):
         for reading in readings:
-            by_folder.setdefault(str(reading.folder), []).append(reading.read_out)
-        work._read(str(cache), json.dumps(list(by_folder.items())))
+            reading.take(TrainedModel(reading.folder, cache))
         return {}
 
-    monkeypatch.setattr(runs, "train_cells", train)
-    monkeypatch.setattr(runs, "run_readings", read)
+    monkeypatch.setattr(work, "train_cells", train)
+    monkeypatch.setattr(work, "run_missing", read)
     monkeypatch.setattr(benchmark, "costs", lambda *given, **named: cost.costs(*given, **named, rounds=2, long=64))
 
 

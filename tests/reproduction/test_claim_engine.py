@@ -14,7 +14,8 @@ from sinklab.errors import ConfigurationError
 from sinklab.reproduction import engine, work
 from sinklab.reproduction.claim import Claim, Difference, Part, Value, Variant
 from sinklab.reproduction.engine import plan_runs, reproduce
-from sinklab.reproduction.work import Reading, measured, name_of, run_readings
+from sinklab.reproduction.work import Measurement, Reading, name_of, run_missing, sources_of
+from sinklab.results import sources
 from sinklab.results.table import read_run, read_table
 
 CALLS: list[int] = []
@@ -47,13 +48,13 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> dict[str, Claim]:
     monkeypatch.setattr(work, "claim_called", lambda name: known[name])
     monkeypatch.setattr(engine, "claim_called", lambda name: known[name])
 
-    def here(wanted: Any, folder: Path, scale: Any, logs: Path, **_: Any) -> dict[str, str]:
-        for claim, seed in wanted:
-            if measured(folder, claim, seed) is None:
-                work._measure(str(folder), claim, str(seed), scale)
+    def here(readings: Any, measurements: Any, **_: Any) -> dict[str, str]:
+        for measurement in measurements:
+            if measurement.cached() is None:
+                measurement.take()
         return {}
 
-    monkeypatch.setattr(engine, "run_measures", here)
+    monkeypatch.setattr(work, "run_missing", here)
     CALLS.clear()
     return known
 
@@ -86,13 +87,13 @@ def test_what_is_there_is_kept_and_seeds_may_be_added(claims: dict[str, Claim], 
 
 def test_what_other_code_has_measured_is_measured_again(claims: dict[str, Claim], tmp_path: Path) -> None:
     reproduce(["made_up"], seeds=[0], out=tmp_path, progress=False)
-    path = tmp_path / "measured" / "tiny" / "made_up-seed0.json"
+    (path,) = (tmp_path / "measured" / "tiny").iterdir()
     kept = json.loads(path.read_text())
-    path.write_text(json.dumps({**kept, "code": "0123456789abcdef"}))
-    assert measured(tmp_path / "measured" / "tiny", "made_up", 0) is None
+    path.write_text(json.dumps({**kept, "sources": "0123456789abcdef"}))
+    assert Measurement(tmp_path / "measured" / "tiny", "made_up", 0, "tiny").cached() is None
     reproduce(["made_up"], seeds=[0], out=tmp_path, progress=False)
     assert CALLS == [0, 0]
-    assert json.loads(path.read_text())["code"] == kept["code"]
+    assert json.loads(path.read_text())["sources"] == kept["sources"]
 
 
 def test_the_statement_of_a_claim_is_no_code_that_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,13 +111,26 @@ def test_the_statement_of_a_claim_is_no_code_that_measures(tmp_path: Path, monke
         sys.modules.pop("somewhere.stated", None)
         importlib.invalidate_caches()
         linecache.clearcache()
-        return work._code(importlib.import_module("somewhere.stated").measure)
+        for remembered in (sources._source, sources._imports, sources._digest, work._named_plugins):
+            remembered.cache_clear()
+        return sources_of(importlib.import_module("somewhere.stated").measure)
 
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("sys.dont_write_bytecode", True)
     first = code(source % "a")
     assert code(source % "another remark, longer") == first
     assert code((source % "a").replace("{}", "{1: 2}")) != first
+
+
+def test_the_code_behind_numbers_reaches_to_the_probes_and_to_plug_ins_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(work, "digest_of", lambda *origins, without: asked.extend(sources.modules_behind(*origins)))
+    sources_of(work.function_of("sinks"))
+    assert {"sinklab.probes.sink_rate", "sinklab.reproduction.trained"} <= set(asked)
+    asked.clear()
+    sources_of(work.claim_called("trigger_relu").measure)
+    assert {"sinklab.operations.relu", "sinklab.trigger.lab", "sinklab.theory.trigger_task"} <= set(asked)
+    assert not {"sinklab.operations.softpick", "sinklab.read_outs.int8"} & set(asked)
 
 
 def test_a_scale_without_a_cost_is_not_tested(claims: dict[str, Claim], tmp_path: Path) -> None:
@@ -163,7 +177,7 @@ def test_only_finished_models_are_read(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"status": "stopped"}))
     readings = [Reading(folder, "sinks"), Reading(tmp_path / "runs" / "nobody", "sinks")]
-    assert run_readings(readings, tmp_path / "logs", cache=tmp_path / "cache", jobs=1, progress=False) == {}
+    assert run_missing(readings, logs=tmp_path / "logs", cache=tmp_path / "cache", jobs=1, progress=False) == {}
     assert not (folder / "read_outs").exists()
 
 

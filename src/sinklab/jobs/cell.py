@@ -6,36 +6,24 @@ import contextlib
 import dataclasses
 import datetime
 import os
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from sinklab.errors import InputError, SinklabError
+from sinklab.errors import InputError
 from sinklab.jobs.grid import Cell
+from sinklab.jobs.processes import serve
 from sinklab.results.table import read_run, write_json
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.record import Status
 from sinklab.training.train import pretrain
 
-__all__ = [
-    "ENDED",
-    "NUMBERS",
-    "PLAN",
-    "REFUSED",
-    "SweepPlan",
-    "last_line",
-    "read_plan",
-    "run_cell",
-    "stop_with_driver",
-    "text_of",
-]
+__all__ = ["ENDED", "NUMBERS", "PLAN", "SweepPlan", "read_plan", "run_cell", "text_of"]
 
 PLAN = "sweep.json"
 
@@ -44,9 +32,6 @@ ENDED = ("finished", "diverged")
 
 NUMBERS = ("held_out_loss", "sink_rate")
 """Numbers of a run that are summarised over seeds: nats, and percent at position 0 (Gu et al. 2024)."""
-
-REFUSED = 2
-"""Exit status of a cell that ended with an error of ours: it would end so again."""
 
 PATIENCE = 60.0
 """Seconds to wait for the process that had the cell before, which is perhaps still writing its last checkpoint."""
@@ -156,17 +141,6 @@ def text_of(data: PreparedData) -> dict[str, str]:
     return {part: facts["sha256"] for part, facts in parts.items()}
 
 
-def last_line(log: Path, start: int = 0) -> str:
-    """The last line with something in it that was written to a log after byte ``start``; empty if there is none."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(start, file.seek(0, os.SEEK_END) - 4096))
-            lines = file.read().decode(errors="replace").split("\n")
-    except FileNotFoundError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
 @contextlib.contextmanager
 def _alone(plan: SweepPlan, name: str) -> Iterator[None]:
     """Keep other runs from the cell: two of them in one folder would spoil it. The processes of one run are one."""
@@ -184,23 +158,6 @@ def _alone(plan: SweepPlan, name: str) -> Iterator[None]:
         ) from None
 
 
-def stop_with_driver(descriptor: int = 0) -> None:
-    """Stop when the driver is gone: it holds the other end of our standard input and never writes."""
-    with contextlib.suppress(OSError):
-        os.read(descriptor, 1)
-    os.kill(os.getpid(), signal.SIGTERM)  # which pretrain answers with a checkpoint
-
-
-def main(folder: str, name: str, *options: str) -> None:
-    """The process of a cell: that of the local driver or, with ``--no-driver``, one that anybody starts, also by torchrun."""
-    if "--no-driver" not in options:
-        threading.Thread(target=stop_with_driver, daemon=True).start()
-    try:
-        run_cell(Path(folder), name)
-    except SinklabError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(REFUSED)
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    # The process of the local driver or, with the option, one that anybody starts, also by torchrun.
+    serve(lambda: run_cell(Path(sys.argv[1]), sys.argv[2]), with_driver="--no-driver" not in sys.argv[3:])

@@ -1,4 +1,4 @@
-"""Cells of a sweep as processes of this machine: so many at a time, each with its own interpreter, run again when they die."""
+"""Processes of this machine: so many at a time, each with its own interpreter, run again when they die."""
 
 from __future__ import annotations
 
@@ -9,59 +9,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import torch
-
-from sinklab.jobs.cell import REFUSED, SweepPlan, last_line
+from sinklab.errors import SinklabError
 from sinklab.jobs.watch import Watch
-from sinklab.training.process import chosen_device
 
-__all__ = ["default_jobs", "run_local", "run_processes"]
+__all__ = ["REFUSED", "last_line", "run_processes", "serve"]
+
+REFUSED = 2
+"""Exit status of a process that ended with an error of ours: it would end so again."""
 
 GRACE = 120.0
 """Seconds that a cell has, when the sweep is interrupted, for the step at hand and a checkpoint."""
-
-
-def default_jobs(plan: SweepPlan) -> int:
-    """Cells at a time: one per GPU, or as many as the cores have threads for."""
-    gpus = _gpus(plan)
-    return len(gpus) or max(1, _cores() // max(threads_of(plan, name) for name in plan.cells))
-
-
-def threads_of(plan: SweepPlan, name: str) -> int:
-    """Threads that a cell computes with."""
-    return plan.cells[name].config.training.threads or _cores()
-
-
-def run_local(plan: SweepPlan, names: Sequence[str], *, jobs: int, retries: int, watch: Watch) -> dict[str, str]:
-    """Run cells of a plan, ``jobs`` at a time, and give the errors of those that failed.
-
-    Args:
-        retries: how often a cell that died is run again, from its last checkpoint.
-
-    Raises:
-        KeyboardInterrupt: after the running cells have stopped, each with a checkpoint.
-    """
-    gpus = _gpus(plan)
-    environments = {
-        # Cells compile side by side; each with a pool of its own over all cores would be too much.
-        name: {"OMP_NUM_THREADS": str(threads_of(plan, name)), "TORCHINDUCTOR_COMPILE_THREADS": str(threads_of(plan, name))}
-        for name in names
-    }
-    commands = {name: [sys.executable, "-m", "sinklab.jobs.cell", str(plan.folder), name] for name in names}
-    return run_processes(
-        commands,
-        plan.log,
-        plan.outcome,
-        jobs=jobs,
-        retries=retries,
-        watch=watch,
-        environments=environments,
-        gpus=gpus,
-    )
 
 
 def run_processes(
@@ -121,6 +83,39 @@ def run_processes(
     return errors
 
 
+def serve(work: Callable[[], object], *, with_driver: bool = True) -> None:
+    """The whole of a process that :func:`run_processes` starts: its work, an error of ours in one line, and no life after it.
+
+    Args:
+        with_driver: stop when the process that started this one is gone.
+    """
+    if with_driver:
+        threading.Thread(target=stop_with_driver, daemon=True).start()
+    try:
+        work()
+    except SinklabError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(REFUSED)
+
+
+def stop_with_driver(descriptor: int = 0) -> None:
+    """Stop when the driver is gone: it holds the other end of our standard input and never writes."""
+    with contextlib.suppress(OSError):
+        os.read(descriptor, 1)
+    os.kill(os.getpid(), signal.SIGTERM)  # which training answers with a checkpoint
+
+
+def last_line(log: Path, start: int = 0) -> str:
+    """The last line with something in it that was written to a log after byte ``start``; empty if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(start, file.seek(0, os.SEEK_END) - 4096))
+            lines = file.read().decode(errors="replace").split("\n")
+    except FileNotFoundError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
 @dataclasses.dataclass(frozen=True)
 class _Running:
     process: subprocess.Popen
@@ -170,15 +165,3 @@ def _reason(status: int, said: str) -> str:
     name = signal.Signals(-status).name
     hint = ", as a machine does that runs out of memory; fewer --jobs take less" if name == "SIGKILL" else ""
     return f"killed by {name}{hint}" + (f"; it said last: {said}" if said else "")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _gpus(plan: SweepPlan) -> list[str]:
-    """The GPUs to spread cells over, as ``CUDA_VISIBLE_DEVICES`` names them; none when all cells are for the CPU."""
-    if all(chosen_device(cell.config) == "cpu" for cell in plan.cells.values()):
-        return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]

@@ -13,7 +13,8 @@ from typing import Any
 
 from sinklab import __version__
 from sinklab.errors import ConfigurationError, InputError, SinklabError
-from sinklab.jobs.cell import PLAN, SweepPlan, last_line, read_plan, run_cell
+from sinklab.jobs.cell import PLAN, SweepPlan, read_plan, run_cell
+from sinklab.jobs.processes import last_line
 from sinklab.jobs.watch import Watch
 from sinklab.results.table import read_run
 

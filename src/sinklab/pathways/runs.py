@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from sinklab.jobs.grid import Cell
 from sinklab.pathways.columns import COLUMNS, FAST, READ_OUTS, Source
 from sinklab.pathways.operations import Pathway
 from sinklab.registry import operations
-from sinklab.reproduction.cells import make_cells, open_store, train_cells
+from sinklab.reproduction import work
+from sinklab.reproduction.cells import make_cells
 from sinklab.reproduction.claim import Changes, Scale, Times, Variant
-from sinklab.reproduction.work import Reading, read_numbers, run_readings
 from sinklab.training.config import PretrainingConfig
 from sinklab.trigger.expressible import obstacle
 from sinklab.trigger.lab import label_of, run_lab
@@ -87,19 +84,18 @@ def train_and_read(
     """
     by_source = {source: cells_of(pathways, source, scale, seeds) for source in CHANGES}
     cells = {cell.name: cell for of_source in by_source.values() for cell in of_source.values()}
-    plan = open_store(store / "runs" / scale, cells, cache, progress=progress)
-    errors = train_cells(plan, cells, jobs=jobs, retries=retries, ray=ray, progress=progress)
-    readings = [
-        Reading(plan.folder / cell.name, read_out)
+    read = [
+        (cell.name, read_out)
         for source, of_source in by_source.items()
         for cell in of_source.values()
         for read_out in READ_OUTS[source]
     ]
-    workers = jobs or max(1, torch.cuda.device_count() if torch.cuda.is_available() else (os.cpu_count() or 1))
-    errors |= run_readings(readings, store / "logs", cache=cache, jobs=workers, progress=progress)
+    plan, errors = work.train_and_read(
+        cells, read, scale=scale, store=store, cache=cache, jobs=jobs, retries=retries, ray=ray, progress=progress
+    )
     raw = {
         source: {
-            key: read_numbers(plan.folder / cell.name, READ_OUTS[source])
+            key: work.read_numbers(plan.folder / cell.name, READ_OUTS[source])
             for key, cell in of_source.items()
             if plan.outcome(cell.name) is not None
         }
@@ -147,12 +143,12 @@ def trigger_numbers(
     Args:
         folder: of the trigger lab, which keeps its runs there.
     """
-    operations = {pathway.label: operations.make(pathway.operation(setting.length)) for pathway in pathways}
+    made = {pathway.label: operations.make(pathway.operation(setting.length)) for pathway in pathways}
     numbers: Numbers = {seed: {} for seed in seeds}
-    cannot = {label: found for label, operation in operations.items() if (found := obstacle(operation, setting)) is not None}
-    label_in_lab = {label_of(operation): label for label, operation in operations.items() if label not in cannot}
+    cannot = {label: found for label, operation in made.items() if (found := obstacle(operation, setting)) is not None}
+    label_in_lab = {label_of(operation): label for label, operation in made.items() if label not in cannot}
     if label_in_lab:
-        trained = [operation for label, operation in operations.items() if label not in cannot]
+        trained = [operation for label, operation in made.items() if label not in cannot]
         for run in run_lab(trained, seeds, setting, out=folder, resume=True, progress=progress).runs:
             numbers[run["seed"]][label_in_lab[run["operation"]]] = _of_run(run)
     words = {label: f"{why}; the largest error is {error:.3g} or more" for label, (why, error) in cannot.items()}

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import datetime
 import json
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,11 +19,11 @@ from sinklab.errors import ConfigurationError
 from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.grid import Cell
 from sinklab.registry import claims as registered
-from sinklab.reproduction.cells import make_cells, open_store, resolved_changes, train_cells
+from sinklab.reproduction.cells import make_cells, open_store, resolved_changes
 from sinklab.reproduction.claim import SCALES, Claim, Numbers, Scale
 from sinklab.reproduction.scales import base_config
 from sinklab.reproduction.verdict import Conclusion, judge
-from sinklab.reproduction.work import Reading, claim_called, measured, name_of, read_numbers, run_measures, run_readings
+from sinklab.reproduction.work import Measurement, claim_called, name_of, read_numbers, train_and_read
 from sinklab.results.metric import Metric
 from sinklab.results.table import make_table, read_run, write_json, write_table
 from sinklab.training.process import default_cache
@@ -65,6 +64,9 @@ class _Asked:
     @property
     def read_outs(self) -> list[str]:
         return [name_of(self.name, read_out) for read_out in self.claim.read_outs]
+
+    def measured(self, seed: int, scale: Scale, out: Path) -> Measurement:
+        return Measurement(out / "measured" / scale, self.name, seed, scale)
 
 
 def reproduce(
@@ -107,17 +109,21 @@ def reproduce(
     asked = _all_asked(names, scale, seeds)
     runnable = [one for one in asked if scale in one.claim.costs]
     cells = {cell.name: cell for one in runnable for cell in one.cells.values()}
-    plan = open_store(out / "runs" / scale, cells, cache, progress=progress)
-    errors = train_cells(plan, cells, jobs=jobs, retries=retries, ray=ray, progress=progress)
-    workers = jobs or max(1, (os.cpu_count() or 1) if not torch.cuda.is_available() else torch.cuda.device_count())
-    readings = [
-        Reading(plan.folder / cell.name, read) for one in runnable for cell in one.cells.values() for read in one.read_outs
-    ]
-    logs, measures = out / "logs", out / "measured" / scale
-    errors |= run_readings(readings, logs, cache=cache, jobs=workers, progress=progress)
-    wanted = [(one.name, seed) for one in runnable if one.claim.measure is not None for seed in seeds]
-    errors |= run_measures(wanted, measures, scale, logs, jobs=workers, progress=progress)
-    return [_conclude(one, plan, measures, scale, seeds, out, errors) for one in asked]
+    read = [(cell.name, read_out) for one in runnable for cell in one.cells.values() for read_out in one.read_outs]
+    measurements = [one.measured(seed, scale, out) for one in runnable if one.claim.measure is not None for seed in seeds]
+    plan, errors = train_and_read(
+        cells,
+        read,
+        measurements,
+        scale=scale,
+        store=out,
+        cache=cache,
+        jobs=jobs,
+        retries=retries,
+        ray=ray,
+        progress=progress,
+    )
+    return [_conclude(one, plan, scale, seeds, out, errors) for one in asked]
 
 
 def plan_runs(
@@ -165,14 +171,14 @@ def _asked(name: str, scale: Scale, seeds: Sequence[int]) -> _Asked:
 
 
 def _conclude(
-    one: _Asked, plan: SweepPlan, measures: Path, scale: Scale, seeds: Sequence[int], out: Path, errors: Mapping[str, str]
+    one: _Asked, plan: SweepPlan, scale: Scale, seeds: Sequence[int], out: Path, errors: Mapping[str, str]
 ) -> Reproduced:
     """Judge a claim by what there is, and write it down."""
     if scale not in one.claim.costs:
         where = ", ".join(one.claim.costs)
         reason = f"the claim can be run at {where} only"
         return Reproduced(one.name, Conclusion("not tested at this scale", (), (), reason), {}, None, [])
-    numbers, seconds = _numbers(one, plan, measures, seeds)
+    numbers, seconds = _numbers(one, plan, scale, seeds, out)
     judgement = judge(one.claim.parts, one.claim.presupposes, numbers)
     folder = out / scale / one.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -186,7 +192,7 @@ def _conclude(
     return Reproduced(one.name, judgement, numbers, folder, failed)
 
 
-def _numbers(one: _Asked, plan: SweepPlan, measures: Path, seeds: Sequence[int]) -> tuple[dict[int, Numbers], float]:
+def _numbers(one: _Asked, plan: SweepPlan, scale: Scale, seeds: Sequence[int], out: Path) -> tuple[dict[int, Numbers], float]:
     """Numbers by seed and variant, and the seconds of the runs behind them."""
     numbers: dict[int, dict[str, dict[str, float]]] = {seed: {} for seed in seeds}
     seconds = 0.0
@@ -196,7 +202,7 @@ def _numbers(one: _Asked, plan: SweepPlan, measures: Path, seeds: Sequence[int])
             numbers[seed][label] = read_numbers(folder, one.read_outs)
             seconds += read_run(folder).get("wall_seconds") or 0.0
     for seed in seeds if one.claim.measure is not None else ():
-        found = measured(measures, one.name, seed)
+        found = one.measured(seed, scale, out).cached()
         if found is None:
             continue
         clash = numbers[seed].keys() & found["numbers"].keys()

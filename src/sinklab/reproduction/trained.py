@@ -12,6 +12,7 @@ from sinklab.models.loading import LoadedModel, load_model
 from sinklab.results.table import read_run, read_table
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData, prepare_data
+from sinklab.training.record import weights_sha256
 
 __all__ = ["TrainedModel"]
 
@@ -33,6 +34,12 @@ class TrainedModel:
     def config(self) -> PretrainingConfig:
         """What was asked for."""
         return PretrainingConfig.parse(read_run(self.folder)["config"])
+
+    @functools.cached_property
+    def weights(self) -> str | None:
+        """Which weights these are: SHA-256 of their files; ``None`` where a run that diverged has left none."""
+        found = read_run(self.folder).get("weights_sha256")
+        return weights_sha256(self.folder / "model") if found is None else str(found)
 
     @functools.cached_property
     def table(self) -> pd.DataFrame:

@@ -1,38 +1,50 @@
 """The work behind claims besides training: read-outs of trained models and measurements of a seed, in processes of their own.
 
-Every result is a small JSON file that says which code made it. A file whose code has changed since is made anew; all others
-are kept, so that a run that was interrupted, or a claim that was added, costs what is missing and nothing else.
+Every result is an entry of a store (:mod:`sinklab.results.store`) under the hash of the weights and the source of all code that
+computed it. What has changed is computed anew and all else is kept, so that a run that was interrupted, or a claim that was
+added, costs what is missing.
 """
 
 from __future__ import annotations
 
-import hashlib
+import ast
+import dataclasses
+import functools
 import inspect
 import json
 import math
-import re
+import os
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from sinklab.errors import ConfigurationError, SinklabError
-from sinklab.jobs.cell import REFUSED, stop_with_driver
-from sinklab.jobs.processes import run_processes
+import torch
+
+from sinklab.errors import ConfigurationError
+from sinklab.jobs.cell import SweepPlan
+from sinklab.jobs.grid import Cell
+from sinklab.jobs.processes import run_processes, serve
 from sinklab.jobs.watch import watching
-from sinklab.registry import claims, read_outs
+from sinklab.registry import Registry, claims, corpora, interventions, operations, policies, positions, probes, read_outs, tasks
+from sinklab.reproduction.cells import open_store, train_cells
 from sinklab.reproduction.claim import Claim, ReadOut, Scale
 from sinklab.reproduction.trained import TrainedModel
-from sinklab.results.table import read_run, write_json
+from sinklab.results.sources import digest_of
+from sinklab.results.store import Store
+from sinklab.results.table import read_run
 
-__all__ = ["Reading", "claim_called", "measured", "name_of", "read_numbers", "run_measures", "run_readings"]
+__all__ = ["Measurement", "Reading", "claim_called", "name_of", "read_numbers", "run_missing", "sources_of", "train_and_read"]
 
 BATCH = 12
-"""Readings of one process: enough that starting it, five seconds, is the smaller part."""
+"""Models read in one process: enough that starting it, five seconds, is the smaller part."""
+
+Numbers = dict[str, Any]
+"""Plain JSON: ``numbers`` and the ``seconds`` that they took."""
 
 
+@dataclasses.dataclass(frozen=True)
 class Reading:
     """One read-out of one trained model.
 
@@ -41,17 +53,61 @@ class Reading:
         read_out: a name from ``sinklab.read_outs``, or ``claim.function`` for a function in the file of a claim.
     """
 
-    def __init__(self, folder: Path, read_out: str) -> None:
-        self.folder, self.read_out = folder, read_out
+    folder: Path
+    read_out: str
 
-    @property
-    def path(self) -> Path:
-        """Where the numbers are kept."""
-        return self.folder / "read_outs" / f"{self.read_out}.json"
+    def _key(self) -> tuple[str, dict[str, Any], str]:
+        run = read_run(self.folder)
+        model = run["config"]["model"]
+        # The model looks up its operation and its positions by their names, which no import statement says.
+        plugins = operations[model["operation"]["name"]], positions[model["position"].get("name", "rotary")]
+        settings = {"run": run["run_id"], "weights": TrainedModel(self.folder, self.folder).weights}
+        return self.read_out, settings, sources_of(function_of(self.read_out), *plugins)
 
-    def kept(self) -> dict[str, Any] | None:
-        """What was read before by the code as it is now."""
-        return _kept(self.path, function_of(self.read_out))
+    def cached(self) -> Numbers | None:
+        """What was read before, by the code as it is now; a run that has not ended as the read-out needs it has nothing."""
+        found = Store(self.folder / "read_outs").get(*self._key()) if self.readable() else None
+        return None if found is None else found.record
+
+    def take(self, trained: TrainedModel) -> None:
+        """Read the numbers and keep them."""
+        numbers = _timed(lambda: _plain(function_of(self.read_out)(trained)))
+        Store(self.folder / "read_outs").put(*self._key(), numbers)
+
+    def readable(self) -> bool:
+        """Whether there is something to read; of a run that diverged only if the function has a true ``of_diverged``."""
+        status = read_run(self.folder)["status"] if (self.folder / "run.json").is_file() else "waiting"
+        return status == "finished" or (status == "diverged" and getattr(function_of(self.read_out), "of_diverged", False))
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """What a claim measures by itself at a seed and a scale; kept in a folder of the scale."""
+
+    folder: Path
+    claim: str
+    seed: int
+    scale: Scale
+
+    def _key(self) -> tuple[str, dict[str, Any], str]:
+        return self.claim, {"seed": self.seed, "scale": self.scale}, sources_of(claim_called(self.claim).measure)
+
+    def cached(self) -> Numbers | None:
+        """What was measured before, by the code as it is now."""
+        found = Store(self.folder).get(*self._key())
+        return None if found is None else found.record
+
+    def take(self) -> None:
+        """Measure and keep the numbers.
+
+        Raises:
+            ConfigurationError: the claim measures nothing by itself.
+        """
+        measure = claim_called(self.claim).measure
+        if measure is None:
+            raise ConfigurationError(f"claim {self.claim!r} measures nothing by itself")
+        numbers = _timed(lambda: {label: _plain(of) for label, of in measure(self.seed, self.scale).items()})
+        Store(self.folder).put(*self._key(), numbers)
 
 
 def claim_called(name: str) -> Claim:
@@ -61,7 +117,8 @@ def claim_called(name: str) -> Claim:
         UnknownNameError: no such claim.
         ConfigurationError: its file does not give a claim.
     """
-    claim = claims.make(name)
+    make: Any = claims[name]
+    claim = make()
     if not isinstance(claim, Claim):
         raise ConfigurationError(f"claim {name!r}: its function must return a Claim, and returned {type(claim).__name__}")
     return claim
@@ -69,7 +126,7 @@ def claim_called(name: str) -> Claim:
 
 def name_of(claim: str, read_out: str | ReadOut) -> str:
     """The name under which a read-out of a claim is kept."""
-    return read_out if isinstance(read_out, str) else f"{claim}.{read_out.__name__}"  # type: ignore[attr-defined]
+    return read_out if isinstance(read_out, str) else f"{claim}.{cast(Any, read_out).__name__}"
 
 
 def function_of(read_out: str) -> Callable[[TrainedModel], Mapping[str, float]]:
@@ -81,12 +138,50 @@ def function_of(read_out: str) -> Callable[[TrainedModel], Mapping[str, float]]:
     """
     claim, dot, function = read_out.partition(".")
     if not dot:
-        found: Any = read_outs.make(read_out)
-        return found
+        return cast(ReadOut, read_outs[read_out])
     for candidate in claim_called(claim).read_outs:
         if not isinstance(candidate, str) and name_of(claim, candidate) == read_out:
             return candidate
     raise ConfigurationError(f"claim {claim!r} has no read-out {function!r}")
+
+
+def sources_of(function: Any, *plugins: Any) -> str:
+    """The digest of the code behind a read-out or a measurement.
+
+    The function that states a claim is left out: to add a remark to a claim is no reason to measure it again. Plug-ins that the
+    file, or a private file beside it, names in a string are part of the code.
+    """
+    module = sys.modules[function.__module__]
+    stated = getattr(module, module.__name__.rpartition(".")[2], None)
+    without = [stated] if inspect.isfunction(stated) and stated is not function else []
+    return digest_of(function, *plugins, *_named_plugins(module.__name__), without=without)
+
+
+@functools.cache
+def _named_plugins(module: str) -> tuple[Any, ...]:
+    """Plug-ins whose names stand as strings in a module or in the private modules beside it that it imports from."""
+    package, _, own = module.rpartition(".")
+    found: list[Any] = []
+    waiting: list[ast.AST] = [ast.parse(inspect.getsource(sys.modules[module]))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef) and node.name == own and package.endswith("claims"):
+            continue  # the statement of the claim
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{package}._"):
+            found += _named_plugins(str(node.module))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found += [kind[node.value] for kind in _kinds_by_name().get(node.value, ())]
+        waiting += ast.iter_child_nodes(node)
+    return tuple(found)
+
+
+@functools.cache
+def _kinds_by_name() -> Mapping[str, Sequence[Registry[Any]]]:
+    """The registries that have a name, for kinds that code looks up by their names; asking them each time is slow."""
+    kinds = (operations, positions, policies, corpora, tasks, interventions, probes, read_outs)
+    names = {name for kind in kinds for name in kind}
+    listed = [(kind, set(kind)) for kind in kinds]
+    return {name: [kind for kind, of_kind in listed if name in of_kind] for name in names}
 
 
 def read_numbers(folder: Path, wanted: Sequence[str]) -> dict[str, float]:
@@ -98,71 +193,85 @@ def read_numbers(folder: Path, wanted: Sequence[str]) -> dict[str, float]:
         if result.get(name) is not None and (name == "steps" or run["status"] == "finished"):
             numbers[name] = float(result[name])
     for read_out in wanted:
-        kept = Reading(folder, read_out).kept()
-        numbers |= {} if kept is None else {key: value for key, value in kept["numbers"].items() if value is not None}
+        found = Reading(folder, read_out).cached()
+        numbers |= {} if found is None else {key: value for key, value in found["numbers"].items() if value is not None}
     return numbers
 
 
-def measured(folder: Path, claim: str, seed: int) -> dict[str, Any] | None:
-    """What a claim has measured at a seed, by the code as it is now: ``numbers`` and ``seconds``."""
-    return _kept(_measure_path(folder, claim, seed), claim_called(claim).measure)
+def train_and_read(
+    cells: Mapping[str, Cell],
+    read: Iterable[tuple[str, str]],
+    measurements: Sequence[Measurement] = (),
+    *,
+    scale: Scale,
+    store: Path,
+    cache: Path,
+    jobs: int | None,
+    retries: int,
+    ray: str | None,
+    progress: bool,
+) -> tuple[SweepPlan, dict[str, str]]:
+    """Train the cells that are missing in a store, and take the read-outs and measurements that are.
 
+    Args:
+        cells: by name.
+        read: names of cells, each with a read-out to take of it.
+        store: output directory of :func:`~sinklab.reproduction.engine.reproduce`.
 
-def run_readings(readings: Sequence[Reading], logs: Path, *, cache: Path, jobs: int, progress: bool) -> dict[str, str]:
-    """Take the read-outs that are missing, several processes at a time; the errors by batch.
+    Returns:
+        The plan of the store, and the errors of what failed.
 
-    A run that diverged is read only by read-outs that say so (a true attribute ``of_diverged``).
+    Raises:
+        ConfigurationError, InputError: a training that cannot be, a machine that cannot run it, or a text or directory that
+            cannot be used.
+        KeyboardInterrupt: after running trainings have stopped with a checkpoint.
     """
-    left = [reading for reading in readings if _readable(reading) and reading.kept() is None]
-    by_folder: dict[Path, list[str]] = {}
-    for reading in left:
-        names = by_folder.setdefault(reading.folder, [])
-        if reading.read_out not in names:
-            names.append(reading.read_out)
-    folders = list(by_folder)
-    size = max(1, min(BATCH, math.ceil(len(folders) / jobs))) if folders else 1
-    batches = {f"read-outs {start // size + 1}": folders[start : start + size] for start in range(0, len(folders), size)}
+    plan = open_store(store / "runs" / scale, cells, cache, progress=progress)
+    errors = train_cells(plan, cells, jobs=jobs, retries=retries, ray=ray, progress=progress)
+    readings = [Reading(plan.folder / cell, read_out) for cell, read_out in read]
+    workers = jobs or torch.cuda.device_count() or os.cpu_count() or 1
+    errors |= run_missing(readings, measurements, logs=store / "logs", cache=cache, jobs=workers, progress=progress)
+    return plan, errors
+
+
+def run_missing(
+    readings: Sequence[Reading],
+    measurements: Sequence[Measurement] = (),
+    *,
+    logs: Path,
+    cache: Path,
+    jobs: int,
+    progress: bool,
+) -> dict[str, str]:
+    """Take what is missing, several processes at a time: one for a batch of models, one for a measurement.
+
+    Returns:
+        The errors of those that failed: by ``read-outs N``, and by claim and seed.
+    """
+    missing: dict[Path, list[Reading]] = {}
+    for reading in dict.fromkeys(readings):
+        if reading.readable() and reading.cached() is None:
+            missing.setdefault(reading.folder, []).append(reading)
+    folders = list(missing)
+    size = max(1, min(BATCH, math.ceil(len(folders) / jobs)))
+    batches: dict[str, list[Reading | Measurement]] = {
+        f"read-outs {start // size + 1}": [reading for folder in folders[start : start + size] for reading in missing[folder]]
+        for start in range(0, len(folders), size)
+    }
+    batches |= {f"{task.claim} seed {task.seed}": [task] for task in measurements if task.cached() is None}
+    if not batches:
+        return {}
     commands = {
         name: [
-            *(sys.executable, "-m", "sinklab.reproduction.work", "read", str(cache)),
-            json.dumps([[str(folder), by_folder[folder]] for folder in batch]),
+            *(sys.executable, "-m", "sinklab.reproduction.work", str(cache)),
+            json.dumps([[type(task).__name__, dataclasses.asdict(task)] for task in batch], default=str),
         ]
         for name, batch in batches.items()
     }
 
     def outcome(name: str) -> str | None:
-        done = all(Reading(folder, read).kept() is not None for folder in batches[name] for read in by_folder[folder])
-        return f"{len(batches[name])} models read" if done else None
+        return "done" if all(task.cached() is not None for task in batches[name]) else None
 
-    return _run(commands, logs, outcome, jobs=jobs, progress=progress)
-
-
-def run_measures(
-    wanted: Sequence[tuple[str, int]], folder: Path, scale: Scale, logs: Path, *, jobs: int, progress: bool
-) -> dict[str, str]:
-    """Take the measurements that are missing, a process for each claim and seed; the errors by claim and seed.
-
-    Args:
-        folder: where measurements of this scale are kept.
-    """
-    left = {f"{claim} seed {seed}": (claim, seed) for claim, seed in wanted if measured(folder, claim, seed) is None}
-    commands = {
-        name: [sys.executable, "-m", "sinklab.reproduction.work", "measure", str(folder), claim, str(seed), scale]
-        for name, (claim, seed) in left.items()
-    }
-
-    def outcome(name: str) -> str | None:
-        return None if measured(folder, *left[name]) is None else "measured"
-
-    return _run(commands, logs, outcome, jobs=jobs, progress=progress)
-
-
-def _run(
-    commands: Mapping[str, Sequence[str]], logs: Path, outcome: Callable[[str], str | None], *, jobs: int, progress: bool
-) -> dict[str, str]:
-    if not commands:
-        return {}
-    environments = {name: {"OMP_NUM_THREADS": "1"} for name in commands}
     with watching(len(commands), 0, wanted=progress) as watch:
         return run_processes(
             commands,
@@ -171,48 +280,8 @@ def _run(
             jobs=jobs,
             retries=0,
             watch=watch,
-            environments=environments,
+            environments={name: {"OMP_NUM_THREADS": "1"} for name in commands},
         )
-
-
-def _readable(reading: Reading) -> bool:
-    status = read_run(reading.folder)["status"] if (reading.folder / "run.json").is_file() else "waiting"
-    return status == "finished" or (status == "diverged" and getattr(function_of(reading.read_out), "of_diverged", False))
-
-
-def _measure_path(folder: Path, claim: str, seed: int) -> Path:
-    return folder / f"{claim}-seed{seed}.json"
-
-
-def _kept(path: Path, function: Any) -> dict[str, Any] | None:
-    try:
-        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
-    return kept if kept.get("code") == _code(function) else None
-
-
-def _code(function: Any) -> str:
-    """Hash of the file that a function is in, and of the private files beside it that it imports from.
-
-    The function that states a claim is left out of its file: to add a remark to a claim is no reason to measure it again. Nor
-    is a change elsewhere in sinklab; whoever makes one that matters deletes the files.
-    """
-    module = inspect.getmodule(function)
-    assert module is not None
-    text, stated = inspect.getsource(module), getattr(module, module.__name__.rpartition(".")[2], None)
-    if inspect.isfunction(stated) and stated is not function:
-        text = text.replace(inspect.getsource(stated), "")
-    package = re.escape(module.__name__.rpartition(".")[0])
-    beside = sorted(set(re.findall(rf"^from {package}\.(_\w+) import", text, flags=re.MULTILINE)))
-    folder = Path(str(module.__file__)).parent
-    content = [text, *((folder / f"{name}.py").read_text(encoding="utf-8") for name in beside)]
-    return hashlib.sha256("".join(content).encode()).hexdigest()[:16]
-
-
-def _write(path: Path, function: Any, numbers: Any, seconds: float) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json({"code": _code(function), "numbers": numbers, "seconds": round(seconds, 2)}, path)
 
 
 def _plain(numbers: Mapping[str, float]) -> dict[str, float | None]:
@@ -220,35 +289,24 @@ def _plain(numbers: Mapping[str, float]) -> dict[str, float | None]:
     return {name: float(value) if math.isfinite(value) else None for name, value in numbers.items()}
 
 
-def _read(cache: str, batch: str) -> None:
-    for folder, names in json.loads(batch):
-        trained = TrainedModel(Path(folder), Path(cache))
-        for name in names:
-            reading, started = Reading(Path(folder), name), time.monotonic()
-            if reading.kept() is None:
-                print(f"{Path(folder).name}: {name}", file=sys.stderr, flush=True)
-                numbers = _plain(function_of(name)(trained))
-                _write(reading.path, function_of(name), numbers, time.monotonic() - started)
-
-
-def _measure(folder: str, claim: str, seed: str, scale: Scale) -> None:
-    measure = claim_called(claim).measure
-    if measure is None:
-        raise ConfigurationError(f"claim {claim!r} measures nothing by itself")
+def _timed(compute: Callable[[], Any]) -> Numbers:
     started = time.monotonic()
-    numbers = {label: _plain(values) for label, values in measure(int(seed), scale).items()}
-    _write(_measure_path(Path(folder), claim, int(seed)), measure, numbers, time.monotonic() - started)
+    return {"numbers": compute(), "seconds": round(time.monotonic() - started, 2)}
 
 
-def main(kind: str, *arguments: str) -> None:
-    """The process of a batch of read-outs, or of one measurement."""
-    threading.Thread(target=stop_with_driver, daemon=True).start()
-    try:
-        {"read": _read, "measure": _measure}[kind](*arguments)  # type: ignore[operator]
-    except SinklabError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(REFUSED)
+def _work(cache: Path, batch: str) -> None:
+    """Take one batch; the read-outs of a model share what is loaded of it."""
+    trained = TrainedModel(Path(), cache)
+    for kind, fields in json.loads(batch):
+        fields["folder"] = Path(fields["folder"])
+        if kind == "Measurement":
+            Measurement(**fields).take()
+            continue
+        reading = Reading(**fields)
+        trained = trained if trained.folder == reading.folder else TrainedModel(reading.folder, cache)
+        print(f"{reading.folder.name}: {reading.read_out}", file=sys.stderr, flush=True)
+        reading.take(trained)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve(lambda: _work(Path(sys.argv[1]), sys.argv[2]))

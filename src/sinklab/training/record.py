@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ import pandas as pd
 from sinklab.errors import InputError
 from sinklab.results.table import read_run, read_table, write_json
 
-__all__ = ["RunRecord", "RunResult", "Status", "library_versions", "newest", "read_result"]
+__all__ = ["RunRecord", "RunResult", "Status", "library_versions", "newest", "read_result", "weights_sha256"]
 
 Status = Literal["finished", "diverged", "stopped"]
 
@@ -85,6 +86,17 @@ def newest(table: pd.DataFrame) -> dict[str, float | None]:
     }
     last = {name: rows["value"].iloc[-1] if len(rows) else None for name, rows in chosen.items()}
     return {name: None if value is None or pd.isna(value) else float(value) for name, value in last.items()}
+
+
+def weights_sha256(folder: Path) -> str | None:
+    """Identity of a saved model: SHA-256 of its file of weights, or of the hashes of several; ``None`` where there is none."""
+    digests = []
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256"))
+    if len(digests) < 2:
+        return digests[0].hexdigest() if digests else None
+    return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
 
 
 def library_versions() -> dict[str, str]:

@@ -35,7 +35,7 @@ from sinklab.training.process import (
     training_arguments,
 )
 from sinklab.training.progress import Display, display
-from sinklab.training.record import RunRecord, RunResult, Status, library_versions, newest, read_result
+from sinklab.training.record import RunRecord, RunResult, Status, library_versions, newest, read_result, weights_sha256
 from sinklab.training.resuming import earlier_run, require_same_text
 from sinklab.training.run_table import RunTable
 from sinklab.training.trainer import PretrainingTrainer
@@ -202,7 +202,8 @@ def _train(run: Prepared) -> RunResult:
         raise
     result = {**newest(table.table()), "tokens_per_second": book.speed, "steps": steps}
     divergence = None if book.divergence is None else dataclasses.asdict(book.divergence)
-    record.update(status=status, steps=steps, result=result, divergence=divergence)
+    weights = weights_sha256(out / "model")
+    record.update(status=status, steps=steps, result=result, divergence=divergence, weights_sha256=weights)
     return RunResult(folder=out, table=table.table(), status=status, run=record.fields, **result)
 
 
