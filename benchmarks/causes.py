@@ -12,10 +12,10 @@ from sinklab.causes.effects import Effects, one_by_one
 from sinklab.causes.engine import measure_effects
 from sinklab.causes.readout import NextToken
 from sinklab.causes.samples import token_samples
-from sinklab.causes.sinks import find_sink
 from sinklab.causes.variants import make_variants
 from sinklab.corpora.python_source import PythonSource
 from sinklab.models.loading import load_model
+from sinklab.sinks import find_sinks
 
 TEXTS, LENGTH = 16, 256
 
@@ -24,7 +24,7 @@ def measure() -> list[Bar]:
     loaded = load_model("embedded:softmax")
     tokens = PythonSource().sample(loaded.encoder, seq_len=LENGTH, samples=TEXTS, seed=0, bos=True)
     samples = token_samples([("python_source", tokens)])
-    sink = find_sink(loaded.model, samples)
+    sink = find_sinks(loaded.model, samples.inputs)
     variants = make_variants(sink, samples, budget="fast")
 
     def run(how: Callable[..., Effects]) -> tuple[Effects, float]:

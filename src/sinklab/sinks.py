@@ -684,7 +684,7 @@ class SinkWeights(Watcher):
             share = weights_of_keys(call, index[..., None], statistics.log_sum_exp)[..., 0]
             if not call.operation.normalized:
                 assert statistics.row_mass is not None
-                share = share / (statistics.row_mass + _PROXY)
+                share = share / statistics.row_mass.clamp_min(_PROXY)  # rows of zeros stay zeros
             standing = call.key_positions.gather(1, index.clamp(min=0)) == call.query_positions
             asked = scores_of_keys(call, index[..., None])[1][..., 0] & (call.counted & ~standing)[:, None]
             own = norms.masked_fill(~at[:, None], 0.0).sum((0, 2))

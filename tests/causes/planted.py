@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,15 @@ from sinklab.causes.samples import Samples, token_samples
 from sinklab.operations.key_bias import KeyBias
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax
+from sinklab.sinks import Sinks, find_sinks
 from sinklab.theory.trigger_bounds import softmax_solution
 from sinklab.theory.trigger_task import trigger_batch
+
+
+def sinks_of(model: nn.Module, samples: Samples, **settings: Any) -> Sinks:
+    """The sinks on some samples, by domain."""
+    return find_sinks(model, samples.inputs, groups=samples.groups(), **settings)
+
 
 BOS, WORDS, HALF = 0, 24, 11
 """Token 0; tokens with it; words of one half of a text."""

@@ -10,7 +10,7 @@ from tests.architectures.zoo import ZOO, build
 from torch import nn
 
 from sinklab.causes import engine
-from sinklab.causes.effects import Head, Variant, one_by_one
+from sinklab.causes.effects import Variant, one_by_one
 from sinklab.causes.engine import REPLAYED, estimate, measure_effects
 from sinklab.causes.readout import ClassLogits, MaskedToken, NextToken, OutputDivergence, SquaredError
 from sinklab.causes.samples import Samples, masked_samples, token_samples, whole_samples
@@ -21,6 +21,7 @@ from sinklab.interventions.rotate_change import RotateChange
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.sinks import Head
 from sinklab.testing import tiny_models
 
 SHAPE = {

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from sinklab.causes.effects import Effects, Head
+from sinklab.causes.effects import Effects
 from sinklab.causes.evidence import Evidence, benjamini_hochberg, evidence_of, least_texts
 from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.results.intervals import mean_over_items, means_over_items
+from sinklab.sinks import Head
 
 SEEDED = np.random.default_rng(5)
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 import transformers
 from planted import PlantedLM, broadcast, drawn, no_op, repeated, zipf
+from tests.causes.planted import sinks_of
 
 from sinklab import attend
 from sinklab.attention.probe import Probe
 from sinklab.causes.key_bias import key_bias
 from sinklab.causes.readout import ClassLogits, NextToken
 from sinklab.causes.samples import Samples, token_samples
-from sinklab.causes.sinks import find_sink
 from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
 from sinklab.results.table import make_table
@@ -27,7 +27,7 @@ NEGLIGIBLE = 1e-6
 
 def found_in(model, samples, place=0, **settings):
     settings.setdefault("readout", NextToken())
-    return key_bias(model, samples, find_sink(model, samples, place=place), **settings)
+    return key_bias(model, samples, sinks_of(model, samples, place=place), **settings)
 
 
 def test_a_sink_that_carries_nothing_is_a_key_bias_with_a_constant_score():
@@ -173,7 +173,7 @@ def test_what_cannot_be_is_refused():
         found_in(model, samples, place=None)
     with pytest.raises(ConfigurationError, match="minimal_effect must be above 0, got 0"):
         found_in(model, samples, minimal_effect=0.0)
-    with pytest.raises(ConfigurationError, match="no query sees a key at the sink, 22"):
+    with pytest.raises(ConfigurationError, match="no query sees a key at the sink, position 22"):
         found_in(model, samples, place=22)
     with pytest.raises(ConfigurationError, match="needs two texts or more"):
         found_in(model, samples.part(0, 1))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 import torch
 
-from sinklab.causes.effects import Effects, Head
+from sinklab.causes.effects import Effects
 from sinklab.causes.labels import RULES, label_heads, require_texts, texts_needed
 from sinklab.causes.samples import token_samples
-from sinklab.causes.sinks import SinkFound
 from sinklab.errors import ConfigurationError
+from sinklab.sinks import Head, Sinks
 
 VARIANTS = ["redirect", "hide", "zero", "zero_value", "hide control 0", "hide control 1", *(f"rotated {k}" for k in range(8))]
 
@@ -22,9 +23,11 @@ BROADCAST = {"zero_value": 0.2, "hide": 0.3, "zero": 0.3, "rotated": 0.5}
 NOTHING: dict[str, float] = {}
 
 
-def sink_of(heads: int, place=0) -> SinkFound:
+def sink_of(heads: int, place=0) -> Sinks:
     numbers = np.full(heads, 0.5)
-    return SinkFound(place, [Head(0, head, "attention") for head in range(heads)], numbers, numbers, [(0, 0.5)], [], 16)
+    sinks = Sinks.at(place)
+    found = tuple(Head(0, head, "attention") for head in range(heads))
+    return dataclasses.replace(sinks, heads=found, weights=numbers, value_ratio=numbers, length=16)
 
 
 def made_up(heads: list[list[dict[str, float]]], *, texts: int = 16, noise: float = 0.002, seed: int = 0) -> Effects:

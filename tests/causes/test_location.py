@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from planted import PlantedAttention, PlantedHead, PlantedLayer
+from tests.causes.planted import sinks_of
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
@@ -16,7 +17,6 @@ from sinklab.causes._runs import ids_by_position, most_frequent
 from sinklab.causes.location import location
 from sinklab.causes.readout import MaskedToken, NextToken
 from sinklab.causes.samples import Samples, token_samples
-from sinklab.causes.sinks import find_sink
 from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
@@ -63,7 +63,7 @@ def texts(count=6, second=False):
 
 
 def found_in(model, samples, **settings):
-    return location(model, samples, find_sink(model, samples, place=settings.pop("place", 0)), readout=NextToken(), **settings)
+    return location(model, samples, sinks_of(model, samples, place=settings.pop("place", 0)), readout=NextToken(), **settings)
 
 
 def by_name(found):
@@ -168,7 +168,7 @@ def test_real_architectures_and_the_table(name):
     tokens = torch.randint(1, 50, (3, 12), generator=torch.Generator().manual_seed(1))
     tokens[:, 0] = 0
     model, samples = tiny_models()[name], token_samples([("words", tokens)])
-    sink = find_sink(model, samples, place=0)
+    sink = sinks_of(model, samples, place=0)
     found = location(model, samples, sink, batch_size=2)
     assert np.allclose(found.conditions[0].at_place, sink.weights, rtol=0, atol=1e-12)
     assert [str(head) for head in found.heads] == [str(head) for head in sink.heads]
@@ -190,7 +190,7 @@ def test_an_encoder_can_hide_its_sink_and_says_what_it_leaves_out():
     model = transformers.BertForMaskedLM(config).double().eval()
     tokens = torch.randint(1, 50, (3, 12), generator=torch.Generator().manual_seed(3))
     samples = Samples({"input_ids": tokens}, torch.zeros_like(tokens), tokens)
-    found = location(model, samples, find_sink(model, samples, place=11), readout=MaskedToken())
+    found = location(model, samples, sinks_of(model, samples, place=11), readout=MaskedToken())
     assert [one.name for one in found.conditions] == ["as it is", "hidden"]
     assert found.conditions[1].scored == 36
     assert set(found.left_out) == {"removed", "duplicated", "replaced", "moved", "random prefix"}

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from tests.causes.planted import sinks_of
 
 from sinklab.causes.massive import _points, massive_activations
 from sinklab.causes.samples import Samples, token_samples
-from sinklab.causes.sinks import find_sink
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.results.table import make_table
@@ -120,7 +120,7 @@ def test_means_of_what_stands_elsewhere_in_every_text_are_over_all_of_it():
 
 
 def test_the_sink_is_watched_while_editing(model, samples):
-    sink = find_sink(model, samples, place=0)
+    sink = sinks_of(model, samples, place=0)
     found = massive_activations(model, samples, sink, least=100.0, times_median=50.0)
     assert [str(head) for head in found.heads] == [str(head) for head in sink.heads]
     assert np.allclose(found.sink_weights, sink.weights, rtol=0, atol=1e-9)
@@ -194,6 +194,6 @@ def test_the_weight_on_a_place_is_that_of_the_search(operation, place, samples):
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = SinkLM(SinkLMConfig(vocab_size=50, operation={"name": operation}, initializer_range=0.3, **shape)).double().eval()
-    sink = find_sink(model, samples, place=place)
+    sink = sinks_of(model, samples, place=place)
     found = massive_activations(model, samples, sink, batch_size=3)
     assert np.allclose(found.sink_weights, sink.weights, rtol=0, atol=1e-12)  # float64

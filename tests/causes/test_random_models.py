@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.causes.planted import sinks_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sinklab.causes.engine import measure_effects
@@ -12,7 +13,6 @@ from sinklab.causes.evidence import evidence_of
 from sinklab.causes.labels import label_heads
 from sinklab.causes.readout import NextToken
 from sinklab.causes.samples import token_samples
-from sinklab.causes.sinks import find_sink
 from sinklab.causes.variants import make_variants
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 
@@ -57,7 +57,7 @@ def judged(family: str, seed: int, std: float, sharp: float, *, structured: bool
     """Labels of all heads, sizes of what redirecting does, and whether rotating a head is said to be for the worse."""
     samples = token_samples([("random", texts(seed, structured))])
     model = random_model(family, seed, std, sharp)
-    sink = find_sink(model, samples, place=0)  # there is none; the position where trained models have it
+    sink = sinks_of(model, samples, place=0)  # there is none; the position where trained models have it
     effects = measure_effects(model, samples, NextToken(), make_variants(sink, samples, seed=seed), sink.heads)
     sizes = np.abs(effects.of("redirect").mean((1, 2)))
     rotated = evidence_of(effects, 0, 0.01)["rotated"].p <= 0.05

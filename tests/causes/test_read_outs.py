@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import kurtosis, spearmanr
+from tests.causes.planted import sinks_of
 
 from sinklab import attend
 from sinklab.attention.probe import Probe
@@ -18,7 +19,6 @@ from sinklab.causes.effects import Effects, Variant, one_by_one
 from sinklab.causes.read_outs import _resampled, read_outs
 from sinklab.causes.readout import NextToken
 from sinklab.causes.samples import token_samples
-from sinklab.causes.sinks import find_sink
 from sinklab.errors import ConfigurationError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.redirect import Redirect
@@ -38,7 +38,7 @@ def small(**fields):
 
 
 def measured(model, samples, place=0):
-    sink = find_sink(model, samples, place=place)
+    sink = sinks_of(model, samples, place=place)
     variants = [Variant("hide", (HideKey(place=place),)), Variant("redirect", (Redirect(place=place),))]
     return sink, one_by_one(model, samples, NextToken(), variants, sink.heads)
 
@@ -62,7 +62,7 @@ def test_resamples_are_those_of_arrays_drawn_one_by_one():
 
 def test_correlations_of_numbers_that_go_with_the_weights_and_against_them():
     model, samples = small(), texts()
-    sink = find_sink(model, samples, place=0)
+    sink = sinks_of(model, samples, place=0)
     for sign, reading in ((1, "together"), (-1, "opposed")):
         found = read_outs(model, samples, sink, invented(sink, sign * sink.weights))
         (one,) = (
@@ -135,7 +135,7 @@ def test_norms_at_the_ends_of_sublayers_bound_outliers_and_leave_the_weights():
     peaks = {}
     for placement in ("pre", "sandwich"):
         model, samples = small(norm_placement=placement), texts()
-        before = find_sink(model, samples, place=0)
+        before = sinks_of(model, samples, place=0)
         with torch.no_grad():
             model.layers[-1].mlp.down_proj.weight[3] *= 1e4
         sink, effects = measured(model, samples)
@@ -167,7 +167,7 @@ def test_softmax_plus_one_moves_the_concentration_to_nothing_and_leaves_the_outl
 
 def test_one_head_has_no_correlation():
     model, samples = small(), texts()
-    sink = find_sink(model, samples, place=0)
+    sink = sinks_of(model, samples, place=0)
     loss = np.ones((1, 1, 4, 1))
     one = Effects(["hide"], sink.heads[:1], ("words",), loss, loss, np.ones((4, 1)), "nats")
     found = read_outs(model, samples, sink, one)
@@ -200,7 +200,7 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ConfigurationError, match="the effect of 'hide' or 'redirect', and the effects have zero"):
         read_outs(model, samples, sink, other)
     with pytest.raises(ConfigurationError, match="needs a sink, and none was found"):
-        read_outs(model, samples, find_sink(model, samples, place=None), effects)
+        read_outs(model, samples, sinks_of(model, samples, place=None), effects)
     bigger = measured(tiny_models()["gpt2"], samples)[1]
     with pytest.raises(ConfigurationError, match=r"effects were measured in head 0\.2, which the sink was not looked for in"):
         read_outs(model, samples, sink, bigger)

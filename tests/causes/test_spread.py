@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.causes.planted import sinks_of
 
 from sinklab import attend
 from sinklab.causes.readout import MaskedToken
 from sinklab.causes.samples import Samples, token_samples
-from sinklab.causes.sinks import SinkFound, find_sink
 from sinklab.causes.spread import spread
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.results.intervals import Interval
 from sinklab.results.table import make_table
+from sinklab.sinks import Sinks
 from sinklab.testing import tiny_models
 
 LENGTH = 16
@@ -30,7 +31,7 @@ def texts(count=4, length=LENGTH):
 
 
 def found_at(model, samples, place):
-    return find_sink(model, samples, place=place)
+    return sinks_of(model, samples, place=place)
 
 
 def small(**fields):
@@ -88,8 +89,8 @@ def test_one_replaced_token_traced_by_hand(monkeypatch):
 def test_nothing_spreads_where_every_token_sees_itself_alone():
     model, samples = small(window=1), texts()
     with pytest.raises(ConfigurationError):  # no key is seen by another query, so there is no sink to find
-        find_sink(model, samples)
-    sink = SinkFound(0, [], np.zeros(0), np.zeros(0), [], [], LENGTH)
+        sinks_of(model, samples).require()
+    sink = dataclasses.replace(Sinks.at(0), length=LENGTH)
     found = spread(model, samples, sink)
     assert (found.totals == 0).all()
     assert (found.curves == 0).all()
@@ -119,8 +120,8 @@ def test_what_a_sink_holds_back_is_seen():
         model.transformer.wpe.weight[0, 0] = 60.0
         for block in model.transformer.h:
             block.attn.c_attn.weight[0, 32:64] = 1.0
-    sink = find_sink(model, samples)
-    assert sink.place == 0
+    sink = sinks_of(model, samples)
+    assert sink.main.place == 0
     assert sink.weights.min() > 0.9
     found = spread(model, samples, sink)
     assert found.ratios["no sink"].low > 2 > found.ratios["control"].high
@@ -179,7 +180,7 @@ def test_what_cannot_be_is_refused(change, words):
     samples = texts(change.get("count", 4), change.get("length", LENGTH))
     if "same" in change:
         samples = token_samples([("words", torch.ones(4, LENGTH, dtype=torch.int64))])
-    sink = find_sink(model, samples, place=change.get("place", 0))
+    sink = sinks_of(model, samples, place=change.get("place", 0))
     with pytest.raises(ConfigurationError, match=words):
         spread(model, samples, sink, replaced=change.get("replaced", 2))
     pixels = Samples({"pixel_values": torch.zeros(2, 3, 8, 8)}, torch.zeros(2, 1, dtype=torch.int64))
@@ -196,6 +197,6 @@ def test_sequences_of_several_lengths_have_no_distance():
     model = transformers.BartForConditionalGeneration(config).eval()
     tokens = torch.randint(4, 50, (2, LENGTH), generator=torch.Generator().manual_seed(3))
     samples = Samples({"input_ids": tokens, "decoder_input_ids": tokens[:, :9]}, torch.zeros_like(tokens), tokens)
-    sink = SinkFound(0, [], np.zeros(0), np.zeros(0), [], [], LENGTH)
+    sink = dataclasses.replace(Sinks.at(0), length=LENGTH)
     with pytest.raises(UnsupportedModelError, match="sequences of several lengths"):
         spread(model, samples, sink, readout=MaskedToken())

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.causes.planted import PlantedLM, fresh, no_op, planted
+from tests.causes.planted import PlantedLM, fresh, no_op, planted, sinks_of
 from tests.conftest import make_sinklm
 
 from sinklab import attend
-from sinklab.causes.effects import Head, one_by_one
+from sinklab.causes.effects import one_by_one
 from sinklab.causes.readout import NextToken
 from sinklab.causes.samples import token_samples
-from sinklab.causes.sinks import find_sink
 from sinklab.causes.variants import NUMBERS, make_variants
 from sinklab.errors import ConfigurationError
 from sinklab.interventions.rotate_head import RotateHead
+from sinklab.sinks import Head
 
 
 @pytest.fixture(scope="module")
 def known():
     found = planted("induction", 0)
-    return found, find_sink(found.model, found.samples)
+    return found, sinks_of(found.model, found.samples)
 
 
 @pytest.mark.parametrize("budget", ["fast", "full"])
@@ -36,7 +36,7 @@ def test_names(known, budget):
 
 def test_without_a_sink_there_is_nothing_to_redirect_to(known):
     found, _ = known
-    sink = find_sink(found.model, found.samples, place=None)
+    sink = sinks_of(found.model, found.samples, place=None)
     names = {variant.name for variant in make_variants(sink, found.samples)}
     assert names == {
         "zero",
@@ -65,7 +65,7 @@ def test_control_keys_are_drawn_by_text_early_and_off_the_sinks(known):
 def test_texts_too_short_for_controls():
     model, tokens = PlantedLM([no_op()]).eval(), fresh(3, 0)[:, :3]
     samples = token_samples([("short", tokens)])
-    sink = find_sink(model, samples, place=0)
+    sink = sinks_of(model, samples, place=0)
     make_variants(sink, samples)
     message = r"controls need 4 keys besides the sink, and texts of 3 tokens leave 2; take longer texts"
     with pytest.raises(ConfigurationError, match=message):
@@ -100,7 +100,7 @@ def test_rotated_by_the_identity_would_be_the_model_itself(monkeypatch):
         "sinklab.interventions.rotate_head.random_rotation", lambda key, width: torch.eye(width, dtype=torch.float64)
     )
     found = planted("induction", 0, texts=2)
-    sink = find_sink(found.model, found.samples)
+    sink = sinks_of(found.model, found.samples)
     rotated = [variant for variant in make_variants(sink, found.samples) if variant.name == "rotated 0"]
     effects = one_by_one(found.model, found.samples, NextToken(), rotated, [Head(0, 0)])
     assert (effects.loss == 0).all()

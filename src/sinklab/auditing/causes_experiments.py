@@ -14,9 +14,9 @@ from sinklab.causes.key_bias import key_bias
 from sinklab.causes.location import location
 from sinklab.causes.massive import massive_activations
 from sinklab.causes.read_outs import read_outs
-from sinklab.causes.sinks import SinkFound
 from sinklab.causes.spread import spread
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnsupportedModelError
+from sinklab.sinks import Sinks
 
 __all__ = ["EXPERIMENTS", "experiments"]
 
@@ -30,7 +30,7 @@ EXPERIMENTS = {
 def experiments(
     model: nn.Module,
     given: Texts,
-    sink: SinkFound,
+    sinks: Sinks,
     effects: Effects,
     *,
     budget: Literal["fast", "full"],
@@ -50,12 +50,12 @@ def experiments(
     rest: dict[str, Any] = {"batch_size": batch_size, "readout": readout, "seed": seed}
     runs: dict[str, Callable[[], Any]] = {
         "read_outs": lambda: read_outs(
-            model, samples, sink, effects, threshold=threshold, minimal_effect=minimal_effect, batch_size=batch_size
+            model, samples, sinks, effects, threshold=threshold, minimal_effect=minimal_effect, batch_size=batch_size
         ),
-        "location": lambda: location(model, samples, sink, threshold=threshold, **rest),
-        "key_bias": lambda: key_bias(model, samples, sink, minimal_effect=minimal_effect, **rest),
-        "massive": lambda: massive_activations(model, samples, sink, **rest),
-        "spread": lambda: spread(model, samples, sink, **rest),
+        "location": lambda: location(model, samples, sinks, threshold=threshold, **rest),
+        "key_bias": lambda: key_bias(model, samples, sinks, minimal_effect=minimal_effect, **rest),
+        "massive": lambda: massive_activations(model, samples, sinks, **rest),
+        "spread": lambda: spread(model, samples, sinks, **rest),
     }
     found: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []

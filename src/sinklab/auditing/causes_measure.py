@@ -21,13 +21,13 @@ from sinklab.auditing.causes_experiments import experiments
 from sinklab.auditing.causes_samples import Texts
 from sinklab.auditing.causes_words import duration, sentences
 from sinklab.auditing.measure import Progress
-from sinklab.causes.effects import Effects, Head, Variant
+from sinklab.causes.effects import Effects, Variant
 from sinklab.causes.engine import estimate, measure_effects
 from sinklab.causes.labels import LABELS, HeadLabel, label_heads, require_texts, texts_needed
-from sinklab.causes.sinks import SinkFound, find_sink
 from sinklab.causes.variants import make_variants
 from sinklab.errors import ConfigurationError
 from sinklab.results.table import write_json
+from sinklab.sinks import Head, Sinks, find_sinks
 
 __all__ = ["Asked", "Examined", "examine"]
 
@@ -111,6 +111,7 @@ def examine(
     asked: Asked,
     *,
     identity: dict[str, Any],
+    sinks: Sinks | None = None,
     work: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
     progress: Progress | None = None,
@@ -118,6 +119,7 @@ def examine(
     """Find the sink, measure every variant on every head, and label.
 
     Args:
+        sinks: where the sinks are, if that is known; found on these texts otherwise.
         identity: what the model is; effects that a killed run left are of no use to another model.
         work: folder for effects measured so far, a file for each attention module.
 
@@ -129,20 +131,26 @@ def examine(
     given = dataclasses.replace(given, samples=dataclasses.replace(given.samples, inputs=inputs))
     samples = given.samples
     place: Any = asked.sink if isinstance(asked.sink, int) else {"auto": "find", "null": "null", "none": None}[asked.sink]
+    if sinks is not None:
+        place = sinks.main
     with _options("--threshold, --sink POSITION, --sink null or --sink none"):
-        sink = find_sink(model, samples, threshold=asked.threshold, batch_size=asked.batch_size, place=place)
-    heads = _chosen(sink.heads, asked)
+        sinks = find_sinks(
+            model, samples.inputs, threshold=asked.threshold, place=place, groups=samples.groups(), batch_size=asked.batch_size
+        )
+        if place == "find":
+            sinks.require()
+    heads = _chosen(sinks.heads, asked)
     with _options("--texts, --heads, --level"):
-        require_texts(samples, sink, heads, level=asked.level)
-    variants = make_variants(sink, samples, budget=asked.budget, seed=asked.seed)
+        require_texts(samples, sinks, heads, level=asked.level)
+    variants = make_variants(sinks, samples, budget=asked.budget, seed=asked.seed)
     effects = _effects(model, given, asked, variants, heads, identity, work, say, progress)
-    labels = label_heads(effects, sink, level=asked.level, minimal_effect=asked.minimal_effect)
-    needed = texts_needed(effects, sink, level=asked.level, minimal_effect=asked.minimal_effect)
-    listed = [_head(label, sink, effects) for label in labels]
+    labels = label_heads(effects, sinks, level=asked.level, minimal_effect=asked.minimal_effect)
+    needed = texts_needed(effects, sinks, level=asked.level, minimal_effect=asked.minimal_effect)
+    listed = [_head(label, sinks, effects) for label in labels]
     summary = {
         "heads": listed,
         "counts": {name: Counter(head["label"] for head in listed)[name] for name in LABELS},
-        "sink": sink.to_dict(),
+        "sink": _record(sinks),
         "texts": len(samples),
         "texts_needed": needed,
         "domains": list(samples.domain_names),
@@ -155,7 +163,7 @@ def examine(
     }
     summary["text"] = sentences(summary)
     also, rows = experiments(
-        model, given, sink, effects, budget=asked.budget, threshold=asked.threshold, minimal_effect=asked.minimal_effect,
+        model, given, sinks, effects, budget=asked.budget, threshold=asked.threshold, minimal_effect=asked.minimal_effect,
         batch_size=asked.batch_size, seed=asked.seed, progress=progress,
     )  # fmt: skip
     summary.update(also)
@@ -295,8 +303,8 @@ def _signature(given: Texts, asked: Asked, variants: Sequence[Variant], identity
     }
 
 
-def _head(label: HeadLabel, sink: SinkFound, effects: Effects) -> dict[str, Any]:
-    number = sink.heads.index(label.head)
+def _head(label: HeadLabel, sinks: Sinks, effects: Effects) -> dict[str, Any]:
+    number = sinks.heads.index(label.head)
     place = effects.heads.index(label.head)
     return {
         "layer": label.head.layer,
@@ -304,14 +312,26 @@ def _head(label: HeadLabel, sink: SinkFound, effects: Effects) -> dict[str, Any]
         "module": label.head.module,
         "label": label.label,
         "domains": dict(label.by_domain),
-        "sink_weight": _float(sink.weights[number]),
-        "value_ratio": _float(sink.value_ratio[number]),
+        "sink_weight": _float(sinks.weights[number]),
+        "value_ratio": _float(sinks.value_ratio[number]),
         "effects": label.to_dict()["evidence"],
         "divergence": {
             name: dict(zip(effects.domain_names, map(_float, np.nanmean(values[place], axis=0)), strict=True))
             for name, values in zip(effects.variants, effects.divergence, strict=True)
             if not name[-1].isdecimal()  # the numbered ones are controls
         },
+    }
+
+
+def _record(sinks: Sinks) -> dict[str, Any]:
+    """Where the sink is and what every head gives to it, for JSON."""
+    heads = zip(sinks.heads, sinks.weights.tolist(), sinks.value_ratio.tolist(), strict=True)
+    return {
+        "place": sinks.main.place if sinks.main else None,
+        "name": sinks.main.name if sinks.main else "",
+        "tried": [{"place": place, "weight": weight} for place, weight in sinks.tried[:8]],
+        "secondary": sinks.secondary,
+        "heads": {str(head): {"weight": _float(weight), "value_ratio": _float(ratio)} for head, weight, ratio in heads},
     }
 
 

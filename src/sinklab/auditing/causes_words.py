@@ -22,7 +22,7 @@ def sentences(summary: Mapping[str, Any]) -> str:
         summary: with ``counts``, ``heads``, ``sink``, ``texts``, ``texts_needed``, ``level`` and ``minimal_effect``.
     """
     counts, total = summary["counts"], len(summary["heads"])
-    where = place_name(summary["sink"]["place"])
+    where = summary["sink"].get("name") or place_name(summary["sink"]["place"])
     found = [f"{count} {_agree(name, count)}" for name, count in counts.items() if count and name in _MEANING]
     none = [name for name in _MEANING if not counts[name]]
     heads = "1 head" if total == 1 else f"{total} heads"

@@ -13,8 +13,8 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.intervention import Place
 from sinklab.attention.probe import Watcher
 from sinklab.causes._runs import heads_of, ids_by_position, most_frequent, row_shares
-from sinklab.causes.effects import Head
 from sinklab.causes.samples import Samples
+from sinklab.sinks import Head
 
 __all__ = ["Module", "Received", "Strong", "Sums"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,14 +14,11 @@ from sinklab.attention.call import AttentionCall, Site, Statistics
 from sinklab.attention.intervention import HeadIntervention, Intervention, Place, keys_at
 from sinklab.attention.probe import Probe, Watcher
 from sinklab.attention.session import attend
-from sinklab.causes.effects import Head
 from sinklab.causes.readout import Readout
 from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import Interval, mean_over_items
-
-if TYPE_CHECKING:
-    from sinklab.causes.sinks import SinkFound
+from sinklab.sinks import Head, Sinks
 
 __all__ = [
     "Edits",
@@ -38,6 +34,7 @@ __all__ = [
     "most_frequent",
     "no_edits",
     "of_all",
+    "place_of",
     "random_places",
     "row_blocks",
     "row_shares",
@@ -120,15 +117,16 @@ def change(edited: np.ndarray, clean: np.ndarray, what: str) -> Interval:
     return mean_over_items(differences)
 
 
-def known_place(place: int | str | None, what: str) -> Place:
-    """The place of a sink.
+def known_place(sinks: Sinks, samples: Samples, what: str) -> Place:
+    """The place of the main sink in some texts.
 
     Raises:
         ConfigurationError: there is none.
     """
+    place = sinks.place_in(samples.inputs.get("input_ids"), samples.inputs.get("attention_mask"))
     if place is None:
-        raise ConfigurationError(f"{what} needs a sink, and none was found; name a position, find_sink(…, place=0)")
-    return place  # type: ignore[return-value]  # "null" is the one word that a sink's place may be
+        raise ConfigurationError(f"{what} needs a sink, and none was found; name a position, find_sinks(…, place=0)")
+    return place
 
 
 def lengths(samples: Samples, otherwise: int) -> Tensor:
@@ -161,10 +159,16 @@ def most_frequent(ids: Tensor) -> int | None:
     return int(found.mode().values) if len(found) else None
 
 
-def random_places(samples: Samples, sink: SinkFound, generator: torch.Generator, *, share: int = 2) -> Tensor:
+def place_of(place: Place, start: int, stop: int) -> Place:
+    """The place in the samples ``start`` to ``stop`` alone."""
+    return place[start:stop] if isinstance(place, Tensor) and place.ndim == 2 else place
+
+
+def random_places(samples: Samples, place: Place, sinks: Sinks, generator: torch.Generator, *, share: int = 2) -> Tensor:
     """One position a text, int64 ``(samples, 1)``, not the sink nor a secondary one, and early enough for most queries.
 
     Args:
+        place: of the main sink, as :func:`known_place` gives it.
         share: 2 for positions from the first half of a text, 4 from the first quarter; where all of these are sinks, the whole
             text is drawn from.
 
@@ -172,8 +176,9 @@ def random_places(samples: Samples, sink: SinkFound, generator: torch.Generator,
         ConfigurationError: a text too short to have one.
     """
     drawn = []
-    for length in lengths(samples, sink.length).tolist():
-        others = [one for one in range(length) if one != sink.place and one not in sink.secondary]
+    own = place[:, 0].tolist() if isinstance(place, Tensor) else [place] * len(samples)
+    for length, sink in zip(lengths(samples, sinks.length).tolist(), own, strict=True):
+        others = [one for one in range(length) if one not in {sink, *sinks.secondary}]
         free = [one for one in others if one < max(2, length // share)] or others
         if not free:
             raise ConfigurationError(
@@ -251,7 +256,7 @@ class HeadSums(Watcher):
 class PlaceWeight(HeadSums):
     """Mean share of a row on a place, over the queries that see it and do not stand on it, head by head.
 
-    The share is the weight over all of the row's mass, the null mass included, as in :mod:`sinklab.causes.sinks`.
+    The share is the weight over all of the row's mass, the null mass included, as in :mod:`sinklab.sinks`.
 
     Args:
         place: positions, or ``"null"`` for the null mass.

@@ -13,22 +13,11 @@ from sinklab.attention.intervention import HeadIntervention
 from sinklab.attention.session import attend
 from sinklab.causes.readout import Readout
 from sinklab.causes.samples import Samples
+from sinklab.sinks import Head
 
-__all__ = ["Effects", "Head", "Progress", "Variant", "one_by_one"]
+__all__ = ["Effects", "Progress", "Variant", "one_by_one"]
 
 Progress = Callable[[str, int, int], None]
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class Head:
-    """One head of a self-attention module: running number of the module, number of the head, qualified name of the module."""
-
-    layer: int
-    head: int
-    module: str = dataclasses.field(compare=False, default="")
-
-    def __str__(self) -> str:
-        return f"{self.layer}.{self.head}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

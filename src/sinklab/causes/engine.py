@@ -25,12 +25,13 @@ from sinklab.attention.intervention import HeadIntervention
 from sinklab.attention.matmul_precision import fast_float32, linear_sizes
 from sinklab.attention.session import attend
 from sinklab.attention.some_heads import of_heads
-from sinklab.causes.effects import Effects, Head, Progress, Variant, one_by_one
+from sinklab.causes.effects import Effects, Progress, Variant, one_by_one
 from sinklab.causes.engine_call import SharedHead
 from sinklab.causes.readout import Changes, Readout
 from sinklab.causes.replay import Recording, Replay
 from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError, MeasurementError
+from sinklab.sinks import Head
 
 __all__ = ["REPLAYED", "estimate", "measure_effects"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sinklab.causes.effects import Head
 from sinklab.results.intervals import Interval
+from sinklab.sinks import Head
 
 __all__ = ["Finding", "head_rows", "interval_rows", "number", "plain", "signed"]
 

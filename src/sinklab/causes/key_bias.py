@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,17 +13,25 @@ from torch import Tensor, nn
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.intervention import HeadIntervention, Place, keys_at
 from sinklab.attention.operation import repeat_groups
-from sinklab.causes._runs import HeadSums, change, heads_of, known_place, of_all, random_places, row_blocks, runs, text_losses
-from sinklab.causes.effects import Head
+from sinklab.causes._runs import (
+    HeadSums,
+    change,
+    heads_of,
+    known_place,
+    of_all,
+    place_of,
+    random_places,
+    row_blocks,
+    runs,
+    text_losses,
+)
 from sinklab.causes.finding import Finding, head_rows, interval_rows, plain, signed
 from sinklab.causes.readout import Readout, readout_for
 from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.results.intervals import Interval
-
-if TYPE_CHECKING:
-    from sinklab.causes.sinks import SinkFound
+from sinklab.sinks import Head, Sinks
 
 __all__ = ["HeadScores", "KeyBias", "key_bias"]
 
@@ -83,7 +91,7 @@ class KeyBias(Finding):
         clean_loss: mean over texts.
     """
 
-    place: Place
+    place: int | str
     losses: dict[str, Interval]
     sink_heads: list[Head]
     heads: list[HeadScores]
@@ -136,7 +144,7 @@ class KeyBias(Finding):
 def key_bias(
     model: nn.Module,
     samples: Samples,
-    sink: SinkFound,
+    sinks: Sinks,
     *,
     readout: Readout | None = None,
     minimal_effect: float = 0.01,
@@ -153,7 +161,7 @@ def key_bias(
 
     Args:
         model, samples: two texts or more.
-        sink: its ``place`` is a position or ``"null"``; of the null score there is neither angle nor norm.
+        sinks: its ``place`` is a position or ``"null"``; of the null score there is neither angle nor norm.
         readout: the loss; that of the model's task by default.
         minimal_effect: the largest change of the loss that counts as none, in the unit of the readout.
         threshold: mean share from which on a head has its sink there.
@@ -165,14 +173,14 @@ def key_bias(
     if minimal_effect <= 0:
         raise ConfigurationError(f"minimal_effect must be above 0, got {minimal_effect:g}")
     readout = readout_for(model) if readout is None else readout
-    place = known_place(sink.place, "key-bias evidence")
-    other = random_places(samples, sink, torch.Generator().manual_seed(seed))
+    place, sink = known_place(sinks, samples, "key-bias evidence"), sinks.require()
+    other = random_places(samples, place, sinks, torch.Generator().manual_seed(seed))
     scores, other_scores, losses = _Scores(place), _Scores(other), []
     for run in runs(
         model,
         samples,
         readout,
-        probes=lambda start, stop: (_Scores(place), _Scores(other[start:stop])),
+        probes=lambda start, stop: (_Scores(place_of(place, start, stop)), _Scores(other[start:stop])),
         batch_size=batch_size,
     ):
         losses.append(run.losses.nanmean(1).numpy())
@@ -182,7 +190,7 @@ def key_bias(
     clean = np.concatenate(losses)
     heads = scores.by_head()
     if not heads or all(np.isnan(head.gap) for head in heads):
-        raise ConfigurationError(f"no query sees a key at the sink, {place!r}, and another one besides; give longer texts")
+        raise ConfigurationError(f"no query sees a key at the sink, {sink.name}, and another one besides; give longer texts")
     edits: dict[str, list[HeadIntervention]] = {
         "zero_value": [ZeroValue(place=place), ZeroValue(place=other)],
         "constant_score": [
@@ -190,7 +198,7 @@ def key_bias(
             _ConstantScore(place=other, constants=other_scores.means()),
         ],
     }
-    sink_heads = [head for head, weight in zip(sink.heads, sink.weights, strict=True) if weight >= threshold]
+    sink_heads = [head for head, weight in zip(sinks.heads, sinks.weights, strict=True) if weight >= threshold]
     chosen: dict[int | str, list[int]] = {}
     for head in sink_heads:
         chosen.setdefault(head.module or head.layer, []).append(head.head)
@@ -206,7 +214,7 @@ def key_bias(
         changes[f"{name} beyond control"] = change(edited, controlled, name)
         if chosen:
             changes[f"{name} of sink heads"] = change(measured(dataclasses.replace(edit, heads=chosen)), clean, name)
-    return KeyBias(place, changes, sink_heads, heads, float(np.nanmean(clean)), minimal_effect, len(samples), readout.unit)
+    return KeyBias(sink.place, changes, sink_heads, heads, float(np.nanmean(clean)), minimal_effect, len(samples), readout.unit)
 
 
 class _Scores(HeadSums):

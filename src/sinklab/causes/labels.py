@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.causes.effects import Effects, Head
+from sinklab.causes.effects import Effects
 from sinklab.causes.evidence import Contrast, Evidence, benjamini_hochberg, evidence_of, least_texts
 from sinklab.causes.samples import Samples
-from sinklab.causes.sinks import SinkFound
 from sinklab.errors import ConfigurationError
+from sinklab.sinks import Head, Sinks
 
 __all__ = ["LABELS", "MINIMAL_EFFECT", "RULES", "HeadLabel", "label_heads", "require_texts", "texts_needed"]
 
@@ -63,7 +63,7 @@ class HeadLabel:
 
 
 def label_heads(
-    effects: Effects, sink: SinkFound, *, level: float = 0.05, minimal_effect: float = MINIMAL_EFFECT
+    effects: Effects, sinks: Sinks, *, level: float = 0.05, minimal_effect: float = MINIMAL_EFFECT
 ) -> list[HeadLabel]:
     """A label for every head that was measured, in every domain and over all of them.
 
@@ -76,7 +76,7 @@ def label_heads(
       not cost; but hiding the sink costs, more by the minimal effect than hiding another key. A no-op that depends on its sink.
     - ``broadcast``: all mass on the sink is nothing, losing the sink's value costs, and rotated copies do worse.
 
-    Without a sink (``sink.place`` is ``None``) there is ``semantic`` alone, judged by an output of 0. The label of a head is
+    Without a sink (``sinks.main`` is ``None``) there is ``semantic`` alone, judged by an output of 0. The label of a head is
     the one that it has in every domain, ``switch`` if it is semantic in some and dormant in all others, else ``undecided``.
 
     **Why rotated copies.** With random weights, too, silencing a head changes the loss by a definite amount, as often to the
@@ -102,7 +102,7 @@ def label_heads(
             out of range.
         MeasurementError: an effect that is not finite.
     """
-    judged = _Judged(effects, sink, level, minimal_effect)
+    judged = _Judged(effects, sinks, level, minimal_effect)
     names = effects.domain_names
     contrasts = [{name: one.contrasts() for name, one in evidence.items()} for evidence in judged.evidence]
     labels = []
@@ -120,15 +120,13 @@ def label_heads(
     return labels
 
 
-def texts_needed(
-    effects: Effects, sink: SinkFound, *, level: float = 0.05, minimal_effect: float = MINIMAL_EFFECT
-) -> int | None:
+def texts_needed(effects: Effects, sinks: Sinks, *, level: float = 0.05, minimal_effect: float = MINIMAL_EFFECT) -> int | None:
     """Texts of each domain that would decide half of what is undecided only for want of texts; ``None`` if nothing is.
 
     Means and spreads are taken to stay as they are. A head counts, once for every domain, if its means fulfil all claims of a
     label there, and rotated controls do not stand against it.
     """
-    judged = _Judged(effects, sink, level, minimal_effect)
+    judged = _Judged(effects, sinks, level, minimal_effect)
     needed = []
     for place in range(len(effects.heads)):
         for number in range(len(effects.domain_names)):
@@ -138,25 +136,25 @@ def texts_needed(
     return int(np.ceil(np.median(needed))) if needed else None
 
 
-def require_texts(samples: Samples, sink: SinkFound, heads: Sequence[Head], *, level: float = 0.05) -> None:
+def require_texts(samples: Samples, sinks: Sinks, heads: Sequence[Head], *, level: float = 0.05) -> None:
     """Refuse before the work what :func:`label_heads` would refuse behind it.
 
     Raises:
         ConfigurationError: too few texts for the error rate; says how many are needed.
     """
     counts = {name: int((samples.domains == number).any(dim=1).sum()) for number, name in enumerate(samples.domain_names)}
-    _require(counts, len(heads), len(RULES_WITHOUT_SINK if sink.place is None else RULES), level)
+    _require(counts, len(heads), len(RULES_WITHOUT_SINK if sinks.main is None else RULES), level)
 
 
 class _Judged:
     """p-values of all hypotheses, and which of them are decided."""
 
-    def __init__(self, effects: Effects, sink: SinkFound, level: float, minimal_effect: float) -> None:
+    def __init__(self, effects: Effects, sinks: Sinks, level: float, minimal_effect: float) -> None:
         if not 0 < level < 1:
             raise ConfigurationError(f"level {level:g} must lie between 0 and 1: the share of labels that may be false")
         if not minimal_effect > 0:
             raise ConfigurationError(f"minimal effect {minimal_effect:g} must be above 0: no effect can be shown to be none")
-        self.rules = RULES_WITHOUT_SINK if sink.place is None else RULES
+        self.rules = RULES_WITHOUT_SINK if sinks.main is None else RULES
         texts = (~np.isnan(effects.clean_loss)).sum(0)
         counts = dict(zip(effects.domain_names, texts.tolist(), strict=True))
         _require(counts, len(effects.heads), len(self.rules), level)

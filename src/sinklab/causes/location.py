@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,16 +13,13 @@ from torch import Tensor, nn
 from sinklab.attention.intervention import Place
 from sinklab.causes._received import Received, Strong, Sums
 from sinklab.causes._runs import Edits, change, known_place, lengths, no_edits, of_all, runs
-from sinklab.causes.effects import Head
 from sinklab.causes.finding import Finding, head_rows, interval_rows, plain, signed
 from sinklab.causes.readout import NextToken, Readout, readout_for
 from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.results.intervals import Interval
-
-if TYPE_CHECKING:
-    from sinklab.causes.sinks import SinkFound
+from sinklab.sinks import Head, Sinks
 
 __all__ = ["Condition", "Location", "Strong", "location"]
 
@@ -128,7 +125,7 @@ class Location(Finding):
 def location(
     model: nn.Module,
     samples: Samples,
-    sink: SinkFound,
+    sinks: Sinks,
     *,
     readout: Readout | None = None,
     threshold: float = 0.3,
@@ -148,7 +145,7 @@ def location(
     Args:
         samples: two texts or more. Conditions that edit tokens need ``input_ids`` without padding, the loss of the next token,
             and one first token in all texts; otherwise they are left out, and the reason is in the result.
-        sink: its ``place``, a position or ``"null"``.
+        sinks: its ``place``, a position or ``"null"``.
         readout: the loss; that of the model's task by default.
         threshold: mean share from which on a position is a sink.
         prefix: random tokens of the random prefix.
@@ -160,7 +157,11 @@ def location(
         UnsupportedModelError: ``"null"`` where an attention has no null score.
     """
     readout = readout_for(model) if readout is None else readout
-    place = known_place(sink.place, "the location of the sink")
+    place = known_place(sinks, samples, "the location of the sink")
+    if isinstance(place, Tensor):
+        raise ConfigurationError(
+            f"the sink is {sinks.require().name}, which stands elsewhere in every text: it goes with the token, wherever it is"
+        )
     seq_len = samples.domains.shape[1]
     plain = _Text("as it is", samples, torch.arange(seq_len))
     texts = [plain, dataclasses.replace(plain, name="hidden", edits=of_all(HideKey(place=place)))]

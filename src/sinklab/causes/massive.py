@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,16 +14,13 @@ from torch import Tensor, nn
 from sinklab.attention.call import LayerOutput
 from sinklab.attention.intervention import HiddenIntervention, Intervention, Place
 from sinklab.attention.probe import Probe, Watcher
-from sinklab.causes._runs import Edits, PlaceWeight, change, ids_by_position, most_frequent, no_edits, runs
-from sinklab.causes.effects import Head
+from sinklab.causes._runs import Edits, PlaceWeight, change, ids_by_position, most_frequent, no_edits, place_of, runs
 from sinklab.causes.finding import Finding, head_rows, interval_rows, signed
 from sinklab.causes.readout import Readout, readout_for
 from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.results.intervals import Interval
-
-if TYPE_CHECKING:
-    from sinklab.causes.sinks import SinkFound
+from sinklab.sinks import Head, Sinks
 
 __all__ = ["SUN", "Activation", "Edit", "MassiveActivations", "massive_activations"]
 
@@ -152,7 +149,7 @@ class MassiveActivations(Finding):
 def massive_activations(
     model: nn.Module,
     samples: Samples,
-    sink: SinkFound | None = None,
+    sinks: Sinks | None = None,
     *,
     readout: Readout | None = None,
     least: float | None = None,
@@ -171,7 +168,7 @@ def massive_activations(
     Args:
         model: any model whose layers give hidden states ``(batch, seq_len, hidden_size)``.
         samples: two texts or more.
-        sink: where the sink is, to see what becomes of it; ``None``, or a ``place`` of ``None``, to leave that out.
+        sinks: where the sink is, to see what becomes of it; ``None``, or a ``place`` of ``None``, to leave that out.
         readout: the loss; that of the model's task by default.
         least, times_median: your own criterion, instead of the two; one that is left out is that of Sun et al.
 
@@ -186,7 +183,8 @@ def massive_activations(
     if criteria[0][0] < 0 or criteria[0][1] <= 0:
         raise ConfigurationError(f"thresholds must be positive, got least={least} and times_median={times_median}")
     readout = readout_for(model) if readout is None else readout
-    place = None if sink is None else sink.place
+    inputs = samples.inputs
+    place = None if sinks is None else sinks.place_in(inputs.get("input_ids"), inputs.get("attention_mask"))
     for criterion in criteria:
         clean, weight, peaks = _measured(model, samples, readout, no_edits, criterion, place, batch_size)
         layers = sorted({layer for _, probe in peaks for layer in probe.largest})
@@ -243,7 +241,7 @@ def _measured(
     weight = None if place is None else PlaceWeight(place)
 
     def probes(start: int, stop: int) -> list[Probe]:
-        return [_Peaks(*criterion), *([] if place is None else [PlaceWeight(place)])]
+        return [_Peaks(*criterion), *([] if place is None else [PlaceWeight(place_of(place, start, stop))])]
 
     for run in runs(model, samples, readout, edits, probes=probes, batch_size=batch_size):
         losses.append(run.losses.nanmean(1).numpy())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,14 +15,12 @@ from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.causes._runs import known_place
-from sinklab.causes.effects import Effects, Head
+from sinklab.causes.effects import Effects
 from sinklab.causes.finding import Finding, head_rows, number, plain
 from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError
 from sinklab.probes._accumulate import documents_of
-
-if TYPE_CHECKING:
-    from sinklab.causes.sinks import SinkFound
+from sinklab.sinks import Head, Sinks
 
 __all__ = ["Correlation", "ReadOuts", "read_outs"]
 
@@ -149,7 +147,7 @@ NEEDS = {"hide": "need of the sink", "redirect": "use of the head"}
 def read_outs(
     model: nn.Module,
     samples: Samples,
-    sink: SinkFound,
+    sinks: Sinks,
     effects: Effects,
     *,
     threshold: float = 0.3,
@@ -167,7 +165,7 @@ def read_outs(
 
     Args:
         samples: for the outliers.
-        sink: its ``weights`` are the concentration.
+        sinks: its ``weights`` are the concentration.
         effects: with the variants ``hide`` or ``redirect`` or both; means are taken over texts and domains.
         threshold: concentration from which on a head has its sink there.
         minimal_effect: change of the loss that counts as a need, in the unit of the effects.
@@ -176,13 +174,13 @@ def read_outs(
     Raises:
         ConfigurationError: no sink, effects with neither variant, or of a head that the sink was not measured in.
     """
-    known_place(sink.place, "setting read-outs side by side")
+    known_place(sinks, samples, "setting read-outs side by side")
     usable = {variant: name for variant, name in NEEDS.items() if variant in effects.variants}
     if not usable:
         raise ConfigurationError(
             f"usefulness is the effect of 'hide' or 'redirect', and the effects have {', '.join(effects.variants) or 'none'}"
         )
-    order = {head: index for index, head in enumerate(sink.heads)}
+    order = {head: index for index, head in enumerate(sinks.heads)}
     strangers = [head for head in effects.heads if head not in order]
     if strangers:
         raise ConfigurationError(f"effects were measured in head {strangers[0]}, which the sink was not looked for in")
@@ -192,13 +190,13 @@ def read_outs(
             model(**part.inputs)
     heads = effects.heads
     by_head = {
-        "concentration": np.array([sink.weights[order[head]] for head in heads]),
-        "outliers": np.array([probe.head(sink.heads[order[head]]) for head in heads]),
+        "concentration": np.array([sinks.weights[order[head]] for head in heads]),
+        "outliers": np.array([probe.head(sinks.heads[order[head]]) for head in heads]),
     }
     for variant, name in usable.items():
         by_head[name] = _mean(effects.of(variant), (1, 2))
     inside = {
-        place: [index for index, head in enumerate(heads) if sink.heads[order[head]].module.startswith(f"{place.module}.")]
+        place: [index for index, head in enumerate(heads) if sinks.heads[order[head]].module.startswith(f"{place.module}.")]
         for place in probe.layers
     }
     places = [place for place, members in inside.items() if members]

@@ -66,6 +66,12 @@ class Samples:
         for start in range(0, len(self), size):
             yield start, self.part(start, min(start + size, len(self)))
 
+    def groups(self) -> list[Tensor]:
+        """Numbers of the samples that have the same domains, each int64 ``(n,)``."""
+        has = torch.stack([(self.domains == number).any(1) for number in range(len(self.domain_names))], dim=1)
+        _, group = has.unique(dim=0, return_inverse=True)
+        return [(group == number).nonzero()[:, 0] for number in group.unique().tolist()]
+
     def by_domain(self, values: Tensor) -> Tensor:
         """Mean of ``(samples, seq_len)`` over the scored positions of each domain: float64 ``(samples, domains)``, or NaN."""
         chosen = torch.nn.functional.one_hot(self.domains.clamp_min(0), len(self.domain_names)).to(values.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +21,7 @@ from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.results.intervals import Interval
-
-if TYPE_CHECKING:
-    from sinklab.causes.sinks import SinkFound
+from sinklab.sinks import Sinks
 
 __all__ = ["Spread", "spread"]
 
@@ -111,7 +109,7 @@ class Spread(Finding):
 def spread(
     model: nn.Module,
     samples: Samples,
-    sink: SinkFound,
+    sinks: Sinks,
     *,
     readout: Readout | None = None,
     replaced: int = 2,
@@ -126,7 +124,7 @@ def spread(
 
     Args:
         samples: two texts or more, with ``input_ids`` ``(samples, seq_len)``.
-        sink: its ``place``, a position or ``"null"``, is what is hidden.
+        sinks: its ``place``, a position or ``"null"``, is what is hidden.
         readout: the loss for what hiding costs; that of the model's task by default.
         replaced: tokens to replace in each text, one at a time; drawn from its second quarter, the new token from the tokens
             of all texts.
@@ -137,11 +135,11 @@ def spread(
         UnsupportedModelError: ``"null"`` where an attention has no null score, or an encoder-decoder.
     """
     readout = readout_for(model) if readout is None else readout
-    place = known_place(sink.place, "the spread of a change")
+    place = known_place(sinks, samples, "the spread of a change")
     tokens = samples.inputs.get("input_ids")
     if tokens is None:
         raise ConfigurationError("the spread of a change replaces tokens, and these samples have no input_ids")
-    shortest = int(lengths(samples, sink.length).min())
+    shortest = int(lengths(samples, sinks.length).min())
     if shortest < tokens.shape[1] or shortest < 8:
         raise ConfigurationError(
             f"the spread of a change needs texts of one length, 8 tokens or more, without padding; got "
@@ -150,7 +148,7 @@ def spread(
     if replaced < 1:
         raise ConfigurationError(f"replaced must be 1 or more, got {replaced}")
     generator = torch.Generator().manual_seed(seed)
-    other = random_places(samples, sink, generator, share=4)
+    other = random_places(samples, place, sinks, generator, share=4)
     edits: dict[str, Edits] = {
         "sink": no_edits,
         "no sink": of_all(HideKey(place=place)),
@@ -236,7 +234,8 @@ def _replaced_positions(samples: Samples, place: Place, count: int, generator: t
     """Positions ``(samples, count)`` from the second quarter of the texts, and not the sink."""
     seq_len = samples.domains.shape[1]
     sinks = set() if isinstance(place, str) else set(torch.as_tensor(place).flatten().tolist())
-    free = torch.tensor([position for position in range(seq_len // 4, seq_len // 2) if position not in sinks])
+    quarter = range(seq_len // 4, seq_len // 2)
+    free = torch.tensor([position for position in quarter if position not in sinks] or quarter)
     return free[torch.randint(len(free), (len(samples), count), generator=generator)]
 
 

@@ -8,10 +8,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from sinklab.attention.intervention import HeadIntervention
+from sinklab.attention.intervention import HeadIntervention, Place
 from sinklab.causes.effects import Variant
 from sinklab.causes.samples import Samples
-from sinklab.causes.sinks import SinkFound
 from sinklab.errors import ConfigurationError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.mean_head import MeanHead
@@ -21,6 +20,7 @@ from sinklab.interventions.rotate_change import RotateChange
 from sinklab.interventions.rotate_head import RotateHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.interventions.zero_value import ZeroValue
+from sinklab.sinks import Sinks
 
 __all__ = ["Budget", "make_variants"]
 
@@ -44,7 +44,7 @@ EARLY = 4
 """Control keys are drawn from the first quarter of the positions, which three quarters of causal queries see."""
 
 
-def make_variants(sink: SinkFound, samples: Samples, *, budget: Budget = "fast", seed: int = 0) -> list[Variant]:
+def make_variants(sinks: Sinks, samples: Samples, *, budget: Budget = "fast", seed: int = 0) -> list[Variant]:
     """All variants of a measurement, by the names that :func:`~sinklab.causes.labels.label_heads` looks for.
 
     - ``redirect``, ``hide``, ``zero_value``: with the sink; ``zero``: the whole head.
@@ -71,12 +71,13 @@ def make_variants(sink: SinkFound, samples: Samples, *, budget: Budget = "fast",
     variants = [Variant("zero", (ZeroHead(),))]
     variants += [Variant(f"rotated {number}", (RotateHead(seed=seeds[number]),)) for number in range(numbers.rotated)]
     changes: dict[str, HeadIntervention] = {"zero": ZeroHead()}
-    if sink.place is not None:
-        place = sink.place
+    inputs = samples.inputs
+    place = sinks.place_in(inputs.get("input_ids"), inputs.get("attention_mask"))
+    if place is not None:
         changes = {"redirect": Redirect(place=place), "zero_value": ZeroValue(place=place)}
         variants += [Variant(name, (change,)) for name, change in changes.items()]
         variants.append(Variant("hide", (HideKey(place=place),)))
-        for number, keys in enumerate(_control_keys(sink, len(samples), numbers.keys, seed)):
+        for number, keys in enumerate(_control_keys(sinks, place, len(samples), numbers.keys, seed)):
             variants.append(Variant(f"hide control {number}", (HideKey(place=keys),)))
             variants.append(Variant(f"redirect control {number}", (Redirect(place=keys),)))
     for name, change in changes.items():
@@ -87,16 +88,17 @@ def make_variants(sink: SinkFound, samples: Samples, *, budget: Budget = "fast",
     return variants
 
 
-def _control_keys(sink: SinkFound, samples: int, number: int, seed: int) -> list[Tensor]:
+def _control_keys(sinks: Sinks, place: Place, samples: int, number: int, seed: int) -> list[Tensor]:
     """Keys for controls, int64 ``(samples, 1)`` each, a text's keys all different."""
-    taken = {sink.place, *sink.secondary}
-    pool = [position for position in range(max(sink.length // EARLY, number + len(taken))) if position not in taken]
-    pool = [position for position in pool if position < sink.length]
-    if len(pool) < number:
-        raise ConfigurationError(
-            f"controls need {number} keys besides the sink, and texts of {sink.length} tokens leave {len(pool)}; "
-            "take longer texts"
-        )
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.stack([torch.randperm(len(pool), generator=generator)[:number] for _ in range(samples)])
-    return list(torch.tensor(pool)[drawn].T[..., None])
+    own = place if isinstance(place, Tensor) else torch.full((samples, 1), -1 if isinstance(place, str) else place)
+    early = max(sinks.length // EARLY, number + 1 + len(sinks.secondary))
+    generator, drawn = torch.Generator().manual_seed(seed), []
+    for sink in own[:, 0].tolist():
+        pool = [position for position in range(min(early, sinks.length)) if position not in {sink, *sinks.secondary}]
+        if len(pool) < number:
+            raise ConfigurationError(
+                f"controls need {number} keys besides the sink, and texts of {sinks.length} tokens leave {len(pool)}; "
+                "take longer texts"
+            )
+        drawn.append(torch.tensor(pool)[torch.randperm(len(pool), generator=generator)[:number]])
+    return list(torch.stack(drawn).T[..., None])

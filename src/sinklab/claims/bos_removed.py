@@ -6,11 +6,11 @@ import torch
 
 from sinklab.causes.location import location
 from sinklab.causes.samples import token_samples
-from sinklab.causes.sinks import find_sink
 from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.registry import claims
 from sinklab.reproduction.claim import BASELINE, Claim, Part, Ratio, Value
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.sinks import find_sinks
 
 __all__ = ["bos_removed", "without_bos"]
 
@@ -26,7 +26,7 @@ def without_bos(trained: TrainedModel) -> dict[str, float]:
     """
     model, rows = trained.loaded.model, trained.rows(TEXTS, seq_len=64)
     samples = token_samples([("held-out", rows)])
-    sink = find_sink(model, samples, place=trained.config.model.tokens_in_front)
+    sink = find_sinks(model, samples.inputs, place=trained.config.model.tokens_in_front)
     with torch.no_grad():
         found = location(model, samples, sink)
     head, by_name = found.heads.index(found.head), {one.name: one for one in found.conditions}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from tests.causes.planted import HALF, PlantedLM, fresh, head, induction, inert, no_op, planted, repeated
+from tests.causes.planted import HALF, PlantedLM, fresh, head, induction, inert, no_op, planted, repeated, sinks_of
 from tests.conftest import make_sinklm
 
 from sinklab import attend
 from sinklab.causes.samples import Samples, token_samples
-from sinklab.causes.sinks import find_sink
 from sinklab.errors import ConfigurationError
 from sinklab.probes.attention_received import AttentionReceived
 
@@ -34,8 +31,8 @@ def words_at(texts: int):
 
 def test_a_sink_need_not_be_at_the_first_position():
     model = PlantedLM([at(2), at(2), at(5)]).eval()
-    sink = find_sink(model, token_samples([("words", words_at(4))]))
-    assert sink.place == 2
+    sink = sinks_of(model, token_samples([("words", words_at(4))]))
+    assert sink.main.place == 2
     assert sink.secondary == [5]
     assert [str(one) for one in sink.heads] == ["0.0", "0.1", "0.2"]
     assert sink.weights[:2] == pytest.approx([1.0, 1.0], abs=1e-6)
@@ -47,25 +44,25 @@ def test_a_position_that_few_queries_see_is_no_sink():
     """Two queries see position 20 of 23, and give it everything."""
     model = PlantedLM([at(20)]).eval()
     with pytest.raises(ConfigurationError, match=r"no sink found"):
-        find_sink(model, token_samples([("words", words_at(4))]))
-    assert find_sink(model, token_samples([("words", words_at(4))]), place=20).weights == pytest.approx([1.0], abs=1e-6)
+        sinks_of(model, token_samples([("words", words_at(4))])).require()
+    assert sinks_of(model, token_samples([("words", words_at(4))]), place=20).weights == pytest.approx([1.0], abs=1e-6)
 
 
 def test_windows_that_hide_every_place_are_named():
     model = make_sinklm(window=4).eval()
     tokens = torch.randint(0, model.config.vocab_size, (2, 32), generator=torch.Generator().manual_seed(0))
     with pytest.raises(ConfigurationError, match=r"in texts of 32 positions none is seen by half of a module's queries"):
-        find_sink(model, token_samples([("words", tokens)]))
-    assert find_sink(model, token_samples([("words", tokens[:, :6])]), threshold=0.01).place in range(6)
+        sinks_of(model, token_samples([("words", tokens)])).require()
+    assert sinks_of(model, token_samples([("words", tokens[:, :6])]), threshold=0.01).main.place in range(6)
 
 
 def test_the_last_token_of_an_encoder_may_be_the_sink():
     """All queries see all keys, so that a separator at the end is a place like any other."""
     model = PlantedLM([at(22), at(3)]).eval()
     model.layers[0].self_attn.is_causal = False
-    sink = find_sink(model, token_samples([("words", words_at(4))]), threshold=0.5)
-    assert sink.place in (3, 22)  # both get all that their head gives
-    assert sink.secondary == [25 - sink.place]
+    sink = sinks_of(model, token_samples([("words", words_at(4))]), threshold=0.5)
+    assert sink.main.place in (3, 22)  # both get all that their head gives
+    assert sink.secondary == [25 - sink.main.place]
     assert sink.weights.max() == pytest.approx(1.0, abs=1e-6)
 
 
@@ -76,7 +73,7 @@ def test_shares_are_those_of_the_queries_that_are_not_the_sink():
     with torch.no_grad(), attend(model, [probe]) as session:
         model(input_ids=tokens)
     table = session.table()
-    sink = find_sink(model, token_samples([("text", tokens)]), place=0, batch_size=2)
+    sink = sinks_of(model, token_samples([("text", tokens)]), place=0, batch_size=2)
     for (layer, number), weight in zip([(0, 0), (0, 1), (1, 0), (1, 1)], sink.weights, strict=True):
         rows = table[(table["layer"] == layer) & (table["head"] == number) & (table["key_position"] == 0)]
         column = rows["value"].item()
@@ -88,12 +85,12 @@ def test_a_sink_in_one_domain_is_not_hidden_by_another():
     """The induction head rests on BOS in all of a fresh text and in half of a repeated one: three times in four."""
     both = [("repeated", repeated(5, 0)), ("fresh", fresh(5, 1))]
     model = PlantedLM([induction()]).eval()
-    sink = find_sink(model, token_samples(both), threshold=0.9)
-    assert sink.place == 0
+    sink = sinks_of(model, token_samples(both), threshold=0.9)
+    assert sink.main.place == 0
     assert dict(sink.tried)[0] > 0.99
     assert sink.weights == pytest.approx([0.75], abs=0.01)
     with pytest.raises(ConfigurationError, match="no sink found"):
-        find_sink(model, token_samples(both[:1]), threshold=0.9)
+        sinks_of(model, token_samples(both[:1]), threshold=0.9).require()
 
 
 def test_value_ratio_by_hand():
@@ -101,7 +98,7 @@ def test_value_ratio_by_hand():
     tokens = torch.randint(2, 300, (2, 12), generator=torch.Generator().manual_seed(0))
     seen = []
     hook = model.layers[0].self_attn.v_proj.register_forward_hook(lambda _, args, output: seen.append(output))
-    sink = find_sink(model, token_samples([("text", tokens)]), place=3)
+    sink = sinks_of(model, token_samples([("text", tokens)]), place=3)
     hook.remove()
     norms = seen[0].unflatten(-1, (2, 16)).norm(dim=-1)
     others = torch.cat((norms[:, :3], norms[:, 4:]), dim=1)
@@ -111,18 +108,16 @@ def test_value_ratio_by_hand():
 
 def test_places_may_be_given():
     known = planted("induction", 0)
-    sink = find_sink(known.model, known.samples, place=4)
-    assert sink.place == 4
+    sink = sinks_of(known.model, known.samples, place=4)
+    assert sink.main.place == 4
     assert sink.secondary == [0]
-    none = find_sink(known.model, known.samples, place=None)
-    assert none.place is None
+    none = sinks_of(known.model, known.samples, place=None)
+    assert none.main is None
     assert np.isnan(none.weights).all()
-    told = json.loads(json.dumps(none.to_dict()))
-    assert told["heads"]["0.1"] == {"weight": None, "value_ratio": None}
     message = r"place {}: no such place; on these texts the model has positions 0 to 22 and not a null score in every module"
     for place, shown in ((23, "23"), (-1, "-1"), ("null", "'null'")):
         with pytest.raises(ConfigurationError, match=message.format(shown)):
-            find_sink(known.model, known.samples, place=place)
+            sinks_of(known.model, known.samples, place=place)
 
 
 def test_what_was_tried_is_told():
@@ -133,12 +128,12 @@ def test_what_was_tried_is_told():
         r"position 0 \(0\.12\), position 1 \(0\.11\), .*\. Lower the threshold, name a place, or say that there is none"
     )
     with pytest.raises(ConfigurationError, match=message):
-        find_sink(model, token_samples([("fresh", fresh(3, 0))]))
+        sinks_of(model, token_samples([("fresh", fresh(3, 0))])).require()
 
 
 def test_batches_do_not_matter():
     known = planted("two domains", 0)
-    found = [find_sink(known.model, known.samples, batch_size=size) for size in (1, 5, 64)]
+    found = [sinks_of(known.model, known.samples, batch_size=size) for size in (1, 5, 64)]
     for one in found[1:]:
         np.testing.assert_allclose(one.weights, found[0].weights, rtol=1e-12)
         np.testing.assert_allclose(one.value_ratio, found[0].value_ratio, rtol=1e-12)
@@ -148,11 +143,11 @@ def test_padding_is_neither_a_key_nor_a_query():
     """A text padded on the left has its BOS where its mask begins, and that is position 0."""
     model = make_sinklm().double()
     tokens = torch.randint(2, 300, (1, 10), generator=torch.Generator().manual_seed(0))
-    plain = find_sink(model, token_samples([("text", tokens)]), place=0)
+    plain = sinks_of(model, token_samples([("text", tokens)]), place=0)
     padded = torch.cat((torch.ones(1, 3, dtype=torch.int64), tokens), dim=1)
     mask = torch.cat((torch.zeros(1, 3, dtype=torch.int64), torch.ones(1, 10, dtype=torch.int64)), dim=1)
     samples = Samples({"input_ids": padded, "attention_mask": mask}, torch.zeros(1, 13, dtype=torch.int64), padded)
-    sink = find_sink(model, samples, place=0)
+    sink = sinks_of(model, samples, place=0)
     assert sink.length == 10
     np.testing.assert_allclose(sink.weights, plain.weights, rtol=1e-12)
     np.testing.assert_allclose(sink.value_ratio, plain.value_ratio, rtol=1e-12)
@@ -162,5 +157,5 @@ def test_heads_without_values_to_compare():
     """Values of all tokens are 0: there is no ratio, and no warning of a division."""
     model = PlantedLM([no_op(), inert()]).eval()
     model.layers[0].self_attn.v_proj.weight.data.zero_()
-    sink = find_sink(model, token_samples([("fresh", fresh(3, 0))]))
+    sink = sinks_of(model, token_samples([("fresh", fresh(3, 0))]))
     assert np.isnan(sink.value_ratio).all()
