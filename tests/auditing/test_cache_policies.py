@@ -213,7 +213,7 @@ class TestComparison:
         assert (loss["count"].item(), loss["unit"].item(), loss["corpus"].item()) == (180, "nats", "random_tokens")
         assert table.loc[table["metric"] == "loss_by_position", "query_position"].max() < 119
         assert set(table["metric"]) == {
-            "loss", "loss_by_position", "tokens_per_second", "reading_tokens_per_second", "bytes_held"
+            "loss", "loss_by_position", "decoding_tokens_per_second", "reading_tokens_per_second", "bytes_held"
         }  # fmt: skip
 
     def test_files(self, result):

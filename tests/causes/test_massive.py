@@ -126,7 +126,7 @@ def test_the_sink_is_watched_while_editing(model, samples):
     assert np.allclose(found.sink_weights, sink.weights, rtol=0, atol=1e-9)
     assert not np.allclose(found.edits["zero"].sink_weights, sink.weights, rtol=0, atol=1e-3)
     table = make_table(found.rows(), model="planted")
-    assert {"massive_value", "loss_change", "sink_weight", "largest_times_median"} <= set(table["metric"])
+    assert {"massive_born_value", "loss_change", "sink_share", "largest_times_median"} <= set(table["metric"])
     assert table["value"].notna().all()
     record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert record["found"][0]["channel"] == CHANNEL

@@ -31,6 +31,7 @@ from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
+from sinklab.results.metric import LOSS, Metric
 from sinklab.results.table import make_table, write_json, write_table
 from sinklab.streaming.perplexity import Decoding, Estimate, decoding, estimate, losses
 from sinklab.streaming.policy import Policy, SlotPolicy
@@ -39,6 +40,12 @@ from sinklab.streaming.rotation import read_rotations
 __all__ = ["CacheResult", "compare_policies", "compared"]
 
 SUMMARY_VERSION = 1
+LOSS_BY_POSITION = Metric(
+    "loss_by_position", "nats", "Mean next-token loss over the texts of the tokens predicted from here on, up to the next row."
+)
+DECODING_SPEED = Metric("decoding_tokens_per_second", "tokens/s", "Tokens decoded one by one over the time that this took.")
+READING_SPEED = Metric("reading_tokens_per_second", "tokens/s", "Tokens of a text read at once over the time that this took.")
+BYTES_HELD = Metric("bytes_held", "bytes", "Bytes of keys and values that the cache of one text holds in the end.")
 BUCKETS = 24
 """Points of the curve of loss against position."""
 
@@ -400,22 +407,19 @@ def _mean(part: Tensor) -> float | None:
 def _table(summary: dict[str, Any], loaded: LoadedModel, corpus: str, bos: bool, run_id: str, seed: int) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for entry in summary["policies"]:
-        for metric, unit, count in (
-            ("loss", "nats", entry["scored_tokens"]),
-            ("tokens_per_second", "tokens/s", entry["decoded_tokens"]),
-            ("reading_tokens_per_second", "tokens/s", 1),
-            ("bytes_held", "bytes", 1),
+        of_policy = {"policy": entry["label"]}
+        for name, metric, count in (
+            ("loss", LOSS, entry["scored_tokens"]),
+            ("tokens_per_second", DECODING_SPEED, entry["decoded_tokens"]),
+            ("reading_tokens_per_second", READING_SPEED, 1),
+            ("bytes_held", BYTES_HELD, 1),
         ):
-            rows.append(
-                {"policy": entry["label"], "metric": metric, "value": float(entry[metric]), "count": count, "unit": unit}
-            )
+            rows.append({**of_policy, "metric": metric, "value": float(entry[name]), "count": count})
         for (start, stop), value in zip(summary["positions"], entry["loss_by_position"], strict=True):
             if value is not None:
-                rows.append(
-                    {"policy": entry["label"], "metric": "loss_by_position", "value": value, "unit": "nats",
-                     "query_position": start - 1, "count": (stop - start) * summary["documents"]}
-                )  # fmt: skip
+                place = {"query_position": start - 1, "count": (stop - start) * summary["documents"]}
+                rows.append({**of_policy, "metric": LOSS_BY_POSITION, "value": value, **place})
     return make_table(
         rows, run_id=run_id, model=loaded.name, revision=loaded.revision, operation=loaded.operation, corpus=corpus,
-        bos=int(bos), seed=seed, probe="cache_policies", version=SUMMARY_VERSION,
+        bos=int(bos), seed=seed, probe="cache_policies",
     )  # fmt: skip

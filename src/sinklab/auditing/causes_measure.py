@@ -23,15 +23,20 @@ from sinklab.auditing.causes_words import duration, sentences
 from sinklab.auditing.measure import Progress
 from sinklab.causes.effects import Effects, Variant
 from sinklab.causes.engine import estimate, measure_effects
+from sinklab.causes.finding import LOSS_CHANGE, SINK_SHARE
 from sinklab.causes.labels import LABELS, HeadLabel, label_heads, require_texts, texts_needed
 from sinklab.causes.variants import make_variants
 from sinklab.errors import ConfigurationError
+from sinklab.results.metric import VALUE_RATIO, Metric
 from sinklab.results.table import write_json
 from sinklab.sinks import Head, Sinks, find_sinks
 
 __all__ = ["Asked", "Examined", "examine"]
 
-PROBE, VERSION = "causes", 1
+PROBE = "causes"
+DIVERGENCE = Metric(
+    "divergence", "nats", "Mean over texts of the divergence of the predictions under the intervention from the model's."
+)
 
 PIECES = 12
 """Into about how many pieces the work of a long run is cut: what a killed one loses."""
@@ -338,18 +343,17 @@ def _record(sinks: Sinks) -> dict[str, Any]:
 def _effect_rows(effects: Effects) -> list[dict[str, Any]]:
     """Means over texts of the changes of the loss and of the divergences, for every variant, head and domain."""
     rows = []
-    for metric, values in (("loss_change", effects.loss), ("divergence", effects.divergence)):
+    for metric, values in ((LOSS_CHANGE.of(effects.unit), effects.loss), (DIVERGENCE.of(effects.unit), effects.divergence)):
         counts = np.isfinite(values).sum(axis=2)
         means = np.nansum(values, axis=2) / np.maximum(counts, 1)
         for number, place, domain in np.argwhere(counts > 0).tolist():
             head = effects.heads[place]
             rows.append(
                 {
-                    "probe": PROBE, "version": VERSION, "metric": metric, "intervention": effects.variants[number],
+                    "probe": PROBE, "metric": metric, "intervention": effects.variants[number],
                     "module": head.module,
                     "layer": head.layer, "head": head.head, "corpus": effects.domain_names[domain],
                     "value": float(means[number, place, domain]), "count": int(counts[number, place, domain]),
-                    "unit": effects.unit,
                 }
             )  # fmt: skip
     return rows
@@ -359,12 +363,12 @@ def _head_rows(listed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Weight on the sink and length of its value, for every head."""
     return [
         {
-            "probe": PROBE, "version": VERSION, "metric": metric, "module": head["module"], "layer": head["layer"],
-            "head": head["head"], "value": head[metric], "count": 1, "unit": unit,
+            "probe": PROBE, "metric": metric, "module": head["module"], "layer": head["layer"],
+            "head": head["head"], "value": head[name], "count": 1,
         }
         for head in listed
-        for metric, unit in (("sink_weight", "weight"), ("value_ratio", "ratio"))
-        if head[metric] is not None
+        for name, metric in (("sink_weight", SINK_SHARE), ("value_ratio", VALUE_RATIO))
+        if head[name] is not None
     ]  # fmt: skip
 
 

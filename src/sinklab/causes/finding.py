@@ -12,9 +12,17 @@ import numpy as np
 from torch import Tensor
 
 from sinklab.results.intervals import Interval
+from sinklab.results.metric import Metric
 from sinklab.sinks import Head
 
-__all__ = ["Finding", "head_rows", "interval_rows", "number", "plain", "signed"]
+__all__ = ["LOSS_CHANGE", "SINK_SHARE", "Finding", "head_rows", "interval_rows", "number", "plain", "signed"]
+
+LOSS_CHANGE = Metric("loss_change", "nats", "Mean over texts of the change of their mean loss under the intervention.")
+SINK_SHARE = Metric(
+    "sink_share",
+    "fraction",
+    "Mean share of a row on the sink, over the queries that see it and do not stand on it; the null mass is part of the whole.",
+)
 
 
 class Finding(abc.ABC):
@@ -60,7 +68,7 @@ def signed(interval: Interval) -> str:
     return f"{interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
 
 
-def head_rows(metric: str, heads: Sequence[Head], values: Iterable[Any], **columns: Any) -> Iterator[dict[str, Any]]:
+def head_rows(metric: Metric, heads: Sequence[Head], values: Iterable[Any], **columns: Any) -> Iterator[dict[str, Any]]:
     """A row for every head that has the number."""
     for head, value in zip(heads, values, strict=True):
         if number(value) is not None:
@@ -68,7 +76,7 @@ def head_rows(metric: str, heads: Sequence[Head], values: Iterable[Any], **colum
             yield {**columns, **place, "metric": metric, "value": float(value)}
 
 
-def interval_rows(metric: str, interval: Interval | None, **columns: Any) -> Iterator[dict[str, Any]]:
+def interval_rows(metric: Metric, interval: Interval | None, **columns: Any) -> Iterator[dict[str, Any]]:
     """The mean under the name of the metric, and the ends of its interval under the name with ``_low`` and ``_high``."""
     for bound, value in ({} if interval is None else interval.to_dict()).items():
-        yield {**columns, "metric": metric if bound == "mean" else f"{metric}_{bound}", "value": value}
+        yield {**columns, "metric": metric if bound == "mean" else metric.bound(bound), "value": value}

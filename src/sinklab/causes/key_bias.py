@@ -25,12 +25,13 @@ from sinklab.causes._runs import (
     runs,
     text_losses,
 )
-from sinklab.causes.finding import Finding, head_rows, interval_rows, plain, signed
+from sinklab.causes.finding import LOSS_CHANGE, Finding, head_rows, interval_rows, plain, signed
 from sinklab.causes.readout import Readout, readout_for
 from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.results.intervals import Interval
+from sinklab.results.metric import Metric
 from sinklab.sinks import Head, Sinks
 
 __all__ = ["HeadScores", "KeyBias", "key_bias"]
@@ -64,16 +65,17 @@ class HeadScores:
         return {**plain(dataclasses.asdict(self)), "head": str(self.head), "module": self.head.module}
 
 
-_UNITS = {
-    "cosine": "cosine",
-    "other_cosine": "cosine",
-    "norm_product": "norm",
-    "other_norm_product": "norm",
-    "gap": "score",
-    "gap_deviation": "score",
-    "constant_share": "fraction",
-    "value_ratio": "ratio",
+_SCORES = {
+    "cosine": Metric("sink_cosine", "cosine", "Mean cosine of the queries and the key of the sink."),
+    "other_cosine": Metric("sink_other_cosine", "cosine", "Mean cosine of the same queries and the other keys that they see."),
+    "norm_product": Metric("sink_norm_product", "norm", "Mean product of the norms of query and key, at the sink."),
+    "other_norm_product": Metric("sink_other_norm_product", "norm", "Mean product of these norms at the other keys."),
+    "gap": Metric("sink_gap", "score", "Mean over queries of the score of the sink less the mean score of the other keys."),
+    "gap_deviation": Metric("sink_gap_deviation", "score", "Standard deviation of sink_gap over queries."),
+    "constant_share": Metric("sink_constant_share", "fraction", "How much of the mean square of sink_gap a constant is."),
+    "value_ratio": Metric("sink_value_ratio", "ratio", "Mean norm of the value of the sink over that of the other keys."),
 }
+"""Field of the scores of a head to the metric of its rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,13 +134,12 @@ class KeyBias(Finding):
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Rows of the long table."""
-        common: dict[str, Any] = {"probe": "causes_key_bias", "version": 1, "count": self.texts}
+        common: dict[str, Any] = {"probe": "causes_key_bias", "count": self.texts}
         for name, loss in self.losses.items():
-            yield from interval_rows("loss_change", loss, **common, intervention=f"key bias: {name}", unit=self.unit)
+            yield from interval_rows(LOSS_CHANGE.of(self.unit), loss, **common, intervention=f"key bias: {name}")
         heads = [scores.head for scores in self.heads]
-        for metric, unit in _UNITS.items():
-            values = [getattr(scores, metric) for scores in self.heads]
-            yield from head_rows(f"sink_{metric}", heads, values, **common, unit=unit)
+        for field, metric in _SCORES.items():
+            yield from head_rows(metric, heads, [getattr(scores, field) for scores in self.heads], **common)
 
 
 def key_bias(

@@ -13,15 +13,20 @@ from torch import Tensor, nn
 from sinklab.attention.intervention import Place
 from sinklab.causes._received import Received, Strong, Sums
 from sinklab.causes._runs import Edits, change, known_place, lengths, no_edits, of_all, runs
-from sinklab.causes.finding import Finding, head_rows, interval_rows, plain, signed
+from sinklab.causes.finding import LOSS_CHANGE, Finding, head_rows, interval_rows, plain, signed
 from sinklab.causes.readout import NextToken, Readout, readout_for
 from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.results.intervals import Interval
+from sinklab.results.metric import Metric
 from sinklab.sinks import Head, Sinks
 
 __all__ = ["Condition", "Location", "Strong", "location"]
+
+AT_PLACE = Metric("weight_at_place", "fraction", "Mean share of a row on the place that the sink has in the texts as they are.")
+AT_FIRST_TOKEN = Metric("weight_at_first_token", "fraction", "Mean share of a row on the first token, where it now stands.")
+STRONG_POSITION = Metric("strong_position", "fraction", "Mean share of a row on a position, of the head that gives it most.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,14 +117,14 @@ class Location(Finding):
     def rows(self) -> Iterator[dict[str, Any]]:
         """Rows of the long table."""
         for condition in self.conditions:
-            common: dict[str, Any] = {"probe": "causes_location", "version": 1, "count": self.texts}
+            common: dict[str, Any] = {"probe": "causes_location", "count": self.texts}
             common["intervention"] = f"sink: {condition.name}"
-            yield from head_rows("weight_at_place", self.heads, condition.at_place, **common, unit="fraction")
-            yield from head_rows("weight_at_first_token", self.heads, condition.at_first_token, **common, unit="fraction")
+            yield from head_rows(AT_PLACE, self.heads, condition.at_place, **common)
+            yield from head_rows(AT_FIRST_TOKEN, self.heads, condition.at_first_token, **common)
             for strong in condition.strongest:
-                at = {**common, "key_position": strong.position, "unit": "fraction"}
-                yield from head_rows("strong_position", [strong.head], [strong.weight], **at)
-            yield from interval_rows("loss_change", condition.loss, **common, unit=self.unit)
+                at = {**common, "key_position": strong.position}
+                yield from head_rows(STRONG_POSITION, [strong.head], [strong.weight], **at)
+            yield from interval_rows(LOSS_CHANGE.of(self.unit), condition.loss, **common)
 
 
 def location(

@@ -15,14 +15,24 @@ from sinklab.attention.call import LayerOutput
 from sinklab.attention.intervention import HiddenIntervention, Intervention, Place
 from sinklab.attention.probe import Probe, Watcher
 from sinklab.causes._runs import Edits, PlaceWeight, change, ids_by_position, most_frequent, no_edits, place_of, runs
-from sinklab.causes.finding import Finding, head_rows, interval_rows, signed
+from sinklab.causes.finding import LOSS_CHANGE, SINK_SHARE, Finding, head_rows, interval_rows, signed
 from sinklab.causes.readout import Readout, readout_for
 from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.results.intervals import Interval
+from sinklab.results.metric import Metric
 from sinklab.sinks import Head, Sinks
 
 __all__ = ["SUN", "Activation", "Edit", "MassiveActivations", "massive_activations"]
+
+LARGEST_ACTIVATION = Metric("largest_activation", "norm", "Mean over texts of the largest |x| after the layer.")
+LARGEST_TIMES_MEDIAN = Metric(
+    "largest_times_median", "ratio", "Mean over texts of the largest over the median |x| after the layer."
+)
+BORN_VALUE = Metric(
+    "massive_born_value", "norm", "Mean over texts, with its sign, of an activation that becomes massive in this layer."
+)
+BORN_CHANNEL = Metric("massive_born_channel", "index", "Coordinate of the hidden state that holds massive_born_value.")
 
 SUN = (100.0, 1000.0)
 """Size, and times the median, above which Sun et al. 2024 (arXiv 2402.17762) call a value massive."""
@@ -127,23 +137,23 @@ class MassiveActivations(Finding):
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Rows of the long table."""
-        common: dict[str, Any] = {"probe": "causes_massive", "version": 1, "count": self.texts}
+        common: dict[str, Any] = {"probe": "causes_massive", "count": self.texts}
         for peak in self.peaks:
             at = {**common, "layer": peak["layer"], "key_position": peak["position"]}
-            yield {**at, "metric": "largest_activation", "value": peak["value"], "unit": "norm"}
-            yield {**at, "metric": "largest_times_median", "value": peak["times_median"], "unit": "ratio"}
+            yield {**at, "metric": LARGEST_ACTIVATION, "value": peak["value"]}
+            yield {**at, "metric": LARGEST_TIMES_MEDIAN, "value": peak["times_median"]}
         for activation in self.found:
             at = {**common, "layer": activation.birth, "key_position": activation.position, "count": activation.texts}
-            yield {**at, "metric": "massive_value", "value": activation.value, "unit": "norm"}
-            yield {**at, "metric": "massive_channel", "value": float(activation.channel), "unit": "index"}
+            yield {**at, "metric": BORN_VALUE, "value": activation.value}
+            yield {**at, "metric": BORN_CHANNEL, "value": float(activation.channel)}
         weights: dict[str | None, np.ndarray | None] = {None: self.sink_weights}
         for name, edit in self.edits.items():
             edited = f"massive activations: {name}"
-            yield from interval_rows("loss_change", edit.loss, **common, intervention=edited, unit=self.unit)
+            yield from interval_rows(LOSS_CHANGE.of(self.unit), edit.loss, **common, intervention=edited)
             weights[edited] = edit.sink_weights
         for intervention, values in weights.items():
             if values is not None:
-                yield from head_rows("sink_weight", self.heads, values, **common, intervention=intervention, unit="fraction")
+                yield from head_rows(SINK_SHARE, self.heads, values, **common, intervention=intervention)
 
 
 def massive_activations(

@@ -20,9 +20,28 @@ from sinklab.causes.finding import Finding, head_rows, number, plain
 from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError
 from sinklab.probes._accumulate import documents_of
+from sinklab.probes.outliers import LAYER_KURTOSIS
+from sinklab.results.metric import Metric
 from sinklab.sinks import Head, Sinks
 
 __all__ = ["Correlation", "ReadOuts", "read_outs"]
+
+BY_HEAD: dict[str, Metric] = {
+    "concentration": Metric("concentration", "fraction", "Mean share of a row on the sink."),
+    "outliers": Metric("outliers", "ratio", "Mean over texts of the kurtosis of what the head writes to the residual stream."),
+    "need of the sink": Metric("need_of_the_sink", "nats", "Mean over texts of the change of the loss from hiding the sink."),
+    "use of the head": Metric("use_of_the_head", "nats", "The same from redirecting all weight of the head to the sink."),
+}
+BY_LAYER: dict[str, Metric] = {
+    "concentration": Metric("layer_concentration", "fraction", "Mean of concentration over the heads of the layer."),
+    "outliers": Metric("layer_outliers", "ratio", "Mean over texts of the largest |h| over the median |h| after the layer."),
+    "need of the sink": Metric("layer_need_of_the_sink", "nats", "Mean of need_of_the_sink over the heads of the layer."),
+    "use of the head": Metric("layer_use_of_the_head", "nats", "Mean of use_of_the_head over the heads of the layer."),
+    "kurtosis": LAYER_KURTOSIS,
+}
+CORRELATION = Metric(
+    "rank_correlation", "correlation", "Spearman's rank correlation of two of these numbers, or an end of its interval."
+)
 
 RESAMPLES = 2_000
 
@@ -120,23 +139,23 @@ class ReadOuts(Finding):
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Rows of the long table."""
-        common: dict[str, Any] = {"probe": "causes_read_outs", "version": 1, "count": self.texts}
+        common: dict[str, Any] = {"probe": "causes_read_outs", "count": self.texts}
         for name, values in self.by_head.items():
-            yield from head_rows(_metric(name), self.heads, values, **common, unit=self._unit(name))
+            yield from head_rows(self._metric(BY_HEAD[name]), self.heads, values, **common)
         for name, values in self.by_layer.items():
             for layer, value in zip(self.layers, values.tolist(), strict=True):
                 if number(value) is not None:
-                    metric = f"layer_{_metric(name)}"
-                    yield {**common, "layer": layer, "metric": metric, "value": value, "unit": self._unit(name)}
+                    yield {**common, "layer": layer, "metric": self._metric(BY_LAYER[name]), "value": value}
         for one in self.correlations:
             for bound in ("rho", "low", "high"):
                 value = getattr(one, bound)
                 if number(value) is not None:
-                    metric = f"{bound}_{_metric(one.first)}_{_metric(one.second)}_over_{one.over}"
-                    yield {**common, "count": one.items, "metric": metric, "value": value, "unit": "correlation"}
+                    pair = f"{one.first}_{one.second}".replace(" ", "_")
+                    metric = dataclasses.replace(CORRELATION, name=f"{bound}_{pair}_over_{one.over}")
+                    yield {**common, "count": one.items, "metric": metric, "value": value}
 
-    def _unit(self, name: str) -> str:
-        return {"concentration": "fraction", "outliers": "ratio", "kurtosis": "ratio"}.get(name, self.unit)
+    def _metric(self, metric: Metric) -> Metric:
+        return metric.of(self.unit) if metric.unit == "nats" else metric
 
 
 NEEDS = {"hide": "need of the sink", "redirect": "use of the head"}
@@ -307,7 +326,3 @@ def _mean(values: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:
     """Mean of the numbers that exist; NaN, without a warning, where none does."""
     counts = (~np.isnan(values)).sum(axis=axis)
     return np.asarray(np.where(counts > 0, np.nansum(values, axis=axis) / np.maximum(counts, 1), np.nan))
-
-
-def _metric(name: str) -> str:
-    return name.replace(" ", "_")

@@ -15,15 +15,24 @@ from sinklab.attention.intervention import Place
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.causes._runs import Edits, change, known_place, lengths, no_edits, of_all, random_places, text_losses
-from sinklab.causes.finding import Finding, interval_rows, number
+from sinklab.causes.finding import LOSS_CHANGE, Finding, interval_rows, number
 from sinklab.causes.readout import Readout, readout_for
 from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.results.intervals import Interval
+from sinklab.results.metric import Metric
 from sinklab.sinks import Sinks
 
 __all__ = ["Spread", "spread"]
+
+SPREAD_TOTAL = Metric(
+    "spread_total", "ratio", "Mean relative change |h' - h| / |h| over texts and the tokens after the replaced one."
+)
+SPREAD_AT_DISTANCE = Metric("spread_at_distance", "ratio", "Mean relative change at this distance from the replaced token.")
+SPREAD_RATIO = Metric(
+    "spread_ratio", "ratio", "Geometric mean over texts of spread_total after the last layer over that of the model as it is."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,18 +100,18 @@ class Spread(Finding):
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Rows of the long table; of a curve, the column ``key_position`` holds the first distance of a bin."""
-        common: dict[str, Any] = {"probe": "causes_spread", "version": 1, "count": self.texts}
+        common: dict[str, Any] = {"probe": "causes_spread", "count": self.texts}
         for name, curves, totals in zip(self.conditions, self.curves, self.totals, strict=True):
             for layer, curve, total in zip(self.layers, curves, totals, strict=True):
-                at = {**common, "intervention": f"token replaced: {name}", "layer": layer, "unit": "ratio"}
-                yield {**at, "metric": "spread_total", "value": float(np.nanmean(total))}
+                at = {**common, "intervention": f"token replaced: {name}", "layer": layer}
+                yield {**at, "metric": SPREAD_TOTAL, "value": float(np.nanmean(total))}
                 for (distance, _), value in zip(self.distances, curve.tolist(), strict=True):
                     if number(value) is not None:
-                        yield {**at, "metric": "spread_at_distance", "key_position": distance, "value": value}
+                        yield {**at, "metric": SPREAD_AT_DISTANCE, "key_position": distance, "value": value}
         for name in self.ratios:
             at = {**common, "intervention": f"token replaced: {name}"}
-            yield from interval_rows("spread_ratio", self.ratios[name], **at, unit="ratio")
-            yield from interval_rows("loss_change", self.losses[name], **at, unit=self.unit)
+            yield from interval_rows(SPREAD_RATIO, self.ratios[name], **at)
+            yield from interval_rows(LOSS_CHANGE.of(self.unit), self.losses[name], **at)
 
 
 @torch.no_grad()

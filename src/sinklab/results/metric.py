@@ -44,6 +44,14 @@ class Metric:
         """The sentence, and the formula after it."""
         return f"{self.text} {self.formula}".strip()
 
+    def bound(self, end: str) -> Metric:
+        """The ``low`` or ``high`` end of the interval of this number, under its name with ``_low`` or ``_high``."""
+        return dataclasses.replace(self, name=f"{self.name}_{end}", text=f"{end} end of the interval of {self.name}.")
+
+    def of(self, unit: str) -> Metric:
+        """The same number in the unit of the loss that a run takes."""
+        return dataclasses.replace(self, unit=unit)
+
 
 LOSS = Metric("loss", "nats", "Mean next-token loss over the tokens that the run scores; count is their number.")
 STEPS = Metric("steps", "steps", "Training steps that the run took: until its stop rule, or to its last step.")
