@@ -11,8 +11,8 @@ from _timing import Bar, best_times, exit_with
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from sinklab.trigger.lab import named
-from sinklab.trigger.setting import Setting
+from sinklab.operations.softmax import Softmax
+from sinklab.trigger.problem import TriggerProblem
 from sinklab.trigger.training import train
 
 LENGTH = WIDTH = 16
@@ -57,8 +57,8 @@ class Plain(nn.Module):
 
 def our_run(layers: int, heads: int) -> Callable[[], object]:
     """Some steps, with all that comes before and after them."""
-    setting = Setting(layers=layers, heads=heads, batch=BATCH, cap=STEPS)
-    return lambda: train(named({"name": "softmax"}), setting, 0)
+    problem = TriggerProblem(layers=layers, heads=heads, batch=BATCH, cap=STEPS)
+    return lambda: train(Softmax(), problem, 0)
 
 
 def plain_run(layers: int, heads: int) -> Callable[[], object]:
@@ -82,13 +82,13 @@ def plain_run(layers: int, heads: int) -> Callable[[], object]:
     return run
 
 
-def to_the_end(setting: Setting, limit: float) -> Bar:
+def to_the_end(problem: TriggerProblem, limit: float) -> Bar:
     """CPU time of a whole run with seed 0."""
     begun = time.process_time()
-    trained = train(named({"name": "softmax"}), setting, 0)
+    trained = train(Softmax(), problem, 0)
     taken = time.process_time() - begun
     assert trained.outcome == "solved"
-    what = f"trigger task, softmax {setting.layers} × {setting.heads}, seed 0, to the stop rule: {trained.steps} steps"
+    what = f"trigger task, softmax {problem.layers} × {problem.heads}, seed 0, to the stop rule: {trained.steps} steps"
     return Bar("trigger", what, taken, "<=", limit, "s")
 
 
@@ -106,8 +106,8 @@ def measure() -> list[Bar]:
         ratio(2, 2, 3.0),
         # Drawing is a fifth of the plain step here, and folding leaves two thirds of the products: 3 is out of reach.
         ratio(4, 4, 2.0),
-        to_the_end(Setting(), 10.0),
-        to_the_end(Setting(layers=2, heads=2), 120.0),
+        to_the_end(TriggerProblem(), 10.0),
+        to_the_end(TriggerProblem(layers=2, heads=2), 120.0),
     ]
 
 

@@ -24,17 +24,17 @@ def test_table_and_files(tmp_path):
     lines = run(*QUICK, "--out", out).stdout.splitlines()
     assert lines[0].split()[:5] == ["operation", "seed", "steps", "largest", "error"]
     assert [line.split()[:5] for line in lines[1:5]] == [
-        [name, seed, "3,", "did", "not"] for name in ("softmax", "relu(power=0)") for seed in "01"
+        [name, seed, "3,", "did", "not"] for name in ("softmax", "relu:power=0") for seed in "01"
     ]
     assert lines[-1] == f"table  {out / 'table.parquet'}"
     table = read_table(out / "table.parquet")
-    assert set(table["operation"]) == {"softmax", "relu(power=0)"}
+    assert set(table["operation"]) == {"softmax", "relu:power=0"}
     # Next to untrained, scores are about 0 and rows uniform: BOS has 1/2, 1/3, … of the tokens before the trigger at 7.
     expected = sum(1 / (query + 1) for query in range(1, 7)) / 6
     chosen = table[(table["metric"] == "before_bos_mean") & (table["operation"] == "softmax")]["value"]
     assert chosen.tolist() == pytest.approx([expected, expected], abs=1e-2)
     assert read_run(out)["config"]["target"] == "value"
-    assert {path.name for path in out.iterdir()} == {"table.parquet", "runs.json", "run.json"}
+    assert {path.name for path in out.iterdir()} == {"table.parquet", "summary.json", "store", "run.json"}
 
 
 def test_json_is_the_runs():
@@ -49,7 +49,7 @@ def test_json_is_the_runs():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--operation", "relu"], "operation 'relu(uncounted=1)' cannot do the task: its weights are divided by the number of"),
+        (["--operation", "relu"], "operation 'relu:uncounted=1' cannot do the task: its weights are divided by the number of"),
         (["--operation", "relu"], "off by 0.2 or more somewhere. relu:power=0 is not divided"),
         (["--operation", "relu:uncounted=0"], "off by 0.143 or more somewhere"),
         (["--length", "3"], "length 3"),

@@ -23,12 +23,12 @@ def test_table_and_files(tmp_path):
     out = tmp_path / "out"
     result = run("--operation", "softmax,relu:uncounted=0,softmax_plus_one", *QUICK, "--out", out)
     lines = result.stdout.splitlines()
-    assert " ".join(lines[0].split()) == "operation seed steps largest error on BOS, mean least bound on nothing trigger on BOS"
+    assert " ".join(lines[0].split()) == "operation seed steps largest error on BOS, mean least bound null mass trigger on BOS"
     assert [line.split()[:5] for line in lines[1:5]] == [
         [name, seed, "5,", "did", "not"] for name in ("softmax", "softmax_plus_one") for seed in "01"
     ]
     assert lines[6] == (
-        "relu(uncounted=0) was not trained: each weight depends on its own score, and none is divided by i - 1 of i visible "
+        "relu:uncounted=0 was not trained: each weight depends on its own score, and none is divided by i - 1 of i visible "
         "keys, so that no mean over i - 1 tokens comes out; every choice of maps is off by 0.0333 or more somewhere (--anyway "
         "trains it)"
     )
@@ -91,7 +91,7 @@ def test_anyway_trains_what_cannot_be():
         (["--operation", "sofmax"], "no operation is called 'sofmax'. Did you mean 'softmax'?"),
         (["--operation", "relu:counted=1"], "operation 'relu' has no setting 'counted'"),
         (["--operation", "softmax:("], "cannot be read; write name or name:setting=value,setting=value"),
-        (["--operation", ","], "0 operations, 3 seeds and 1000 sequences"),
+        (["--operation", ","], "0 operations, 3 seeds and 1000 samples"),
         (["--position", "16"], "position 16 must be in 2 … 15, counted from 0"),
         (["--position", "1"], "position 1 must be in 2 … 15"),
         (["--length", "3"], "length 3 must be at least 4"),
@@ -108,7 +108,7 @@ def test_anyway_trains_what_cannot_be():
         (["--start", "construction", "--operation", "gated"], "constructions are known for softmax, and for relu"),
         (["--start", "construction", "--noise", "-1"], "noise -1.0 must be a number from 0"),
         (["--noise", "0.1"], "noise 0.1 is put on a construction, and the start is random"),
-        (["--resume"], "--resume is about an output directory; give one with --out"),
+        (["--resume"], "--resume is about an output directory; give one as --out"),
         (["--overwrite"], "--overwrite is about an output directory"),
         (["--tolerance", "0"], "tolerance 0.0 must be a positive number"),
         (["--target", "all"], "'all' is not one of"),

@@ -6,9 +6,9 @@ Nothing here imports torch: the signature of a command is read, and its help sho
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from typing_extensions import Doc
 
@@ -18,14 +18,16 @@ from sinklab.results.run import Progress
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from sinklab.attention.operation import Operation
     from sinklab.corpora.base import Corpus
     from sinklab.models.loading import LoadedModel
 
     _Model: TypeAlias = str | LoadedModel | PreTrainedModel
     _Corpus: TypeAlias = str | Corpus
     _Seeds: TypeAlias = str | Sequence[int]
+    _Operations: TypeAlias = str | Sequence[str | Mapping[str, Any] | Operation]
 else:
-    _Model = _Corpus = _Seeds = str
+    _Model = _Corpus = _Seeds = _Operations = str
 
 __all__ = [
     "BatchSize",
@@ -34,6 +36,7 @@ __all__ = [
     "Device",
     "Dtype",
     "ModelSource",
+    "Operations",
     "Out",
     "Overwrite",
     "Progress",
@@ -56,6 +59,9 @@ Threshold = Annotated[float, Doc("A head has a sink on a key when its mean weigh
 Device = Annotated[str, Doc("auto (CUDA if there is any), cpu, cuda, cuda:1, …")]
 Dtype = Annotated[str, Doc("auto (float32 on a CPU, else the checkpoint's), float32, bfloat16, float16, float64.")]
 Seed = Annotated[int, Doc("Seed of the sampling; the same seed gives the same tokens.")]
+Operations = Annotated[
+    _Operations, Doc("From 'sinklab list operations', with settings if need be: softmax,relu:uncounted=0; or all.")
+]
 Seeds = Annotated[_Seeds, Doc("Of initial weights and data: 0..2 (both ends included), or a list such as 0,3,7.")]
 Bos = Annotated[
     Literal["auto", "always", "none"],

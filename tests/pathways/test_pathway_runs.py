@@ -17,7 +17,7 @@ from sinklab.registry import read_outs
 from sinklab.reproduction import cells, work
 from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.table import read_run, read_table
-from sinklab.trigger.setting import Setting
+from sinklab.trigger.problem import TriggerProblem
 
 
 def test_columns_are_put_together_by_hand():
@@ -54,7 +54,7 @@ def test_numbers_that_are_not_finite_are_absent():
 
 def test_what_provably_cannot_do_the_trigger_task_is_not_trained(tmp_path):
     found, cannot = runs.trigger_numbers(
-        pathways_of([{"name": "sigmoid"}])[1:], [0, 1], Setting(cap=1), tmp_path / "trigger", lambda *told: None
+        pathways_of([{"name": "sigmoid"}])[1:], [0, 1], TriggerProblem(cap=1), tmp_path / "trigger", lambda *told: None
     )
     assert found == {0: {"sigmoid": {"trigger_solved": 0.0}}, 1: {"sigmoid": {"trigger_solved": 0.0}}}
     # Weights that are divided by nothing: 1/9, as derived in sinklab.trigger.expressible.
@@ -64,13 +64,13 @@ def test_what_provably_cannot_do_the_trigger_task_is_not_trained(tmp_path):
 
 def test_trigger_runs_are_kept_under_the_names_of_the_comparison(tmp_path, monkeypatch):
     pathways = pathways_of([{"name": "clipped_softmax"}])
-    setting = Setting(cap=2)
-    found, cannot = runs.trigger_numbers(pathways, [3], setting, tmp_path, lambda *told: None)
+    problem = TriggerProblem(cap=2)
+    found, cannot = runs.trigger_numbers(pathways, [3], problem, tmp_path, lambda *told: None)
     assert cannot == {}
     assert set(found[3]) == {"softmax", "clipped_softmax"}
     assert found[3]["clipped_softmax"]["trigger_solved"] == 0.0
     assert found[3]["clipped_softmax"]["trigger_steps"] == 2.0
-    assert runs.trigger_numbers(pathways, [3], setting, tmp_path, lambda *told: None) == (found, cannot)
+    assert runs.trigger_numbers(pathways, [3], problem, tmp_path, lambda *told: None) == (found, cannot)
 
 
 def test_beyond_the_context_by_hand(monkeypatch):
@@ -145,7 +145,7 @@ def test_the_whole_comparison(tmp_path, short):
         out=out,
         store=tmp_path / "store",
         cache=tmp_path / "cache",
-        setting=Setting(cap=2),
+        problem=TriggerProblem(cap=2),
         progress=False,
     )
     assert [row.label for row in result.rows] == ["softmax", "softmax_plus_one"]

@@ -13,27 +13,27 @@ from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.sink_token import SinkToken
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
+from sinklab.trigger.evaluation import evaluate
 from sinklab.trigger.expressible import divisor_quotient, full_rows, obstacle
-from sinklab.trigger.lab import named
-from sinklab.trigger.readout import read_out
-from sinklab.trigger.setting import Setting
+from sinklab.trigger.lab import as_released
+from sinklab.trigger.problem import TriggerProblem
 from sinklab.trigger.training import train
 
 
-def errors(setting: Setting) -> dict[str, float]:
-    found = {name: obstacle(named({"name": name}), setting) for name in operations}
+def errors(setting: TriggerProblem) -> dict[str, float]:
+    found = {name: obstacle(as_released(name), setting) for name in operations}
     return {name: what[1] for name, what in found.items() if what is not None}
 
 
 def test_with_bos():
     expected = dict.fromkeys(("elu", "identity", "mlp_kernel", "sigmoid"), 1 / 9)
-    assert errors(Setting()) == pytest.approx(expected)
-    assert errors(Setting(heads=3)) == pytest.approx(expected)
-    assert errors(Setting(layers=2)) == {}
+    assert errors(TriggerProblem()) == pytest.approx(expected)
+    assert errors(TriggerProblem(heads=3)) == pytest.approx(expected)
+    assert errors(TriggerProblem(layers=2)) == {}
 
 
 def test_without_bos_rows_that_sum_to_one_have_no_way_out():
-    found = errors(Setting(bos=False))
+    found = errors(TriggerProblem(bos=False))
     assert {name for name, error in found.items() if error == 0.25} == {
         "qk_norm",
         "sigma_reparam",
@@ -42,10 +42,10 @@ def test_without_bos_rows_that_sum_to_one_have_no_way_out():
         "tempered_softmax",
         "value_bias",
     }
-    assert obstacle(Softmax(), Setting(bos=False, target="preceding"))[1] == 0.5
-    assert obstacle(Gated(), Setting(bos=False)) is None  # the gate can be closed
-    assert obstacle(SinkToken(), Setting(bos=False)) is None
-    assert obstacle(Softmax(), Setting(bos=False, heads=2)) is None  # two heads can cancel
+    assert obstacle(Softmax(), TriggerProblem(bos=False, target="preceding"))[1] == 0.5
+    assert obstacle(Gated(), TriggerProblem(bos=False)) is None  # the gate can be closed
+    assert obstacle(SinkToken(), TriggerProblem(bos=False)) is None
+    assert obstacle(Softmax(), TriggerProblem(bos=False, heads=2)) is None  # two heads can cancel
 
 
 def test_divisors_by_hand():
@@ -73,21 +73,21 @@ def test_divisors_by_hand():
     ],
 )
 def test_the_divisor_must_be_the_number_of_tokens_in_the_mean(operation, target, bos, error):
-    found = obstacle(operation, Setting(target=target, bos=bos))
+    found = obstacle(operation, TriggerProblem(target=target, bos=bos))
     assert found is None if error is None else found[1] == pytest.approx(error)
 
 
 def test_what_the_proofs_need_of_the_setting():
-    assert errors(Setting(triggers=13)) == errors(Setting())
+    assert errors(TriggerProblem(triggers=13)) == errors(TriggerProblem())
     # With positions a score may depend on the place; what a first token sees does not.
-    assert errors(Setting(positions="alibi")) == {}
-    assert errors(Setting(positions="learned", bos=False))["softmax"] == 0.25
+    assert errors(TriggerProblem(positions="alibi")) == {}
+    assert errors(TriggerProblem(positions="learned", bos=False))["softmax"] == 0.25
 
 
 def test_independent_weights_obey_the_identity_behind_the_proof():
     """d(4) times the difference of outputs behind two equal tokens is twice d(3) times that behind one, for any maps."""
     torch.manual_seed(0)
-    setting = Setting(heads=2)
+    setting = TriggerProblem(heads=2)
     for operation, third, fourth in ((Relu(), 3, 4), (Sigmoid(), 1, 1), (Relu(uncounted=1), 2, 3)):
         model = train(operation, dataclasses.replace(setting, cap=1), 0).model.double()
         with torch.no_grad():
@@ -106,8 +106,8 @@ def test_independent_weights_obey_the_identity_behind_the_proof():
 @pytest.mark.parametrize("fields", [{"name": "relu", "uncounted": 0}, {"name": "identity"}])
 def test_training_stays_above_the_bound(fields):
     """The bound is a supremum, over corners that are drawn rarely; what is drawn is far above the stop rule all the same."""
-    setting = Setting(cap=1500)
-    trained = train(named(fields), setting, 0)
+    setting = TriggerProblem(cap=1500)
+    trained = train(as_released(fields), setting, 0)
     assert trained.outcome == "cap"
-    worst = max(read_out(trained.model, dataclasses.replace(setting, position=at), 1000).error for at in (2, 3, 15))
+    worst = max(evaluate(trained.model, dataclasses.replace(setting, position=at), 1000).error for at in (2, 3, 15))
     assert worst > 2 * setting.tolerance

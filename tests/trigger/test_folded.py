@@ -15,9 +15,9 @@ from sinklab.operations.softmax import Softmax
 from sinklab.operations.softpick import Softpick
 from sinklab.registry import operations
 from sinklab.trigger.folded import kernel_of
-from sinklab.trigger.lab import named
+from sinklab.trigger.lab import as_released
 from sinklab.trigger.model import TriggerModel
-from sinklab.trigger.setting import Setting
+from sinklab.trigger.problem import TriggerProblem
 
 SERVED = {"clipped_softmax", "elu", "relu", "sigmoid", "sink_token", "softmax", "softpick"}
 VARIANTS = [
@@ -42,7 +42,7 @@ def test_outputs_and_gradients_are_those_of_the_plain_path(operation, layers, he
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(0.7 * torch.randn_like(parameter))
-    inputs = Setting(length=7, width=6).draw(5, torch.Generator().manual_seed(0)).inputs.double()
+    inputs = TriggerProblem(length=7, width=6).draw(5, torch.Generator().manual_seed(0)).inputs.double()
     upstream = torch.randn(inputs.shape, dtype=torch.float64)
     inputs.requires_grad_()
     wanted = (inputs, *(parameter for parameter in model.parameters() if parameter.numel()))
@@ -56,7 +56,7 @@ def test_outputs_and_gradients_are_those_of_the_plain_path(operation, layers, he
 
 
 def test_only_what_is_a_matter_of_weights_is_served():
-    assert {name for name in operations if kernel_of(named({"name": name})) is not None} == SERVED
+    assert {name for name in operations if kernel_of(as_released(name)) is not None} == SERVED
 
 
 def test_a_subclass_with_weights_of_its_own_has_not_got_the_kernel_that_it_inherits():
@@ -68,7 +68,7 @@ def test_a_subclass_with_weights_of_its_own_has_not_got_the_kernel_that_it_inher
 
 
 def test_a_second_backward_is_refused():
-    outputs = TriggerModel(Softmax())(Setting().draw(2, torch.Generator().manual_seed(0)).inputs).sum()
+    outputs = TriggerModel(Softmax())(TriggerProblem().draw(2, torch.Generator().manual_seed(0)).inputs).sum()
     outputs.backward(retain_graph=True)
     with pytest.raises(ConfigurationError, match="a second backward through one forward"):
         outputs.backward()

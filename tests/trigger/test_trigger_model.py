@@ -13,7 +13,7 @@ from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
 from sinklab.registry import operations, positions
 from sinklab.theory.trigger_bounds import TriggerHeads, relu_solution, softmax_solution
 from sinklab.theory.trigger_task import trigger_batch
-from sinklab.trigger.lab import named
+from sinklab.trigger.lab import as_released
 from sinklab.trigger.model import TriggerModel
 
 WIDTH = LENGTH = 16
@@ -82,7 +82,7 @@ def test_layers_add_up():
 
 @pytest.mark.parametrize("name", ["softmax", "sigma_reparam"])
 def test_value_output_is_what_outputs_are_made_with(name):
-    model, inputs = model_of(named({"name": name}), heads=2).eval(), batch_of().inputs
+    model, inputs = model_of(as_released(name), heads=2).eval(), batch_of().inputs
     outputs, (weights,), _ = model.with_weights(inputs)
     maps = model.layers[0].value_output()
     assert maps.shape == (2, WIDTH, WIDTH)

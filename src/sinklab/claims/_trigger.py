@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sinklab.reproduction.claim import Scale
-from sinklab.trigger.lab import named, run_lab
-from sinklab.trigger.setting import Setting
+from sinklab.trigger.trigger import trigger
 
 __all__ = ["DEEP", "SOLVED", "trained_numbers"]
 
@@ -14,15 +13,15 @@ DEEP: dict[Scale, int] = {"tiny": 2, "small": 4}
 """Layers, and heads of each, of the models with more than one head: the two shapes of the paper."""
 
 SOLVED = 0.02
-"""Largest error on fresh sequences of a model that has learned the task; training stops at 0.005 on a batch of 128."""
+"""Largest error on fresh samples of a model that has learned the task; training stops at 0.005 on a batch of 128."""
 
 
 def trained_numbers(operation: str, seed: int, **fields: Any) -> dict[str, float]:
-    """Train one model and read it out on 1,000 sequences.
+    """Train one model and evaluate it on 1,000 samples.
 
     Args:
         operation: name, as the paper's models have it.
-        fields: of :class:`~sinklab.trigger.setting.Setting`.
+        fields: arguments of :func:`~sinklab.trigger.trigger.trigger`.
 
     Returns:
         ``steps``; ``max_error``; ``bos_weight_mean`` and ``bos_weight_min``, mean and least weight on BOS off the trigger of
@@ -30,7 +29,7 @@ def trained_numbers(operation: str, seed: int, **fields: Any) -> dict[str, float
         the largest and with the smallest one; ``sinking_heads``, how many have a mean of 0.9 or more; ``bos_weight_bound``,
         what mass counting leaves possible. What a model has not, or what is not finite, is absent.
     """
-    record = run_lab([named({"name": operation})], [seed], Setting(**fields)).runs[0]
+    record = trigger(operation, seeds=[seed], **fields).summary["runs"][0]
     numbers = {name: record[name] for name in ("steps", "max_error", "bos_weight_mean", "bos_weight_min", "bos_weight_bound")}
     by_head = record["head_bos_weight_mean"]
     if by_head is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sinklab.claims._trigger import DEEP, SOLVED, trained_numbers
 from sinklab.registry import claims
 from sinklab.reproduction.claim import Claim, Numbers, Part, Scale, Value
-from sinklab.trigger.readout import SINK
+from sinklab.trigger.evaluation import SINK
 
 __all__ = ["trigger_softmax_deep"]
 

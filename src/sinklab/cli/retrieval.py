@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from sinklab.cli import output
 from sinklab.cli.libraries import prepare_libraries
@@ -24,16 +21,6 @@ EPILOG = (
     "sinklab retrieval --target token --seeds 0 --json\n\n"
     "sinklab retrieval --operation 'softmax,softpick,sink_logit' --seeds 0..2 --out build/retrieval"
 )
-
-COLUMNS = {
-    "error": "largest error",
-    "before_bos_mean": "on BOS before the trigger",
-    "before_bos_min": "least",
-    "behind_bos_mean": "behind it",
-    "trigger_asked": "trigger on what it asks for",
-    "trigger_bos": "on BOS",
-}
-"""Numbers of a run that the table shows, with their headings."""
 
 
 def retrieval(
@@ -59,31 +46,23 @@ def retrieval(
 ) -> None:
     """Train one head to look up a key at one token and to be silent elsewhere, and say where its weight goes."""
     prepare_libraries()
-    from sinklab.arguments import parse_seeds
-    from sinklab.registry import split_specs
-    from sinklab.trigger.lab import named
-    from sinklab.trigger.retrieval import RetrievalSetting
-    from sinklab.trigger.retrieval_lab import run_retrieval_lab
+    from sinklab.trigger.retrieval import retrieval as run_retrieval
 
-    chosen = [named(name) for name in split_specs(operation)]
-    setting = RetrievalSetting(length=length, keys=keys, values=values, position=position, target=target, cap=cap)
     with output.progress() as progress:
-        runs = run_retrieval_lab(chosen, parse_seeds(seeds), setting, out=out, overwrite=overwrite, progress=progress)
+        result = run_retrieval(
+            operation,
+            target=target,
+            seeds=seeds,
+            length=length,
+            keys=keys,
+            values=values,
+            position=position,
+            cap=cap,
+            out=out,
+            overwrite=overwrite,
+            progress=progress,
+        )
     if as_json:
-        output.print_json({"runs": runs})
-        return
-    _print(runs)
-    if out is not None:
-        typer.echo(f"\ntable  {out / 'table.parquet'}")
-
-
-def _print(runs: list[dict[str, Any]]) -> None:
-    console = Console(soft_wrap=True, highlight=False, width=None if Console().is_terminal else output.PIPE_WIDTH)
-    shown = Table(box=None, pad_edge=False)
-    for heading in ("operation", "seed", "steps", *COLUMNS.values()):
-        shown.add_column(heading, justify="left" if heading == "operation" else "right")
-    why = {"solved": "", "cap": ", did not stop", "diverged": ", diverged"}
-    for run in runs:
-        numbers = ["–" if run[name] is None else f"{run[name]:.4f}" for name in COLUMNS]
-        shown.add_row(escape(run["operation"]), str(run["seed"]), f"{run['steps']:,}{why[run['outcome']]}", *numbers)
-    console.print(shown)
+        output.print_json(result.summary)
+    else:
+        result.show()

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from sinklab.cli import output
 from sinklab.cli.libraries import prepare_libraries
 from sinklab.cli.options import Json, Overwrite
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["EPILOG", "trigger"]
 
@@ -86,33 +80,25 @@ def trigger(
     be said. Not to stop within the cap is a result.
     """
     prepare_libraries()
-    from sinklab.arguments import parse_seeds
-    from sinklab.registry import operations, split_specs
-    from sinklab.trigger.lab import named, run_lab
-    from sinklab.trigger.setting import Setting
+    from sinklab.trigger.trigger import trigger as run_trigger
 
-    names = operations.names() if operation.strip() == "all" else split_specs(operation)
-    chosen = [named(name) for name in names]
-    setting = Setting(
-        layers=layers,
-        heads=heads,
-        length=length,
-        width=width,
-        position=min(7, length - 1) if position is None else position,
-        target=target,
-        triggers=triggers,
-        positions=positions,
-        start=start,
-        noise=noise,
-        bos=bos,
-        cap=cap,
-        tolerance=tolerance,
-    )
     with output.progress() as progress:
-        result = run_lab(
-            chosen,
-            parse_seeds(seeds),
-            setting,
+        result = run_trigger(
+            operation,
+            layers=layers,
+            heads=heads,
+            seeds=seeds,
+            length=length,
+            width=width,
+            position=position,
+            target=target,
+            triggers=triggers,
+            positions=positions,
+            bos=bos,
+            start=start,
+            noise=noise,
+            tolerance=tolerance,
+            cap=cap,
             anyway=anyway,
             out=out,
             overwrite=overwrite,
@@ -120,51 +106,6 @@ def trigger(
             progress=progress,
         )
     if as_json:
-        output.print_json({"runs": result.runs, "cannot": result.cannot})
-        return
-    _print(result.runs, result.cannot)
-    if out is not None:
-        typer.echo(f"\ntable  {out / 'table.parquet'}")
-
-
-HEADINGS = ("operation", "seed", "steps", "largest error", "on BOS, mean", "least", "bound", "on nothing", "trigger on BOS")
-
-
-def _print(runs: list[dict[str, Any]], cannot: list[dict[str, Any]]) -> None:
-    console = Console(soft_wrap=True, highlight=False, width=None if Console().is_terminal else output.PIPE_WIDTH)
-    shown = Table(box=None, pad_edge=False)
-    several = any(run["layers"] * run["heads"] > 1 for run in runs)
-    for heading in (*HEADINGS, "heads that sink") if several else HEADINGS:
-        shown.add_column(heading, justify="left" if heading == "operation" else "right")
-    for run in runs:
-        numbers = ("bos_weight_mean", "bos_weight_min", "bos_weight_bound", "nothing_mean", "trigger_bos_weight")
-        shown.add_row(
-            escape(run["operation"]),
-            str(run["seed"]),
-            _steps(run),
-            _number(run["max_error"]),
-            *(_number(run[name]) for name in numbers),
-            *([_sinking(run)] if several else []),
-        )
-    console.print(shown)
-    for entry in cannot:
-        console.print(
-            f"\n{entry['operation']} was not trained: {entry['reason']}; every choice of maps is off by "
-            f"{entry['least_error']:.3g} or more somewhere (--anyway trains it)",
-            markup=False,
-        )
-
-
-def _steps(run: Mapping[str, Any]) -> str:
-    """Steps, and why there were no more if the task was not solved."""
-    why = {"solved": "", "cap": ", did not stop", "diverged": ", diverged"}[run["outcome"]]
-    return f"{run['steps']:,}{why}"
-
-
-def _sinking(run: Mapping[str, Any]) -> str:
-    """How many of the heads."""
-    return "–" if run["sinking_heads"] is None else f"{len(run['sinking_heads'])} of {run['layers'] * run['heads']}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
+        output.print_json(result.summary)
+    else:
+        result.show()

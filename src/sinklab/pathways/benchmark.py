@@ -24,7 +24,7 @@ from sinklab.reproduction.claim import SCALES, Scale
 from sinklab.reproduction.scales import base_config
 from sinklab.results.table import make_table, write_json, write_table, write_text
 from sinklab.training.process import default_cache
-from sinklab.trigger.setting import Setting
+from sinklab.trigger.problem import TriggerProblem
 
 __all__ = ["Comparison", "run_pathways"]
 
@@ -64,7 +64,7 @@ def run_pathways(
     scale: Scale = "tiny",
     out: Path = Path("sinklab-pathways"),
     store: Path = Path("sinklab-claims"),
-    setting: Setting | None = None,
+    problem: TriggerProblem | None = None,
     jobs: int | None = None,
     ray: str | None = None,
     retries: int = 2,
@@ -83,7 +83,7 @@ def run_pathways(
         operations: ``{"name": …, setting: value}``; a name alone has the settings of its paper. Softmax is always compared.
         seeds: of initialisation, data and trigger task; three or more for an answer.
         store: output directory of ``sinklab reproduce``, for trained models.
-        setting: of the trigger task; by default the published one.
+        problem: the trigger task; by default the published one.
         jobs: processes at a time; by default one per GPU, or cores over threads.
         ray: train on the Ray cluster at this address; ``store`` must then be shared by its nodes. All else is done here.
         retries: how often a training that died goes on from its last checkpoint.
@@ -103,14 +103,14 @@ def run_pathways(
         raise ConfigurationError(f"there is no scale {scale!r}; scales: {', '.join(SCALES)}")
     if jobs is not None and jobs < 1:
         raise ConfigurationError(f"--jobs must be at least 1, got {jobs}")
-    pathways, setting = pathways_of(operations), setting or Setting()
+    pathways, problem = pathways_of(operations), problem or TriggerProblem()
     out, store = (path.expanduser().absolute() for path in (out, store))
     cache = (cache or (store / "cache" if ray is not None else default_cache())).expanduser().absolute()
     found = train_and_read(
         pathways, scale=scale, seeds=seeds, store=store, cache=cache, jobs=jobs, retries=retries, ray=ray, progress=progress
     )
     numbers = found.numbers
-    of_trigger, cannot = trigger_numbers(pathways, seeds, setting, out / "trigger", stages)
+    of_trigger, cannot = trigger_numbers(pathways, seeds, problem, out / "trigger", stages)
     for seed, by_label in of_trigger.items():
         for label, values in by_label.items():
             numbers[seed].setdefault(label, {}).update(values)
@@ -125,7 +125,7 @@ def run_pathways(
     write_text(f"{DEFINITION}\n\n{markdown(rows)}\n{words}\n", out / "pathways.md")
     for suffix in ("svg", "png"):
         write_figure(rows, f"Ways to do nothing, scale {scale}, {len(seeds)} seeds, 95 % intervals", out / f"pareto.{suffix}")
-    write_json(_record(result, pathways, found.cells, scale, seeds, setting, run_id), out / "run.json")  # last: it is whole
+    write_json(_record(result, pathways, found.cells, scale, seeds, problem, run_id), out / "run.json")  # last: it is whole
     return result
 
 
@@ -164,7 +164,7 @@ def _record(
     cells: Mapping[str, Any],
     scale: Scale,
     seeds: Sequence[int],
-    setting: Setting,
+    problem: TriggerProblem,
     run_id: str,
 ) -> dict[str, Any]:
     base = base_config(scale)
@@ -189,7 +189,7 @@ def _record(
         "cells": cells,
         "rows": [row.to_dict() for row in result.rows],
         "cannot_do_the_trigger_task": result.cannot,
-        "trigger_setting": dataclasses.asdict(setting),
+        "trigger_setting": dataclasses.asdict(problem),
         "config": base.model_dump(mode="json"),
         "environment": environment(_Here()),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

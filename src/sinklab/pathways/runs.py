@@ -17,8 +17,9 @@ from sinklab.reproduction.cells import make_cells
 from sinklab.reproduction.claim import Changes, Scale, Times, Variant
 from sinklab.training.config import PretrainingConfig
 from sinklab.trigger.expressible import obstacle
-from sinklab.trigger.lab import label_of, run_lab
-from sinklab.trigger.setting import Setting
+from sinklab.trigger.lab import label_of
+from sinklab.trigger.problem import TriggerProblem
+from sinklab.trigger.trigger import trigger
 
 __all__ = ["CHANGES", "Found", "Numbers", "cells_of", "combined", "train_and_read", "trigger_numbers"]
 
@@ -134,7 +135,7 @@ def combined(raw: Mapping[Source, Mapping[tuple[str, int], Mapping[str, float]]]
 def trigger_numbers(
     pathways: Sequence[Pathway],
     seeds: Sequence[int],
-    setting: Setting,
+    problem: TriggerProblem,
     folder: Path,
     progress: Callable[[str, int, int], None],
 ) -> tuple[Numbers, dict[str, str]]:
@@ -143,13 +144,14 @@ def trigger_numbers(
     Args:
         folder: of the trigger lab, which keeps its runs there.
     """
-    made = {pathway.label: operations.make(pathway.operation(setting.length)) for pathway in pathways}
+    chosen = {pathway.label: operations.make(pathway.operation(problem.length)) for pathway in pathways}
     numbers: Numbers = {seed: {} for seed in seeds}
-    cannot = {label: found for label, operation in made.items() if (found := obstacle(operation, setting)) is not None}
-    label_in_lab = {label_of(operation): label for label, operation in made.items() if label not in cannot}
+    cannot = {label: found for label, operation in chosen.items() if (found := obstacle(operation, problem)) is not None}
+    label_in_lab = {label_of(operation): label for label, operation in chosen.items() if label not in cannot}
     if label_in_lab:
-        trained = [operation for label, operation in made.items() if label not in cannot]
-        for run in run_lab(trained, seeds, setting, out=folder, resume=True, progress=progress).runs:
+        trained = [operation for label, operation in chosen.items() if label not in cannot]
+        fields = dataclasses.asdict(problem)
+        for run in trigger(trained, seeds=seeds, out=folder, resume=True, progress=progress, **fields).summary["runs"]:
             numbers[run["seed"]][label_in_lab[run["operation"]]] = _of_run(run)
     words = {label: f"{why}; the largest error is {error:.3g} or more" for label, (why, error) in cannot.items()}
     for label in cannot:

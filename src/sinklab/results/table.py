@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from sinklab.results.metric import Metric
 __all__ = [
     "COLUMNS",
     "append",
+    "finite",
     "make_table",
     "read_run",
     "read_table",
@@ -159,6 +161,11 @@ def read_table(path: Path) -> pd.DataFrame:
     if list(table.columns) != list(COLUMNS):
         raise ResultError(f"{path} does not follow the schema; its columns: {', '.join(map(str, table.columns))}")
     return table.astype({name: dtype for name, (dtype, _) in COLUMNS.items()})
+
+
+def finite(value: float) -> float | None:
+    """The number, or ``None`` where it is not finite: JSON has no word for it."""
+    return value if math.isfinite(value) else None
 
 
 def write_json(record: Mapping[str, Any], path: Path) -> None:

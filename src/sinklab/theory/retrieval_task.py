@@ -137,8 +137,9 @@ def retrieval_batch(
         )
     if target not in get_args(RetrievalTarget):
         raise ConfigurationError(f"retrieval task: target {target!r} must be one of {', '.join(get_args(RetrievalTarget))}")
-    drawn = position is None
-    positions = torch.randint(2, length, (batch,), generator=generator) if drawn else torch.full((batch,), position)
+    positions = torch.full((batch,), 0 if position is None else position)
+    if position is None:
+        positions = torch.randint(2, length, (batch,), generator=generator)
     rows, width, first_value = torch.arange(batch), FIRST_KEY + keys + values, FIRST_KEY + keys
     inputs = torch.zeros(batch, length, width, dtype=dtype)
     inputs[:, 0, BOS] = 1

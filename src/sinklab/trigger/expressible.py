@@ -27,7 +27,7 @@ from __future__ import annotations
 import torch
 
 from sinklab.attention.operation import Operation
-from sinklab.trigger.setting import Setting
+from sinklab.trigger.problem import TriggerProblem
 
 __all__ = ["divisor_quotient", "full_rows", "linear_in_values", "obstacle"]
 
@@ -36,30 +36,30 @@ ROUNDING = 1e-9
 """Of float64 weights; what is compared is computed in a few steps."""
 
 
-def obstacle(operation: Operation, setting: Setting) -> tuple[str, float] | None:
+def obstacle(operation: Operation, problem: TriggerProblem) -> tuple[str, float] | None:
     """Why no maps of one layer solve the task with this operation, and the largest error that all leave; or ``None``.
 
     ``None`` says that there is no proof, not that there are such maps. The error is a supremum over the sequences of the task.
     """
-    if setting.layers > 1 or not linear_in_values(operation):
+    if problem.layers > 1 or not linear_in_values(operation):
         return None
-    count = operation.tokens_in_front + (3 if setting.bos else 2)
-    quotient = divisor_quotient(operation, count) if setting.positions == "no_position" else None
+    count = operation.tokens_in_front + (3 if problem.bos else 2)
+    quotient = divisor_quotient(operation, count) if problem.positions == "no_position" else None
     if quotient is not None:
-        including = setting.target == "including"
+        including = problem.target == "including"
         first, second = (2.0, 4 / 3) if including else (2.0 * 2, 2.0)
         error = abs(second * quotient - first) / (2 * quotient + 4)
-        if error > setting.tolerance:
+        if error > problem.tolerance:
             wanted = "i - 1" if including else "i - 2"
             return (
-                f"each weight depends on its own score, and none is divided by {wanted} of {'i' if setting.bos else 'i + 1'} "
+                f"each weight depends on its own score, and none is divided by {wanted} of {'i' if problem.bos else 'i + 1'} "
                 f"visible keys, so that no mean over {wanted} tokens comes out",
                 error,
             )
-    alone = setting.heads == 1 and not operation.tokens_in_front
-    if not setting.bos and alone and type(operation).gain is Operation.gain and full_rows(operation):
+    alone = problem.heads == 1 and not operation.tokens_in_front
+    if not problem.bos and alone and type(operation).gain is Operation.gain and full_rows(operation):
         return "every row of weights sums to one, and without BOS there is no token that could carry nothing", (
-            0.25 if setting.target == "including" else 0.5
+            0.25 if problem.target == "including" else 0.5
         )
     return None
 

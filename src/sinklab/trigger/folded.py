@@ -54,7 +54,7 @@ def folded_heads(
     Raises:
         ConfigurationError: in a second backward (``retain_graph``): the gradient is worked out in the buffers of the forward.
     """
-    return _Folded.apply(tokens.contiguous(), query, key, value, output, heads, kernel)  # type: ignore[no-any-return,no-untyped-call]
+    return _Folded.apply(tokens.contiguous(), query, key, value, output, heads, kernel)
 
 
 class _ShortSoftmax(RowKernel):
@@ -114,7 +114,7 @@ class _Folded(torch.autograd.Function):
         return (averages @ answering).view(tokens.shape)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         tokens, query, key, value, output, scoring, answering, queries, averages = ctx.saved_tensors
         if ctx.weighed is None:

@@ -5,26 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
+
+from sinklab.trigger.evaluation import TriggerNumbers
 
 __all__ = ["write_maps"]
 
 
-def write_maps(mean: Tensor, std: Tensor, caption: str, path: Path) -> None:
+def write_maps(numbers: TriggerNumbers, caption: str, path: Path) -> None:
     """Draw the maps of one model: a row for every layer; mean of every head on the left, standard deviation on the right.
 
     Args:
-        mean, std: ``(layers, heads, length, length)``.
         path: its suffix decides the format.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    layers, heads = mean.shape[:2]
+    layers, heads = numbers.mean.shape[:2]
     figure = Figure(figsize=(2.6 * 2 * heads + 0.6, 2.5 * layers + 0.5), layout="constrained", dpi=110)
     figure.suptitle(caption, fontsize=9)
-    visible = np.tril(np.ones(mean.shape[2:], dtype=bool))
-    for side, (name, maps) in enumerate((("mean", mean), ("std", std))):
+    visible = np.tril(np.ones(numbers.mean.shape[2:], dtype=bool))
+    for side, (name, maps) in enumerate((("mean", numbers.mean), ("std", numbers.std))):
         shown = maps.cpu().numpy()
         # Weights that are no probabilities may pass 1 or be negative; one scale for all heads, so that they can be compared.
         largest = max(1.0 if side == 0 else 0.0, float(np.nanmax(np.abs(shown), initial=0.05)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -148,10 +150,15 @@ class TriggerModel(nn.Module):
         self.position: PositionScheme = schemes[positions](shape, {})
         self.position.reset_parameters()
 
+    @property
+    def attention(self) -> Sequence[TriggerAttention]:
+        """The layers."""
+        return cast("Sequence[TriggerAttention]", self.layers)
+
     def forward(self, inputs: Tensor) -> Tensor:
         """Answers ``(batch, length, width)``; attention takes the fastest path that the operation has."""
         tokens, states, placed = self.begin(inputs)
-        for layer in self.layers:
+        for layer in self.attention:
             states = self.updated(states, layer(states, placed)[0])
         return self.answer(tokens, states)
 
@@ -161,9 +168,9 @@ class TriggerModel(nn.Module):
         Null masses are ``(batch, heads, length)``, or ``None`` where the operation does not define one.
         """
         (tokens, states, placed), weights, masses = self.begin(inputs), [], []
-        for layer in self.layers:
+        for layer in self.attention:
             update, seen = layer(states, placed, need_weights=True)
-            mass = layer.null_mass(states, placed)  # type: ignore[operator]
+            mass = layer.null_mass(states, placed)
             masses.append(None if mass is None else mass[..., len(self.front) :])
             weights.append(seen)
             states = self.updated(states, update)

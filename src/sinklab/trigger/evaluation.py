@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,30 +11,47 @@ from torch import Tensor
 
 from sinklab.attention.operation import Operation
 from sinklab.positions.base import PositionScheme
+from sinklab.results.metric import Metric
+from sinklab.results.table import finite
 from sinklab.theory.trigger_bounds import counter_of
 from sinklab.trigger.model import TriggerModel
-from sinklab.trigger.setting import Setting
+from sinklab.trigger.problem import TriggerProblem
 
-__all__ = ["EVALUATION_SEED", "SINK", "Readout", "bos_bound", "read_out"]
+__all__ = ["EVALUATION_SEED", "MAX_ERROR", "SINK", "TriggerNumbers", "bos_bound", "evaluate"]
 
 EVALUATION_SEED = 1_000_003
-"""Seed of the evaluated sequences; seeds of training are small numbers."""
+"""Seed of the evaluated samples; seeds of training are small numbers."""
 
 SINK = 0.9
-"""Mean weight on BOS off the trigger from which a head is said to sink; uniform rows have 0.16 in sequences of 16."""
+"""Mean weight on BOS off the trigger from which a head is said to sink; uniform rows have 0.16 in samples of 16."""
 
 ROW_SUM = 1e-5
 """How far from 1 a row of float32 weights may sum to for the counting bound to apply; 16 roundings are a tenth of it."""
 
+MAX_ERROR = Metric("max_error", "coordinate", "Largest absolute error over the evaluated samples.")
+PAPER = "Ran-Milo 2026 (arXiv 2603.11487)"
+BY_HEAD = {
+    "bos_mean": Metric("bos_weight_mean", "weight", "Mean weight on BOS off the trigger.", paper=PAPER),
+    "bos_min": Metric("bos_weight_min", "weight", "Least single weight on BOS off the trigger."),
+    "nothing": Metric("nothing_mean", "weight", "Mean off the trigger of the null mass, with that on learned tokens in front."),
+    "trigger_bos": Metric("trigger_bos_weight", "weight", "Mean weight of the trigger on BOS."),
+    "trigger_averaged": Metric("trigger_averaged_weight", "weight", "Mean weight of the trigger on a token that it averages."),
+}
+"""Numbers of a head, by the field of :class:`TriggerNumbers`."""
+MAPS = {
+    "mean": Metric("weight_mean", "weight", "Mean over samples of one attention weight.", paper=PAPER),
+    "std": Metric("weight_std", "weight", "Standard deviation over samples of one attention weight.", paper=PAPER),
+}
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Readout:
-    """Numbers of one trained model on sequences with a trigger at one place, and others, if any, anywhere. "Off" means queries
-    that are neither first nor a trigger; "the trigger" is the one at that place.
+class TriggerNumbers:
+    """Numbers of one trained model on samples with a trigger at one position, and others, if any, anywhere. "Off" means queries
+    that are neither first nor a trigger; "the trigger" is the one at that position.
 
     Attributes:
         error: largest absolute error; not finite for a model that diverged.
-        mean, std: attention maps over sequences, ``(layers, heads, length, length)``, tokens of the data only.
+        mean, std: attention maps over samples, ``(layers, heads, length, length)``, tokens of the data only.
         bos_mean, bos_min: weight on BOS off the trigger, mean and least of all, ``(layers, heads)``; ``None`` without BOS.
         nothing: mean off the trigger of what is on no token of the data, the null mass and learned tokens in front,
             ``(layers, heads)``; ``None`` where the operation has no such thing.
@@ -66,30 +83,51 @@ class Readout:
         """Layer and head of those whose mean weight on BOS is at least :data:`SINK`; ``None`` without BOS."""
         return None if self.bos_mean is None else (self.bos_mean >= SINK).nonzero().tolist()
 
-    def numbers(self) -> dict[str, Any]:
-        """Scalars for a record; the weights are those of the strongest head. ``None`` where there is no number."""
+    def to_dict(self) -> dict[str, Any]:
+        """For a record; single weights are those of the strongest head. ``None`` where there is no number."""
         at = self.strongest
+
+        def of_strongest(values: Tensor | None) -> float | None:
+            return None if at is None or values is None else float(values[at])
+
+        def of_heads(values: Tensor | None) -> list[list[float]] | None:
+            return None if at is None or values is None else values.tolist()
+
         return {
             "max_error": finite(self.error),
-            "bos_weight_mean": None if at is None or self.bos_mean is None else float(self.bos_mean[at]),
-            "bos_weight_min": None if at is None or self.bos_min is None else float(self.bos_min[at]),
+            "bos_weight_mean": of_strongest(self.bos_mean),
+            "bos_weight_min": of_strongest(self.bos_min),
             "bos_weight_bound": self.bound,
             "nothing_mean": None if self.nothing is None else finite(float(self.nothing.max())),
-            "trigger_bos_weight": None if at is None or self.trigger_bos is None else float(self.trigger_bos[at]),
-            "trigger_averaged_weight": None if at is None else float(self.trigger_averaged[at]),
+            "trigger_bos_weight": of_strongest(self.trigger_bos),
+            "trigger_averaged_weight": of_strongest(self.trigger_averaged),
             "strongest_head": None if at is None else list(at),
             "sinking_heads": self.sinking,
+            "head_bos_weight_mean": of_heads(self.bos_mean),
+            "head_bos_weight_min": of_heads(self.bos_min),
         }
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Rows of the table: the error, numbers by head, and the visible part of the maps."""
+        yield {"metric": MAX_ERROR, "value": self.error}
+        for name, metric in (BY_HEAD | MAPS).items():
+            values: Tensor | None = getattr(self, name)
+            if values is None:
+                continue
+            for index, value in zip(torch.ones_like(values).nonzero().tolist(), values.flatten().tolist(), strict=True):
+                position = dict(zip(("layer", "head", "query_position", "key_position"), index, strict=False))
+                if position.get("key_position", 0) <= position.get("query_position", 0):
+                    yield {"metric": metric, **position, "value": value}
 
 
 @torch.no_grad()
-def read_out(model: TriggerModel, setting: Setting, sequences: int = 1000, seed: int = EVALUATION_SEED) -> Readout:
-    """Run a model over fresh sequences with a trigger at ``setting.position``; 1,000 of them in the paper."""
-    batch = setting.draw(sequences, torch.Generator().manual_seed(seed), setting.position)
+def evaluate(model: TriggerModel, problem: TriggerProblem, samples: int = 1000, seed: int = EVALUATION_SEED) -> TriggerNumbers:
+    """Run a model over fresh samples with a trigger at ``problem.position``; 1,000 of them in the paper."""
+    batch = problem.draw(samples, torch.Generator().manual_seed(seed), problem.position)
     outputs, per_layer, null_masses = model.with_weights(batch.inputs)
     weights = torch.stack(per_layer, dim=1)  # (batch, layers, heads, query, key)
     masses = [mass for mass in null_masses if mass is not None]
-    front, trigger = len(model.front), setting.position - (0 if setting.bos else 1)
+    front, trigger = len(model.front), problem.position - (0 if problem.bos else 1)
     on_data = weights[..., front:, front:]
     off = ~batch.is_trigger
     off[:, 0] = False
@@ -98,18 +136,17 @@ def read_out(model: TriggerModel, setting: Setting, sequences: int = 1000, seed:
         on_front = weights[..., front:, :front].sum(-1)
         nothing = on_front if nothing is None else nothing + on_front
     on_bos = _at(on_data[..., 0], off)
-    first = 1 if setting.bos else 0
-    averaged = slice(first, trigger + (setting.target == "including"))
-    return Readout(
-        error=float((outputs - setting.answers(batch)).abs().max()),
+    averaged = slice(1 if problem.bos else 0, trigger + (problem.target == "including"))
+    return TriggerNumbers(
+        error=float((outputs - problem.answers(batch)).abs().max()),
         mean=on_data.mean(0),
         std=on_data.std(0),
-        bos_mean=on_bos.mean(-1) if setting.bos else None,
-        bos_min=on_bos.amin(-1) if setting.bos else None,
+        bos_mean=on_bos.mean(-1) if problem.bos else None,
+        bos_min=on_bos.amin(-1) if problem.bos else None,
         nothing=None if nothing is None else _at(nothing, off).mean(-1),
-        trigger_bos=on_data[..., trigger, 0].mean(0) if setting.bos else None,
+        trigger_bos=on_data[..., trigger, 0].mean(0) if problem.bos else None,
         trigger_averaged=on_data[..., trigger, averaged].mean(dim=(0, 3)),
-        bound=bos_bound(model, weights, outputs, off) if setting.bos else None,
+        bound=bos_bound(model, weights, outputs, off) if problem.bos else None,
     )
 
 
@@ -135,11 +172,6 @@ def bos_bound(model: TriggerModel, weights: Tensor, outputs: Tensor, off: Tensor
     alone = not model.residual and not len(model.front) and type(model.position).embed is PositionScheme.embed
     if not (plain and alone and bool(((weights.sum(-1) - 1).abs() < ROW_SUM).all()) and bool((weights >= 0).all())):
         return None
-    counter = counter_of(model.layers[0].value_output()[0])  # type: ignore[operator]
+    counter = counter_of(model.attention[0].value_output()[0])
     error, bos_error = float(outputs[off].abs().max()), float(outputs[:, 0].abs().max())
     return counter.least_bos_weight(error, bos_error)
-
-
-def finite(value: float) -> float | None:
-    """The number, or ``None``: JSON has no word for others."""
-    return value if math.isfinite(value) else None
