@@ -19,7 +19,7 @@ from sinklab.operations.softmax import Softmax
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.rotation import Rotation
-from sinklab.streaming.step import Books, Step
+from sinklab.streaming.slot_table import SlotTable
 
 SINKS, HELD, SIZE = 4, 1024, 64
 STEPS = 20
@@ -54,7 +54,7 @@ def repeat(layer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[], No
 
 
 def step_of(heads: int, number: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value of one token, before they are turned."""
+    """Query, key and value of one token, before they are rotated."""
     generator = torch.Generator().manual_seed(number)
     query, key, value = torch.randn(3, 1, heads, 1, SIZE, generator=generator).unbind()
     return query, key, value
@@ -63,7 +63,7 @@ def step_of(heads: int, number: int) -> tuple[Tensor, Tensor, Tensor]:
 FREQUENCIES = 10_000.0 ** -(torch.arange(0, SIZE, 2).double() / SIZE)
 
 
-def turned(states: Tensor, positions: Tensor) -> Tensor:
+def rotated(states: Tensor, positions: Tensor) -> Tensor:
     """Rotary positions as transformers applies them, tables gathered by position."""
     cosines, sines = TABLES[0][positions], TABLES[1][positions]
     return states * cosines + torch.cat((-states[..., SIZE // 2 :], states[..., : SIZE // 2]), dim=-1) * sines
@@ -79,28 +79,20 @@ TABLES = tables(1 << 16)
 
 
 class Ring:
-    """A slot layer and the books that plan each of its steps; the books' share is counted in full, though layers share it."""
+    """A slot layer and the table that plan each of its steps; the table's share is counted in full, though layers share it."""
 
     def __init__(self, heads: int) -> None:
         self.heads = heads
         policy = SinkWindow(num_sinks=SINKS, window=HELD - SINKS)
-        self.books = Books(policy, torch.device("cpu"))
+        self.table = SlotTable(policy, torch.device("cpu"))
         pairs = torch.arange(SIZE // 2)
-        self.layer = SlotLayer(_Cache(policy), Rotation(FREQUENCIES, pairs, pairs + SIZE // 2, SIZE))  # type: ignore[arg-type]
+        self.layer = SlotLayer(self.table, Rotation(FREQUENCIES, pairs, pairs + SIZE // 2, SIZE))
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        step = self.layer.cache.step = self.books.plan(1, None)
+        step = self.table.step = self.table.plan(1, None)
         position = step.position_ids[0]
-        keys, values = self.layer.update(turned(key, position), value)
-        return F.scaled_dot_product_attention(turned(query, position), keys, values)
-
-
-class _Cache:
-    """What a slot layer asks of its cache."""
-
-    def __init__(self, policy: SinkWindow) -> None:
-        self.policy = policy
-        self.step: Step | None = None
+        keys, values = self.layer.update(rotated(key, position), value)
+        return F.scaled_dot_product_attention(rotated(query, position), keys, values)
 
 
 class Concatenated:
@@ -113,13 +105,13 @@ class Concatenated:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         position = torch.tensor([self.seen])
         self.seen += 1
-        self.keys = torch.cat((self.keys[:, :, -HELD:], turned(key, position)), dim=2)
+        self.keys = torch.cat((self.keys[:, :, -HELD:], rotated(key, position)), dim=2)
         self.values = torch.cat((self.values[:, :, -HELD:], value), dim=2)
-        return F.scaled_dot_product_attention(turned(query, position), self.keys, self.values)
+        return F.scaled_dot_product_attention(rotated(query, position), self.keys, self.values)
 
 
 class Pattern:
-    """StreamingLLM's pattern (arXiv 2309.17453): keys are held unturned, and all of them are turned for every token."""
+    """StreamingLLM's pattern (arXiv 2309.17453): keys are held unrotated, and all of them are rotated for every token."""
 
     def __init__(self, heads: int) -> None:
         self.heads = heads
@@ -128,8 +120,8 @@ class Pattern:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = torch.cat((self.keys, key), dim=2), torch.cat((self.values, value), dim=2)
         length = keys.shape[2]
-        standing = turned(keys, torch.arange(length))
-        scores = torch.matmul(turned(query, torch.tensor([length - 1])), standing.transpose(2, 3)) / SIZE**0.5
+        standing = rotated(keys, torch.arange(length))
+        scores = torch.matmul(rotated(query, torch.tensor([length - 1])), standing.transpose(2, 3)) / SIZE**0.5
         weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
         outputs = torch.matmul(weights, values)
         self.keys, self.values = keys, values

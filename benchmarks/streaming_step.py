@@ -137,13 +137,13 @@ def far_away() -> list[Bar]:
 
 
 def advance(cache: SinkCache, tokens: int) -> None:
-    """Let the books say that so many more tokens, whole turns of the ring, have gone by, of which the last are those held."""
-    books = cache.books
-    pinned = len(books.pinned)
-    books.seen = books.seen + tokens
-    books.index[:, pinned:] += tokens
-    books.columns += tokens
-    books.base += tokens  # positions are counted from there: those of the keys in the ring stay
+    """Let the table say that so many more tokens, whole turns of the ring, have gone by, of which the last are those held."""
+    table = cache.table
+    pinned = len(table.pinned)
+    table.seen = table.seen + tokens
+    table.index[:, pinned:] += tokens
+    table.columns += tokens
+    table.base += tokens  # positions are counted from there: those of the keys in the ring stay
 
 
 def model_in(dtype: torch.dtype) -> LlamaForCausalLM:

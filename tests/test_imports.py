@@ -21,8 +21,8 @@ LEVELS: list[set[str]] = [
     {"results"},
     {"attention"},
     {"sinks"},
-    {"interventions", "operations", "positions", "probes", "report", "streaming", "theory"},
-    {"corpora", "policies"},
+    {"interventions", "operations", "policies", "positions", "probes", "report", "theory"},
+    {"corpora", "streaming"},
     {"models", "tasks"},
     {"arguments"},
     {"causes"},
@@ -120,6 +120,69 @@ def test_the_check_lets_the_right_direction_pass(tmp_path):
     (tmp_path / "cli").mkdir()
     (tmp_path / "cli" / "app.py").write_text("def f():\n    import torch\n")
     assert violations(tmp_path) == []
+
+
+def cycles(source: Path) -> list[list[str]]:
+    """Files that import each other in a circle, imports for type checkers and inside functions included."""
+    paths = [path for path in source.rglob("*.py") if path != source / "__init__.py"]
+    files = {
+        ".".join(("sinklab", *path.relative_to(source).with_suffix("").parts)).removesuffix(".__init__"): path for path in paths
+    }
+    targets = {name: set(files_imported(path, files)) for name, path in files.items()}
+    while leaves := {name for name, imported in targets.items() if not imported & targets.keys()}:
+        targets = {name: imported for name, imported in targets.items() if name not in leaves}  # these are in no circle
+    reached = {name: reach(targets, name) for name in targets}
+    circles = {tuple(sorted(other for other in reached[name] if name in reached[other])) for name in targets}
+    return [list(circle) for circle in sorted(circles) if circle]
+
+
+def files_imported(path: Path, files: dict[str, Path]) -> Iterator[str]:
+    """The files that a file imports; of ``from package import name`` the file of that name, if there is one."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in files)
+        elif isinstance(node, ast.ImportFrom):
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (name if name in files else str(node.module) for name in names)
+
+
+def reach(targets: dict[str, set[str]], start: str) -> set[str]:
+    """All that is imported from a file on, by whatever way."""
+    reached: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = (targets.get(waiting.pop(), set()) & targets.keys()) - reached
+        reached |= new
+        waiting.extend(new)
+    return reached
+
+
+def test_no_files_import_each_other():
+    assert cycles(SOURCE) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from sinklab.a.two import x\n",
+        "def f():\n    import sinklab.a.two\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sinklab.a import two\n",
+    ],
+)
+def test_a_circle_of_files_shows(tmp_path, text):
+    (tmp_path / "a").mkdir()
+    files = {
+        "__init__": "",
+        "one": text,
+        "two": "from sinklab.a.three import y\n",
+        "three": "import sinklab.a.one\n",
+        "four": text,
+    }
+    for name, content in files.items():
+        (tmp_path / "a" / f"{name}.py").write_text(content)
+    assert cycles(tmp_path) == [["sinklab.a.one", "sinklab.a.three", "sinklab.a.two"]]
+    (tmp_path / "a" / "three.py").write_text("import sinklab.errors\n")
+    assert cycles(tmp_path) == []
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -350,7 +350,7 @@ probes: Registry[Any] = Registry("probe", "probes", "sinklab.attention.probe.Pro
 interventions: Registry[Any] = Registry("intervention", "interventions", "sinklab.attention.intervention.Intervention")
 corpora: Registry[Any] = Registry("corpus", "corpora", "sinklab.corpora.base.Corpus")
 positions: Registry[Any] = Registry("position", "positions", "sinklab.positions.base.PositionScheme", default="rotary")
-policies: Registry[Any] = Registry("policy", "policies", "sinklab.streaming.policy.Policy")
+policies: Registry[Any] = Registry("policy", "policies", "sinklab.policies.base.Policy")
 recipes: Registry[Any] = Registry("recipe", "recipes", "function")
 tasks: Registry[Any] = Registry("task", "tasks", "sinklab.tasks.base.Task")
 read_outs: Registry[Any] = Registry("read-out", "read_outs", "function")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sinklab.streaming.reader import Reader
+from sinklab.streaming.base import Reader
 
 __all__ = ["InductionReader"]
 

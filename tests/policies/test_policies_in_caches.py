@@ -68,8 +68,8 @@ def test_positions_counted_anew(model, policy):
     for pieces in ([LENGTH], [1] * LENGTH):
         cache = PolicyCache(policy, model, chunk=3, rebase_at=policy.reach + 4)
         torch.testing.assert_close(read(model, tokens, cache, pieces), expected, atol=TOLERANCE, rtol=0)
-        assert cache.books.rebases >= 2
-        assert cache.books.highest_position < policy.reach + 4
+        assert cache.table.rebases >= 2
+        assert cache.table.highest_position < policy.reach + 4
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.describe())

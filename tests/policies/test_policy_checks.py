@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from sinklab.errors import ContractError
+from sinklab.policies.base import ScoredPolicy
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies
 from sinklab.streaming.cache import PolicyCache
-from sinklab.streaming.policy import ScoredPolicy
-from sinklab.streaming.reader import CacheReader
+from sinklab.streaming.reader import CacheReader, reader_of
 from sinklab.testing import check_policy
 
 
@@ -120,54 +120,70 @@ class LeavesGaps(Broken):
 class ReadsAnother(Broken):
     """Its reader is that of a wider window."""
 
-    def reader(self, model, *, chunk=128):
-        wider = SinkWindow(num_sinks=2, window=5)
-        return CacheReader(model, self, PolicyCache(wider, model, chunk=chunk))
+
+@reader_of.register(ReadsAnother)
+def _(policy, model, *, chunk):
+    wider = SinkWindow(num_sinks=2, window=5)
+    return CacheReader(model, policy, PolicyCache(wider, model, chunk=chunk))
 
 
 class ForgetsToReset(Broken):
-    def reader(self, model, *, chunk=128):
-        class Forgetful(CacheReader):
-            def reset(self):
-                self._columns = 0
+    pass
 
-        return Forgetful(model, self, PolicyCache(self, model, chunk=chunk))
+
+@reader_of.register(ForgetsToReset)
+def _(policy, model, *, chunk):
+    class Forgetful(CacheReader):
+        def reset(self):
+            self._columns = 0
+
+    return Forgetful(model, policy, PolicyCache(policy, model, chunk=chunk))
 
 
 class DependsOnTheDivision(Broken):
     """Forgets everything at the end of a call with more than one token."""
 
-    def reader(self, model, *, chunk=128):
-        class Divided(CacheReader):
-            def read(self, tokens, attention_mask=None, *, keep=0):
-                logits = super().read(tokens, attention_mask, keep=keep)
-                if tokens.shape[1] > 1:
-                    self.cache.reset()
-                return logits
 
-        return Divided(model, self, PolicyCache(self, model, chunk=chunk))
+@reader_of.register(DependsOnTheDivision)
+def _(policy, model, *, chunk):
+    class Divided(CacheReader):
+        def read(self, tokens, attention_mask=None, *, keep=0):
+            logits = super().read(tokens, attention_mask, keep=keep)
+            if tokens.shape[1] > 1:
+                self.cache.reset()
+            return logits
+
+    return Divided(model, policy, PolicyCache(policy, model, chunk=chunk))
 
 
 class GrowsBytes(Broken):
-    def reader(self, model, *, chunk=128):
-        class Growing(CacheReader):
-            total = 0
+    pass
 
-            def bytes_held(self):
-                Growing.total += 1
-                return Growing.total
 
-        return Growing(model, self, PolicyCache(self, model, chunk=chunk))
+@reader_of.register(GrowsBytes)
+def _(policy, model, *, chunk):
+    class Growing(CacheReader):
+        total = 0
+
+        def bytes_held(self):
+            Growing.total += 1
+            return Growing.total
+
+    return Growing(model, policy, PolicyCache(policy, model, chunk=chunk))
 
 
 class Fails(Broken):
-    def reader(self, model, *, chunk=128):
-        raise RuntimeError("no such reader")
+    pass
 
 
-class LosesASetting(Broken):
-    def to_dict(self):
-        return {"name": "broken", "num_sinks": 2}
+@reader_of.register(Fails)
+def _(policy, model, *, chunk):
+    raise RuntimeError("no such reader")
+
+
+class ChangesASetting(Broken):
+    def __post_init__(self):
+        object.__setattr__(self, "window", self.window // 2)
 
 
 @pytest.mark.parametrize(
@@ -212,11 +228,11 @@ def test_settings(monkeypatch):
     monkeypatch.setattr(Broken, "name", "broken", raising=False)
     with pytest.raises(ContractError, match="check 'settings': no policy is called 'broken'"):
         check_policy(Broken())
-    monkeypatch.setitem(policies._objects, "broken", LosesASetting)
+    monkeypatch.setitem(policies._objects, "broken", ChangesASetting)
     with pytest.raises(
         ContractError, match=r"check 'settings': expected a frozen dataclass equal to .*window=9.* got .*window=4"
     ):
-        check_policy(LosesASetting(window=9))
+        check_policy(ChangesASetting(window=18))
 
 
 @dataclass(frozen=True, kw_only=True)

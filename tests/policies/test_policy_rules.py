@@ -112,7 +112,7 @@ def test_score_of_value_norms():
 )
 def test_describe(policy, words):
     assert policy.describe() == words
-    assert policies.make(policy.to_dict()) == policy
+    assert policies.make(policies.settings(policy)) == policy
 
 
 @pytest.mark.parametrize(

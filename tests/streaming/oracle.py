@@ -1,4 +1,4 @@
-"""StreamingLLM's published rule, slowly: keys are held unrotated, and all of them are turned anew for every token."""
+"""StreamingLLM's published rule, slowly: keys are held unrotated, and all of them are rotated anew for every token."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SlowLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
 
-    def turn(self, keys: Tensor, steps: int) -> Tensor:
+    def rotated(self, keys: Tensor, steps: int) -> Tensor:
         if self.rotation is None:
             return keys
         return keys @ self.rotation.matrices(torch.tensor(steps), keys.dtype)
@@ -36,9 +36,9 @@ class SlowLayer(CacheLayerMixin):
             for held in (self.plain, self.held_values):
                 del held[self.num_sinks]
         position = len(self.plain)
-        self.plain.append(self.turn(key_states, -position))
+        self.plain.append(self.rotated(key_states, -position))
         self.held_values.append(value_states)
-        keys = [self.turn(key, index) for index, key in enumerate(self.plain)]
+        keys = [self.rotated(key, index) for index, key in enumerate(self.plain)]
         return torch.cat(keys, dim=2), torch.cat(self.held_values, dim=2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -16,7 +16,9 @@ from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, de
 from tests.streaming.oracle import slow_logits
 
 from sinklab.errors import ConfigurationError
+from sinklab.policies.value_norm import ValueNorm
 from sinklab.streaming.cache import SinkCache
+from sinklab.streaming.scored import ScoredCache
 
 
 def small(model=None, **settings) -> SinkCache:
@@ -168,11 +170,14 @@ def test_two_threads():
 def test_a_bound_model_is_a_model(tmp_path):
     """Its two hooks are in nobody's way: it is copied, pickled, saved, and a copy serves caches of its own."""
     model, tokens = build_decoder("llama"), text(30)
-    expected = read(model, tokens)
+    bound = small(model)
+    expected = read(model, tokens, bound)
     assert sum(len(module._forward_pre_hooks) for module in model.modules()) == 1
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        mine = small(twin)
         for _ in range(2):
             assert gap(read(twin, tokens), expected) < TOLERANCE
+        assert gap(read(twin, tokens, mine), expected) < TOLERANCE
         assert sum(len(module._forward_pre_hooks) for module in twin.modules()) == 1
         with pytest.raises(ConfigurationError, match="belongs to another model"):
             read(twin, tokens, small(model))
@@ -200,6 +205,58 @@ def test_nothing_is_kept_alive():
     gc.collect()
     assert gone() is None
     assert cache.model is None
+
+
+def hooks_of(model) -> int:
+    gc.collect()
+    return sum(len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules())
+
+
+def test_the_last_cache_takes_the_hooks_along():
+    model, tokens = build_decoder("llama"), text(30)
+    expected = read(model, tokens)
+    assert hooks_of(model) == 0
+    first, second = small(model), small(model)
+    scored = ScoredCache(ValueNorm(num_sinks=2, large=3, recent=6), model)
+    assert hooks_of(model) == 2
+    assert gap(read(model, tokens[:, :20], first), expected[:, :20]) < TOLERANCE
+    del second, scored
+    assert hooks_of(model) == 2
+    assert gap(read(model, tokens[:, 20:], first), expected[:, 20:]) < TOLERANCE  # others have left, and it goes on
+    del first
+    assert hooks_of(model) == 0
+    again = small(model)
+    assert hooks_of(model) == 2
+    assert gap(read(model, tokens, again), expected) < TOLERANCE
+
+
+@torch.no_grad()
+def test_hooks_leave_after_failures_and_generate():
+    model, tokens = build_decoder("llama"), text(5)
+    for _ in range(2):
+        model.generate(tokens, past_key_values=small(), max_new_tokens=2, pad_token_id=0)
+        assert hooks_of(model) == 0
+    cache = small(model)
+    with pytest.raises(IndexError):
+        read(model, torch.full((1, 1), 10_000), cache)
+    assert hooks_of(model) == 2
+    del cache
+    assert hooks_of(model) == 0
+    for wrong in ({"rebase_at": 3}, {"chunk": 0}):
+        with pytest.raises(ConfigurationError):
+            small(model, **wrong)
+        assert hooks_of(model) == 0
+
+
+def test_hooks_of_a_copy_leave_too():
+    model, tokens = build_decoder("llama"), text(5)
+    bound = small(model)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin(input_ids=tokens)
+    assert (hooks_of(model), hooks_of(twin)) == (2, 0)
+    del bound
+    assert hooks_of(model) == 0
 
 
 def test_a_cast_in_the_middle():
@@ -244,11 +301,11 @@ def test_counted_anew_is_the_same():
         for room in (1, 8, 40):
             cache = small(model, positions=positions, chunk=1, rebase_at=SINKS + WINDOW + 1 + room)
             assert gap(one_by_one(model, tokens, cache), expected) < TOLERANCE
-            assert cache.books.rebases >= 130 // (room + 3)
+            assert cache.table.rebases >= 130 // (room + 3)
 
 
 def test_rounding_does_not_add_up():
-    """In bfloat16 the stream is as far from float64 after 1,500 tokens as after 100: sinks are turned from their first form,
+    """In bfloat16 the stream is as far from float64 after 1,500 tokens as after 100: sinks are rotated from their first form,
     each time once. Turned by one step 1,400 times over they would be noise."""
     window = 40
     model = build_decoder("llama", max_position_embeddings=4096)

@@ -40,7 +40,7 @@ def test_as_published(family, backend):
     # In chunks, and with positions counted anew as often as there is room for.
     tight = SinkCache(model, num_sinks=SINKS, window=WINDOW, chunk=5, rebase_at=SINKS + WINDOW + 6)
     assert gap(read(model, tokens, tight), published) < TOLERANCE
-    assert tight.books.rebases >= 3
+    assert tight.table.rebases >= 3
 
 
 @pytest.mark.parametrize(("family", "backend"), CASES)

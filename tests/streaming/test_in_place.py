@@ -7,9 +7,9 @@ import torch
 from tests.architectures.zoo import ZOO, build
 
 from sinklab.policies.sink_window import SinkWindow
-from sinklab.streaming import step
+from sinklab.streaming import slot_table
 from sinklab.streaming.cache import PolicyCache, SinkCache
-from sinklab.streaming.step import Books
+from sinklab.streaming.slot_table import SlotTable
 
 
 @pytest.fixture(scope="module")
@@ -47,18 +47,18 @@ def test_as_in_chunks(model, monkeypatch, padding, settings):
         return self._plan_chunk(1, torch.ones(self.rows, 1, dtype=torch.bool))
 
     for name in ("_plan_next", "_plan_one", "_plan_rows"):
-        monkeypatch.setattr(Books, name, chunk)
+        monkeypatch.setattr(SlotTable, name, chunk)
     expected, other = read(model, padding, **settings)
     assert len(planned) == 60
     # The same keys in another order, summed in float32; other positions move logits by 0.1.
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-    for mine, theirs in zip(cache.books.tables(), other.books.tables(), strict=True):
-        assert torch.equal(mine, theirs)
+    for name in SlotTable.per_row:
+        assert torch.equal(getattr(cache.table, name), getattr(other.table, name))
 
 
 def test_what_is_worked_out_ahead_is_what_is_worked_out_one_by_one(monkeypatch):
     policy = SinkWindow(num_sinks=2, window=5)
-    ahead, single = Books(policy, torch.device("cpu")), Books(policy, torch.device("cpu"))
+    ahead, single = SlotTable(policy, torch.device("cpu")), SlotTable(policy, torch.device("cpu"))
     for number in range(200):
         if number in (50, 111):  # inside and at the end of what was worked out
             assert torch.equal(torch.as_tensor(ahead.rebase()), torch.as_tensor(single.rebase()))
@@ -66,15 +66,15 @@ def test_what_is_worked_out_ahead_is_what_is_worked_out_one_by_one(monkeypatch):
         theirs = single._plan_one()
         assert (mine.slot, mine.filled, mine.visible) == (theirs.slot, theirs.filled, theirs.visible)
         assert torch.equal(mine.position_ids, theirs.position_ids)
-        assert (mine.turns is None) == (theirs.turns is None)
-        if mine.turns is not None:
-            turns = mine.turns if mine.at is None else mine.turns[mine.at : mine.at + 1]
-            assert torch.equal(turns, theirs.turns)
-        assert all(torch.equal(one, two) for one, two in zip(ahead.tables(), single.tables(), strict=True))
+        assert (mine.shifts is None) == (theirs.shifts is None)
+        if mine.shifts is not None:
+            shifts = mine.shifts if mine.at is None else mine.shifts[mine.at : mine.at + 1]
+            assert torch.equal(shifts, theirs.shifts)
+        assert all(torch.equal(getattr(ahead, name), getattr(single, name)) for name in SlotTable.per_row)
 
 
 def test_beginning_anew_drops_what_was_worked_out(model):
-    tokens = torch.randint(4, 32, (1, 2 * step._AHEAD), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(4, 32, (1, 2 * slot_table._AHEAD), generator=torch.Generator().manual_seed(0))
     cache = PolicyCache(SinkWindow(num_sinks=3, window=10), model)
 
     def read_singly():

@@ -43,7 +43,7 @@ def models():
 
 
 def forgetful(tokens, length):
-    """Logits of the last tokens of a stream by the published rule in float64: all keys turned anew from their unrotated form.
+    """Logits of the last tokens of a stream by the published rule in float64: all keys rotated anew from their unrotated form.
 
     The sinks and as much of the text as matters are read in its place, with the positions in the cache that they have there.
     """
@@ -64,9 +64,9 @@ def masked(tokens, length, start):
 
 def carry(cache, steps):
     """Put a full cache ``steps`` tokens ahead, as if as many had gone by and the same ones were held."""
-    books = cache.books
-    books.seen, books.base, books.columns = books.seen + steps, books.base + steps, books.columns + steps
-    books.index[:, SINKS:] += steps
+    table = cache.table
+    table.seen, table.base, table.columns = table.seen + steps, table.base + steps, table.columns + steps
+    table.index[:, SINKS:] += steps
 
 
 @pytest.mark.parametrize("positions", ["in_cache", "original"])
@@ -96,7 +96,7 @@ def test_before_positions_are_counted_anew():
     cache = SinkCache(model, num_sinks=SINKS, window=WINDOW)
     assert cache.rebase_at == 2_048
     found = read(model, tokens, cache, pieces=[1_900, *[1] * 148, 252])
-    assert cache.books.rebases == 1
+    assert cache.table.rebases == 1
     for last in (2_047, 2_048, 2_049, 2_300):
         assert gap(found[:, last - 20 : last], forgetful(tokens[:, :last], 20)) < TOLERANCE
 
@@ -127,4 +127,4 @@ def test_a_million_tokens(positions):
         text_so_far = tokens[:, :last]
         expected = forgetful(text_so_far, 40) if positions == "in_cache" else masked(text_so_far, 40, 0)
         assert gap(found, expected) < TOLERANCE, last
-    assert cache.books.highest_position < 2_048
+    assert cache.table.highest_position < 2_048

@@ -76,7 +76,7 @@ def test_a_padded_batch_and_another_count_of_positions():
         torch.cat((one, read_singly(model, cache, TOKENS[:, 30:])), dim=1)
         for one, cache in zip(logits, (exact, rounded), strict=True)
     ]
-    assert rounded.books.rebases == exact.books.rebases > 0
+    assert rounded.table.rebases == exact.table.rebases > 0
     off = (logits[1] - logits[0])[mask.bool()].std() / logits[0][mask.bool()].std()
     assert off < 0.1
 

@@ -133,7 +133,7 @@ def test_sizes(settings, said):
 
 def test_policies_by_name():
     assert policies.make({"name": "sink_window", "window": 3}) == SinkWindow(window=3)
-    assert policies.make(SinkWindow(num_sinks=1).to_dict()) == SinkWindow(num_sinks=1)
+    assert policies.make(policies.settings(SinkWindow(num_sinks=1))) == SinkWindow(num_sinks=1)
     with pytest.raises(UnknownNameError, match="sink_windo"):
         policies.make({"name": "sink_windo"})
     with pytest.raises(ConfigurationError, match=r"'sink_window' has no setting 'sinks'; it has .*num_sinks"):

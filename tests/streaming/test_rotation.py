@@ -64,7 +64,7 @@ def check(model, tokens):
     assert gap(one_by_one(model, tokens), expected) < TOLERANCE
     assert gap(read(model, tokens, pieces=[19, 1, 1, 19]), expected) < TOLERANCE
     assert gap(one_by_one(model, tokens, tight), expected) < TOLERANCE
-    assert tight.books.rebases >= 3
+    assert tight.table.rebases >= 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,8 +84,8 @@ def test_every_family(family):
 
 def test_layers_that_differ():
     model = build_decoder("smollm3")
-    turned, plain = read_rotations(model).layers.values()
-    assert isinstance(turned, Rotation)
+    rotated, plain = read_rotations(model).layers.values()
+    assert isinstance(rotated, Rotation)
     assert plain is None
     same, again = read_rotations(build_decoder("llama")).layers.values()
     assert same is again  # one set of matrices for both
@@ -107,7 +107,7 @@ def test_where_frequencies_change(kind, limit):
     tokens = text(150, rows=1)
     with torch.no_grad():
         read(model, tokens, cache, pieces=[100, 1, 49])
-    assert cache.books.highest_position < (limit or 150)
+    assert cache.table.highest_position < (limit or 150)
 
 
 @torch.no_grad()

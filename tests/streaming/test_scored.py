@@ -163,7 +163,7 @@ def test_positions_counted_anew(model, policy):
     cache = ScoredCache(policy, model, rebase_at=policy.num_slots + 1)
     # Angles are rounded anew at each of the moves, by 2**-24 of numbers of size 10.
     torch.testing.assert_close(read(model, tokens, cache), expected, atol=TOLERANCE, rtol=0)
-    assert cache.books.rebases >= 2
+    assert cache.table.rebases >= 2
     assert cache.telemetry().highest_position == policy.num_slots
 
 
@@ -226,8 +226,8 @@ def test_weights_of_other_attention():
         original = ScoredCache.on_attention
 
         def noted(self, native, module, *args, original=original, seen=seen, **kwargs):
-            before = self._waiting.scores.clone()
-            layer = self._waiting
+            before = self.table.waiting.scores.clone()
+            layer = self.table.waiting
             result = original(self, native, module, *args, **kwargs)
             seen.append((layer.scores - before).sum(dim=2))
             return result

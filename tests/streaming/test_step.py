@@ -1,4 +1,4 @@
-"""Steps and books: any cut of a text reads alike, the tables say what is held, and each known mistake would be seen."""
+"""Steps and tables: any cut of a text reads alike, the tables say what is held, and each known mistake would be seen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies
 from sinklab.streaming.cache import PolicyCache, SinkCache
 from sinklab.streaming.layer import SlotLayer
-from sinklab.streaming.step import Books
+from sinklab.streaming.slot_table import SlotTable
 
 LENGTH = 50
 CPU = torch.device("cpu")
@@ -46,12 +46,12 @@ def test_any_cut_reads_alike(pieces, chunk, num_sinks, window, room, positions):
 
 MISTAKES = {
     "sinks stay where they were": (SinkWindow, "evicted", lambda native, self, queries: native(self, queries) * 0),
-    "sinks turned by one too few": (
+    "sinks moved by one too few": (
         SinkWindow,
         "evicted",
         lambda native, self, queries: (native(self, queries) - 1).clamp(min=0),
     ),
-    "sinks turned with the first eviction one step late": (
+    "sinks moved with the first eviction one step late": (
         SinkWindow,
         "evicted",
         lambda native, self, queries: native(self, queries - 1),
@@ -102,14 +102,14 @@ def test_the_old_rule_of_transformers_shows():
     model, tokens = decoder("llama"), text(LENGTH)
     published = slow_logits(model, tokens, SINKS, WINDOW)
     cache, found = SinkCache(model, num_sinks=SINKS, window=WINDOW), []
-    plan = cache.books.plan
+    plan = cache.table.plan
 
     def off_by_one(length, valid):
         step = plan(length, valid)
-        full = cache.books.columns > SINKS + WINDOW + 1
+        full = cache.table.columns > SINKS + WINDOW + 1
         return dataclasses.replace(step, position_ids=step.position_ids + int(full))
 
-    cache.books.plan = off_by_one
+    cache.table.plan = off_by_one
     found = one_by_one(model, tokens, cache)
     assert gap(found[:, : SINKS + WINDOW + 1], published[:, : SINKS + WINDOW + 1]) < TOLERANCE
     assert gap(found, published) > 1000 * TOLERANCE
@@ -118,50 +118,50 @@ def test_the_old_rule_of_transformers_shows():
 # --- tables ------------------------------------------------------------------------------------------------------------------
 
 
-def books_of(num_sinks=2, window=3, **settings) -> Books:
-    return Books(SinkWindow(num_sinks=num_sinks, window=window, **settings), CPU)
+def table_of(num_sinks=2, window=3, **settings) -> SlotTable:
+    return SlotTable(SinkWindow(num_sinks=num_sinks, window=window, **settings), CPU)
 
 
 def test_tables_by_hand():
     """Two sinks, a window of three: six slots. Token 6 takes the slot of token 2, and then the sinks are one step nearer."""
-    books = books_of()
+    table = table_of()
     for token in range(6):
-        step = books.plan(1, None)
+        step = table.plan(1, None)
         assert step.position_ids.tolist() == [[token]]
-    assert books.index.tolist() == [[0, 1, 2, 3, 4, 5]]
-    step = books.plan(1, None)
-    assert books.index.tolist() == [[0, 1, 6, 3, 4, 5]]
-    assert (books.full, books.columns, books.next_position) == (True, 7, 7)
-    assert step.turns is not None
+    assert table.index.tolist() == [[0, 1, 2, 3, 4, 5]]
+    step = table.plan(1, None)
+    assert table.index.tolist() == [[0, 1, 6, 3, 4, 5]]
+    assert (table.full, table.columns, table.next_position) == (True, 7, 7)
+    assert step.shifts is not None
     at = 0 if step.at is None else step.at
-    assert step.turns.reshape(-1, step.turns.shape[-1])[at].tolist() == [1]
-    books.plan(5, None)
-    assert books.index.tolist() == [[0, 1, 10, 11, 8, 9]]
-    assert books.rebase().tolist() == [8]
-    assert books.next_position == 4
+    assert step.shifts.reshape(-1, step.shifts.shape[-1])[at].tolist() == [1]
+    table.plan(5, None)
+    assert table.index.tolist() == [[0, 1, 10, 11, 8, 9]]
+    assert table.rebase().tolist() == [8]
+    assert table.next_position == 4
     # A sink written at position 0 stands before the window's first token at 0 - 2: it has to be moved there.
-    assert books.turns(torch.tensor([[12]])).tolist() == [[[0 - 8 + 7]]]
+    assert table.shifts(torch.tensor([[12]])).tolist() == [[[0 - 8 + 7]]]
 
 
 def test_positions_stay_in_range():
-    books = books_of()
+    table = table_of()
     for _ in range(40):
-        if books.next_position + 1 > 9:
-            books.rebase()
-        assert int(books.plan(1, None).position_ids) < 9
-    assert books.rebases >= 5
-    assert books.highest_position == 8
+        if table.next_position + 1 > 9:
+            table.rebase()
+        assert int(table.plan(1, None).position_ids) < 9
+    assert table.rebases >= 5
+    assert table.highest_position == 8
 
 
 def test_short_rows_never_stand_before_the_first_position():
-    books = books_of()
+    table = table_of()
     valid = torch.zeros(2, 30, dtype=torch.bool)
     valid[0] = True
     valid[1, -1:] = True
-    books.spread(2)
-    books.plan(30, valid)
-    assert books.rebase().tolist() == [26, 0]
-    step = books.plan(4, torch.ones(2, 4, dtype=torch.bool))
+    table.spread(2)
+    table.plan(30, valid)
+    assert table.rebase().tolist() == [26, 0]
+    step = table.plan(4, torch.ones(2, 4, dtype=torch.bool))
     assert step.position_ids.tolist() == [[4, 5, 6, 7], [1, 2, 3, 4]]
 
 
@@ -194,11 +194,11 @@ def test_going_back():
 
 
 def test_going_back_in_a_padded_batch():
-    books = books_of()
-    books.spread(2)
-    books.plan(2, torch.tensor([[True, True], [False, True]]))
+    table = table_of()
+    table.spread(2)
+    table.plan(2, torch.tensor([[True, True], [False, True]]))
     with pytest.raises(ConfigurationError, match="a padded batch cannot be cropped"):
-        books.crop(1)
+        table.crop(1)
 
 
 def test_what_is_held_is_the_mask():
@@ -206,8 +206,8 @@ def test_what_is_held_is_the_mask():
     for policy in (SinkWindow(num_sinks=3, window=4), SinkWindow(num_sinks=0, window=1)):
         cache = PolicyCache(policy, decoder("llama"))
         for token in range(20):
-            cache.books.plan(1, None)
-            held = sorted(index for index in cache.books.index[0].tolist() if index >= 0)
+            cache.table.plan(1, None)
+            held = sorted(index for index in cache.table.index[0].tolist() if index >= 0)
             assert held == policy.visible(torch.tensor(token), torch.arange(token + 1)).nonzero().flatten().tolist()
             assert len(held) == policy.max_held(token + 1)
 

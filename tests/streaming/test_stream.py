@@ -195,7 +195,7 @@ class TestFeeding:
             tensors = [value for value in vars(source).values() if isinstance(value, torch.Tensor)]
             layers = source.reader.cache.layers
             tensors += [value for layer in layers for value in vars(layer).values() if isinstance(value, torch.Tensor)]
-            tensors += [value for value in vars(source.reader.cache.books).values() if isinstance(value, torch.Tensor)]
+            tensors += [value for value in vars(source.reader.cache.table).values() if isinstance(value, torch.Tensor)]
             return sum(tensor.numel() for tensor in tensors)
 
         source = Stream(model, policy=POLICY).feed(prompt)

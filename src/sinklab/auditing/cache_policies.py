@@ -31,10 +31,11 @@ from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
+from sinklab.policies.base import Policy, SlotPolicy
+from sinklab.registry import policies as policy_registry
 from sinklab.results.metric import LOSS, Metric
 from sinklab.results.table import make_table, write_json, write_table
 from sinklab.streaming.perplexity import Decoding, Estimate, decoding, estimate, losses
-from sinklab.streaming.policy import Policy, SlotPolicy
 from sinklab.streaming.rotation import read_rotations
 
 __all__ = ["CacheResult", "compare_policies", "compared"]
@@ -315,7 +316,7 @@ def _summary(
                 "window": getattr(entry.policy, "window", None),
                 "held": entry.policy.max_held(length),
                 "budget": entry.budget,
-                "settings": entry.policy.to_dict(),
+                "settings": policy_registry.settings(entry.policy),
                 **_estimated("loss", estimate(part)),
                 "scored_tokens": count,
                 "against_window": _difference(part, window),

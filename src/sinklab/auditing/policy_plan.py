@@ -12,9 +12,9 @@ from torch import Tensor
 from sinklab.auditing.measure import run_probes
 from sinklab.errors import ConfigurationError
 from sinklab.models.loading import LoadedModel
+from sinklab.policies.base import Policy
 from sinklab.registry import policies as policy_registry
 from sinklab.registry import probes as probe_registry
-from sinklab.streaming.policy import Policy
 
 __all__ = ["checked_budgets", "checked_names", "default_length", "label", "left_out_row", "plan_policies", "trained_length"]
 

@@ -14,9 +14,9 @@ from sinklab.auditing.policy_plan import trained_length
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import UnsupportedModelError
 from sinklab.models.loading import LoadedModel, load_model
+from sinklab.policies.base import Policy
 from sinklab.reproduction.claim import Cost, Scale
 from sinklab.streaming.perplexity import losses
-from sinklab.streaming.policy import Policy
 from sinklab.training.windowed import token_losses
 
 __all__ = ["COSTS", "DRAWS", "MARGIN", "LongTexts", "draw", "keep", "opened"]

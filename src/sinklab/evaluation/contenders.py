@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 
 from sinklab.errors import ConfigurationError
+from sinklab.policies.base import Policy
 from sinklab.registry import policies
-from sinklab.streaming.policy import Policy
 
 __all__ = ["Contenders", "make_contenders", "parse_policy"]
 

@@ -20,9 +20,10 @@ from sinklab.evaluation.outcome import outcome
 from sinklab.evaluation.runner import ScoredTask, counted_questions, curve, effective_lengths, per_item, run_task, table_rows
 from sinklab.evaluation.score import METRICS
 from sinklab.models.loading import LoadedModel
+from sinklab.policies.base import Policy
+from sinklab.registry import policies as policy_registry
 from sinklab.registry import tasks as registry
 from sinklab.results.table import append, make_table, write_json, write_table
-from sinklab.streaming.policy import Policy
 from sinklab.tasks.base import Task
 
 __all__ = ["DependResult", "default_window", "depend"]
@@ -140,7 +141,7 @@ def depend(
         "kind": "depend",
         "model": {"name": loaded.name, "revision": loaded.revision, "operation": loaded.operation},
         "config": {"window": contenders.budget, "sinks": list(sinks), "items": items, "seed": seed, "bos": bos, "level": level},
-        "policies": {name: policy.to_dict() for name, policy in contenders.policies.items()},
+        "policies": {name: policy_registry.settings(policy) for name, policy in contenders.policies.items()},
         "tasks": records,
         **environment(loaded),
         "wall_seconds": round(time.time() - started, 3),

@@ -26,8 +26,10 @@ from sinklab.auditing.measure import opened
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.losses import cross_entropies
 from sinklab.models.loading import LoadedModel
-from sinklab.streaming.policy import Policy
-from sinklab.streaming.reader import Reader, open_reader
+from sinklab.policies.base import Policy
+from sinklab.registry import policies
+from sinklab.streaming.base import Reader
+from sinklab.streaming.reader import open_reader
 
 try:
     from lm_eval import evaluate
@@ -174,7 +176,7 @@ class PolicyLM(TemplateLM):
         """What the harness writes into ``results["config"]``."""
         return {
             "sinklab_model": self.name,
-            "policy": self.policy.to_dict(),
+            "policy": policies.settings(self.policy),
             "policy_text": self.policy.describe(),
             "bos": self.bos_record(),
             "model_dtype": str(self.model.dtype),

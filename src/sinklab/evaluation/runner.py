@@ -14,7 +14,7 @@ from sinklab.evaluation.contenders import Contenders
 from sinklab.evaluation.judge import effective_length, useful_context
 from sinklab.evaluation.score import METRICS, Scores, score_sheet
 from sinklab.models.loading import LoadedModel
-from sinklab.streaming.policy import Policy
+from sinklab.policies.base import Policy
 from sinklab.streaming.reader import open_reader
 from sinklab.tasks.base import Sheet, Task
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sinklab.errors import MeasurementError
-from sinklab.streaming.reader import Reader
+from sinklab.streaming.base import Reader
 from sinklab.tasks.base import Question, Sheet
 
 __all__ = ["METRICS", "Scores", "score_sheet"]

@@ -1,1 +1,1 @@
-"""Cache policies, one file each: what a bounded cache keeps. See :mod:`sinklab.streaming.policy` for the contract."""
+"""Cache policies, one file each: what a bounded cache keeps. See :mod:`sinklab.policies.base` for the contract."""

@@ -6,12 +6,10 @@ import dataclasses
 from typing import ClassVar
 
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
 
 from sinklab.errors import ConfigurationError
+from sinklab.policies.base import Policy, Positions
 from sinklab.registry import policies
-from sinklab.streaming.policy import Policy, Positions
-from sinklab.streaming.reader import CacheReader
 
 __all__ = ["Full"]
 
@@ -39,6 +37,3 @@ class Full(Policy):
     def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """Whether each query sees each key; token indices that broadcast against each other, boolean of the common shape."""
         return key_positions <= query_positions
-
-    def reader(self, model: PreTrainedModel, *, chunk: int = 128) -> CacheReader:
-        return CacheReader(model, self, DynamicCache(config=model.config))

@@ -6,9 +6,8 @@ import dataclasses
 
 from torch import Tensor
 
-from sinklab.errors import ConfigurationError
+from sinklab.policies.base import PREDECESSORS, ScoredPolicy
 from sinklab.registry import policies
-from sinklab.streaming.policy import Positions, ScoredPolicy
 
 __all__ = ["HeavyHitter"]
 
@@ -32,14 +31,11 @@ class HeavyHitter(ScoredPolicy):
 
     heavy: int = 512
     recent: int = 512
-    positions: Positions = "in_cache"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.heavy < 1:
-            raise ConfigurationError(f"heavy {self.heavy} must be 1 or more; policy 'window' holds recent tokens alone")
-        if self.recent < 0:
-            raise ConfigurationError(f"recent {self.recent} must be 0 or more: a query sees so many tokens before it")
+        self._require("heavy", 1, "; policy 'window' holds recent tokens alone")
+        self._require("recent", 0, PREDECESSORS)
 
     @property
     def needs_weights(self) -> bool:
@@ -58,5 +54,4 @@ class HeavyHitter(ScoredPolicy):
         return previous + weights
 
     def describe(self) -> str:
-        mode = "" if self.positions == "in_cache" else ", original positions"
-        return f"{self.heavy} heavy+{self.recent}{mode}"
+        return f"{self.heavy} heavy+{self.recent}{self._mode}"

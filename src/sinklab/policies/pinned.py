@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from sinklab.errors import ConfigurationError
+from sinklab.policies.base import PREDECESSORS, SlotPolicy
 from sinklab.registry import policies
-from sinklab.streaming.policy import Positions, SlotPolicy
 
 __all__ = ["Pinned"]
 
@@ -35,7 +35,6 @@ class Pinned(SlotPolicy):
 
     pinned: tuple[int, ...] = (0,)
     window: int = 1020
-    positions: Positions = "in_cache"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,8 +42,7 @@ class Pinned(SlotPolicy):
         fine = isinstance(given, tuple) and all(isinstance(token, int) and token >= 0 for token in given)
         if not fine or sorted(set(given)) != list(given):
             raise ConfigurationError(f"pinned {given!r} must be a tuple of token indices, ascending, each once and 0 or more")
-        if self.window < 1:
-            raise ConfigurationError(f"window {self.window} must be 1 or more: a query sees so many tokens before it")
+        self._require("window", 1, PREDECESSORS)
 
     @property
     def num_slots(self) -> int:
@@ -64,6 +62,5 @@ class Pinned(SlotPolicy):
         return (key_positions <= query_positions) & (recent | self._is_pinned(key_positions))
 
     def describe(self) -> str:
-        mode = "" if self.positions == "in_cache" else ", original positions"
         shown = ", ".join(map(str, self.pinned)) if len(self.pinned) <= 4 else f"{len(self.pinned)} tokens"
-        return f"{{{shown}}}+{self.window}{mode}"
+        return f"{{{shown}}}+{self.window}{self._mode}"

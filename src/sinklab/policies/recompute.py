@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
+from sinklab.policies.base import PREDECESSORS, Policy
 from sinklab.registry import policies
-from sinklab.streaming.policy import Policy
-from sinklab.streaming.recompute import RecomputeReader
 
 __all__ = ["Recompute"]
 
@@ -42,8 +40,7 @@ class Recompute(Policy):
             raise ConfigurationError(
                 f"policy 'recompute' counts positions from the start of each window; positions={self.positions!r} is not there"
             )
-        if self.window < 1:
-            raise ConfigurationError(f"window {self.window} must be 1 or more: a query sees so many tokens before it")
+        self._require("window", 1, PREDECESSORS)
         if not 1 <= self.every <= self.window + 1:
             raise ConfigurationError(f"every {self.every} must be from 1 to {self.window + 1}, the tokens of a window")
 
@@ -61,9 +58,6 @@ class Recompute(Policy):
         """
         first = (query_positions // self.every + 1) * self.every - self.window - 1
         return (key_positions >= first) & (key_positions <= query_positions)
-
-    def reader(self, model: PreTrainedModel, *, chunk: int = 128) -> RecomputeReader:
-        return RecomputeReader(model, self)
 
     def describe(self) -> str:
         return f"recompute {self.window}" + (f", every {self.every}" if self.every > 1 else "")

@@ -6,9 +6,8 @@ import dataclasses
 
 from torch import Tensor
 
-from sinklab.errors import ConfigurationError
+from sinklab.policies.base import PREDECESSORS, SlotPolicy
 from sinklab.registry import policies
-from sinklab.streaming.policy import Positions, SlotPolicy
 
 __all__ = ["SinkWindow"]
 
@@ -30,14 +29,11 @@ class SinkWindow(SlotPolicy):
 
     num_sinks: int = 4
     window: int = 1020
-    positions: Positions = "in_cache"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_sinks < 0:
-            raise ConfigurationError(f"num_sinks {self.num_sinks} must be 0 or more")
-        if self.window < 1:
-            raise ConfigurationError(f"window {self.window} must be 1 or more: a query sees so many tokens before it")
+        self._require("num_sinks", 0)
+        self._require("window", 1, PREDECESSORS)
 
     @property
     def pinned(self) -> tuple[int, ...]:
@@ -56,5 +52,4 @@ class SinkWindow(SlotPolicy):
         return (distance >= 0) & ((distance <= self.window) | (key_positions < self.num_sinks))
 
     def describe(self) -> str:
-        mode = "" if self.positions == "in_cache" else ", original positions"
-        return f"{self.num_sinks}+{self.window}{mode}"
+        return f"{self.num_sinks}+{self.window}{self._mode}"

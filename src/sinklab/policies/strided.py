@@ -7,8 +7,8 @@ import dataclasses
 from torch import Tensor
 
 from sinklab.errors import ConfigurationError
+from sinklab.policies.base import Positions, SlotPolicy
 from sinklab.registry import policies
-from sinklab.streaming.policy import Positions, SlotPolicy
 
 __all__ = ["Strided"]
 
@@ -46,10 +46,8 @@ class Strided(SlotPolicy):
                 f"policy 'strided' keeps original positions; got positions={self.positions!r}. Its gaps would close and open "
                 "again with every query"
             )
-        if self.num_sinks < 0:
-            raise ConfigurationError(f"num_sinks {self.num_sinks} must be 0 or more")
-        if self.stride < 2:
-            raise ConfigurationError(f"stride {self.stride} must be 2 or more; policy 'sink_window' has no gaps")
+        self._require("num_sinks", 0)
+        self._require("stride", 2, "; policy 'sink_window' has no gaps")
         for name, size in (("dense", self.dense), ("span", self.span)):
             if size < 1 or size % self.stride:
                 raise ConfigurationError(f"{name} {size} must be a positive multiple of stride {self.stride}")

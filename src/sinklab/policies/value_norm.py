@@ -6,9 +6,8 @@ import dataclasses
 
 from torch import Tensor
 
-from sinklab.errors import ConfigurationError
+from sinklab.policies.base import PREDECESSORS, ScoredPolicy
 from sinklab.registry import policies
-from sinklab.streaming.policy import Positions, ScoredPolicy
 
 __all__ = ["ValueNorm"]
 
@@ -36,16 +35,12 @@ class ValueNorm(ScoredPolicy):
     large: int = 508
     recent: int = 512
     attended: bool = False
-    positions: Positions = "in_cache"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_sinks < 0:
-            raise ConfigurationError(f"num_sinks {self.num_sinks} must be 0 or more")
-        if self.large < 1:
-            raise ConfigurationError(f"large {self.large} must be 1 or more; policy 'sink_window' holds recent tokens alone")
-        if self.recent < 0:
-            raise ConfigurationError(f"recent {self.recent} must be 0 or more: a query sees so many tokens before it")
+        self._require("num_sinks", 0)
+        self._require("large", 1, "; policy 'sink_window' holds recent tokens alone")
+        self._require("recent", 0, PREDECESSORS)
 
     @property
     def needs_weights(self) -> bool:
@@ -69,5 +64,4 @@ class ValueNorm(ScoredPolicy):
 
     def describe(self) -> str:
         factor = " attended" if self.attended else ""
-        mode = "" if self.positions == "in_cache" else ", original positions"
-        return f"{self.num_sinks}+{self.large}{factor} large+{self.recent}{mode}"
+        return f"{self.num_sinks}+{self.large}{factor} large+{self.recent}{self._mode}"

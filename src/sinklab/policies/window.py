@@ -6,9 +6,8 @@ import dataclasses
 
 from torch import Tensor
 
-from sinklab.errors import ConfigurationError
+from sinklab.policies.base import PREDECESSORS, SlotPolicy
 from sinklab.registry import policies
-from sinklab.streaming.policy import Positions, SlotPolicy
 
 __all__ = ["Window"]
 
@@ -28,12 +27,10 @@ class Window(SlotPolicy):
     """
 
     window: int = 1024
-    positions: Positions = "in_cache"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.window < 1:
-            raise ConfigurationError(f"window {self.window} must be 1 or more: a query sees so many tokens before it")
+        self._require("window", 1, PREDECESSORS)
 
     @property
     def num_slots(self) -> int:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import weakref
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import pandas as pd
 import torch
@@ -12,17 +11,19 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.registry import policies
-from sinklab.streaming.host import Planner, generating_model, hook, kept_logits, kept_tensors, split, tokens_of
+from sinklab.policies.base import BoundedPolicy, Positions, SlotPolicy
+from sinklab.policies.sink_window import SinkWindow
+from sinklab.streaming.decoding import Tokenizer
+from sinklab.streaming.host import Arguments, Planner, generating_model, join, kept_logits, kept_tensors, split, tokens_of
 from sinklab.streaming.layer import SlotLayer
-from sinklab.streaming.ordered import OrderedBooks, OrderedLayer, has_ordered_bias, require_ordered
-from sinklab.streaming.policy import Policy, SlotPolicy
+from sinklab.streaming.ordered import OrderedLayer, OrderedStep, OrderedTable, has_ordered_bias, require_ordered
 from sinklab.streaming.quantized import QuantizedLayer
 from sinklab.streaming.refusals import extent, require_decoder, require_positions
 from sinklab.streaming.rotation import KeyRotations, read_rotations
-from sinklab.streaming.static import StaticStep, static_step
-from sinklab.streaming.step import Books
-from sinklab.streaming.telemetry import Telemetry, cache_telemetry, describe_slots, note_ids
+from sinklab.streaming.slot_table import SlotTable
+from sinklab.streaming.step import StaticStep, Step
+from sinklab.streaming.table import IndexedTable, PlannedStep, Table
+from sinklab.streaming.telemetry import Telemetry, describe_slots
 
 __all__ = ["PolicyCache", "SinkCache"]
 
@@ -53,15 +54,14 @@ class PolicyCache(Cache, Planner):
             what the policy holds, and attention functions that take no 4-D mask.
 
     Attributes:
-        ids: token id in every slot, int64 ``(batch, slots)``, -1 where embeddings were given.
-        static: whether the forward at hand is compiled; its steps are then those of :mod:`sinklab.streaming.static`.
+        static: whether the forward at hand is compiled; its steps are then a :class:`~sinklab.streaming.step.StaticStep`.
     """
 
     takes: ClassVar[Any] = SlotPolicy
 
     def __init__(
         self,
-        policy: Policy,
+        policy: BoundedPolicy,
         model: PreTrainedModel | None = None,
         *,
         chunk: int = 128,
@@ -76,14 +76,11 @@ class PolicyCache(Cache, Planner):
         if chunk < 1:
             raise ConfigurationError(f"chunk {chunk} must be 1 or more")
         super().__init__(layers=[])
-        self.policy: Any = policy
+        self.policy = policy
         self.chunk, self.rebase_at, self.quantized = chunk, rebase_at, quantized
-        self.step: Any = None
-        self.ids: Tensor | None = None
-        self._books: Any = None
-        self._model: weakref.ref[PreTrainedModel] | None = None
-        self._parts: list[Any] = []
-        self._kept = 0
+        self._table: Table | None = None
+        self._outputs: list[Any] = []  # of the chunks before the last, with the number of logits that the caller gets
+        self._kept_logits = 0
         self._unfinished = False
         self.static = False
         self._static: StaticStep | None = None
@@ -95,15 +92,20 @@ class PolicyCache(Cache, Planner):
     @property
     def model(self) -> PreTrainedModel | None:
         """The model that the cache belongs to."""
-        return None if self._model is None else self._model()
+        return None if self._table is None else self._table.model
 
     @property
-    def books(self) -> Any:
-        """Which token is in which slot, :class:`Books` or what does its work."""
-        if self._books is None:
+    def table(self) -> Table:
+        """Which token is where; see :class:`~sinklab.streaming.table.Table`."""
+        if self._table is None:
             self.bind(generating_model())
-        assert self._books is not None
-        return self._books
+        assert self._table is not None
+        return self._table
+
+    @property
+    def step(self) -> PlannedStep | None:
+        """What the forward at hand does; ``None`` between forwards."""
+        return None if self._table is None else self._table.step
 
     def bind(self, model: PreTrainedModel) -> PolicyCache:
         """Take the model's layers, rotations and limits; its forward is told what this cache sees from now on.
@@ -114,29 +116,30 @@ class PolicyCache(Cache, Planner):
         """
         if self.model is model:
             return self
-        if self._model is not None:
+        if self._table is not None:
             raise ConfigurationError(self._belongs())
         require_decoder(model, self.policy)
         self._fit(model)
-        self._model = weakref.ref(model)
-        hook(model)
+        join(model, self)
         return self
 
     def _fit(self, model: PreTrainedModel) -> None:
-        """Make layers and books for a model."""
+        """Make layers and the table for a model."""
         if has_ordered_bias(model):
             require_ordered(self.policy, model)
             if self.quantized:
                 raise ConfigurationError(
                     f"quantized is for keys in slots; {type(model).__name__} needs them in the order of the text"
                 )
-            self.layers = [OrderedLayer(self) for _ in range(model.config.get_text_config().num_hidden_layers)]
-            self._books, self.rebase_at = OrderedBooks(self.policy, model.device), sys.maxsize
+            ordered = OrderedTable(self.policy, model.device, model)
+            self.layers = [OrderedLayer(ordered) for _ in range(model.config.get_text_config().num_hidden_layers)]
+            self._table, self.rebase_at = ordered, sys.maxsize
             return
         rotations = self._fit_positions(model)
+        assert isinstance(self.policy, SlotPolicy)
         kind = QuantizedLayer if self.quantized else SlotLayer
-        self.layers = [kind(self, rotation) for rotation in rotations.layers.values()]
-        self._books = Books(self.policy, model.device)
+        self._table = slots = SlotTable(self.policy, model.device, model)
+        self.layers = [kind(slots, rotation) for rotation in rotations.layers.values()]
 
     def _fit_positions(self, model: PreTrainedModel) -> KeyRotations:
         """Rotations of the keys of all layers; from now on positions stay below what the model can tell apart."""
@@ -168,18 +171,9 @@ class PolicyCache(Cache, Planner):
         whose = "a model that is gone" if self.model is None else f"another model, a {type(self.model).__name__}"
         return f"this cache belongs to {whose}; make one for each model"
 
-    def misuse(self, length: int) -> str:
-        """What went wrong when a layer is given ``length`` keys that no step was planned for."""
-        if self.step is None:
-            return (
-                f"the cache was given keys outside of its model's forward; pass it to the {type(self.model).__name__} that it "
-                "belongs to as past_key_values"
-            )
-        return f"a layer writes {length} keys where {self.step.length} tokens were given"
-
     # --- one forward ---------------------------------------------------------------------------------------------------------
 
-    def open(self, module: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
+    def open(self, module: nn.Module, arguments: Arguments) -> Arguments:
         """Plan a forward of ``module`` with these keyword arguments; those with which it is to go on.
 
         Of more tokens than a chunk has, all but the last chunk are processed here and now.
@@ -192,34 +186,49 @@ class PolicyCache(Cache, Planner):
         batch, length = tokens_of(arguments).shape[:2]
         static = self.static  # the chunks before the last are not
         self._require_ready(module, arguments, batch)
-        parts: list[Any] = []
-        kept = kept_logits(arguments)
+        outputs: list[Any] = []
+        wanted = kept_logits(arguments)
         while (size := self._room(arguments.get("attention_mask"), batch, length)) < length:
-            piece, arguments = split(arguments, size)
+            chunk, arguments = split(arguments, size)
             length -= size
-            wanted = kept is None or kept > length
-            if kept is not None:
-                piece["logits_to_keep"] = 0 if wanted else 1
-            output = module(**piece)
-            if wanted:
-                parts.append(output)
-        if kept is not None and parts:
+            if wanted is not None:
+                chunk["logits_to_keep"] = 0 if wanted > length else 1
+            output = module(**chunk)
+            if wanted is None or wanted > length:
+                outputs.append(output)
+        if wanted is not None and outputs:
             arguments = dict(arguments, logits_to_keep=0)
-        valid = self._valid(arguments.get("attention_mask"), batch, length)
+        valid, table = self._valid(arguments.get("attention_mask"), batch, length), self.table
+        assert self.rebase_at is not None
         self._unfinished = True  # until the forward returns: in between, some layers hold its tokens and others do not
         with kept_tensors():
-            if self.books.next_position + length > cast(int, self.rebase_at):
+            if table.next_position + length > self.rebase_at:
                 self.rebase()
-            self.step, self._parts, self._kept = self.books.plan(length, valid), parts, kept or 0
-            self._note(arguments.get("input_ids"), batch)
+            self._outputs, self._kept_logits = outputs, wanted or 0
+            table.step = table.plan(length, valid)
+            table.note(arguments.get("input_ids"), batch)
             if static:
-                self._static = static_step(self, self._static)
-                self.step = self._static or self.step
-        return self._told(module, arguments)
+                self._make_static()
+        return self._planned(module, arguments)
 
-    def _require_ready(self, module: nn.Module, arguments: dict[str, Any], batch: int) -> None:
+    def _make_static(self) -> None:
+        """Replace the step at hand by a static one, in the tensors of the last, where it is a single token that allows it."""
+        table, layers = self.table, self.layers
+        if self.quantized or not isinstance(table, SlotTable) or not layers[-1].is_initialized:
+            return
+        step = table.step
+        if not isinstance(step, Step) or not isinstance(step.slot, int):
+            return
+        if self._static is None:
+            self._static = StaticStep(table.policy, [layer.rotation for layer in layers], layers[0].device)
+            for layer in layers:
+                layer.static_matrices = self._static.matrices_of(layer.rotation, layer.masters.dtype)
+        self._static.set(step, step.slot, table.index[0] >= 0, table.columns - 1)
+        table.step = self._static
+
+    def _require_ready(self, module: nn.Module, arguments: Arguments, batch: int) -> None:
         """Refuse what cannot go well, before anything is written."""
-        books, model = self.books, self.model
+        table, model = self.table, self.model
         if model is None or model.base_model is not module:
             raise ConfigurationError(self._belongs())
         if self._unfinished:
@@ -230,7 +239,7 @@ class PolicyCache(Cache, Planner):
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()):
             raise ConfigurationError("a bounded cache is written in place and has no gradient; run under torch.no_grad()")
         name = str(getattr(module.config, "_attn_implementation", "eager"))
-        if ("flash" in name or "flex" in name) and not isinstance(books, OrderedBooks):
+        if ("flash" in name or "flex" in name) and not table.in_order:
             raise UnsupportedModelError(
                 f"attention {name!r} takes no 4-D mask, which prompts and padded batches need; load the model with "
                 'attn_implementation="sdpa"'
@@ -238,51 +247,48 @@ class PolicyCache(Cache, Planner):
         held = self.layers[0].batch_size
         if held in (-1, batch):
             return
-        if books.columns:
+        if table.columns:
             raise ConfigurationError(f"the cache holds {held} rows and is given {batch}; reset() it or make another")
-        self._release()
-
-    def _release(self) -> None:
-        """Give the buffers back: the next text has another number of rows."""
-        self.ids = None
+        if isinstance(table, IndexedTable):
+            table.ids = None
         for layer in self.layers:
-            layer.keys = layer.values = None
-            layer.is_initialized = False
+            layer.release()
 
     def _room(self, mask: Tensor | None, batch: int, length: int) -> int:
         """How many of ``length`` new columns can be taken at once."""
         size = min(length, self.chunk)
-        if not isinstance(self.books, OrderedBooks):
+        if not self.table.in_order:
             return size
-        head = None if mask is None or length == size else mask[:, : size - length]
-        return self.books.room(size, self._valid(mask if head is None else head, batch, size))
+        if mask is not None and length > size:
+            mask = mask[:, : size - length]
+        return self.table.room(size, self._valid(mask, batch, size))
 
-    def _note(self, ids: Tensor | None, batch: int) -> None:
-        """Keep which token ids are held behind this step."""
-        self.ids = note_ids(self.ids, self.step, ids, batch, self.policy.num_slots)
-
-    def _told(self, module: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments with the mask and the positions of this step."""
-        step = self.step
-        if isinstance(self.books, OrderedBooks):  # these models count positions along the columns of a 2-D mask
-            told = {name: given for name, given in arguments.items() if name != "position_ids"}
-            return dict(told, attention_mask=step.attention_mask)
-        tokens = tokens_of(arguments)
-        return dict(
-            arguments, attention_mask=self._mask(module, tokens), position_ids=step.position_ids.expand(len(tokens), -1)
-        )
+    def _planned(self, module: nn.Module, arguments: Arguments) -> Arguments:
+        """The arguments with the mask and the positions of the step at hand."""
+        step: Any = self.step
+        if isinstance(step, OrderedStep):  # these models count positions along the columns of a 2-D mask
+            others = {name: value for name, value in arguments.items() if name != "position_ids"}
+            return dict(others, attention_mask=step.attention_mask)
+        rows = len(tokens_of(arguments))
+        visible: Tensor | None = None if step.visible is None else step.visible.expand(rows, -1, -1, -1)
+        if visible is not None and getattr(module.config, "_attn_implementation", "eager") == "eager":
+            dtype = next(parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
+            visible = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(
+                ~visible, torch.finfo(dtype).min
+            )
+        return dict(arguments, attention_mask=visible, position_ids=step.position_ids.expand(rows, -1))
 
     def close(self, output: Any) -> Any:
         """The forward is over; its output with those of the chunks before it in front."""
-        self.step = None
-        parts, self._parts = self._parts, []
+        self.table.step = None
+        outputs, self._outputs = self._outputs, []
         if output is None:  # an exception is on its way up
             return None
         self._unfinished = False
-        if not parts:
+        if not outputs:
             return output
         name = "last_hidden_state" if hasattr(output, "last_hidden_state") else "logits"
-        output[name] = torch.cat([*(part[name] for part in parts), output[name]], dim=1)[:, -self._kept :]
+        output[name] = torch.cat([*(chunk[name] for chunk in outputs), output[name]], dim=1)[:, -self._kept_logits :]
         return output
 
     def _valid(self, mask: Tensor | None, batch: int, length: int) -> Tensor | None:
@@ -299,36 +305,14 @@ class PolicyCache(Cache, Planner):
             valid = None if bool(valid.all()) else valid
         if valid is not None:
             with kept_tensors():
-                self.books.spread(batch)
-        if self.books.rows > 1:
+                self.table.spread(batch)
+        if self.table.rows > 1:
             return torch.ones(batch, length, dtype=torch.bool) if valid is None else valid
         return valid
 
-    def _mask(self, module: nn.Module, tokens: Tensor) -> Tensor | None:
-        assert self.step is not None
-        visible = self.step.visible
-        if visible is None:
-            return None
-        visible = visible.expand(len(tokens), -1, -1, -1)
-        name = str(getattr(module.config, "_attn_implementation", "eager"))
-        if name == "eager":
-            dtype = next(parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
-            return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
-        return visible
-
-    def mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Number of keys that a layer returns in this step, and the offset by which the last query sees them all."""
-        step = self.step
-        if step is None:
-            return query_length, 0
-        if isinstance(self.books, OrderedBooks):
-            return step.held + step.length, 0
-        keys = step.visible.shape[-1] if step.slot is None else step.filled
-        return keys, self.books.columns - keys
-
     def rebase(self) -> None:
         """Count positions from the oldest token in the ring; scores stay what they are up to rounding."""
-        steps = self.books.rebase()
+        steps = self.table.rebase()
         for layer in self.layers:
             layer.move(-steps)
 
@@ -340,39 +324,45 @@ class PolicyCache(Cache, Planner):
 
     def telemetry(self) -> Telemetry:
         """What is held, and what has gone, in figures."""
-        return cache_telemetry(self)
+        table, rows = self.table, max(1, self.layers[0].batch_size)
+        return Telemetry(
+            policy=self.policy.describe(),
+            seen=tuple(table.seen.expand(rows).tolist()),
+            held=tuple(table.held.expand(rows).tolist()),
+            capacity=self.policy.num_slots,
+            bytes=self.bytes_held(),
+            rebases=table.rebases,
+            highest_position=table.highest_position,
+        )
 
-    def describe(self, tokenizer: Any = None) -> pd.DataFrame:
+    def describe(self, tokenizer: Tokenizer | None = None) -> pd.DataFrame:
         """The tokens held, one a line, with slot, position and distance; see :func:`describe_slots`."""
-        return describe_slots(self, tokenizer)
+        assert isinstance(self.table, IndexedTable)
+        return describe_slots(self.table, max(1, self.layers[0].batch_size), tokenizer)
 
     # --- what transformers asks of a cache -----------------------------------------------------------------------------------
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
+    def get_seq_length(self, layer_idx: int = 0) -> int | Tensor:
         """Tokens seen, padding included; during a forward, those before it: a tensor, as static caches have it, if compiled."""
-        books, step = self.books, self.step
-        if step is None:
-            return cast(int, books.columns)
-        if isinstance(step, StaticStep):
-            return cast(int, step.seen)
-        return cast(int, step.held if isinstance(books, OrderedBooks) else books.columns - step.length)
+        return self.table.seq_length
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """See :meth:`mask_sizes`."""
-        return self.mask_sizes(query_length if isinstance(query_length, int) else len(query_length))
+    def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
+        """See :meth:`Table.mask_sizes`."""
+        return self.table.mask_sizes(query_length if isinstance(query_length, int) else len(query_length))
 
     def reset(self) -> None:
         """Forget everything; buffers stay as long as the number of rows does."""
-        self._unfinished, self.step, self._parts = False, None, []
-        if self._books is not None:
+        self._unfinished, self._outputs = False, []
+        if self._table is not None:
             with kept_tensors():
-                self._books.clear()
+                self._table.clear()
+        for layer in self.layers:
+            layer.reset()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Rows of the batch in another order, as beam search wants them."""
         with kept_tensors():
-            self.books.take(beam_idx)
-            self.ids = self.ids[beam_idx.to(self.ids.device)] if self.ids is not None else None
+            self.table.take(beam_idx)
             for layer in self.layers:
                 layer.take(beam_idx)
 
@@ -382,7 +372,7 @@ class PolicyCache(Cache, Planner):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every row of the batch ``repeats`` times."""
-        rows = max(self.layers[0].batch_size, self.books.rows)
+        rows = max(self.layers[0].batch_size, self.table.rows)
         self.reorder_cache(torch.arange(rows).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -391,11 +381,11 @@ class PolicyCache(Cache, Planner):
         Raises:
             ConfigurationError: tokens that would be held again have been evicted, or a padded batch.
         """
-        columns, count = self.books.columns, int(tokens_to_remove)  # some releases hand in a tensor
+        columns, count = self.table.columns, int(tokens_to_remove)  # some releases hand in a tensor
         keep = columns + count if count <= 0 else count
         if 0 <= keep < columns:
             with kept_tensors():
-                self.books.crop(keep)
+                self.table.crop(keep)
 
 
 class SinkCache(PolicyCache):
@@ -411,10 +401,10 @@ class SinkCache(PolicyCache):
         *,
         num_sinks: int = 4,
         window: int = 1020,
-        positions: str = "in_cache",
+        positions: Positions = "in_cache",
         chunk: int = 128,
         rebase_at: int | None = None,
         quantized: bool = False,
     ) -> None:
-        policy = policies["sink_window"](num_sinks=num_sinks, window=window, positions=positions)
+        policy = SinkWindow(num_sinks=num_sinks, window=window, positions=positions)
         super().__init__(policy, model, chunk=chunk, rebase_at=rebase_at, quantized=quantized)

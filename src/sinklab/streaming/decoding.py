@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
-__all__ = ["TextDecoder"]
+__all__ = ["TextDecoder", "Tokenizer"]
 
 _UNFINISHED = "\ufffd"
 """What a decoder writes for bytes that are no character, or not yet."""
@@ -18,6 +18,19 @@ _CONTEXT = 8
 """Ids in front of the first piece that it is decoded with."""
 
 
+class Tokenizer(Protocol):
+    """What streams ask of a tokenizer of transformers."""
+
+    def __call__(self, text: str, *, add_special_tokens: bool) -> Mapping[str, list[int]]:
+        """``input_ids`` of a text."""
+
+    def decode(self, token_ids: Sequence[int], **settings: bool) -> str:
+        """The text of ids."""
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool) -> str:
+        """The text of a conversation."""
+
+
 class TextDecoder:
     """Turns ids into text as they come: a character appears with its last byte, a space where the tokenizer puts one.
 
@@ -28,7 +41,7 @@ class TextDecoder:
         stop: strings at which the text ends; they are not part of it.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
         self.tokenizer, self.stop = tokenizer, tuple(stop)
         self._ids: list[int] = []  # those last given out, as context, and those that wait
         self._known = 0  # so many of them are context
@@ -72,17 +85,16 @@ class TextDecoder:
         self.stopped = state["stopped"]
 
     def _text(self, ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
+        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _until_stop(self, new: str) -> str:
         if not self.stop:
             return new
         text = self._back + new
-        found = [place for place in map(text.find, self.stop) if place >= 0]
-        if found:
+        ends = [end for end in map(text.find, self.stop) if end >= 0]
+        if ends:
             self.stopped, self._back = True, ""
-            return text[: min(found)]
+            return text[: min(ends)]
         held = max(
             (
                 size

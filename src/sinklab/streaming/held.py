@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-if TYPE_CHECKING:
-    from sinklab.streaming.cache import PolicyCache
+from sinklab.errors import ConfigurationError
+from sinklab.streaming.rotation import Rotation
+from sinklab.streaming.table import Table
 
 __all__ = ["HeldLayer"]
 
 
 class HeldLayer(CacheLayerMixin):
-    """One layer of a :class:`~sinklab.streaming.cache.PolicyCache`, whose books say what is where.
+    """One layer of a :class:`~sinklab.streaming.cache.PolicyCache`, whose table says what is where.
 
     Attributes:
         buffers: names of the tensors that last from step to step; rows of the batch first, allocated at the first call.
-        cache: the cache that the layer belongs to.
+        table: of the cache that the layer belongs to.
+        rotation: of the layer's keys; ``None`` where positions do not rotate them.
+        fixed: slots at the beginning whose keys do not move with the others.
     """
 
     is_sliding = False
     buffers: ClassVar[tuple[str, ...]] = ("keys", "values")
+    keys: Tensor
+    values: Tensor
 
-    def __init__(self, cache: PolicyCache) -> None:
+    def __init__(self, table: Table, rotation: Rotation | None = None, fixed: int = 0) -> None:
         super().__init__()
-        self.cache = cache
+        self.table, self.rotation, self.fixed = table, rotation, fixed
 
     @property
     def batch_size(self) -> int:
@@ -36,6 +42,38 @@ class HeldLayer(CacheLayerMixin):
     def bytes_held(self) -> int:
         """Bytes of the buffers, as allocated."""
         return sum(getattr(self, name).nbytes for name in self.buffers) if self.is_initialized else 0
+
+    def require(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Refuse keys ``(batch, num_kv_heads, length, head_dim)`` that do not go with the step at hand; allocate at first.
+
+        Raises:
+            ConfigurationError: no step was planned for them, they have a gradient, or another dtype than before.
+        """
+        step = self.table.step
+        if step is None or key_states.shape[2] != step.length:
+            raise ConfigurationError(self.table.misuse(key_states.shape[2]))
+        if key_states.requires_grad:
+            raise ConfigurationError("a bounded cache is written in place and has no gradient; run under torch.no_grad()")
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        elif key_states.dtype != self.dtype:
+            raise ConfigurationError(
+                f"the cache holds keys of {self.dtype} and is given {key_states.dtype}: its model was cast since; make another"
+            )
+
+    def move(self, steps: Tensor) -> None:
+        """Rotate keys by ``steps`` positions, ``(1 or batch,)``, because positions are counted from elsewhere."""
+        if self.is_initialized and self.rotation is not None:
+            wide = torch.promote_types(self.dtype, torch.float32)
+            matrices = self.rotation.matrices(steps.to(self.device), wide)
+            moving = self.keys[:, :, self.fixed :]
+            moving.copy_(moving.to(wide) @ matrices[:, None])
+
+    def release(self) -> None:
+        """Give the buffers back: the next text has another number of rows."""
+        for name in ("keys", "values", *self.buffers):
+            setattr(self, name, None)
+        self.is_initialized = False
 
     def restore(self, buffers: dict[str, Tensor]) -> None:
         """Take over what another layer of this kind held, by the names in :attr:`buffers`."""
@@ -53,11 +91,11 @@ class HeldLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Number of keys that ``update`` returns, and the index of the first of them as the host's causal rule counts."""
-        return self.cache.mask_sizes(query_length)
+        return self.table.mask_sizes(query_length)
 
-    def get_seq_length(self) -> int:
-        """What the cache says: tokens seen, padding included, and not the tokens held."""
-        return self.cache.get_seq_length()
+    def get_seq_length(self) -> int | Tensor:
+        """Tokens seen, padding included, and not the tokens held."""
+        return self.table.seq_length
 
     def get_max_length(self) -> int:
         """-1: there is no end."""
@@ -66,4 +104,4 @@ class HeldLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length
 
     def reset(self) -> None:
-        """Nothing: what the books do not list is not visible."""
+        """Nothing: what the table does not list is not visible."""

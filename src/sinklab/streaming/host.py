@@ -6,16 +6,23 @@ import abc
 import contextlib
 import inspect
 import sys
-from typing import Any, cast
+import weakref
+from types import FrameType
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
 from sinklab.streaming.static import is_compiled
 
-__all__ = ["Planner", "generating_model", "hook", "kept_logits", "kept_tensors", "split", "tokens_of"]
+__all__ = ["Arguments", "Planner", "generating_model", "join", "kept_logits", "kept_tensors", "split", "tokens_of"]
+
+
+Arguments: TypeAlias = dict[str, Any]
+"""Keyword arguments of a forward."""
 
 
 class Planner(abc.ABC):
@@ -28,7 +35,7 @@ class Planner(abc.ABC):
     static: bool
 
     @abc.abstractmethod
-    def open(self, module: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
+    def open(self, module: nn.Module, arguments: Arguments) -> Arguments:
         """A forward of ``module`` begins; the keyword arguments with which it is to go on."""
 
     @abc.abstractmethod
@@ -43,35 +50,31 @@ def kept_tensors() -> contextlib.AbstractContextManager[Any]:
 
 def generating_model() -> PreTrainedModel:
     """The model whose generate() is asking; transformers hands a cache everything but its model."""
-    frame = sys._getframe(1)
-    found: PreTrainedModel | None = None
+    frame: FrameType | None = sys._getframe(1)
+    model: PreTrainedModel | None = None
     while frame is not None:
         owner = frame.f_locals.get("self") if frame.f_code.co_name == "generate" else None
-        found = owner if isinstance(owner, PreTrainedModel) else found
-        frame = cast(Any, frame.f_back)
-    if found is None:
+        model = owner if isinstance(owner, PreTrainedModel) else model
+        frame = frame.f_back
+    if model is None:
         raise ConfigurationError(
             "this cache does not know its model, which only generate() can tell it; outside of generate() name it: "
             "SinkCache(model, …) or cache.bind(model)"
         )
-    return found
+    return model
 
 
-def tokens_of(arguments: dict[str, Any]) -> Tensor:
+def tokens_of(arguments: Arguments) -> Tensor:
     """Token ids ``(batch, length)`` or embeddings ``(batch, length, hidden_size)`` of a forward."""
     tokens = arguments.get("input_ids")
     return cast(Tensor, arguments.get("inputs_embeds") if tokens is None else tokens)
 
 
-def split(arguments: dict[str, Any], size: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def split(arguments: Arguments, size: int) -> tuple[Arguments, Arguments]:
     """The arguments of a forward of the first ``size`` tokens, and those of the others."""
     length, mask = tokens_of(arguments).shape[1], arguments.get("attention_mask")
-    whole = [
-        name
-        for name in ("output_attentions", "output_hidden_states", "output_router_logits", "labels")
-        if arguments.get(name) is not None
-    ]
-    whole = [name for name in whole if arguments[name] is not False]
+    names = ("output_attentions", "output_hidden_states", "output_router_logits", "labels")
+    whole = [name for name in names if arguments.get(name) is not None and arguments[name] is not False]
     if isinstance(arguments.get("logits_to_keep"), Tensor):
         whole.append("logits_to_keep as indices")
     if whole:
@@ -91,36 +94,56 @@ def split(arguments: dict[str, Any], size: int) -> tuple[dict[str, Any], dict[st
     return first, rest
 
 
-def kept_logits(arguments: dict[str, Any]) -> int | None:
+def kept_logits(arguments: Arguments) -> int | None:
     """How many of the last tokens get logits; ``None`` for all, or where the model leaves that to its head."""
     kept = arguments.get("logits_to_keep")
     return kept if isinstance(kept, int) and kept else None
 
 
 class _Hooks:
-    """The two hooks on a model that let a cache plan its forward; other forwards pass."""
+    """The two hooks on a model that let its caches plan their forwards; other forwards pass."""
 
     def __init__(self, module: nn.Module) -> None:
         self.names = list(inspect.signature(module.forward).parameters)
-        module.register_forward_pre_hook(self.before, with_kwargs=True)
-        module.register_forward_hook(self.after, with_kwargs=True, always_call=True)
+        self.caches: set[weakref.ref[Planner]] = set()
+        self.handles: list[RemovableHandle] = []
 
-    def before(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[()], dict[str, Any]] | None:
+    def join(self, module: nn.Module, cache: Planner) -> None:
+        """Serve this cache too, until it is gone; the last one takes the hooks along."""
+        self.caches.add(weakref.ref(cache, self.leave))
+        if not self.handles:  # looked at when there is a cache already: another may leave at any time
+            self.handles = [
+                module.register_forward_pre_hook(self.before, with_kwargs=True),
+                module.register_forward_hook(self.after, with_kwargs=True, always_call=True),
+            ]
+
+    def leave(self, *gone: weakref.ref[Planner]) -> None:
+        """A cache is gone; without any, the hooks are."""
+        self.caches.difference_update(gone)
+        if not self.caches:
+            while self.handles:
+                self.handles.pop().remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of a model has copies of its hooks, and no caches yet."""
+        return {**self.__dict__, "caches": set()}
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: Arguments) -> tuple[tuple[()], Arguments] | None:
         arguments = {**dict(zip(self.names, args, strict=False)), **kwargs}
         cache = arguments.get("past_key_values")
+        if not self.caches:  # these are the hooks of a copy
+            self.leave()
         if not isinstance(cache, Planner):
             return None
         return (), _open(cache, module, arguments, torch.compiler.is_compiling() or is_compiled(module))
 
-    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: Arguments, output: Any) -> Any:
         cache = kwargs.get("past_key_values")
         return _close(cache, output) if isinstance(cache, Planner) else None
 
 
 @torch.compiler.disable
-def _open(cache: Planner, module: nn.Module, arguments: dict[str, Any], static: bool) -> dict[str, Any]:
+def _open(cache: Planner, module: nn.Module, arguments: Arguments, static: bool) -> Arguments:
     """Planning is no part of any graph, or there would be one for each slot."""
     cache.static = static
     return cache.open(module, arguments)
@@ -131,9 +154,9 @@ def _close(cache: Planner, output: Any) -> Any:
     return cache.close(output)
 
 
-def hook(model: PreTrainedModel) -> None:
-    """Let caches plan the forwards of a model's decoder, from now on; a forward without such a cache is left alone."""
+def join(model: PreTrainedModel, cache: Planner) -> None:
+    """Let a cache plan the forwards of a model's decoder that it is given to, as long as there is the cache."""
     decoder = model.base_model
-    # A copy of a model has copies of its hooks.
-    if not any(isinstance(getattr(entry, "__self__", None), _Hooks) for entry in decoder._forward_pre_hooks.values()):
-        _Hooks(decoder)
+    owners = (getattr(entry, "__self__", None) for entry in decoder._forward_pre_hooks.values())
+    hooks = next((owner for owner in owners if isinstance(owner, _Hooks)), None) or _Hooks(decoder)
+    hooks.join(decoder, cache)

@@ -7,7 +7,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +14,8 @@ from transformers import PreTrainedModel
 
 from sinklab.errors import InputError
 from sinklab.losses import cross_entropies
+from sinklab.policies.base import PolicySpec
 from sinklab.results.statistics import mean_interval
-from sinklab.streaming.policy import Policy
 from sinklab.streaming.reader import open_reader
 
 __all__ = ["Decoding", "Estimate", "decoding", "estimate", "losses", "unit_means"]
@@ -31,7 +30,7 @@ LEAST_UNITS = 8
 def losses(
     model: PreTrainedModel,
     tokens: Tensor,
-    policy: Policy | str | dict[str, Any],
+    policy: PolicySpec,
     *,
     first: int = 1,
     chunk: int = 64,
@@ -139,7 +138,7 @@ class Decoding:
 def decoding(
     model: PreTrainedModel,
     tokens: Tensor,
-    policies: Sequence[Policy | str | dict[str, Any]],
+    policies: Sequence[PolicySpec],
     *,
     steps: int = 128,
     warm_up: int = 16,

@@ -1,8 +1,8 @@
-"""Reader: a model that reads a text under a policy, as much at a time as one likes; streams, losses and scores rest on it."""
+"""Open reader: from a policy to what reads a model under it; most policies read with a key-value cache."""
 
 from __future__ import annotations
 
-import abc
+import functools
 import inspect
 from typing import Any
 
@@ -10,52 +10,19 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from sinklab.errors import ConfigurationError
+from sinklab.policies.base import Policy, PolicySpec, ScoredPolicy, SlotPolicy
+from sinklab.policies.full import Full
+from sinklab.policies.recompute import Recompute
 from sinklab.registry import policies
+from sinklab.streaming.base import Reader
 from sinklab.streaming.cache import PolicyCache
-from sinklab.streaming.policy import Policy
-from sinklab.streaming.telemetry import Telemetry, reader_telemetry
+from sinklab.streaming.recompute import RecomputeReader
+from sinklab.streaming.scored import ScoredCache
+from sinklab.streaming.telemetry import Telemetry
+from sinklab.streaming.verify import verify_model
 
-__all__ = ["CacheReader", "Reader", "open_reader"]
-
-
-class Reader(abc.ABC):
-    """A model, a policy, and what has been read so far.
-
-    Attributes:
-        model: in the mode (training or not) in which it was given.
-        policy: what a token may see of those before it.
-    """
-
-    def __init__(self, model: PreTrainedModel, policy: Policy) -> None:
-        self.model, self.policy = model, policy
-
-    @abc.abstractmethod
-    def read(self, tokens: Tensor, attention_mask: Tensor | None = None, *, keep: int = 0) -> Tensor:
-        """Logits for the token behind each of these, ``(batch, length or keep, vocab_size)``; no gradient.
-
-        Args:
-            tokens: int64 ``(batch, length)``; they go on where the last call ended; how a text is divided among calls does not
-                matter.
-            attention_mask: ``(batch, length)``, 1 for tokens and 0 for padding; of these tokens only.
-            keep: logits of the last so many tokens; 0 for all.
-        """
-
-    @property
-    @abc.abstractmethod
-    def position(self) -> int:
-        """Columns read so far, padding included."""
-
-    @abc.abstractmethod
-    def bytes_held(self) -> int:
-        """Bytes of the keys and values that are kept between calls."""
-
-    def telemetry(self) -> Telemetry:
-        """What is held, and what has gone, in figures."""
-        return reader_telemetry(self)
-
-    @abc.abstractmethod
-    def reset(self) -> None:
-        """Begin a new text."""
+__all__ = ["CacheReader", "open_reader", "reader_of"]
 
 
 class CacheReader(Reader):
@@ -68,18 +35,18 @@ class CacheReader(Reader):
     def __init__(self, model: PreTrainedModel, policy: Policy, cache: Cache) -> None:
         super().__init__(model, policy)
         self.cache = cache
-        self._known = frozenset(inspect.signature(model.forward).parameters)
-        self._columns = cache.get_seq_length()
+        self._parameters = frozenset(inspect.signature(model.forward).parameters)
+        self._columns: int = cache.get_seq_length()
         # A cache of ours sees all it needs in the mask of the new tokens; others want that of all columns if there is padding.
         self._mask: Tensor | None = None
 
     @torch.no_grad()
     def read(self, tokens: Tensor, attention_mask: Tensor | None = None, *, keep: int = 0) -> Tensor:
         tokens = tokens.to(self.model.device)
-        more: dict[str, Any] = {"logits_to_keep": keep} if "logits_to_keep" in self._known else {}
+        more: dict[str, Any] = {"logits_to_keep": keep} if "logits_to_keep" in self._parameters else {}
         if not isinstance(self.cache, PolicyCache):
             attention_mask = self._mask_of_all(tokens, attention_mask)
-            if attention_mask is not None and "position_ids" in self._known:
+            if attention_mask is not None and "position_ids" in self._parameters:
                 more["position_ids"] = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         logits: Tensor = self.model(
             input_ids=tokens, attention_mask=attention_mask, past_key_values=self.cache, use_cache=True, **more
@@ -117,8 +84,8 @@ class CacheReader(Reader):
         self._columns = 0
 
 
-def open_reader(model: PreTrainedModel, policy: Policy | str | dict[str, Any], *, chunk: int = 128) -> Reader:
-    """A reader of ``model`` under a policy: an object, or what :meth:`~sinklab.registry.Registry.make` takes.
+def open_reader(model: PreTrainedModel, policy: PolicySpec, *, chunk: int = 128) -> Reader:
+    """A reader of ``model`` under a policy: the object, its name, or ``{"name": …, setting: …}``.
 
     Args:
         chunk: most tokens that a cache takes at once; the result does not depend on it.
@@ -127,5 +94,33 @@ def open_reader(model: PreTrainedModel, policy: Policy | str | dict[str, Any], *
         UnknownNameError, ConfigurationError: no such policy, or a setting it refuses.
         UnsupportedModelError: it cannot be had with this model; see :class:`~sinklab.streaming.cache.PolicyCache`.
     """
-    made: Policy = policies.make(policy)
-    return made.reader(model, chunk=chunk)
+    return reader_of(policies.make(policy), model, chunk=chunk)
+
+
+@functools.singledispatch
+def reader_of(policy: Policy, model: PreTrainedModel, *, chunk: int) -> Reader:
+    """The reader for a class of policies; one of another kind than these registers its own, ``@reader_of.register(Mine)``."""
+    raise ConfigurationError(
+        f"policy {policy.name!r} is neither a SlotPolicy nor a ScoredPolicy, and no reader is registered for it; see reader_of"
+    )
+
+
+@reader_of.register(SlotPolicy)
+def _(policy: SlotPolicy, model: PreTrainedModel, *, chunk: int) -> Reader:
+    verify_model(model)
+    return CacheReader(model, policy, PolicyCache(policy, model, chunk=chunk))
+
+
+@reader_of.register(ScoredPolicy)
+def _(policy: ScoredPolicy, model: PreTrainedModel, *, chunk: int) -> Reader:
+    return CacheReader(model, policy, ScoredCache(policy, model))
+
+
+@reader_of.register(Full)
+def _(policy: Full, model: PreTrainedModel, *, chunk: int) -> Reader:
+    return CacheReader(model, policy, DynamicCache(config=model.config))
+
+
+@reader_of.register(Recompute)
+def _(policy: Recompute, model: PreTrainedModel, *, chunk: int) -> Reader:
+    return RecomputeReader(model, policy)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.streaming.reader import Reader
+from sinklab.policies.recompute import Recompute
+from sinklab.streaming.base import Reader
 
 __all__ = ["RecomputeReader"]
 
@@ -31,9 +32,9 @@ class RecomputeReader(Reader):
         UnsupportedModelError: an encoder-decoder.
     """
 
-    policy: Any  # a Recompute: plug-ins stand above what they are built on, and are not imported here
+    policy: Recompute
 
-    def __init__(self, model: PreTrainedModel, policy: Any) -> None:
+    def __init__(self, model: PreTrainedModel, policy: Recompute) -> None:
         super().__init__(model, policy)
         name, size = type(model).__name__, policy.window + 1
         if model.config.is_encoder_decoder:

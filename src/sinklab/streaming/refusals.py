@@ -5,12 +5,12 @@ from __future__ import annotations
 from transformers import PreTrainedModel
 
 from sinklab.errors import UnsupportedModelError
-from sinklab.streaming.policy import SlotPolicy
+from sinklab.policies.base import BoundedPolicy
 
 __all__ = ["extent", "require_decoder", "require_positions"]
 
 
-def require_decoder(model: PreTrainedModel, policy: SlotPolicy) -> None:
+def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
     """Refuse what is not a causal decoder whose every layer can see all that the policy holds."""
     name, config = type(model).__name__, model.config.get_text_config()
     if model.config.is_encoder_decoder:
@@ -35,7 +35,7 @@ def require_decoder(model: PreTrainedModel, policy: SlotPolicy) -> None:
         )
 
 
-def require_positions(policy: SlotPolicy, limit: int | None, name: str) -> None:
+def require_positions(policy: BoundedPolicy, limit: int | None, name: str) -> None:
     """Refuse a policy that spans more positions than the model ``name`` tells apart."""
     if limit is not None and policy.reach >= limit:
         raise UnsupportedModelError(
@@ -43,6 +43,6 @@ def require_positions(policy: SlotPolicy, limit: int | None, name: str) -> None:
         )
 
 
-def extent(policy: SlotPolicy) -> str:
+def extent(policy: BoundedPolicy) -> str:
     """How much a policy holds, in words."""
     return f"{policy.num_slots} tokens" + ("" if policy.reach == policy.num_slots else f" over {policy.reach} positions")

@@ -46,16 +46,29 @@ class Rotation:
     def matrices(self, steps: Tensor, dtype: torch.dtype) -> Tensor:
         """Matrices ``(*steps.shape, head_dim, head_dim)`` by which a key, as a row, is moved by ``steps`` positions.
 
-        Angles are float64 and reduced before they are rounded, so a million steps turn as exactly as one.
+        Angles are float64 and reduced before they are rounded, so a million steps are as exact as one.
         """
-        angles = (steps.to(torch.float64)[..., None] * self.frequencies.to(steps.device)).remainder(2 * torch.pi)
-        cosines, sines = angles.cos().to(dtype), angles.sin().to(dtype)
+        cosines, sines = self._cosines_and_sines(steps, dtype)
         result = torch.eye(self.head_dim, dtype=dtype, device=steps.device).repeat(*steps.shape, 1, 1)
         result[..., self.first, self.first] = cosines
         result[..., self.second, self.second] = cosines
         result[..., self.first, self.second] = sines
         result[..., self.second, self.first] = -sines
         return result
+
+    def rotated(self, keys: Tensor, steps: Tensor) -> Tensor:
+        """Keys ``(…, head_dim)``, each moved by its own number of positions, ``(…)``."""
+        wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
+        cosines, sines = self._cosines_and_sines(steps, wide.dtype)
+        first, second = wide[..., self.first], wide[..., self.second]
+        result = wide.clone()
+        result[..., self.first] = first * cosines - second * sines
+        result[..., self.second] = first * sines + second * cosines
+        return result.to(keys.dtype)
+
+    def _cosines_and_sines(self, steps: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        angles = (steps.to(torch.float64)[..., None] * self.frequencies.to(steps.device)).remainder(2 * torch.pi)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
 
     def same_as(self, other: Rotation) -> bool:
         """Whether both turn alike, so that they can share matrices."""

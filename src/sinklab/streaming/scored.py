@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import pandas as pd
 import torch
@@ -21,18 +21,19 @@ from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import AttentionCall, Site
 from sinklab.attention.state import state_of
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.policies.base import ScoredPolicy
 from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.decoding import Tokenizer
 from sinklab.streaming.held import HeldLayer
+from sinklab.streaming.host import Arguments
 from sinklab.streaming.ordered import has_ordered_bias
-from sinklab.streaming.policy import ScoredPolicy
-from sinklab.streaming.rotation import Rotation
-from sinklab.streaming.telemetry import Telemetry
+from sinklab.streaming.table import Table
 
-__all__ = ["ScoredBooks", "ScoredCache", "ScoredLayer", "ScoredStep"]
+__all__ = ["ScoredCache", "ScoredLayer", "ScoredStep", "ScoredTable"]
 
 
 class ScoredCache(PolicyCache):
-    """The cache of a :class:`~sinklab.streaming.policy.ScoredPolicy`, for one model; pass it as ``past_key_values``.
+    """The cache of a :class:`~sinklab.policies.base.ScoredPolicy`, for one model; pass it as ``past_key_values``.
 
     Attention weights, where a policy needs them, are computed from what the model's own attention
     function is given, which therefore has to be reached through the attention interface of transformers.
@@ -45,10 +46,11 @@ class ScoredCache(PolicyCache):
     """
 
     takes: ClassVar[Any] = ScoredPolicy
+    policy: ScoredPolicy
+    table: ScoredTable
 
     def __init__(self, policy: ScoredPolicy, model: PreTrainedModel | None = None, *, rebase_at: int | None = None) -> None:
         self._anatomy: Anatomy | None = None
-        self._waiting: ScoredLayer | None = None
         self._looking = contextlib.ExitStack()
         super().__init__(policy, model, chunk=1, rebase_at=rebase_at)
 
@@ -67,24 +69,12 @@ class ScoredCache(PolicyCache):
                     f"{name} computes attention in its own code, where its weights cannot be seen; policy {self.policy.name!r} "
                     "needs them"
                 )
-        self.layers = [ScoredLayer(self, rotation) for rotation in rotations.layers.values()]
-        self._books = ScoredBooks(self.policy, model.device)
+        self._table = table = ScoredTable(self.policy, model.device, model)
+        self.layers = [ScoredLayer(table, rotation) for rotation in rotations.layers.values()]
 
     # --- one forward ---------------------------------------------------------------------------------------------------------
 
-    def _room(self, mask: Tensor | None, batch: int, length: int) -> int:
-        return 1
-
-    def _note(self, ids: Tensor | None, batch: int) -> None:
-        """Nothing: heads do not agree on the tokens they hold."""
-
-    def mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Number of keys that a layer returns in this step, and the offset by which the query sees them all."""
-        filled = query_length if self.step is None else self.step.filled
-        return filled, self.books.columns - filled
-
-    def open(self, module: nn.Module, arguments: dict[str, Any], static: bool = False) -> dict[str, Any]:
-        """Plan a forward of ``module``; all but the last of its tokens are processed here and now. No step is ``static``."""
+    def open(self, module: nn.Module, arguments: Arguments) -> Arguments:
         arguments = super().open(module, arguments)
         self._stop_looking()
         if self.policy.needs_weights:
@@ -92,33 +82,15 @@ class ScoredCache(PolicyCache):
         return arguments
 
     def close(self, output: Any) -> Any:
-        """The forward is over."""
-        if output is not None and self._waiting is not None:
-            self.missed()
+        if output is not None and self.table.waiting is not None:
+            self.table.miss()
         self._stop_looking()
         return super().close(output)
 
     def _stop_looking(self) -> None:
         self._looking.close()
-        self._waiting = None
-
-    def missed(self) -> None:
-        """Refuse to go on without the weights of a layer.
-
-        Raises:
-            UnsupportedModelError: always.
-        """
-        raise UnsupportedModelError(
-            f"a layer of {type(self.model).__name__} wrote keys and its attention was not seen, so policy {self.policy.name!r} "
-            "has no weights to go by: it computes attention in its own code, or an attend() on this model is open and sees it "
-            "first"
-        )
-
-    def wait_for(self, layer: ScoredLayer) -> None:
-        """The next attention call is of this layer."""
-        if self._waiting is not None:
-            self.missed()
-        self._waiting = layer
+        if self._table is not None:
+            self.table.waiting = None
 
     # --- the observer that the seam calls ---
 
@@ -146,7 +118,7 @@ class ScoredCache(PolicyCache):
     ) -> Any:
         """Run the model's own function, and hand the weights of the one query to the layer."""
         result = native(module, query, key, value, attention_mask, **kwargs)
-        layer, self._waiting = self._waiting, None
+        layer, self.table.waiting = self.table.waiting, None
         if layer is not None:
             unknown = seam.unknown_keywords(kwargs)
             if unknown:
@@ -160,42 +132,20 @@ class ScoredCache(PolicyCache):
 
     # --- what it holds -------------------------------------------------------------------------------------------------------
 
-    def telemetry(self) -> Telemetry:
-        """What is held, and what has gone, in figures; of every head alike."""
-        books, rows = self.books, max(1, self.layers[0].batch_size)
-        seen = books.seen.expand(rows)
-        return Telemetry(
-            policy=self.policy.describe(),
-            seen=tuple(seen.tolist()),
-            held=tuple(seen.clamp(max=self.policy.num_slots).tolist()),
-            capacity=self.policy.num_slots,
-            bytes=self.bytes_held(),
-            rebases=books.rebases,
-            highest_position=books.highest_position,
-        )
-
-    def describe(self, tokenizer: Any = None) -> pd.DataFrame:
+    def describe(self, tokenizer: Tokenizer | None = None) -> pd.DataFrame:
         """The tokens held, one a line: ``layer``, ``row``, ``head`` (of keys and values), ``slot``, ``token``, ``score``."""
-        found = []
+        lines = []
         for index, layer in enumerate(self.layers):
             if layer.batch_size < 0:
                 continue
             for row, head, slot in (layer.tokens >= 0).nonzero().tolist():
                 token, score = int(layer.tokens[row, head, slot]), float(layer.scores[row, head, slot])
-                found.append((index, row, head, slot, token, score))
-        return pd.DataFrame(found, columns=["layer", "row", "head", "slot", "token", "score"])
+                lines.append((index, row, head, slot, token, score))
+        return pd.DataFrame(lines, columns=["layer", "row", "head", "slot", "token", "score"])
 
     def reset(self) -> None:
-        """Forget everything; buffers stay as long as the number of rows does."""
         self._stop_looking()
         super().reset()
-        for layer in self.layers:
-            layer.reset()
-
-    def _release(self) -> None:
-        super()._release()
-        for layer in self.layers:
-            layer.scores = layer.tokens = None
 
 
 def _weights(
@@ -256,81 +206,58 @@ class ScoredStep:
     position_ids: Tensor
 
 
-class ScoredBooks:
+class ScoredTable(Table):
     """How many tokens each row has seen, and where positions are counted from; which are held is each layer's to say.
 
-    Attributes are those of :class:`~sinklab.streaming.step.Books`, without ``index`` and ``anchors``.
+    Attributes:
+        waiting: the layer that has written keys, and whose attention comes next.
     """
 
-    def __init__(self, policy: ScoredPolicy, device: torch.device) -> None:
-        self.policy, self.device = policy, device
-        self.clear()
-
-    def clear(self) -> None:
-        """Back to an empty cache."""
-        self.seen = torch.zeros(1, dtype=torch.long)
-        self.columns = self.base = self.rebases = 0
-        self.highest = -1
-
-    @property
-    def rows(self) -> int:
-        """1 as long as all rows of the batch agree."""
-        return len(self.seen)
-
-    @property
-    def next_position(self) -> int:
-        """Largest position that the next token of a row would have."""
-        return int(self.seen.max()) - self.base
-
-    @property
-    def highest_position(self) -> int:
-        """Largest position that a token was given so far; -1 before the first."""
-        return max(self.highest, self.next_position - 1)
-
-    def spread(self, batch: int) -> None:
-        """Give every row of the batch its own count, because one of them has padding."""
-        if self.rows != batch:
-            self.seen = self.seen.expand(batch).clone()
-
-    def take(self, rows: Tensor) -> None:
-        """Rows of the batch are taken again, left out or reordered."""
-        if self.rows > 1:
-            self.seen = self.seen[rows.cpu()]
+    policy: ScoredPolicy
+    step: ScoredStep | None
+    waiting: ScoredLayer | None = None
 
     def plan(self, length: int, valid: Tensor | None) -> ScoredStep:
-        """What a forward of one column does; ``valid`` is boolean ``(rows, 1)`` if some of them are padding."""
         assert length == 1
-        slots = self.policy.num_slots
-        token, free = self.seen, self.seen.clamp(max=slots)
+        token, free = self.seen, self.held
         self.seen = token + (1 if valid is None else valid[:, 0].long())
         self.columns += 1
-        held = self.seen.clamp(max=slots)
+        held = self.held
         filled = max(1, int(held.max()))
         visible = None
         if bool((held < filled).any()):
             # Padding before the first token of a row sees a slot of zeros: a row that sees nothing may not be a number.
             visible = (torch.arange(filled) < held.clamp(min=1)[:, None])[:, None, None].to(self.device)
-        positions = (token[:, None] - self.base).to(self.device)
+        positions = (token - self.base)[:, None].to(self.device)
         shown = None if valid is None else valid[:, 0].to(self.device)
         return ScoredStep(1, token.to(self.device), shown, free.to(self.device), filled, visible, positions)
 
-    def rebase(self) -> int:
-        """Count positions from the next token; by how many steps all keys have to move back."""
-        self.highest = self.highest_position
-        steps = int(self.seen.min()) - self.base
-        self.base += steps
-        self.rebases += 1
-        return steps
+    def rebase(self) -> Tensor:
+        """Count positions from the next token."""
+        return self._count_from(self.seen.min().expand(self.rows))
 
     def crop(self, keep: int) -> None:
-        """Refuse.
-
-        Raises:
-            ConfigurationError: always.
-        """
         raise ConfigurationError(
             f"cannot go back to {keep} tokens: scores of policy {self.policy.name!r} have the tokens since then in them. Save "
             "the state before, and load it"
+        )
+
+    def wait_for(self, layer: ScoredLayer) -> None:
+        """The next attention call is of this layer."""
+        if self.waiting is not None:
+            self.miss()
+        self.waiting = layer
+
+    def miss(self) -> None:
+        """Refuse to go on without the weights of a layer.
+
+        Raises:
+            UnsupportedModelError: always.
+        """
+        raise UnsupportedModelError(
+            f"a layer of {type(self.model).__name__} wrote keys and its attention was not seen, so policy {self.policy.name!r} "
+            "has no weights to go by: it computes attention in its own code, or an attend() on this model is open and sees it "
+            "first"
         )
 
 
@@ -344,73 +271,62 @@ class ScoredLayer(HeldLayer):
     """
 
     buffers: ClassVar[tuple[str, ...]] = ("keys", "values", "scores", "tokens")
-
-    def __init__(self, cache: ScoredCache, rotation: Rotation | None) -> None:
-        super().__init__(cache)
-        self.rotation = rotation
-        self.scores: Tensor | None = None
-        self.tokens: Tensor | None = None
+    table: ScoredTable
+    scores: Tensor
+    tokens: Tensor
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         batch, heads, _, size = key_states.shape
-        slots = self.cache.policy.num_slots
+        slots = self.table.policy.num_slots
         with torch.inference_mode(False):  # tensors made in that mode could not be written outside of it
             self.keys = torch.zeros(batch, heads, slots, size, dtype=self.dtype, device=self.device)
             self.values = torch.zeros(batch, heads, slots, value_states.shape[-1], dtype=self.dtype, device=self.device)
             self.scores = torch.zeros(batch, heads, slots, device=self.device)
             self.tokens = torch.full((batch, heads, slots), -1, device=self.device)
-            self.pinned = torch.tensor(self.cache.policy.pinned, dtype=torch.long, device=self.device)
+            self.pinned = torch.tensor(self.table.policy.pinned, dtype=torch.long, device=self.device)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write the new token of every row, ``(batch, num_kv_heads, 1, head_dim)``; keys and values that are held."""
-        step = self.cache.step
-        if step is None or key_states.shape[2] != 1:
-            raise ConfigurationError(self.cache.misuse(key_states.shape[2]))
-        if key_states.requires_grad:
-            raise ConfigurationError("a bounded cache is written in place and has no gradient; run under torch.no_grad()")
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        keys, values, scores, tokens = self._buffers()
+        self.require(key_states, value_states)
+        step, keys, values = self.table.step, self.keys, self.values
+        assert step is not None
         rows = torch.arange(len(keys), device=self.device)
         if step.valid is not None:
             rows = rows[step.valid.expand(len(keys))]
         slot = self._slots(step)[rows]
         at = rows[:, None], torch.arange(keys.shape[1], device=self.device), slot
         keys[at], values[at] = key_states[rows, :, 0], value_states[rows, :, 0]
-        scores[at] = 0.0
-        tokens[at] = step.token.expand(len(keys))[rows, None]
-        if self.cache.policy.needs_weights:
-            self.cache.wait_for(self)
+        self.scores[at] = 0.0
+        self.tokens[at] = step.token.expand(len(keys))[rows, None]
+        if self.table.policy.needs_weights:
+            self.table.wait_for(self)
         else:
             self.rescore(None)
-        return self._turned(step.filled), values[:, :, : step.filled]
+        return self._rotated(step.filled), values[:, :, : step.filled]
 
-    def _turned(self, filled: int) -> Tensor:
+    def _rotated(self, filled: int) -> Tensor:
         """The keys that are held, at their positions as the policy has them, ``(batch, num_kv_heads, filled, head_dim)``.
 
         For in-cache positions a key moves by the tokens that its head has lost between it and the newest, each time from its
         first form.
         """
-        keys, _, _, tokens = (held[:, :, :filled] for held in self._buffers())
-        if self.cache.policy.positions == "original" or self.rotation is None:
+        keys, tokens = self.keys[:, :, :filled], self.tokens[:, :, :filled]
+        if self.table.policy.positions == "original" or self.rotation is None:
             return keys
         rank = tokens.argsort(dim=2).argsort(dim=2)  # slots without a token come first
         lost = tokens.amax(dim=2, keepdim=True) - tokens - (filled - 1 - rank)
         lost = lost.masked_fill(tokens < 0, 0)
-        return _moved(keys, lost, self.rotation) if bool(lost.any()) else keys
-
-    def _buffers(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return cast(tuple[Tensor, Tensor, Tensor, Tensor], (self.keys, self.values, self.scores, self.tokens))
+        return self.rotation.rotated(keys, lost) if bool(lost.any()) else keys
 
     def _slots(self, step: ScoredStep) -> Tensor:
         """Slot of the new token, ``(batch, num_kv_heads)``: a free one, or that of the least score, the oldest of equals."""
-        _, _, scores, tokens = self._buffers()
+        scores, tokens = self.scores, self.tokens
         free = step.free[:, None].expand(len(tokens), tokens.shape[1])
         if int(step.free.min()) == int(step.free.max()) < tokens.shape[2]:
             return free
-        recent = tokens > (step.token - self.cache.policy.protected)[:, None, None]
+        recent = tokens > (step.token - self.table.policy.protected)[:, None, None]
         stays = recent | torch.isin(tokens, self.pinned) | (tokens < 0)
         ranked = scores.masked_fill(stays, torch.inf)
         least = (ranked == ranked.amin(dim=2, keepdim=True)) & ~stays
@@ -419,32 +335,16 @@ class ScoredLayer(HeldLayer):
 
     def rescore(self, weights: Tensor | None) -> None:
         """Take in what was computed for the newest token; ``weights`` are ``(batch, num_kv_heads, filled)``, if needed."""
-        step = self.cache.step
-        keys, values, scores, tokens = (held[:, :, : step.filled] for held in self._buffers())
-        new = self.cache.policy.score(scores, keys, values, weights).to(torch.float32)
+        step = self.table.step
+        assert step is not None
+        keys, values, scores, tokens = (
+            held[:, :, : step.filled] for held in (self.keys, self.values, self.scores, self.tokens)
+        )
+        new = self.table.policy.score(scores, keys, values, weights).to(torch.float32)
         counts = tokens >= 0 if step.valid is None else (tokens >= 0) & step.valid[:, None, None]
         scores.copy_(torch.where(counts, new, scores))
 
-    def move(self, steps: int) -> None:
-        """Turn all keys by ``steps`` positions, because positions are counted from elsewhere."""
-        if self.keys is not None and self.rotation is not None:
-            wide = torch.promote_types(self.dtype, torch.float32)
-            matrix = self.rotation.matrices(torch.tensor(steps, device=self.device), wide)
-            self.keys.copy_(self.keys.to(wide) @ matrix)
-
     def reset(self) -> None:
         """Nothing is held any more."""
-        if self.tokens is not None:
+        if self.is_initialized:
             self.tokens.fill_(-1)
-
-
-def _moved(keys: Tensor, steps: Tensor, rotation: Rotation) -> Tensor:
-    """Keys ``(batch, heads, n, head_dim)``, each moved by its own number of positions, ``(batch, heads, n)``."""
-    wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
-    angles = (steps.to(torch.float64)[..., None] * rotation.frequencies.to(steps.device)).remainder(2 * torch.pi)
-    cosines, sines = angles.cos().to(wide.dtype), angles.sin().to(wide.dtype)
-    first, second = wide[..., rotation.first], wide[..., rotation.second]
-    result = wide.clone()
-    result[..., rotation.first] = first * cosines - second * sines
-    result[..., rotation.second] = first * sines + second * cosines
-    return result.to(keys.dtype)

@@ -18,18 +18,20 @@ from transformers import PreTrainedModel
 
 import sinklab
 from sinklab.errors import ConfigurationError, InputError, SinklabError
+from sinklab.policies.base import SlotPolicy
 from sinklab.registry import policies
+from sinklab.streaming.base import Reader
 from sinklab.streaming.cache import PolicyCache
-from sinklab.streaming.policy import SlotPolicy
-from sinklab.streaming.reader import CacheReader, Reader
+from sinklab.streaming.reader import CacheReader
+from sinklab.streaming.table import IndexedTable
 
 __all__ = ["SavedState", "fingerprint", "load_state", "read_state", "save_state"]
 
 _FORMAT = 1
 """Of the file; raised when an older reader would misread it."""
 
-_BOOKS = ("columns", "rebases", "full", "turned", "highest")
-_TABLES = ("seen", "base", "index", "anchors")
+_WRITTEN = {"shifted": "turned"}
+"""Numbers of a table that have another name in the file, which is as old as the format."""
 
 _VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
 """Fields of a config that do not change what a model computes, or that the tensors tell better."""
@@ -79,24 +81,25 @@ def save_state(
     model = cache.model
     if model is None or cache.layers[0].batch_size < 0:
         raise ConfigurationError("the cache has read nothing yet, so there is no state to save")
-    books = cache.books
-    found = {f"books.{name}": getattr(books, name) for name in _TABLES if isinstance(getattr(books, name, None), Tensor)}
+    table = cache.table
+    assert isinstance(table, IndexedTable)
+    buffers: dict[str, Tensor] = {f"books.{name}": getattr(table, name) for name in table.per_row}
     for index, layer in enumerate(cache.layers):
-        found |= {f"layers.{index}.{name}": getattr(layer, name) for name in layer.buffers}
-    found |= {} if cache.ids is None else {"ids": cache.ids}
-    found |= {f"more.{name}": tensor for name, tensor in (tensors or {}).items()}
+        buffers |= {f"layers.{index}.{name}": getattr(layer, name) for name in layer.buffers}
+    buffers |= {} if table.ids is None else {"ids": table.ids}
+    buffers |= {f"more.{name}": tensor for name, tensor in (tensors or {}).items()}
     record = {
         "format": _FORMAT,
         "sinklab": sinklab.__version__,
         "model": {"class": type(model).__name__, "dtype": str(model.dtype), "fingerprint": fingerprint(model)},
-        "policy": cache.policy.to_dict(),
+        "policy": policies.settings(cache.policy),
         "chunk": cache.chunk,
         "rebase_at": cache.rebase_at,
         "quantized": cache.quantized,
-        "books": {name: getattr(books, name) for name in _BOOKS if hasattr(books, name)},
+        "books": {_WRITTEN.get(name, name): getattr(table, name) for name in table.numbers},
         "notes": notes or {},
     }
-    data = to_bytes({name: tensor.contiguous() for name, tensor in found.items()}, {"sinklab_state": json.dumps(record)})
+    data = to_bytes({name: tensor.contiguous() for name, tensor in buffers.items()}, {"sinklab_state": json.dumps(record)})
     _write_whole(Path(path), data)
 
 
@@ -148,18 +151,17 @@ def fingerprint(model: PreTrainedModel) -> str:
     return digest.hexdigest()[:16]
 
 
-def _fill(cache: PolicyCache, books: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _fill(cache: PolicyCache, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Put what was saved into a fresh cache."""
-    device = cache.books.device
-    for name in _BOOKS:
-        if hasattr(cache.books, name):
-            setattr(cache.books, name, books[name])
-    for name in _TABLES:
-        if isinstance(getattr(cache.books, name, None), Tensor):
-            setattr(cache.books, name, tensors[f"books.{name}"])
+    table = cache.table
+    assert isinstance(table, IndexedTable)
+    for name in table.numbers:
+        setattr(table, name, numbers[_WRITTEN.get(name, name)])
+    for name in table.per_row:
+        setattr(table, name, tensors[f"books.{name}"])
     for index, layer in enumerate(cache.layers):
-        layer.restore({name: tensors[f"layers.{index}.{name}"].to(device) for name in layer.buffers})
-    cache.ids = tensors["ids"].to(device) if "ids" in tensors else None
+        layer.restore({name: tensors[f"layers.{index}.{name}"].to(table.device) for name in layer.buffers})
+    table.ids = tensors["ids"].to(table.device) if "ids" in tensors else None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

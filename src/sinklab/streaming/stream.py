@@ -14,11 +14,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.policies.base import Policy, PolicySpec, SlotPolicy
 from sinklab.registry import policies
-from sinklab.streaming.decoding import TextDecoder
+from sinklab.streaming.base import Reader
+from sinklab.streaming.decoding import TextDecoder, Tokenizer
 from sinklab.streaming.ordered import has_ordered_bias
-from sinklab.streaming.policy import Policy, SlotPolicy
-from sinklab.streaming.reader import Reader, open_reader
+from sinklab.streaming.reader import open_reader
 from sinklab.streaming.rotation import read_rotations
 from sinklab.streaming.sampling import Sampler, Sampling
 from sinklab.streaming.state import read_state, save_state
@@ -35,8 +36,8 @@ Given: TypeAlias = str | Tensor | Sequence[int] | Sequence[str] | Sequence[Seque
 class Settings(TypedDict, total=False):
     """Keyword arguments of :class:`Stream`, which explains them."""
 
-    policy: Policy | Reader | str | dict[str, Any] | None
-    tokenizer: Any
+    policy: PolicySpec | Reader | None
+    tokenizer: Tokenizer | None
     temperature: float
     top_k: int | None
     top_p: float | None
@@ -106,8 +107,8 @@ class Stream:
         self,
         model: PreTrainedModel,
         *,
-        policy: Policy | Reader | str | dict[str, Any] | None = None,
-        tokenizer: Any = None,
+        policy: PolicySpec | Reader | None = None,
+        tokenizer: Tokenizer | None = None,
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -313,7 +314,7 @@ class Stream:
         save_state(self.reader, path, notes=notes, tensors=tensors)
 
     @classmethod
-    def load(cls, path: str | Path, model: PreTrainedModel, *, tokenizer: Any = None, **changes: Any) -> Stream:
+    def load(cls, path: str | Path, model: PreTrainedModel, *, tokenizer: Tokenizer | None = None, **changes: Any) -> Stream:
         """Go on with a stream that :meth:`save` wrote.
 
         Args:
@@ -375,7 +376,7 @@ def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     return ids, torch.arange(longest) >= torch.tensor([longest - len(row) for row in rows])[:, None]
 
 
-def fitting_policy(model: PreTrainedModel, policy: Policy | str | dict[str, Any] | None = None, *, pinned: int = 0) -> Policy:
+def fitting_policy(model: PreTrainedModel, policy: PolicySpec | None = None, *, pinned: int = 0) -> Policy:
     """The policy that is meant, with at least the first ``pinned`` tokens pinned.
 
     Where it is given by its settings and they name no window, the window is the policy's own, 1,020 tokens for sinks and
@@ -384,32 +385,32 @@ def fitting_policy(model: PreTrainedModel, policy: Policy | str | dict[str, Any]
     Raises:
         UnknownNameError, ConfigurationError: no such policy, a setting it refuses, or tokens to pin that do not fit.
     """
-    settings: dict[str, Any] = {}
-    if not isinstance(policy, Policy):
-        settings = policies.read(policy or "sink_window")
-    made: Policy = policies.make(settings or policy)
+    settings = {"window": None} if isinstance(policy, Policy) else policies.read(policy or "sink_window")
+    fitted: Policy = policy if isinstance(policy, Policy) else policies.make(settings)
     if pinned:
-        made = _pinning(made, pinned)
-    window = getattr(made, "window", 0)
-    if settings and window and "window" not in settings:
-        most, held = min(_context(model), _same_frequencies(model, made)), made.max_held(1 << 62)
+        fitted = _pinning(fitted, pinned)
+    window = getattr(fitted, "window", 0)
+    if window and "window" not in settings:
+        most, held = min(_context(model), _same_frequencies(model, fitted)), fitted.max_held(1 << 62)
         if held > most:
             window -= held - most
-            if window < 1 and not pinned:
+            if window >= 1:
+                changes: dict[str, Any] = {"window": window}
+                fitted = dataclasses.replace(fitted, **changes)
+            elif not pinned:
                 raise ConfigurationError(
-                    f"policy {made.describe()} leaves no room for a window in the {most} tokens that the model was trained "
+                    f"policy {fitted.describe()} leaves no room for a window in the {most} tokens that the model was trained "
                     "to see at once; choose fewer sinks, or name a window"
                 )
-            made = dataclasses.replace(made, window=window) if window >= 1 else made  # type: ignore[call-arg]
-    context, held = _context(model), made.max_held(1 << 62)
-    if pinned and made.bounded and held > context:
+    context, held = _context(model), fitted.max_held(1 << 62)
+    if pinned and fitted.bounded and held > context:
         room = window - (held - context)
         advice = f"choose a window of {room} or less, or a shorter text" if room >= 1 else "choose a shorter text"
         raise ConfigurationError(
             f"the text to keep has {pinned} tokens and the policy holds {held} with it; the model was trained to see {context} "
             f"at once: {advice}"
         )
-    return made
+    return fitted
 
 
 def _context(model: PreTrainedModel) -> int:

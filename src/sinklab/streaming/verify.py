@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sinklab.errors import UnsupportedModelError
-from sinklab.registry import policies
+from sinklab.policies.sink_window import SinkWindow
 from sinklab.streaming.cache import PolicyCache
 
 __all__ = ["verify_model"]
@@ -52,9 +52,8 @@ def verify_model(model: PreTrainedModel) -> None:
 
 def _read(model: PreTrainedModel, chunk: int) -> Tensor:
     """Logits ``(tokens, vocab_size)`` of a few tokens, ``chunk`` at a time."""
-    cache = PolicyCache(
-        policies["sink_window"](num_sinks=1, window=_WINDOW), model, chunk=chunk, rebase_at=_REBASE_AT if chunk == 1 else None
-    )
+    policy = SinkWindow(num_sinks=1, window=_WINDOW)
+    cache = PolicyCache(policy, model, chunk=chunk, rebase_at=_REBASE_AT if chunk == 1 else None)
     vocabulary = model.config.get_text_config().vocab_size
     tokens = (torch.arange(_TOKENS, device=model.device) * 7 + 5).remainder(vocabulary)[None]
     logits: Tensor = model(input_ids=tokens, past_key_values=cache, use_cache=True).logits

@@ -14,10 +14,11 @@ from transformers.cache_utils import CacheLayerMixin
 
 from sinklab.attention import seam
 from sinklab.errors import ContractError, SinklabError
+from sinklab.policies.base import Policy, ScoredPolicy, SlotPolicy
 from sinklab.policies.full import Full
 from sinklab.registry import policies
-from sinklab.streaming.policy import Policy, ScoredPolicy, SlotPolicy
-from sinklab.streaming.reader import Reader
+from sinklab.streaming.base import Reader
+from sinklab.streaming.reader import open_reader
 from sinklab.streaming.rotation import Rotation, read_rotations
 from sinklab.streaming.scored import ScoredCache
 from sinklab.testing._checks import Checks, first_line
@@ -43,7 +44,8 @@ def check_policy(policy: Policy) -> None:
     The checks; those of a model run on the small Llama of :func:`tiny_models`, whose attention is far from even. They take time
     in proportion to the square of the tokens that are held: give settings with some ten of them.
 
-    - *settings*: it is a registered frozen dataclass, and ``to_dict`` and ``from_dict`` give it back, through JSON too;
+    - *settings*: it is a registered frozen dataclass, and ``policies.settings`` and ``policies.make`` give it back, through
+      JSON too;
     - *max_held*: never more than there are tokens, never less for a longer text, and finite if ``bounded``;
 
     for a policy with a rule, ``visible``:
@@ -105,7 +107,7 @@ def check_policy(policy: Policy) -> None:
 
 def _check_settings(checks: Checks, policy: Policy) -> None:
     try:
-        again = policies.make(json.loads(json.dumps(policy.to_dict())))
+        again = policies.make(json.loads(json.dumps(policies.settings(policy))))
     except (SinklabError, AttributeError, TypeError) as error:
         raise ContractError(f"{checks.subject} breaks its contract, check 'settings': {error}") from error
     frozen = dataclasses.is_dataclass(policy) and policy.__dataclass_params__.frozen  # type: ignore[attr-defined]
@@ -220,7 +222,7 @@ def _check_slots(checks: Checks, policy: SlotPolicy, table: Tensor, query: int, 
 
 @torch.no_grad()
 def _read(policy: Policy, model: PreTrainedModel, tokens: Tensor, pieces: list[int], chunk: int = 128) -> Tensor:
-    reader = policy.reader(model, chunk=chunk)
+    reader = open_reader(model, policy, chunk=chunk)
     return torch.cat([reader.read(piece) for piece in tokens.split(pieces, dim=1)], dim=1)
 
 
@@ -289,7 +291,7 @@ def _slow_logits(policy: SlotPolicy, model: PreTrainedModel, tokens: Tensor) -> 
 @torch.no_grad()
 def _check_reader(checks: Checks, policy: Policy, model: PreTrainedModel, tokens: Tensor) -> None:
     length = tokens.shape[1]
-    reader = policy.reader(model)
+    reader = open_reader(model, policy)
     whole = reader.read(tokens)
     held = max(reader.telemetry().held)
     # Original positions are exact; a key that is rotated to be moved is rotated by angles of another rounding.
@@ -300,7 +302,7 @@ def _check_reader(checks: Checks, policy: Policy, model: PreTrainedModel, tokens
         _read(policy, model, tokens, _singly(tokens)), whole, tolerance, "division", "logits of a text read token by token"
     )
     checks.require(held <= policy.max_held(length), "budget", f"at most {policy.max_held(length)} tokens held", held)
-    reader = policy.reader(model)
+    reader = open_reader(model, policy)
     most = [max(_sizes(reader, tokens.flip(1))) for _ in range(2)]  # another text, of which nothing may remain
     if policy.bounded:
         checks.require(most[1] <= most[0], "memory", f"at most {most[0]} bytes, those of half the text", most[1])

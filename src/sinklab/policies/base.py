@@ -18,18 +18,15 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from sinklab.streaming.reader import Reader
-
-__all__ = ["Policy", "Positions", "ScoredPolicy", "SlotPolicy"]
+__all__ = ["BoundedPolicy", "Policy", "PolicySpec", "Positions", "ScoredPolicy", "SlotPolicy"]
 
 Positions = Literal["in_cache", "original"]
 """Where a key seems to stand: among the tokens that are held, as StreamingLLM has it, or where it stood in the text."""
@@ -61,10 +58,6 @@ class Policy(abc.ABC):
     def max_held(self, seq_len: int) -> int:
         """The most tokens held, the one being processed included, in a sequence of ``seq_len`` tokens."""
 
-    @abc.abstractmethod
-    def reader(self, model: PreTrainedModel, *, chunk: int = 128) -> Reader:
-        """A reader of ``model`` under this policy; see :func:`~sinklab.streaming.reader.open_reader`."""
-
     def describe(self) -> str:
         """The policy in a few characters, for tables and plots; by default its name and settings."""
         settings = ", ".join(
@@ -74,34 +67,60 @@ class Policy(abc.ABC):
         )
         return f"{self.name}({settings})" if settings else self.name
 
-    def to_dict(self) -> dict[str, Any]:
-        """Name and settings; tuples become lists when it is written as JSON."""
-        return {"name": self.name, **dataclasses.asdict(self)}
+    def _require(self, name: str, least: int, why: str = "") -> None:
+        """Refuse a setting below ``least``.
+
+        Raises:
+            ConfigurationError: it is.
+        """
+        value = getattr(self, name)
+        if value < least:
+            raise ConfigurationError(f"{name} {value} must be {least} or more{why}")
+
+    @property
+    def _mode(self) -> str:
+        """What :meth:`describe` says of the positions."""
+        return "" if self.positions == "in_cache" else ", original positions"
+
+
+PolicySpec: TypeAlias = Policy | str | Mapping[str, Any]
+"""A policy, or what ``policies.make`` makes one of: ``"name:setting=value"`` or ``{"name": …, setting: …}``."""
+
+PREDECESSORS = ": a query sees so many tokens before it"
+"""Why a window is 1 or more, for :meth:`Policy._require`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SlotPolicy(Policy):
-    """A rule of positions alone: every token has its slot, and is visible until another token takes it.
-
-    Slots come in two kinds. Pinned ones, first in the cache, are those of :attr:`pinned` tokens and never taken. The others are
-    taken again and again. Under in-cache positions a pinned key is turned so that it keeps standing right before the tokens
-    that are held; see :meth:`evicted`.
-    """
+class BoundedPolicy(Policy):
+    """A rule that never lets more than a fixed number of tokens stay."""
 
     @property
     def pinned(self) -> tuple[int, ...]:
-        """Token indices that are never evicted, ascending; token ``pinned[j]`` is in slot ``j``."""
+        """Token indices that are never evicted, ascending."""
         return ()
 
     @property
     @abc.abstractmethod
     def num_slots(self) -> int:
-        """Slots of the cache, pinned ones included: the most tokens that are held."""
+        """The most tokens that are held, pinned ones and the one being processed included."""
 
     @property
     def reach(self) -> int:
         """From the oldest token that is held without being pinned to the newest: positions that a model must tell apart."""
         return self.num_slots
+
+    def max_held(self, seq_len: int) -> int:
+        return min(seq_len, self.num_slots)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SlotPolicy(BoundedPolicy):
+    """A rule of positions alone: every token has its slot, and is visible until another token takes it.
+
+    Slots come in two kinds. Pinned ones, first in the cache, are those of :attr:`pinned` tokens and never taken: token
+    ``pinned[j]`` is in slot ``j``. The others are taken again and again. Under in-cache positions a pinned key is rotated so
+    that it stays right before the tokens that are held; see :meth:`evicted`.
+    """
 
     @abc.abstractmethod
     def slots(self, tokens: Tensor) -> Tensor:
@@ -110,17 +129,6 @@ class SlotPolicy(Policy):
     @abc.abstractmethod
     def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """Whether each query sees each key; token indices that broadcast against each other, boolean of the common shape."""
-
-    def max_held(self, seq_len: int) -> int:
-        return min(seq_len, self.num_slots)
-
-    def reader(self, model: PreTrainedModel, *, chunk: int = 128) -> Reader:
-        from sinklab.streaming.cache import PolicyCache
-        from sinklab.streaming.reader import CacheReader
-        from sinklab.streaming.verify import verify_model
-
-        verify_model(model)
-        return CacheReader(model, self, PolicyCache(self, model, chunk=chunk))
 
     def evicted(self, query_positions: Tensor) -> Tensor:
         """Evicted tokens between each pinned token and the query, int64 ``(*query_positions.shape, len(pinned))``.
@@ -140,7 +148,7 @@ class SlotPolicy(Policy):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScoredPolicy(Policy):
+class ScoredPolicy(BoundedPolicy):
     """A rule that looks at what was computed: tokens beyond the budget leave in the order of a score, head by head.
 
     When a token comes and no slot is free, the token of the lowest score leaves, of those that are neither pinned nor
@@ -152,21 +160,6 @@ class ScoredPolicy(Policy):
     def needs_weights(self) -> bool:
         """Whether :meth:`score` reads attention weights; the cache then computes those of every step."""
         return False
-
-    @property
-    def pinned(self) -> tuple[int, ...]:
-        """Token indices that are never evicted."""
-        return ()
-
-    @property
-    @abc.abstractmethod
-    def num_slots(self) -> int:
-        """Tokens that are held, the one being processed included."""
-
-    @property
-    def reach(self) -> int:
-        """Positions that a model must tell apart at once; older keys are turned to where they stand, however far that is."""
-        return self.num_slots
 
     @property
     @abc.abstractmethod
@@ -183,12 +176,3 @@ class ScoredPolicy(Policy):
             weights: attention of the newest query, summed over the query heads of a group, like ``previous``; only if
                 :attr:`needs_weights`.
         """
-
-    def max_held(self, seq_len: int) -> int:
-        return min(seq_len, self.num_slots)
-
-    def reader(self, model: PreTrainedModel, *, chunk: int = 128) -> Reader:
-        from sinklab.streaming.reader import CacheReader
-        from sinklab.streaming.scored import ScoredCache
-
-        return CacheReader(model, self, ScoredCache(self, model))

@@ -1,0 +1,65 @@
+"""Reader: a model that reads a text under a policy, as much at a time as one likes; streams, losses and scores rest on it."""
+
+from __future__ import annotations
+
+import abc
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sinklab.policies.base import Policy
+from sinklab.streaming.telemetry import Telemetry
+
+__all__ = ["Reader"]
+
+
+class Reader(abc.ABC):
+    """A model, a policy, and what has been read so far.
+
+    Attributes:
+        model: in the mode (training or not) in which it was given.
+        policy: what a token may see of those before it.
+    """
+
+    def __init__(self, model: PreTrainedModel, policy: Policy) -> None:
+        self.model, self.policy = model, policy
+
+    @abc.abstractmethod
+    def read(self, tokens: Tensor, attention_mask: Tensor | None = None, *, keep: int = 0) -> Tensor:
+        """Logits for the token behind each of these, ``(batch, length or keep, vocab_size)``; no gradient.
+
+        Args:
+            tokens: int64 ``(batch, length)``; they go on where the last call ended; how a text is divided among calls does not
+                matter.
+            attention_mask: ``(batch, length)``, 1 for tokens and 0 for padding; of these tokens only.
+            keep: logits of the last so many tokens; 0 for all.
+        """
+
+    @property
+    @abc.abstractmethod
+    def position(self) -> int:
+        """Columns read so far, padding included."""
+
+    @abc.abstractmethod
+    def bytes_held(self) -> int:
+        """Bytes of the keys and values that are kept between calls."""
+
+    def telemetry(self) -> Telemetry:
+        """What is held, and what has gone, in figures.
+
+        By default rows are taken to be without padding, and to hold what the policy lets them.
+        """
+        policy, seen = self.policy, self.position
+        return Telemetry(
+            policy=policy.describe(),
+            seen=(seen,),
+            held=(policy.max_held(seen),),
+            capacity=policy.max_held(1 << 62) if policy.bounded else None,
+            bytes=self.bytes_held(),
+            rebases=0,
+            highest_position=None,
+        )
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Begin a new text."""

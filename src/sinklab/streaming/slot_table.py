@@ -1,0 +1,250 @@
+"""Slot table: which token is in which slot of a bounded cache; it plans what each forward writes, moves and sees."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sinklab.policies.base import SlotPolicy
+from sinklab.streaming.step import StaticStep, Step
+from sinklab.streaming.table import IndexedTable
+
+__all__ = ["SlotTable"]
+
+_AHEAD = 32
+"""Single tokens that are planned at once: a function of one number costs as much as one of some dozens."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Ahead:
+    """Single tokens from ``start`` on in a full cache; good as long as ``base`` and ``anchors`` are those of the table."""
+
+    start: int
+    base: Tensor
+    anchors: Tensor
+    slots: list[int]
+    shifts: Tensor | None
+    shifted: list[bool]
+    positions: Tensor
+    matrices: dict[tuple[int, torch.dtype], Tensor] = dataclasses.field(default_factory=dict)
+
+
+class SlotTable(IndexedTable):
+    """Each token is in the slot that the policy gives it, pinned ones first; see :class:`~sinklab.streaming.table.Table`.
+
+    Attributes:
+        anchors: position with which a pinned key was rotated when it was written, int64 ``(rows, pinned)``.
+        full: whether every slot of every row is taken.
+        shifted: whether a pinned key has ever been moved.
+    """
+
+    per_row: ClassVar[tuple[str, ...]] = ("seen", "base", "index", "anchors")
+    numbers: ClassVar[tuple[str, ...]] = ("columns", "rebases", "full", "shifted", "highest")
+    step: Step | StaticStep | None
+
+    def __init__(self, policy: SlotPolicy, device: torch.device, model: PreTrainedModel | None = None) -> None:
+        self.pinned = torch.tensor(policy.pinned, dtype=torch.long)
+        self.in_cache = policy.positions == "in_cache" and bool(policy.pinned)
+        super().__init__(policy, device, model)
+
+    def clear(self) -> None:
+        super().clear()
+        self.index = torch.full((1, self.policy.num_slots), -1)
+        self.anchors = torch.zeros(1, len(self.pinned), dtype=torch.long)
+        self.full = self.shifted = False
+        self._ahead: _Ahead | None = None
+
+    @property
+    def seq_length(self) -> int | Tensor:
+        return self.step.seen if isinstance(self.step, StaticStep) else super().seq_length
+
+    def distances(self, row: int, visible: Tensor) -> tuple[list[int], int]:
+        query = self.seen[row]
+        distances = query - self.index[row]
+        if self.in_cache:
+            distances[: len(self.pinned)] -= self.policy.evicted(query)
+        return distances.tolist(), int(query - self.base[row])
+
+    # --- the next step ------------------------------------------------------------------------------------------------------
+
+    def shifts(self, queries: Tensor) -> Tensor | None:
+        """Steps by which pinned keys are moved for queries ``(rows, n)``: ``(rows, n, 1 or pinned)``; ``None`` without any."""
+        if not len(self.pinned):
+            return None
+        original = (self.pinned - self.base[:, None] - self.anchors)[:, None]
+        moved = original + self.policy.evicted(queries) if self.in_cache else original.expand(*queries.shape, -1)
+        moved = moved.where(self._written()[:, None], 0)
+        first = moved[..., :1]
+        return first if bool((moved == first).all()) else moved
+
+    def _written(self) -> Tensor:
+        """Boolean ``(rows, pinned)``: the pinned tokens that have been written."""
+        return self.index[:, : len(self.pinned)] >= 0
+
+    def plan(self, length: int, valid: Tensor | None) -> Step:
+        if length == 1 and valid is None and self.rows == 1:
+            return self._plan_next() if self.full else self._plan_one()
+        if length == 1 and self.rows > 1 and (valid is None or bool(valid.all())):
+            return self._plan_rows()
+        return self._plan_chunk(length, valid)
+
+    def _plan_next(self) -> Step:
+        """One token where every slot is taken and no row is padded: a look at what was worked out ahead."""
+        token, ahead = int(self.seen), self._ahead
+        if ahead is None or ahead.base is not self.base or ahead.anchors is not self.anchors or token >= ahead.start + _AHEAD:
+            ahead = self._ahead = self._look_ahead(token)
+        at = token - ahead.start
+        self.index[0, ahead.slots[at]] = token
+        self.seen += 1
+        self.columns += 1
+        self.shifted |= ahead.shifted[at]
+        return Step(
+            length=1,
+            slot=ahead.slots[at],
+            filled=self.policy.num_slots,
+            shifts=ahead.shifts if self.shifted else None,
+            visible=None,
+            source=None,
+            used=0,
+            position_ids=ahead.positions[at : at + 1],
+            matrices=ahead.matrices,
+            at=at,
+        )
+
+    def _look_ahead(self, token: int) -> _Ahead:
+        tokens = torch.arange(token, token + _AHEAD)
+        shifts = self.shifts(tokens[None])
+        return _Ahead(
+            start=token,
+            base=self.base,
+            anchors=self.anchors,
+            slots=self.policy.slots(tokens).tolist(),
+            shifts=None if shifts is None else shifts.to(self.device).transpose(0, 1),
+            shifted=[False] * _AHEAD if shifts is None else (shifts[0] != 0).any(dim=1).tolist(),
+            positions=(tokens - self.base)[:, None].to(self.device),
+        )
+
+    def _plan_one(self) -> Step:
+        """One token, no row padded, while the cache fills."""
+        token = int(self.seen)
+        tokens = torch.tensor([[token]])
+        slot = int(self.policy.slots(tokens))
+        self.index[0, slot] = token
+        if slot < len(self.pinned):
+            self.anchors[0, slot] = token - int(self.base)
+        present = self.index[0] >= 0
+        filled, visible = int(present.sum()), None
+        self.full = filled == self.policy.num_slots
+        if not bool(present[:filled].all()):
+            filled = self.policy.num_slots
+            visible = present[None, None, None].to(self.device)
+        shifts = self._shifts_of(tokens)
+        self.seen += 1
+        self.columns += 1
+        self._ahead = None
+        positions = torch.tensor([[token - int(self.base)]], device=self.device)
+        return Step(1, slot, filled, shifts, visible, None, 0, positions)
+
+    def _plan_rows(self) -> Step:
+        """One token in every row of a batch whose rows do not agree on their tables."""
+        tokens = self.seen[:, None]
+        slots = self.policy.slots(tokens)
+        self.index = self.index.scatter(1, slots, tokens)
+        pinned = len(self.pinned)
+        self.anchors = torch.where(self.index[:, :pinned] == tokens, tokens - self.base[:, None], self.anchors)
+        filled, visible = self.policy.num_slots, None
+        if not self.full:
+            present = self.index >= 0
+            self.full = bool(present.all())
+            filled = int(present.any(dim=0).nonzero().max()) + 1
+            visible = None if self.full else present[:, None, None, :filled].to(self.device)
+        shifts = self._shifts_of(tokens)
+        positions = (tokens - self.base[:, None]).to(self.device)
+        self.seen = self.seen + 1
+        self.columns += 1
+        return Step(1, slots[:, 0].to(self.device), filled, shifts, visible, None, 0, positions)
+
+    def _shifts_of(self, tokens: Tensor) -> Tensor | None:
+        """Shifts for queries ``(rows, 1)``; ``None`` as long as no pinned key has ever been moved."""
+        shifts = self.shifts(tokens)
+        self.shifted |= shifts is not None and bool(shifts.any())
+        return shifts.to(self.device) if shifts is not None and self.shifted else None
+
+    def _plan_chunk(self, length: int, valid: Tensor | None) -> Step:
+        if valid is None:
+            valid = torch.ones(self.rows, length, dtype=torch.bool)
+        ranks = valid.long().cumsum(dim=1)
+        tokens = torch.where(valid, self.seen[:, None] + ranks - 1, -1)
+        pinned, slots = len(self.pinned), self.policy.num_slots
+        before = self.index[:, pinned:]  # pinned keys are given as copies, one for each distance
+        used = int(((before >= 0).any(dim=0) * torch.arange(1, before.shape[1] + 1)).max())
+        before = before[:, :used]
+        slot = torch.where(valid, self.policy.slots(tokens.clamp(min=0)), slots)
+        column = torch.arange(length).expand_as(slot)
+        source = torch.full((self.rows, slots + 1), -1).scatter_reduce_(1, slot, column, "amax")[:, :slots]
+        taken = source >= 0
+        self.index = torch.where(taken, tokens.gather(1, source.clamp(min=0)), self.index)
+        self.anchors = torch.where(taken[:, :pinned], self.pinned - self.base[:, None], self.anchors)
+        self.seen = self.seen + ranks[:, -1]
+        self.columns += length
+        self.full = bool((self.index >= 0).all())
+
+        queries = tokens.clamp(min=0)
+        shifts, copies = self._copies(queries, tokens)
+        self.shifted |= shifts is not None and bool(shifts.any())
+        old = self._sees(queries, before) & (before >= 0)[:, None]
+        new = self._sees(queries, tokens) & (valid & (slot >= pinned))[:, None]
+        # Padding sees itself: what a row without a visible key comes out as depends on the kernel, and may not be a number.
+        new |= torch.eye(length, dtype=torch.bool) & ~valid[:, None]
+        visible = torch.cat([*copies, old, new], dim=2)[:, None].to(self.device)
+        positions = torch.where(valid, queries - self.base[:, None], 0).to(self.device)
+        return Step(length, None, visible.shape[-1], shifts, visible, source.to(self.device), used, positions)
+
+    def _sees(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return self.policy.visible(queries[:, :, None], keys[:, None])
+
+    def _copies(self, queries: Tensor, tokens: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+        """Shifts ``(rows, copies, 1 or pinned)`` of the copies of the pinned keys, and which query sees which of them."""
+        shifts = self.shifts(queries)
+        if shifts is None:
+            return None, []
+        length = queries.shape[1]
+        if self.rows == 1:
+            distinct, which = torch.unique(shifts[0], dim=0, return_inverse=True)
+            shifts = distinct[None]
+        else:
+            which = torch.arange(length)
+        mine = torch.nn.functional.one_hot(which, shifts.shape[1]).bool()  # (length, copies)
+        held = self.policy.visible(queries[:, :, None], self.pinned) & self._written()[:, None] & (tokens >= 0)[..., None]
+        seen = mine[None, :, :, None] & held[:, :, None]
+        return shifts.to(self.device), [seen.flatten(2)]
+
+    def note(self, ids: Tensor | None, batch: int) -> None:
+        step, table = self.step, self.ids
+        assert isinstance(step, Step)
+        if ids is None:
+            ids = torch.full((batch, step.length), -1, device=self.device)
+        if table is None or len(table) != batch:
+            with torch.inference_mode(False):  # as of the layers' buffers
+                table = self.ids = torch.full((batch, self.policy.num_slots), -1, device=ids.device)
+        if step.source is not None:
+            source = step.source.expand(batch, -1)
+            table.copy_(torch.where(source >= 0, ids.gather(1, source.clamp(min=0)), table))
+        elif isinstance(step.slot, Tensor):
+            table[torch.arange(batch, device=table.device), step.slot] = ids[:, 0]
+        else:
+            table[:, step.slot] = ids[:, 0]
+
+    def crop(self, keep: int) -> None:
+        super().crop(keep)
+        self.full = bool((self.index >= 0).all())
+
+    def rebase(self) -> Tensor:
+        """Count positions from the oldest token in the ring of each row."""
+        ring = self.index[:, len(self.pinned) :]
+        oldest = ring.where(ring >= 0, self.seen[:, None]).amin(dim=1)
+        return self._count_from(oldest.where((ring >= 0).any(dim=1), self.base))
