@@ -14,7 +14,7 @@ from tests.evaluation.induction import InductionReader
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnknownNameError, UnsupportedModelError
-from sinklab.evaluation import depend
+from sinklab.evaluation import depend, runner
 from sinklab.evaluation.contenders import make_contenders, parse_policy
 from sinklab.evaluation.score import score_sheet
 from sinklab.models.loading import wrap_model
@@ -180,10 +180,12 @@ class TestRefusals:
             depend(gpt2, ["long_text"], **QUICK)
 
     def test_another_policy_is_left_out_with_the_reason(self, loaded, monkeypatch):
-        def refuse(self, model, *, chunk=128):
-            raise UnsupportedModelError("not with\nthis one")
+        def refuse(model, policy, **settings):
+            if policy.name == "full":
+                raise UnsupportedModelError("not with\nthis one")
+            return open_reader(model, policy, **settings)
 
-        monkeypatch.setattr(policies["full"], "reader", refuse)
+        monkeypatch.setattr(runner, "open_reader", refuse)
         outcome = depend(loaded, ["question_stream"], **QUICK).summary["tasks"][0]
         assert {"policy": "full", "refused": "not with this one"} in outcome["policies"]
         assert "full" not in outcome["curves"]

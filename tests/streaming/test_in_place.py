@@ -46,7 +46,7 @@ def test_as_in_chunks(model, monkeypatch, padding, settings):
         planned.append(self.rows)
         return self._plan_chunk(1, torch.ones(self.rows, 1, dtype=torch.bool))
 
-    for name in ("_plan_next", "_plan_one", "_plan_rows"):
+    for name in ("_plan_next", "_plan_token"):
         monkeypatch.setattr(SlotTable, name, chunk)
     expected, other = read(model, padding, **settings)
     assert len(planned) == 60
@@ -63,7 +63,7 @@ def test_what_is_worked_out_ahead_is_what_is_worked_out_one_by_one(monkeypatch):
         if number in (50, 111):  # inside and at the end of what was worked out
             assert torch.equal(torch.as_tensor(ahead.rebase()), torch.as_tensor(single.rebase()))
         mine = ahead.plan(1, None)
-        theirs = single._plan_one()
+        theirs = single._plan_token()
         assert (mine.slot, mine.filled, mine.visible) == (theirs.slot, theirs.filled, theirs.visible)
         assert torch.equal(mine.position_ids, theirs.position_ids)
         assert (mine.shifts is None) == (theirs.shifts is None)

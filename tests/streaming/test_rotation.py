@@ -163,7 +163,7 @@ def test_a_turn_no_frequency_explains(monkeypatch):
     native = llama.apply_rotary_pos_emb
     monkeypatch.setattr(llama, "apply_rotary_pos_emb", lambda q, k, cos, sin, *a, **b: native(q, k, cos, sin.abs(), *a, **b))
     with pytest.raises(
-        UnsupportedModelError, match="layer 0 of LlamaForCausalLM turns its keys with the position in a way that none"
+        UnsupportedModelError, match="layer 0 of LlamaForCausalLM rotates its keys with the position in a way that none"
     ):
         read_rotations(model)
 

@@ -23,7 +23,7 @@ def test_a_model_that_follows_passes(backend):
     ("ignored", "said"),
     [
         ("attention_mask", "does not follow the masks of a bounded cache: 12 tokens read at once and one by one give logits"),
-        ("position_ids", "layer 0 of LlamaForCausalLM does not turn its keys by the position_ids that it is given"),
+        ("position_ids", "layer 0 of LlamaForCausalLM does not rotate its keys by the position_ids that it is given"),
     ],
 )
 def test_a_model_that_ignores_what_the_cache_says_is_refused(ignored, said):

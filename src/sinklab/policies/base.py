@@ -29,7 +29,7 @@ from sinklab.errors import ConfigurationError
 __all__ = ["BoundedPolicy", "Policy", "PolicySpec", "Positions", "ScoredPolicy", "SlotPolicy"]
 
 Positions = Literal["in_cache", "original"]
-"""Where a key seems to stand: among the tokens that are held, as StreamingLLM has it, or where it stood in the text."""
+"""Position of a key: its rank among the tokens that are held, as StreamingLLM has it, or its index in the text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

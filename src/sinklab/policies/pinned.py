@@ -1,4 +1,4 @@
-"""Pinned: tokens that stay wherever they stand, found rather than assumed, and a window of the others."""
+"""Pinned: tokens that stay at any position, measured rather than assumed, and a window of the others."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Pinned(SlotPolicy):
     positions, or a system prompt names them.
 
     With ``n(t)`` the tokens up to and including ``t`` that are not pinned, key ``k`` is visible to query ``q ≥ k`` if it is
-    pinned or ``n(q) - n(k) <= window``. The window is counted in tokens that are not pinned, so a pinned token inside it takes
-    nobody's place.
+    pinned or ``n(q) - n(k) <= window``. The window is counted in tokens that are not pinned, so a pinned token inside it
+    takes no slot from the others.
 
     Attributes:
         pinned: token indices that stay, ascending, each 0 or more.
@@ -38,10 +38,10 @@ class Pinned(SlotPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = self.pinned
-        fine = isinstance(given, tuple) and all(isinstance(token, int) and token >= 0 for token in given)
-        if not fine or sorted(set(given)) != list(given):
-            raise ConfigurationError(f"pinned {given!r} must be a tuple of token indices, ascending, each once and 0 or more")
+        pinned = self.pinned
+        fine = isinstance(pinned, tuple) and all(isinstance(token, int) and token >= 0 for token in pinned)
+        if not fine or sorted(set(pinned)) != list(pinned):
+            raise ConfigurationError(f"pinned {pinned!r} must be a tuple of token indices, ascending, each once and 0 or more")
         self._require("window", 1, PREDECESSORS)
 
     @property

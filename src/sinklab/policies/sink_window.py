@@ -18,7 +18,7 @@ class SinkWindow(SlotPolicy):
     """A query sees the first ``num_sinks`` tokens, the ``window`` tokens before it, and itself.
 
     Xiao et al. 2024 (arXiv 2309.17453), where it is written "4+1020". Their positions are those in the cache: once tokens have
-    been evicted, the sinks keep standing right before the window. With ``positions="original"`` nothing moves and the distance
+    been evicted, the sinks stay right before the window. With ``positions="original"`` nothing moves and the distance
     to the sinks grows without bound.
 
     Attributes:

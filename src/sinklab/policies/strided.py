@@ -85,8 +85,8 @@ class Strided(SlotPolicy):
 
     def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         distance = query_positions - key_positions
-        kept = (distance < self.dense) | ((distance < self.span) & (key_positions % self.stride == 0))
-        return (distance >= 0) & (kept | (key_positions < self.num_sinks))
+        recent = (distance < self.dense) | ((distance < self.span) & (key_positions % self.stride == 0))
+        return (distance >= 0) & (recent | (key_positions < self.num_sinks))
 
     def describe(self) -> str:
         return f"{self.num_sinks}+{self.dense}, 1 in {self.stride} of {self.span}"

@@ -57,7 +57,7 @@ class PolicyCache(Cache, Planner):
         static: whether the forward at hand is compiled; its steps are then a :class:`~sinklab.streaming.step.StaticStep`.
     """
 
-    takes: ClassVar[Any] = SlotPolicy
+    takes: ClassVar[type] = SlotPolicy
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class PolicyCache(Cache, Planner):
         return None if self._table is None else self._table.step
 
     def bind(self, model: PreTrainedModel) -> PolicyCache:
-        """Take the model's layers, rotations and limits; its forward is told what this cache sees from now on.
+        """Take the model's layers, rotations and limits; from now on this cache plans the forwards that it is given to.
 
         Raises:
             ConfigurationError: it is bound to another model, or ``rebase_at`` leaves no room.
@@ -402,9 +402,6 @@ class SinkCache(PolicyCache):
         num_sinks: int = 4,
         window: int = 1020,
         positions: Positions = "in_cache",
-        chunk: int = 128,
-        rebase_at: int | None = None,
-        quantized: bool = False,
+        **settings: Any,
     ) -> None:
-        policy = SinkWindow(num_sinks=num_sinks, window=window, positions=positions)
-        super().__init__(policy, model, chunk=chunk, rebase_at=rebase_at, quantized=quantized)
+        super().__init__(SinkWindow(num_sinks=num_sinks, window=window, positions=positions), model, **settings)

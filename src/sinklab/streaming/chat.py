@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.streaming.stream import Settings, Stream
+from sinklab.streaming.decoding import Tokenizer
+from sinklab.streaming.stream import Stream
 
 __all__ = ["PLAIN", "Chat"]
 
@@ -43,9 +44,9 @@ class Chat:
         *,
         system: str | None = None,
         stream: Stream | None = None,
-        **settings: Unpack[Settings],
+        **settings: Any,
     ) -> None:
-        tokenizer = settings.get("tokenizer") if stream is None else stream.tokenizer
+        tokenizer: Tokenizer | None = settings.get("tokenizer") if stream is None else stream.tokenizer
         if tokenizer is None:
             raise ConfigurationError("a conversation needs a tokenizer")
         if settings.get("keep") is not None or (stream is not None and system is not None):
@@ -96,27 +97,25 @@ class Chat:
         if not self._template:
             return f"{system}\n\n"
         message = {"role": "system", "content": system}
-        one, two = (self._rendered([message, {"role": "user", "content": word}], answer=False) for word in ("a", "b"))
-        if system.strip() not in one:
+        first, second = (self._rendered([message, {"role": "user", "content": word}], answer=False) for word in ("a", "b"))
+        if system.strip() not in first:
             raise ConfigurationError("the tokenizer's chat template leaves the system message out; say it in the first turn")
         try:
             alone = self._rendered([message], answer=False)
         except ConfigurationError:
             alone = ""  # some templates want a user; then the head of the first turn is pinned too
-        if alone and one.startswith(alone) and two.startswith(alone):
+        if alone and first.startswith(alone) and second.startswith(alone):
             return alone
-        return one[: next(at for at, (left, right) in enumerate(zip(one, two, strict=False)) if left != right)]
+        return first[: next(at for at, (left, right) in enumerate(zip(first, second, strict=False)) if left != right)]
 
     def _rendered(self, messages: list[dict[str, str]], *, answer: bool) -> str:
         try:
-            text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
         except Exception as error:
             # A template is a program; what it raises on messages that it does not want is jinja's or anything else.
             roles = ", ".join(message["role"] for message in messages)
             raise ConfigurationError(f"the tokenizer's chat template refuses the messages ({roles}): {error}") from error
-        return text
 
     def _ids(self, text: str, *, first: bool) -> list[int]:
         # A template writes the special tokens itself.
-        ids: list[int] = self.tokenizer(text, add_special_tokens=first and not self._template)["input_ids"]
-        return ids
+        return self.tokenizer(text, add_special_tokens=first and not self._template)["input_ids"]

@@ -32,7 +32,7 @@ class Tokenizer(Protocol):
 
 
 class TextDecoder:
-    """Turns ids into text as they come: a character appears with its last byte, a space where the tokenizer puts one.
+    """Decodes ids to text as they come: a character appears with its last byte, a space where the tokenizer puts one.
 
     What might be the beginning of a stop string is held back until it is decided.
 
@@ -49,7 +49,7 @@ class TextDecoder:
         self.stopped = False
 
     def follow(self, ids: Sequence[int]) -> None:
-        """What comes next stands behind these ids, whose text is not repeated."""
+        """What comes next follows these ids, whose text is not repeated."""
         self._ids, self._back, self.stopped = list(ids)[-_CONTEXT:], "", False
         while self._ids and self._text(self._ids).startswith(_UNFINISHED):  # cut in the middle of a character
             del self._ids[0]
@@ -63,7 +63,7 @@ class TextDecoder:
         text = self._text(self._ids)
         if text.endswith(_UNFINISHED) and len(self._ids) - self._known < _HELD:
             return ""
-        # The next piece is told from the text of these ids, not from nothing: some tokenizers drop a space in front.
+        # The next piece is separated from the text of these ids, not from nothing: some tokenizers drop a space in front.
         new = text[len(self._text(self._ids[: self._known])) :]
         self._ids = self._ids[self._known :] if new else self._ids[-_HELD:]  # special tokens have no text to go on from
         self._known = len(self._ids)
@@ -88,21 +88,11 @@ class TextDecoder:
         return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _until_stop(self, new: str) -> str:
-        if not self.stop:
-            return new
         text = self._back + new
         ends = [end for end in map(text.find, self.stop) if end >= 0]
         if ends:
             self.stopped, self._back = True, ""
             return text[: min(ends)]
-        held = max(
-            (
-                size
-                for string in self.stop
-                for size in range(1, min(len(string), len(text) + 1))
-                if text.endswith(string[:size])
-            ),
-            default=0,
-        )
-        self._back = text[len(text) - held :]
-        return text[: len(text) - held]
+        beginnings = (string[:size] for string in self.stop for size in range(1, len(string)))
+        self._back = max((start for start in beginnings if text.endswith(start)), key=len, default="")
+        return text.removesuffix(self._back)

@@ -43,6 +43,20 @@ class HeldLayer(CacheLayerMixin):
         """Bytes of the buffers, as allocated."""
         return sum(getattr(self, name).nbytes for name in self.buffers) if self.is_initialized else 0
 
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate the buffers for keys and values such as these."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        with torch.inference_mode(False):  # tensors made in that mode could not be written outside of it
+            self.allocate(key_states, value_states)
+        self.is_initialized = True
+
+    def allocate(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Make the buffers, ``(batch, num_kv_heads, slots, …)``."""
+        batch, heads, _, size = key_states.shape
+        slots = self.table.policy.num_slots
+        self.keys = key_states.new_zeros(batch, heads, slots, size)
+        self.values = value_states.new_zeros(batch, heads, slots, value_states.shape[-1])
+
     def require(self, key_states: Tensor, value_states: Tensor) -> None:
         """Refuse keys ``(batch, num_kv_heads, length, head_dim)`` that do not go with the step at hand; allocate at first.
 

@@ -1,4 +1,4 @@
-"""Host: how a cache learns of its model's forwards; all that transformers does not tell a cache is found here."""
+"""Host: how a cache learns of its model's forwards; what transformers does not tell a cache is worked out here."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Planner(abc.ABC):
         """The forward is over, with ``None`` if it failed; the output that its caller gets."""
 
 
-def kept_tensors() -> contextlib.AbstractContextManager[Any]:
+def kept_tensors() -> contextlib.AbstractContextManager[object]:
     """For making tensors that are kept: those made in inference mode could not be written outside of it."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
 
@@ -84,11 +84,10 @@ def split(arguments: Arguments, size: int) -> tuple[Arguments, Arguments]:
         )
     first, rest = dict(arguments), dict(arguments)
     for name in ("input_ids", "inputs_embeds", "position_ids"):
-        given = arguments.get(name)
-        if given is not None:
+        tokens = arguments.get(name)
+        if tokens is not None:
             axis = 1 if name == "inputs_embeds" else -1
-            first[name] = given.narrow(axis, 0, size)
-            rest[name] = given.narrow(axis, size, length - size)
+            first[name], rest[name] = tokens.narrow(axis, 0, size), tokens.narrow(axis, size, length - size)
     if mask is not None and mask.ndim == 2:
         first["attention_mask"] = mask[:, : mask.shape[1] - length + size]
     return first, rest
@@ -96,8 +95,8 @@ def split(arguments: Arguments, size: int) -> tuple[Arguments, Arguments]:
 
 def kept_logits(arguments: Arguments) -> int | None:
     """How many of the last tokens get logits; ``None`` for all, or where the model leaves that to its head."""
-    kept = arguments.get("logits_to_keep")
-    return kept if isinstance(kept, int) and kept else None
+    count = arguments.get("logits_to_keep")
+    return count if isinstance(count, int) and count else None
 
 
 class _Hooks:
@@ -124,11 +123,11 @@ class _Hooks:
             while self.handles:
                 self.handles.pop().remove()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Arguments:
         """A copy of a model has copies of its hooks, and no caches yet."""
         return {**self.__dict__, "caches": set()}
 
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: Arguments) -> tuple[tuple[()], Arguments] | None:
+    def before(self, module: nn.Module, args: tuple[object, ...], kwargs: Arguments) -> tuple[tuple[()], Arguments] | None:
         arguments = {**dict(zip(self.names, args, strict=False)), **kwargs}
         cache = arguments.get("past_key_values")
         if not self.caches:  # these are the hooks of a copy
@@ -137,7 +136,7 @@ class _Hooks:
             return None
         return (), _open(cache, module, arguments, torch.compiler.is_compiling() or is_compiled(module))
 
-    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: Arguments, output: Any) -> Any:
+    def after(self, module: nn.Module, args: tuple[object, ...], kwargs: Arguments, output: Any) -> Any:
         cache = kwargs.get("past_key_values")
         return _close(cache, output) if isinstance(cache, Planner) else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,18 +37,12 @@ class SlotLayer(HeldLayer):
         super().__init__(table, rotation, fixed=len(table.policy.pinned))
         self.static_matrices: Tensor | None = None
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        batch, heads, _, size = key_states.shape
-        slots = self.table.policy.num_slots
+    def allocate(self, key_states: Tensor, value_states: Tensor) -> None:
+        super().allocate(key_states, value_states)
         wide = torch.promote_types(self.dtype, torch.float32)
-        with torch.inference_mode(False):  # tensors made in that mode could not be written outside of it
-            self.keys = key_states.new_zeros(batch, heads, slots, size)
-            self.values = value_states.new_zeros(batch, heads, slots, value_states.shape[-1])
-            self.masters = torch.zeros(batch, heads, self.fixed, size, dtype=wide, device=self.device)
-        self.is_initialized = True
+        self.masters = self.keys[:, :, : self.fixed].to(wide, copy=True)
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         """Write new keys and values, ``(batch, num_kv_heads, length, head_dim)``; those that this step's queries may see."""
         self.require(key_states, value_states)
         step = self.table.step

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -108,18 +108,12 @@ class OrderedTable(IndexedTable):
         # Columns are counted: those that stay, the next token last.
         return visible.long().flip(0).cumsum(0).flip(0).tolist(), int(visible.sum())
 
-    def _tokens(self, valid: Tensor | None, length: int) -> Tensor:
-        """Index of every new token, ``(rows, length)``, -1 for padding."""
-        if valid is None:
-            return self.seen[:, None] + torch.arange(length)
-        return torch.where(valid, self.seen[:, None] + valid.long().cumsum(dim=1) - 1, -1)
-
     def room(self, length: int, valid: Tensor | None) -> int:
         """So many that no token leaves on the way, and that all rows end with padding in front only.
 
         Within a forward the columns of all its queries are the same.
         """
-        tokens = self._tokens(valid, length)
+        tokens = self.tokens(valid, length)
         keys = torch.cat((self.index, tokens), dim=1)[:, None]
         queries = tokens[:, :, None]
         visible = self.policy.visible(queries.clamp(min=0), keys.clamp(min=0)) | (keys > queries) | (keys < 0) | (queries < 0)
@@ -128,7 +122,7 @@ class OrderedTable(IndexedTable):
         return max(1, int(fine.long().cumprod(dim=0).sum()))
 
     def plan(self, length: int, valid: Tensor | None) -> OrderedStep:
-        tokens = self._tokens(valid, length)
+        tokens = self.tokens(valid, length)
         newest = tokens.amax(dim=1, keepdim=True).where((tokens >= 0).any(dim=1, keepdim=True), self.seen[:, None] - 1)
         stays = (self.index >= 0) & self.policy.visible(newest.clamp(min=0), self.index.clamp(min=0))
         held = int(stays.sum(dim=1).max()) if stays.numel() else 0
@@ -149,8 +143,8 @@ class OrderedTable(IndexedTable):
         if ids is None:
             ids = torch.full((batch, step.length), -1)
         if self.ids is not None and step.held:
-            held = self.ids if step.source is None else self.ids.gather(1, step.source.expand(batch, -1))
-            ids = torch.cat((held, ids), dim=1)
+            before = self.ids if step.source is None else self.ids.gather(1, step.source.expand(batch, -1))
+            ids = torch.cat((before, ids), dim=1)
         self.ids = ids
 
     def rebase(self) -> Tensor:
@@ -166,12 +160,10 @@ class OrderedLayer(HeldLayer):
 
     table: OrderedTable
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
+    def allocate(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
-        self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         """Append new keys and values ``(batch, num_kv_heads, length, head_dim)``; all that are held."""
         step = self.table.step
         if step is not None and self.table.columns == step.length:  # a text begins

@@ -47,7 +47,7 @@ def losses(
         policy: the object, its name, or ``{"name": …, setting: …}``.
         first: position of the first token that is scored; those before it are only read.
         chunk: most tokens of a row that are read at once; fewer where batch and vocabulary are large.
-        progress: told the tokens that have been read and those to read, rows times columns.
+        progress: called with the tokens that have been read and those to read, rows times columns.
 
     Returns:
         float32 ``(batch, length - first)`` on the CPU, of the tokens ``first`` to ``length - 1``.
@@ -64,16 +64,16 @@ def losses(
     vocabulary = int(model.config.get_text_config().vocab_size)
     chunk = max(1, min(chunk, LOGITS_AT_ONCE // (batch * vocabulary)))
     reader = open_reader(model, policy, chunk=chunk)
-    found = []
+    parts = []
     for start in range(0, first - 1, chunk):
         reader.read(tokens[:, start : min(start + chunk, first - 1)], keep=1)
     for start in range(first - 1, length - 1, chunk):
         stop = min(start + chunk, length - 1)
         logits = reader.read(tokens[:, start:stop])
-        found.append(cross_entropies(logits, tokens[:, start + 1 : stop + 1]).cpu())
+        parts.append(cross_entropies(logits, tokens[:, start + 1 : stop + 1]).cpu())
         if progress is not None:
             progress(batch * stop, batch * (length - 1))
-    return torch.cat(found, dim=1)
+    return torch.cat(parts, dim=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,14 +145,14 @@ def decoding(
     chunk: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Decoding]:
-    """Time single-token steps at the end of a text, under several policies in turn, so that a busy machine slows all alike.
+    """Time single-token steps at the end of a text, under several policies by turns, so that a busy machine slows all alike.
 
     Before the last ``warm_up + steps`` tokens as many are read as a policy holds, or all if it is not bounded; the first
     ``warm_up`` steps are not timed.
 
     Args:
         tokens: int64 ``(1, length)``; what is decoded is the text itself, as the time does not depend on what is chosen.
-        progress: told the steps done and those to do.
+        progress: called with the steps done and those to do.
 
     Raises:
         InputError: more than one row, or fewer tokens than steps.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,17 +40,16 @@ class QuantizedLayer(SlotLayer):
     value_scales: Tensor
     sinks: Tensor
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        super().lazy_initialization(key_states, value_states)
-        with torch.inference_mode(False):
-            self.key_codes, self.value_codes = (held.to(torch.int8) for held in (self.keys, self.values))
-            self.key_scales, self.value_scales = (
-                torch.zeros(*held.shape[:3], 1, device=held.device) for held in (self.keys, self.values)
-            )
-            self.sinks = self.values[:, :, : self.fixed].clone()
+    def allocate(self, key_states: Tensor, value_states: Tensor) -> None:
+        super().allocate(key_states, value_states)
+        self.key_codes, self.value_codes = (states.to(torch.int8) for states in (self.keys, self.values))
+        self.key_scales, self.value_scales = (
+            torch.zeros_like(states[..., :1], dtype=torch.float32) for states in (self.keys, self.values)
+        )
+        self.sinks = self.values[:, :, : self.fixed].clone()
         self._drop()
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self._widen()

@@ -81,27 +81,27 @@ class RecomputeReader(Reader):
         policy, length = self.policy, tokens.shape[1]
         ids = tokens if self._ids is None else torch.cat((self._ids, tokens), dim=1)
         offset = self._read - (ids.shape[1] - length)  # index of the token in the first column of ids
-        wanted = self._read + length - keep  # index of the first token whose logits are asked for
-        end, found = self._read + length, []
+        requested = self._read + length - keep  # index of the first token whose logits the caller wants
+        end, parts = self._read + length, []
         while self._read < end:
             first, block = policy.first(self._read), self._block_end()
             whole = (end - self._read) // policy.every
             if first > 0 and self._read % policy.every == 0 and whole:
                 stop = self._read + whole * policy.every
-                skip = max(0, min(wanted, stop) - self._read) // policy.every * policy.every
+                skip = max(0, min(requested, stop) - self._read) // policy.every * policy.every
                 self._read += skip
                 if self._read < stop:
                     windows = ids[:, policy.first(self._read) - offset : stop - offset]
-                    found.append(self._windows(windows))
+                    parts.append(self._windows(windows))
             else:
                 stop = min(block, end)
-                if stop <= wanted:
+                if stop <= requested:
                     self._cache = None  # it would lack these tokens
                 else:
-                    found.append(self._go_on(ids[:, first - offset : stop - offset], stop - self._read, stop < block))
+                    parts.append(self._go_on(ids[:, first - offset : stop - offset], stop - self._read, stop < block))
             self._read = stop
         self._ids = ids[:, -policy.window :].clone()
-        return torch.cat(found, dim=1)[:, -keep:]
+        return torch.cat(parts, dim=1)[:, -keep:]
 
     def _block_end(self) -> int:
         """Index behind the last token that shares the window of the next one; the first window is shared by all that fit."""
@@ -119,11 +119,12 @@ class RecomputeReader(Reader):
 
     def _go_on(self, window: Tensor, new: int, more: bool) -> Tensor:
         """Logits of the ``new`` last tokens of a window; ``more`` of the same window come in a later call."""
-        if self._cache is None and more:
-            self._cache = DynamicCache(config=self.model.config)
+        if more or self._cache is not None:
+            if self._cache is None:
+                self._cache = DynamicCache(config=self.model.config)
+            else:
+                window = window[:, -new:]
             logits = self._logits(window, new, past_key_values=self._cache, use_cache=True)
-        elif self._cache is not None:
-            logits = self._logits(window[:, -new:], new, past_key_values=self._cache, use_cache=True)
         else:
             logits = self._logits(window, new)
         if not more:
@@ -147,14 +148,14 @@ class RecomputeReader(Reader):
             self._ids = self._cache = None
         result: Tensor | None = None
         for row, reader in enumerate(self._rows):
-            shown, asked = valid[row], valid[row, -keep:]
-            if not bool(shown.any()):
+            row_valid, row_kept = valid[row], valid[row, -keep:]
+            if not bool(row_valid.any()):
                 continue
-            logits = reader.read(tokens[row : row + 1, shown], keep=max(1, int(asked.sum())))[0]
+            logits = reader.read(tokens[row : row + 1, row_valid], keep=max(1, int(row_kept.sum())))[0]
             if result is None:
                 result = logits.new_zeros(len(tokens), keep, logits.shape[-1])
-            if bool(asked.any()):
-                result[row, asked] = logits
+            if bool(row_kept.any()):
+                result[row, row_kept] = logits
         if result is None:
             raise ConfigurationError("the attention mask hides all tokens that are given; there is nothing to read")
         return result

@@ -1,9 +1,9 @@
-"""Rotation: how a model turns its keys with the position, read off the model itself and proved on it.
+"""Rotation: how a model rotates its keys with the position, read off the model itself and proved on it.
 
-A cache that turns stored keys must know which coordinates a layer turns, in which pairs and by which frequencies; partial
+A cache that moves stored keys must know which coordinates a layer rotates, in which pairs and by which frequencies; partial
 rotary, interleaved pairs, layers without positions and scaled frequencies all differ. Instead of a list of architectures, one
 forward of a single token at several positions shows the keys of every layer; the frequencies are the model's own buffers, and a
-layout is accepted only if it turns the key of one position into those of the others.
+layout is accepted only if it rotates the key of one position into those of the others.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import dataclasses
 import inspect
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from transformers import DynamicCache, PreTrainedModel
 
 from sinklab.errors import UnsupportedModelError
 
@@ -30,11 +28,11 @@ float32 in any model, at the positions of the probe, and of the products. A wron
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rotation:
-    """The turn of the keys of one layer.
+    """The rotation of the keys of one layer.
 
     Attributes:
         frequencies: float64 ``(pairs,)``, radians for each step of the position.
-        first, second: coordinates of each pair, int64 ``(pairs,)``; the others are not turned.
+        first, second: coordinates of each pair, int64 ``(pairs,)``; the others are not rotated.
         head_dim: size of a key.
     """
 
@@ -71,10 +69,10 @@ class Rotation:
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
     def same_as(self, other: Rotation) -> bool:
-        """Whether both turn alike, so that they can share matrices."""
+        """Whether both rotate alike, so that they can share matrices."""
         mine, others = (self.frequencies, self.first, self.second), (other.frequencies, other.first, other.second)
         return self.head_dim == other.head_dim and all(
-            one.shape == two.shape and bool((one == two).all()) for one, two in zip(mine, others, strict=True)
+            torch.equal(left, right) for left, right in zip(mine, others, strict=True)
         )
 
 
@@ -83,8 +81,8 @@ class KeyRotations:
     """What the keys of a model do with positions.
 
     Attributes:
-        layers: index of every layer that writes keys to a cache, and its rotation; ``None`` where keys are not turned. Layers
-            that turn alike share the object.
+        layers: index of every layer that writes keys to a cache, and its rotation; ``None`` where keys are not rotated. Layers
+            that rotate alike share the object.
         limit: positions below which the model computes its angles from the same frequencies, or has a table of them; ``None``
             if there is no end.
     """
@@ -93,25 +91,25 @@ class KeyRotations:
     limit: int | None
 
 
-_known: weakref.WeakKeyDictionary[nn.Module, tuple[list[Tensor], KeyRotations]] = weakref.WeakKeyDictionary()
+_rotations: weakref.WeakKeyDictionary[nn.Module, tuple[list[Tensor], KeyRotations]] = weakref.WeakKeyDictionary()
 
 
 def read_rotations(model: PreTrainedModel) -> KeyRotations:
     """Rotations of the keys of every layer; one forward of one token at a few positions, once for a model.
 
-    They are read again when the model's frequencies have changed: ``model.to(torch.bfloat16)`` rounds them, and keys turn by
-    the rounded ones from then on.
+    They are read again when the model's frequencies have changed: ``model.to(torch.bfloat16)`` rounds them, and keys rotate
+    by the rounded ones from then on.
 
     Raises:
         UnsupportedModelError: positions enter the hidden states (learned or sinusoidal embeddings), the second tensor of the
-            cache is the one that turns (multi-head latent attention), or keys turn in a way that none of the model's
+            cache is the one that is rotated (multi-head latent attention), or keys rotate in a way that none of the model's
             frequencies explains; layers that are no attention.
     """
-    known = _known.get(model)
-    if known is None or not _same(known[0], _fingerprint(model)):
+    cached = _rotations.get(model)
+    if cached is None or not _same(cached[0], _fingerprint(model)):
         rotations = _read(model)
-        known = _known[model] = _fingerprint(model), rotations
-    return known[1]
+        cached = _rotations[model] = _fingerprint(model), rotations
+    return cached[1]
 
 
 def _fingerprint(model: PreTrainedModel) -> list[Tensor]:
@@ -122,8 +120,8 @@ def _fingerprint(model: PreTrainedModel) -> list[Tensor]:
 
 def _same(some: list[Tensor], others: list[Tensor]) -> bool:
     return len(some) == len(others) and all(
-        one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
-        for one, other in zip(some, others, strict=True)
+        left.dtype == right.dtype and left.device == right.device and torch.equal(left, right)
+        for left, right in zip(some, others, strict=True)
     )
 
 
@@ -131,7 +129,7 @@ def _read(model: PreTrainedModel) -> KeyRotations:
     limit = _limit(model)
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UnsupportedModelError(
-            f"{type(model).__name__} takes no position_ids, so the positions of its keys cannot be told; a cache of this kind "
+            f"{type(model).__name__} takes no position_ids, so the positions of its keys are not known; a cache of this kind "
             "needs rotary positions or none"
         )
     if getattr(model.config.get_text_config(), "attn_temperature_tuning", False):
@@ -154,7 +152,7 @@ def _read(model: PreTrainedModel) -> KeyRotations:
         rotation = _explain(model, positions, keys, margin)
         if rotation is None:
             raise UnsupportedModelError(
-                f"layer {index} of {type(model).__name__} turns its keys with the position in a way that none of the model's "
+                f"layer {index} of {type(model).__name__} rotates its keys with the position in a way that none of the model's "
                 "frequencies explains, in halves or interleaved; its cached keys cannot be moved"
             )
         shared = (other for other in layers.values() if other is not None and other.same_as(rotation))
@@ -166,7 +164,7 @@ def _read(model: PreTrainedModel) -> KeyRotations:
 
 
 def _require_position_ids(model: PreTrainedModel, layers: dict[int, Rotation | None]) -> None:
-    """Refuse a model that turns keys by a count of its own: without position_ids it must turn the second token by one step."""
+    """Refuse a model that counts positions itself: without position_ids it must rotate the second token by one step."""
     first, rotation = next(iter(layers.items()))
     keys = _keys_at(model, None)[first][0]
     wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
@@ -175,8 +173,8 @@ def _require_position_ids(model: PreTrainedModel, layers: dict[int, Rotation | N
         before = before @ rotation.matrices(torch.tensor(1, device=keys.device), wide.dtype)
     if not _alike(before, after, _MARGIN.get(keys.dtype, 6e-2)):
         raise UnsupportedModelError(
-            f"layer {first} of {type(model).__name__} does not turn its keys by the position_ids that it is given; a cache "
-            "cannot say where its tokens stand"
+            f"layer {first} of {type(model).__name__} does not rotate its keys by the position_ids that it is given; a cache "
+            "cannot set their positions"
         )
 
 
@@ -185,7 +183,7 @@ def _moving_values(model: PreTrainedModel, index: int, keys: Tensor, margin: flo
     if _alike(keys, keys[:1], margin):
         return (
             f"layer {index} of {name} keeps its rotated keys in the second tensor of the cache (multi-head latent attention); "
-            "turning the first would corrupt it. Such models are not supported"
+            "rotating the first would corrupt it. Such models are not supported"
         )
     return (
         f"{name} adds positions to its hidden states (learned or sinusoidal embeddings): what is cached cannot be moved to "
@@ -199,7 +197,7 @@ def _alike(some: Tensor, others: Tensor, margin: float) -> bool:
 
 
 def _explain(model: PreTrainedModel, positions: Tensor, keys: Tensor, margin: float) -> Rotation | None:
-    """The rotation that turns ``keys`` of the first position into those of the others, of those that the model may use."""
+    """The rotation that takes ``keys`` of the first position into those of the others, of those that the model may use."""
     head_dim = keys.shape[-1]
     wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
     for frequencies in _frequencies(model, head_dim):
@@ -255,40 +253,13 @@ def _limit(model: PreTrainedModel) -> int | None:
     return min(limits) if limits else None
 
 
-class _Seen(CacheLayerMixin):
-    """A layer that only looks: what it is given is what it returns."""
-
-    def __init__(self, found: dict[int, tuple[Tensor, Tensor]], index: int) -> None:
-        super().__init__()
-        self.found, self.index = found, index
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        self.found[self.index] = key_states.detach().clone(), value_states.detach().clone()
-        return key_states, value_states
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return query_length, 0
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    get_max_cache_shape = get_max_length
-
-
 @torch.no_grad()
 def _keys_at(model: PreTrainedModel, positions: Tensor | None) -> dict[int, tuple[Tensor, Tensor]]:
     """Keys and values ``(positions, num_kv_heads, 1, head_dim)`` that a single token leaves in every layer.
 
     Without positions those of two equal tokens in a row, ``(1, num_kv_heads, 2, head_dim)``.
     """
-    found: dict[int, tuple[Tensor, Tensor]] = {}
-    config = model.config.get_text_config()
-    cache = Cache(layers=[_Seen(found, index) for index in range(config.num_hidden_layers)])
+    cache, config = DynamicCache(), model.config.get_text_config()
     tokens = torch.full(
         (1, 2) if positions is None else (len(positions), 1), min(7, config.vocab_size - 1), device=model.device
     )
@@ -304,4 +275,4 @@ def _keys_at(model: PreTrainedModel, positions: Tensor | None) -> dict[int, tupl
         ) from error
     finally:
         model.train(training)
-    return found
+    return {index: (layer.keys, layer.values) for index, layer in enumerate(cache.layers) if layer.is_initialized}

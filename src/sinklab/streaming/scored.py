@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import pandas as pd
 import torch
@@ -32,6 +32,10 @@ from sinklab.streaming.table import Table
 __all__ = ["ScoredCache", "ScoredLayer", "ScoredStep", "ScoredTable"]
 
 
+Native: TypeAlias = Callable[..., Any]
+"""An attention function of transformers."""
+
+
 class ScoredCache(PolicyCache):
     """The cache of a :class:`~sinklab.policies.base.ScoredPolicy`, for one model; pass it as ``past_key_values``.
 
@@ -45,7 +49,7 @@ class ScoredCache(PolicyCache):
             cannot be seen.
     """
 
-    takes: ClassVar[Any] = ScoredPolicy
+    takes: ClassVar[type] = ScoredPolicy
     policy: ScoredPolicy
     table: ScoredTable
 
@@ -108,7 +112,7 @@ class ScoredCache(PolicyCache):
 
     def on_attention(
         self,
-        native: Callable[..., Any],
+        native: Native,
         module: nn.Module,
         query: Tensor,
         key: Tensor,
@@ -149,7 +153,7 @@ class ScoredCache(PolicyCache):
 
 
 def _weights(
-    native: Callable[..., Any], module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any]
+    native: Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: Arguments
 ) -> Tensor:
     """Weights of the last query, summed over the query heads of a group, ``(batch, num_kv_heads, kv_len)``."""
     name = getattr(native, "__name__", "")
@@ -229,8 +233,8 @@ class ScoredTable(Table):
             # Padding before the first token of a row sees a slot of zeros: a row that sees nothing may not be a number.
             visible = (torch.arange(filled) < held.clamp(min=1)[:, None])[:, None, None].to(self.device)
         positions = (token - self.base)[:, None].to(self.device)
-        shown = None if valid is None else valid[:, 0].to(self.device)
-        return ScoredStep(1, token.to(self.device), shown, free.to(self.device), filled, visible, positions)
+        valid = None if valid is None else valid[:, 0].to(self.device)
+        return ScoredStep(1, token.to(self.device), valid, free.to(self.device), filled, visible, positions)
 
     def rebase(self) -> Tensor:
         """Count positions from the next token."""
@@ -275,19 +279,13 @@ class ScoredLayer(HeldLayer):
     scores: Tensor
     tokens: Tensor
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        batch, heads, _, size = key_states.shape
-        slots = self.table.policy.num_slots
-        with torch.inference_mode(False):  # tensors made in that mode could not be written outside of it
-            self.keys = torch.zeros(batch, heads, slots, size, dtype=self.dtype, device=self.device)
-            self.values = torch.zeros(batch, heads, slots, value_states.shape[-1], dtype=self.dtype, device=self.device)
-            self.scores = torch.zeros(batch, heads, slots, device=self.device)
-            self.tokens = torch.full((batch, heads, slots), -1, device=self.device)
-            self.pinned = torch.tensor(self.table.policy.pinned, dtype=torch.long, device=self.device)
-        self.is_initialized = True
+    def allocate(self, key_states: Tensor, value_states: Tensor) -> None:
+        super().allocate(key_states, value_states)
+        self.scores = torch.zeros(self.keys.shape[:3], device=self.device)
+        self.tokens = torch.full(self.keys.shape[:3], -1, device=self.device)
+        self.pinned = torch.tensor(self.table.policy.pinned, dtype=torch.long, device=self.device)
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         """Write the new token of every row, ``(batch, num_kv_heads, 1, head_dim)``; keys and values that are held."""
         self.require(key_states, value_states)
         step, keys, values = self.table.step, self.keys, self.values

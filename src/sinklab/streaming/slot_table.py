@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 import torch
@@ -17,20 +16,6 @@ __all__ = ["SlotTable"]
 
 _AHEAD = 32
 """Single tokens that are planned at once: a function of one number costs as much as one of some dozens."""
-
-
-@dataclasses.dataclass(eq=False)
-class _Ahead:
-    """Single tokens from ``start`` on in a full cache; good as long as ``base`` and ``anchors`` are those of the table."""
-
-    start: int
-    base: Tensor
-    anchors: Tensor
-    slots: list[int]
-    shifts: Tensor | None
-    shifted: list[bool]
-    positions: Tensor
-    matrices: dict[tuple[int, torch.dtype], Tensor] = dataclasses.field(default_factory=dict)
 
 
 class SlotTable(IndexedTable):
@@ -56,7 +41,7 @@ class SlotTable(IndexedTable):
         self.index = torch.full((1, self.policy.num_slots), -1)
         self.anchors = torch.zeros(1, len(self.pinned), dtype=torch.long)
         self.full = self.shifted = False
-        self._ahead: _Ahead | None = None
+        self._ahead: tuple[int, Tensor, Tensor, list[tuple[Step, int]]] = (0, self.base, self.anchors, [])
 
     @property
     def seq_length(self) -> int | Tensor:
@@ -86,87 +71,57 @@ class SlotTable(IndexedTable):
         return self.index[:, : len(self.pinned)] >= 0
 
     def plan(self, length: int, valid: Tensor | None) -> Step:
-        if length == 1 and valid is None and self.rows == 1:
-            return self._plan_next() if self.full else self._plan_one()
-        if length == 1 and self.rows > 1 and (valid is None or bool(valid.all())):
-            return self._plan_rows()
-        return self._plan_chunk(length, valid)
+        if length > 1 or (valid is not None and not bool(valid.all())):
+            return self._plan_chunk(length, valid)
+        return self._plan_next() if self.full and self.rows == 1 else self._plan_token()
 
     def _plan_next(self) -> Step:
         """One token where every slot is taken and no row is padded: a look at what was worked out ahead."""
-        token, ahead = int(self.seen), self._ahead
-        if ahead is None or ahead.base is not self.base or ahead.anchors is not self.anchors or token >= ahead.start + _AHEAD:
-            ahead = self._ahead = self._look_ahead(token)
-        at = token - ahead.start
-        self.index[0, ahead.slots[at]] = token
-        self.seen += 1
-        self.columns += 1
-        self.shifted |= ahead.shifted[at]
-        return Step(
-            length=1,
-            slot=ahead.slots[at],
-            filled=self.policy.num_slots,
-            shifts=ahead.shifts if self.shifted else None,
-            visible=None,
-            source=None,
-            used=0,
-            position_ids=ahead.positions[at : at + 1],
-            matrices=ahead.matrices,
-            at=at,
-        )
-
-    def _look_ahead(self, token: int) -> _Ahead:
-        tokens = torch.arange(token, token + _AHEAD)
-        shifts = self.shifts(tokens[None])
-        return _Ahead(
-            start=token,
-            base=self.base,
-            anchors=self.anchors,
-            slots=self.policy.slots(tokens).tolist(),
-            shifts=None if shifts is None else shifts.to(self.device).transpose(0, 1),
-            shifted=[False] * _AHEAD if shifts is None else (shifts[0] != 0).any(dim=1).tolist(),
-            positions=(tokens - self.base)[:, None].to(self.device),
-        )
-
-    def _plan_one(self) -> Step:
-        """One token, no row padded, while the cache fills."""
         token = int(self.seen)
-        tokens = torch.tensor([[token]])
-        slot = int(self.policy.slots(tokens))
+        start, base, anchors, steps = self._ahead
+        if base is not self.base or anchors is not self.anchors or not 0 <= token - start < len(steps):
+            start, *_, steps = self._ahead = token, self.base, self.anchors, self._look_ahead(token)
+        step, slot = steps[token - start]
         self.index[0, slot] = token
-        if slot < len(self.pinned):
-            self.anchors[0, slot] = token - int(self.base)
-        present = self.index[0] >= 0
-        filled, visible = int(present.sum()), None
-        self.full = filled == self.policy.num_slots
-        if not bool(present[:filled].all()):
-            filled = self.policy.num_slots
-            visible = present[None, None, None].to(self.device)
-        shifts = self._shifts_of(tokens)
         self.seen += 1
         self.columns += 1
-        self._ahead = None
-        positions = torch.tensor([[token - int(self.base)]], device=self.device)
-        return Step(1, slot, filled, shifts, visible, None, 0, positions)
+        self.shifted |= step.shifts is not None
+        return step
 
-    def _plan_rows(self) -> Step:
-        """One token in every row of a batch whose rows do not agree on their tables."""
+    def _look_ahead(self, token: int) -> list[tuple[Step, int]]:
+        """Steps and slots of the tokens from this one on, good as long as ``base`` and ``anchors`` are."""
+        tokens = torch.arange(token, token + _AHEAD)
+        shifts, first, slots = self.shifts(tokens[None]), _AHEAD, self.policy.num_slots
+        if shifts is not None:  # from the first one on that moves a pinned key
+            first = 0 if self.shifted else int((shifts[0] != 0).any(dim=1).logical_not().cumprod(dim=0).sum())
+            shifts = shifts.to(self.device).transpose(0, 1)
+        positions = (tokens - self.base)[:, None].to(self.device)
+        matrices: dict[tuple[int, torch.dtype], Tensor] = {}
+        return [
+            (Step(1, slot, slots, shifts if at >= first else None, None, None, 0, positions[at : at + 1], matrices, at), slot)
+            for at, slot in enumerate(self.policy.slots(tokens).tolist())
+        ]
+
+    def _plan_token(self) -> Step:
+        """One token in every row while the cache fills, or where rows do not agree on their tables."""
         tokens = self.seen[:, None]
         slots = self.policy.slots(tokens)
         self.index = self.index.scatter(1, slots, tokens)
-        pinned = len(self.pinned)
-        self.anchors = torch.where(self.index[:, :pinned] == tokens, tokens - self.base[:, None], self.anchors)
+        written = self.index[:, : len(self.pinned)] == tokens
+        self.anchors = torch.where(written, tokens - self.base[:, None], self.anchors)
         filled, visible = self.policy.num_slots, None
         if not self.full:
             present = self.index >= 0
             self.full = bool(present.all())
             filled = int(present.any(dim=0).nonzero().max()) + 1
-            visible = None if self.full else present[:, None, None, :filled].to(self.device)
+            present = present[:, None, None, :filled]
+            visible = None if bool(present.all()) else present.to(self.device)
         shifts = self._shifts_of(tokens)
         positions = (tokens - self.base[:, None]).to(self.device)
         self.seen = self.seen + 1
         self.columns += 1
-        return Step(1, slots[:, 0].to(self.device), filled, shifts, visible, None, 0, positions)
+        slot = int(slots) if self.rows == 1 else slots[:, 0].to(self.device)
+        return Step(1, slot, filled, shifts, visible, None, 0, positions)
 
     def _shifts_of(self, tokens: Tensor) -> Tensor | None:
         """Shifts for queries ``(rows, 1)``; ``None`` as long as no pinned key has ever been moved."""
@@ -175,10 +130,8 @@ class SlotTable(IndexedTable):
         return shifts.to(self.device) if shifts is not None and self.shifted else None
 
     def _plan_chunk(self, length: int, valid: Tensor | None) -> Step:
-        if valid is None:
-            valid = torch.ones(self.rows, length, dtype=torch.bool)
-        ranks = valid.long().cumsum(dim=1)
-        tokens = torch.where(valid, self.seen[:, None] + ranks - 1, -1)
+        tokens = self.tokens(valid, length)
+        valid = tokens >= 0
         pinned, slots = len(self.pinned), self.policy.num_slots
         before = self.index[:, pinned:]  # pinned keys are given as copies, one for each distance
         used = int(((before >= 0).any(dim=0) * torch.arange(1, before.shape[1] + 1)).max())
@@ -189,7 +142,7 @@ class SlotTable(IndexedTable):
         taken = source >= 0
         self.index = torch.where(taken, tokens.gather(1, source.clamp(min=0)), self.index)
         self.anchors = torch.where(taken[:, :pinned], self.pinned - self.base[:, None], self.anchors)
-        self.seen = self.seen + ranks[:, -1]
+        self.seen = self.seen + valid.sum(dim=1)
         self.columns += length
         self.full = bool((self.index >= 0).all())
 

@@ -6,9 +6,8 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,12 +19,15 @@ import sinklab
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.policies.base import SlotPolicy
 from sinklab.registry import policies
+from sinklab.results.table import write_atomically
 from sinklab.streaming.base import Reader
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.reader import CacheReader
 from sinklab.streaming.table import IndexedTable
 
 __all__ = ["SavedState", "fingerprint", "load_state", "read_state", "save_state"]
+
+Json: TypeAlias = dict[str, Any]
 
 _FORMAT = 1
 """Of the file; raised when an older reader would misread it."""
@@ -50,7 +52,7 @@ class SavedState:
     """
 
     reader: CacheReader
-    notes: dict[str, Any]
+    notes: Json
     tensors: dict[str, Tensor]
 
 
@@ -58,7 +60,7 @@ def save_state(
     held: PolicyCache | Reader,
     path: str | Path,
     *,
-    notes: dict[str, Any] | None = None,
+    notes: Json | None = None,
     tensors: dict[str, Tensor] | None = None,
 ) -> None:
     """Write a cache, or a reader's, so that going on from the file equals going on now, bit for bit on the same device.
@@ -100,7 +102,17 @@ def save_state(
         "notes": notes or {},
     }
     data = to_bytes({name: tensor.contiguous() for name, tensor in buffers.items()}, {"sinklab_state": json.dumps(record)})
-    _write_whole(Path(path), data)
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise InputError(f"there is no directory {path.parent} to save {path.name} in")
+
+    def write(file: Path) -> None:
+        with file.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())  # or a crash could leave the name and not the bytes
+
+    write_atomically(path, write)
 
 
 def load_state(path: str | Path, model: PreTrainedModel) -> CacheReader:
@@ -151,7 +163,7 @@ def fingerprint(model: PreTrainedModel) -> str:
     return digest.hexdigest()[:16]
 
 
-def _fill(cache: PolicyCache, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _fill(cache: PolicyCache, numbers: Json, tensors: dict[str, Tensor]) -> None:
     """Put what was saved into a fresh cache."""
     table = cache.table
     assert isinstance(table, IndexedTable)
@@ -164,7 +176,7 @@ def _fill(cache: PolicyCache, numbers: dict[str, Any], tensors: dict[str, Tensor
     table.ids = tensors["ids"].to(table.device) if "ids" in tensors else None
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(path: Path) -> tuple[Json, dict[str, Tensor]]:
     if not path.is_file():
         raise InputError(f"there is no state at {path}; save one first")
     try:
@@ -176,11 +188,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise InputError(f"{path} is cut short or no safetensors file: {error}") from error
     if "sinklab_state" not in metadata:
         raise InputError(f"{path} is no saved state but another safetensors file")
-    record: dict[str, Any] = json.loads(metadata["sinklab_state"])
+    record: Json = json.loads(metadata["sinklab_state"])
     return record, tensors
 
 
-def _require_same(path: Path, saved: dict[str, Any], model: PreTrainedModel) -> None:
+def _require_same(path: Path, saved: Json, model: PreTrainedModel) -> None:
     mine = {"class": type(model).__name__, "dtype": str(model.dtype), "fingerprint": fingerprint(model)}
     if saved == mine:
         return
@@ -191,19 +203,3 @@ def _require_same(path: Path, saved: dict[str, Any], model: PreTrainedModel) -> 
     else:
         what = f"other weights or another config (fingerprint {saved['fingerprint']}, this one's is {mine['fingerprint']})"
     raise InputError(f"{path} was written with {what}; load the model that it was written with")
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    if not path.parent.is_dir():
-        raise InputError(f"there is no directory {path.parent} to save {path.name} in")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    staged = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        staged.replace(path)
-    except BaseException:
-        staged.unlink(missing_ok=True)
-        raise

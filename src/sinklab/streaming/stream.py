@@ -7,7 +7,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -25,27 +25,12 @@ from sinklab.streaming.sampling import Sampler, Sampling
 from sinklab.streaming.state import read_state, save_state
 from sinklab.streaming.telemetry import Telemetry
 
-__all__ = ["Settings", "Stream", "StreamedToken", "fitting_policy", "stream"]
+__all__ = ["Stream", "StreamedToken", "fitting_policy", "stream"]
 
 T = TypeVar("T")
 
 Given: TypeAlias = str | Tensor | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 """What may be fed: a text or its ids, or one of them for each row of a batch."""
-
-
-class Settings(TypedDict, total=False):
-    """Keyword arguments of :class:`Stream`, which explains them."""
-
-    policy: PolicySpec | Reader | None
-    tokenizer: Tokenizer | None
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    seed: int
-    stop: Sequence[str]
-    stop_ids: Sequence[int] | None
-    keep: str | Sequence[int] | None
-    chunk: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +53,7 @@ class StreamedToken:
     @property
     def id(self) -> int:
         """The token of the only row."""
-        return self._only(self.ids)  # type: ignore[return-value]
+        return cast(int, self._only(self.ids))  # it has not ended before
 
     @property
     def text(self) -> str:
@@ -197,8 +182,9 @@ class Stream:
             if mask is not None:
                 raise InputError("an attention_mask goes with a tensor of ids; lists are padded here")
             several = not isinstance(given, str) and len(given) > 0 and not isinstance(given[0], int)
+            texts = cast("Sequence[str | Sequence[int]]", given if several else [given])
             first = not self.reader.position and not self._kept
-            ids, valid = _padded([self._encode(row, first=first) for row in (given if several else [given])])  # type: ignore[arg-type]
+            ids, valid = _padded([self._encode(text, first=first) for text in texts])
         if not ids.numel() or not bool(valid.any(dim=1).all()):
             raise InputError("there is nothing to read: a prompt needs a token or more in every row")
         vocabulary = self.model.get_input_embeddings().weight.shape[0]
@@ -214,8 +200,7 @@ class Stream:
             return list(given)
         if self.tokenizer is None:
             raise InputError("text needs a tokenizer; give one, or token ids")
-        ids: list[int] = self.tokenizer(given, add_special_tokens=first)["input_ids"]
-        return ids
+        return self.tokenizer(given, add_special_tokens=first)["input_ids"]
 
     # --- out -----------------------------------------------------------------------------------------------------------------
 
@@ -264,12 +249,12 @@ class Stream:
         for row, token in enumerate(ids):
             if token is None:
                 continue
+            stops = token in self.stop_ids
             if self._decoders:
-                texts[row] = self._decoders[row].push(token)
-                self._ended[row] = self._decoders[row].stopped
-            if token in self.stop_ids:
-                self._ended[row] = True
-                texts[row] += self._rest(row)
+                decoder = self._decoders[row]
+                texts[row] = decoder.push(token) + (decoder.rest() if stops else "")
+                stops |= decoder.stopped
+            self._ended[row] = stops
         return StreamedToken(tuple(ids), tuple(texts), position, tuple(self._ended))
 
     def __iter__(self) -> Iterator[StreamedToken]:
@@ -285,16 +270,13 @@ class Stream:
 
     def rest(self) -> tuple[str, ...]:
         """Text of each row that waits for the next token, because a character or a stop string may be in the making."""
-        return tuple(self._rest(row) for row in range(len(self._ended)))
-
-    def _rest(self, row: int) -> str:
-        return self._decoders[row].rest() if self._decoders else ""
+        return tuple(decoder.rest() for decoder in self._decoders) or ("",) * len(self._ended)
 
     def telemetry(self) -> Telemetry:
         """What is held, and what has gone; see :class:`~sinklab.streaming.telemetry.Telemetry`."""
         return self.reader.telemetry()
 
-    # --- kept ----------------------------------------------------------------------------------------------------------------
+    # --- saved ----------------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
         """Write everything that is needed to go on with the same tokens; see :func:`~sinklab.streaming.state.save_state`."""
@@ -304,12 +286,8 @@ class Stream:
         tensors = {"valid": self._valid, "generator": sampler.generator.get_state()}
         tensors |= {"pending": self._pending} if self._pending is not None else {}
         tensors |= {"logits": self._logits} if self._logits is not None else {}
-        settings = {
-            **dataclasses.asdict(sampler.sampling),
-            "stop": self.stop,
-            "stop_ids": sorted(self.stop_ids),
-            "chunk": self.chunk,
-        }
+        settings = {**dataclasses.asdict(sampler.sampling), "stop": self.stop, "stop_ids": sorted(self.stop_ids)}
+        settings["chunk"] = self.chunk
         notes = {"settings": settings, "ended": self._ended, "text": [decoder.state() for decoder in self._decoders]}
         save_state(self.reader, path, notes=notes, tensors=tensors)
 
@@ -345,7 +323,7 @@ class Stream:
 
 
 def stream(
-    model: PreTrainedModel, prompt: Given, *, max_new_tokens: int | None = None, **settings: Unpack[Settings]
+    model: PreTrainedModel, prompt: Given, *, max_new_tokens: int | None = None, **settings: Any
 ) -> Iterator[StreamedToken]:
     """Tokens behind a prompt, for ever, in constant memory; the last one comes with all of its text.
 
@@ -442,14 +420,13 @@ def _end_tokens(model: PreTrainedModel) -> Sequence[int]:
 
 def _pinning(policy: Policy, count: int) -> Policy:
     """The policy with at least its first so many tokens pinned."""
-    fields = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy)}
-    change: dict[str, Any]
-    if "num_sinks" in fields:
-        change = {"num_sinks": max(count, fields["num_sinks"])}
-    elif "pinned" in fields:
-        change = {"pinned": tuple(sorted({*range(count), *fields["pinned"]}))}
+    changes: dict[str, Any]
+    if hasattr(policy, "num_sinks"):
+        changes = {"num_sinks": max(count, policy.num_sinks)}
+    elif "pinned" in {field.name for field in dataclasses.fields(policy)}:
+        changes = {"pinned": tuple(sorted({*range(count), *getattr(policy, "pinned")}))}  # noqa: B009
     else:
         raise ConfigurationError(
             f"policy {policy.name!r} cannot keep a text: it pins no tokens. Use sink_window, or leave the text out"
         )
-    return dataclasses.replace(policy, **change)
+    return dataclasses.replace(policy, **changes)

@@ -179,6 +179,12 @@ class IndexedTable(Table):
         super().take(rows)
         self.ids = None if self.ids is None else self.ids[rows.to(self.ids.device)]
 
+    def tokens(self, valid: Tensor | None, length: int) -> Tensor:
+        """Index of every new token, ``(rows, length)``, -1 for padding."""
+        if valid is None:
+            return self.seen[:, None] + torch.arange(length)
+        return torch.where(valid, self.seen[:, None] + valid.long().cumsum(dim=1) - 1, -1)
+
     @abc.abstractmethod
     def distances(self, row: int, visible: Tensor) -> tuple[list[int], int]:
         """Distance of every slot's token to the next token as the scores have it, and the position of that one.

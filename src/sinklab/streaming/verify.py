@@ -27,7 +27,7 @@ def verify_model(model: PreTrainedModel) -> None:
     """Read a few tokens at once and one by one under a narrow policy: the logits must agree. Once for a model.
 
     A chunk needs the mask and the copies of the sinks that the cache makes, single tokens need neither; one reading counts its
-    positions anew on the way. A model that ignores what it is told gives different logits, and would do so without an error.
+    positions anew on the way. A model that ignores the mask or the positions gives other logits, without an error.
 
     Raises:
         UnsupportedModelError: the logits do not agree, or what :class:`PolicyCache` refuses.
