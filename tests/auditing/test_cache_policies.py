@@ -290,7 +290,7 @@ class TestBadInput:
             ({"policies": ["sink_windw"]}, UnknownNameError, "no policy is called 'sink_windw'. Did you mean 'sink_window'"),
             ({"tokens": 1}, ConfigurationError, "--tokens must be at least 2"),
             ({"documents": 0}, ConfigurationError, "--documents at least 1"),
-            ({"corpus": "python_source"}, InputError, "no tokenizer, so it cannot read text; use --corpus random_tokens"),
+            ({"corpus": "python_source"}, InputError, "no tokenizer, so it cannot read text; use `corpus` random_tokens"),
         ],
     )
     def test_refused_before_anything_is_read(self, model, changed, error, message):

@@ -73,7 +73,7 @@ def test_an_endless_corpus_of_short_passages_ends():
 
 
 def test_text_without_a_tokenizer_names_what_works():
-    with pytest.raises(InputError, match=r"no tokenizer.*--corpus random_tokens or repeated_token"):
+    with pytest.raises(InputError, match=r"no tokenizer.*`corpus` random_tokens or repeated_token"):
         list(Passages(["a b c"]).rows(Encoder(vocab_size=9), 3, 0))
 
 

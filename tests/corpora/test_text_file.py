@@ -61,7 +61,7 @@ def test_a_byte_order_mark_is_not_text(tmp_path):
 
 def test_too_short_says_how_many_of_how_many(book):
     length = len(book.read_text()) - 5  # only the passage that starts with the file is as long
-    with pytest.raises(InputError, match=rf"book\.txt\) is too short: it gives 1 of 3 samples of {length} tokens; lower --sam"):
+    with pytest.raises(InputError, match=rf"book\.txt\) is too short: it gives 1 of 3 samples of {length} tokens; lower `sam"):
         read(book, seq_len=length, samples=3)
 
 

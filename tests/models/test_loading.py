@@ -154,11 +154,11 @@ def test_on_an_accelerator_auto_is_the_checkpoints_dtype(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"device": "gpu"}, ConfigurationError, "no device 'gpu'; --device is auto, cpu, cuda"),
-        ({"device": "meta"}, ConfigurationError, "has no meta device; use --device cpu"),
-        ({"dtype": "float16", "device": "cpu"}, ConfigurationError, "use --dtype float32 or bfloat16"),
-        ({"dtype": "half"}, ConfigurationError, "no dtype 'half'; --dtype is auto, float64, float32, bfloat16, float16"),
-        ({"revision": "main"}, ConfigurationError, "--revision main is for hub repositories"),
+        ({"device": "gpu"}, ConfigurationError, "no device 'gpu'; `device` is auto, cpu, cuda"),
+        ({"device": "meta"}, ConfigurationError, "has no meta device; use `device` cpu"),
+        ({"dtype": "float16", "device": "cpu"}, ConfigurationError, "use `dtype` float32 or bfloat16"),
+        ({"dtype": "half"}, ConfigurationError, "no dtype 'half'; `dtype` is auto, float64, float32, bfloat16, float16"),
+        ({"revision": "main"}, ConfigurationError, "`revision` main is for hub repositories"),
         ({"attn_implementation": "sinklab_sigmoit"}, UnknownNameError, "Did you mean 'sigmoid'"),
         ({"attn_implementation": "fast"}, ConfigurationError, "cannot use attention 'fast'"),
     ],
@@ -170,7 +170,7 @@ def test_an_option_that_cannot_take_effect_raises(checkpoint, options, error, me
 
 def test_cuda_without_cuda_names_the_build(checkpoint, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigurationError, match=r"torch .* has no cuda device; use --device cpu"):
+    with pytest.raises(ConfigurationError, match=r"torch .* has no cuda device; use `device` cpu"):
         load_model(str(checkpoint), device="cuda")
 
 
@@ -251,7 +251,7 @@ def test_code_that_comes_with_a_checkpoint_runs_only_when_asked(tmp_path, monkey
     config |= {"model_type": "own_code", "architectures": ["OwnModel"]}
     config["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"brings its own model code .* add --trust-remote-code"):
+    with pytest.raises(InputError, match=r"brings its own model code .* add `trust_remote_code`"):
         load_model(str(folder))
     assert not marker.exists()
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -86,11 +88,17 @@ def _row_fields(needs: frozenset[str], operation: Operation) -> list[str]:
 
 
 def _row_values(
-    call: AttentionCall, names: object, scores: Tensor, visible: Tensor, weights: Tensor, sole: Tensor, start: int, stop: int
+    call: AttentionCall,
+    wanted: Collection[str],
+    scores: Tensor,
+    visible: Tensor,
+    weights: Tensor,
+    sole: Tensor,
+    start: int,
+    stop: int,
 ) -> dict[str, Tensor]:
     """The row fields of one block, each ``(batch, num_heads, block)``."""
     values: dict[str, Tensor] = {}
-    wanted = set(names)  # type: ignore[call-overload]
     if "log_sum_exp" in wanted:
         values["log_sum_exp"] = torch.logsumexp(scores.masked_fill(~visible, float("-inf")), dim=-1)
     if "null_mass" in wanted:

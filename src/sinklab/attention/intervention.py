@@ -224,7 +224,7 @@ def tokens_at(positions: Tensor, place: Place, where: str) -> Tensor:
     Raises:
         ConfigurationError: a place by sample for another number of samples.
     """
-    chosen = torch.as_tensor(place, dtype=torch.int64, device=positions.device)  # type: ignore[arg-type]
+    chosen = torch.as_tensor(place, dtype=torch.int64, device=positions.device)
     if chosen.ndim < 2:
         chosen = chosen.reshape(1, -1)
     elif chosen.shape[0] != positions.shape[0]:

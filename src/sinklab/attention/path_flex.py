@@ -57,11 +57,13 @@ def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:
     if visible is not None:
         visible = visible[(None,) * (4 - visible.ndim)].expand(-1, -1, inputs.q_len, inputs.kv_len)
     # Under autocast a feature map may have left the common dtype.
-    tensors = (queries.to(inputs.values.dtype), keys.to(inputs.values.dtype), inputs.values)
-    if not torch.is_grad_enabled():
-        tensors = tuple(tensor.detach() for tensor in tensors)  # on a CPU it refuses parameters, gradients or not
+    queries, keys, values = queries.to(inputs.values.dtype), keys.to(inputs.values.dtype), inputs.values
+    if not torch.is_grad_enabled():  # on a CPU it refuses parameters, gradients or not
+        queries, keys, values = queries.detach(), keys.detach(), values.detach()
     outputs, statistics = _kernel(queries.device)(
-        *tensors,
+        queries,
+        keys,
+        values,
         score_mod=None if operation.is_softmax else _score_rule(operation, inputs, visible),
         block_mask=_mask(inputs, visible),
         scale=inputs.scaling,
@@ -69,8 +71,9 @@ def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:
         return_aux=AuxRequest(lse=True),
     )
     log_sum = statistics.lse
+    assert log_sum is not None  # it was asked for
     # A row without anything to attend to is 0, whatever the kernel makes of 0 / 0.
-    outputs = outputs.masked_fill((log_sum == float("-inf"))[..., None], 0.0)
+    outputs = outputs.masked_fill(log_sum.eq(float("-inf"))[..., None], 0.0)
     null_mass = None
     if null_scores is not None:
         null_scores = null_scores.to(log_sum.dtype)
@@ -91,7 +94,9 @@ def _score_rule(operation: Operation, inputs: Inputs, visible: Tensor | None) ->
             count = seen[sample, head, query]
         else:
             count = (query + 1).clamp(max=kv_len) if causal else torch.full_like(query, kv_len)
-        return operation.log_similarity(score, count.clamp(min=1).to(score.dtype))  # type: ignore[attr-defined]
+        similarity = operation.log_similarity(score, count.clamp(min=1).to(score.dtype))
+        assert similarity is not None  # else there was an obstacle
+        return similarity
 
     return rule
 
@@ -110,8 +115,8 @@ def _mask(inputs: Inputs, visible: Tensor | None) -> BlockMask | None:
         return everywhere[sample, head, query, key]
 
     # What is the same for all samples or heads is looked through once.
-    different = [full if given > 1 else None for full, given in zip(everywhere.shape[:2], visible.shape[:2], strict=True)]
-    return create_block_mask(rule, *different, *size, device=device)
+    samples, heads = (full if given > 1 else None for full, given in zip(everywhere.shape[:2], visible.shape[:2], strict=True))
+    return create_block_mask(rule, samples, heads, *size, device=device)
 
 
 def _causal_mask(q_len: int, kv_len: int, device: torch.device, inference: bool) -> BlockMask:

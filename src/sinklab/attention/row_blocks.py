@@ -25,7 +25,7 @@ __all__ = ["kernel_key", "row_attention"]
 _operations: dict[str, Operation] = {}
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result
 def kernel_key(operation: Operation) -> str | None:
     """A name for the class and settings of an operation whose row kernel serves it, or ``None`` if none does.
 

@@ -39,11 +39,10 @@ class Rows:
     kept: Any = None
     term: Tensor = dataclasses.field(init=False)
 
-    def divide_by(self, total: Tensor) -> None:
-        """Let ``factor`` be one over ``total``; 0 for a row that sees no key or whose total is 0."""
-        self.factor = total.reciprocal().nan_to_num_(nan=float("nan"), posinf=0.0)
-        if self.blank is not None:
-            self.factor.masked_fill_(self.blank, 0.0)
+    def divide_by(self, total: Tensor) -> Tensor:
+        """Let ``factor`` be one over ``total``, and give it; 0 for a row that sees no key or whose total is 0."""
+        self.factor = factor = total.reciprocal().nan_to_num_(nan=float("nan"), posinf=0.0)
+        return factor if self.blank is None else factor.masked_fill_(self.blank, 0.0)
 
 
 class RowKernel(abc.ABC):

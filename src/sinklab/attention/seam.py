@@ -228,9 +228,9 @@ def operation_of(module: nn.Module, function: Callable[..., Any]) -> Operation:
 
     default = getattr(function, "_sinklab_operation", None)
     if default is None:
-        return operations["softmax"]()  # type: ignore[no-any-return]
+        return operations["softmax"]()
     own = getattr(module, "operation", None)
-    return own if isinstance(own, Operation) else default  # type: ignore[no-any-return]
+    return own if isinstance(own, Operation) else default
 
 
 # --- shadowing -------------------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def _install() -> None:
         # rather than the entry reaches it without knowing in which file it lives.
         return _wrap_attention(native_interface(attn_implementation, default))
 
-    ALL_ATTENTION_FUNCTIONS.get_interface = get_interface  # type: ignore[method-assign]
+    ALL_ATTENTION_FUNCTIONS.get_interface = get_interface
     for name in list(ALL_ATTENTION_FUNCTIONS.keys()):  # a few models index the table instead
         ALL_ATTENTION_FUNCTIONS[name] = _wrap_attention(ALL_ATTENTION_FUNCTIONS[name])
     for name in list(ALL_MASK_ATTENTION_FUNCTIONS.keys()):

@@ -38,7 +38,7 @@ class OperationState(nn.Module):
         Raises:
             ConfigurationError: the operation needs the layer's input and nobody passed it.
         """
-        state = dict(self._parameters)
+        state: dict[str, Tensor] = {name: value for name, value in self._parameters.items() if value is not None}
         if self.operation.needs_layer_input:
             given = self.layer_input if layer_input is None else layer_input
             if given is None:
@@ -47,7 +47,7 @@ class OperationState(nn.Module):
                     "passed; attach it with sinklab.attach(model, operation)"
                 )
             state["layer_input"] = given
-        return state  # type: ignore[return-value]
+        return state
 
 
 def bind(module: nn.Module, operation: Operation, shape: HeadShape) -> None:

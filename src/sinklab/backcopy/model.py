@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
+from sinklab.models.block import SinkLMAttention
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.positions.learned import Learned
 
@@ -90,9 +91,9 @@ def make_model(
                 module.reset_parameters()
             elif isinstance(module, Learned):
                 nn.init.normal_(module.table)
-        for layer in model.layers:
-            # Operations that take something from the maps take it from those which were just drawn.
-            layer.self_attn.operation.prepare(layer.self_attn)
+        for module in model.modules():
+            if isinstance(module, SinkLMAttention):  # what its operation takes from the maps, it takes from those just drawn
+                module.operation.prepare(module)
     for layer in no_attention:
         model.layers[layer].self_attn = Nothing(attention=True)
     for layer in no_feed_forward:
@@ -103,8 +104,8 @@ def make_model(
 @contextlib.contextmanager
 def knocked_out(model: SinkLM, layer: int, head: int) -> Iterator[None]:
     """The model without one head: its output is 0 on the way into the output map, until the block ends."""
-    attention = model.layers[layer].self_attn
-    head_dim, heads = attention.head_dim, model.config.num_attention_heads
+    output_map = model.get_submodule(f"layers.{layer}.self_attn.o_proj")
+    head_dim, heads = model.config.head_dim, model.config.num_attention_heads
     if not 0 <= head < heads:
         raise ConfigurationError(f"bigram-backcopy: no head {head} to knock out: layer {layer} has {heads}, counted from 0")
 
@@ -113,7 +114,7 @@ def knocked_out(model: SinkLM, layer: int, head: int) -> Iterator[None]:
         merged[..., head * head_dim : (head + 1) * head_dim] = 0
         return (merged, *inputs[1:])
 
-    handle = attention.o_proj.register_forward_pre_hook(zero)
+    handle = output_map.register_forward_pre_hook(zero)
     try:
         yield
     finally:

@@ -45,7 +45,7 @@ def resolve_corpus(spec: str | Mapping[str, Any] | Corpus, **dataset: str | None
     if settings and (kind or name) != "hub_dataset":
         raise ConfigurationError(f"{', '.join(settings)}: only datasets have these settings, and corpus {name!r} is none")
     of_path = {} if kind is None else {"name": kind, "path": name}
-    return corpora.make({**settings, **fields, **of_path})  # type: ignore[no-any-return]
+    return corpora.make({**settings, **fields, **of_path})
 
 
 def _kind(name: str) -> str | None:

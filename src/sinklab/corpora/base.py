@@ -75,7 +75,7 @@ class Encoder:
         """
         if self.tokenizer is None:
             raise InputError(
-                "this model directory has no tokenizer, so it cannot read text; use --corpus random_tokens or repeated_token"
+                "this model directory has no tokenizer, so it cannot read text; use `corpus` random_tokens or repeated_token"
             )
         return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
@@ -118,17 +118,18 @@ class Corpus(abc.ABC):
             InputError: the corpus holds fewer rows than asked for.
         """
         if seq_len < 2 or samples < 1:
-            raise ConfigurationError(f"--seq-len must be at least 2 and --samples at least 1, got {seq_len} and {samples}")
+            raise ConfigurationError(f"`seq_len` must be at least 2 and `samples` at least 1, got {seq_len} and {samples}")
         if bos and encoder.bos_token_id is None:
-            raise ConfigurationError("this model has no beginning-of-sequence token; use --bos none")
+            raise ConfigurationError("this model has no beginning-of-sequence token; use `bos` none")
+        front = [encoder.bos_token_id] if bos and encoder.bos_token_id is not None else []
         rows: list[list[int]] = []
         for row in self.rows(encoder, seq_len - bos, seed):
-            rows.append([encoder.bos_token_id, *row] if bos else row)  # type: ignore[list-item]
+            rows.append([*front, *row])
             if len(rows) == samples:
                 return torch.tensor(rows, dtype=torch.int64)
         raise InputError(
             f"corpus {self.name!r} ({self.identity.source}) is too short: it gives {len(rows)} of {samples} samples of "
-            f"{seq_len} tokens; lower --samples or --seq-len, or give a longer text"
+            f"{seq_len} tokens; lower `samples` or `seq_len`, or give a longer text"
         )
 
 

@@ -25,7 +25,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 class HubDataset(TextCorpus):
     """One column of text, one document a row, read as a stream: nothing is downloaded ahead and memory does not grow.
 
-    Passages are held-out rows, mixed by a buffer of a thousand. ``--corpus owner/name`` or ``--corpus path``.
+    Passages are held-out rows, mixed by a buffer of a thousand.
 
     Args:
         path: a name on the hub (``owner/name``), a data file, or a folder with data files or made by ``save_to_disk``.

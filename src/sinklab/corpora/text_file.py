@@ -17,7 +17,7 @@ __all__ = ["TextFile"]
 
 @corpora.register("text_file")
 class TextFile(TextCorpus):
-    """Passages of one file. On the command line: ``--corpus path/to/file.txt``.
+    """Passages of one file.
 
     A passage starts at the beginning of a paragraph, in an order drawn from the seed; when the paragraphs are used up, at the
     beginnings of the other lines. No two samples start at the same place, but in a short text they may overlap.

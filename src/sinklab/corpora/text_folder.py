@@ -17,7 +17,7 @@ __all__ = ["TextFolder"]
 
 @corpora.register("text_folder")
 class TextFolder(TextCorpus):
-    """Every ``.txt`` and ``.md`` file below a folder; hidden files and empty ones are left out. ``--corpus path/to/folder``.
+    """Every ``.txt`` and ``.md`` file below a folder; hidden files and empty ones are left out.
 
     Passages start at paragraphs of files drawn with replacement. For pre-training, one file in twenty is held out (at least
     one), by the hash of its path below the folder.

@@ -10,7 +10,7 @@ from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sinklab.attention.operation import HeadShape
+from sinklab.attention.operation import HeadShape, Operation
 from sinklab.attention.state import bind
 from sinklab.models.feed_forward import FeedForward
 from sinklab.models.model_config import SinkLMConfig
@@ -53,6 +53,7 @@ class SinkLMAttention(nn.Module):
     """
 
     is_causal = True
+    operation: Operation
 
     def __init__(self, config: SinkLMConfig, layer_idx: int) -> None:
         super().__init__()

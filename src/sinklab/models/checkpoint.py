@@ -42,7 +42,7 @@ def locate(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Pa
     path = Path(name).expanduser()
     if name.startswith(PREFIX) or path.exists():
         if revision is not None:
-            raise ConfigurationError(f"--revision {revision} is for hub repositories; {name} is local")
+            raise ConfigurationError(f"`revision` {revision} is for hub repositories; {name} is local")
         if name.startswith(PREFIX):
             return embedded_path(name), None
         if not path.is_dir():
@@ -96,7 +96,7 @@ def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedC
     if "auto_map" in fields and model_type not in transformers.CONFIG_MAPPING and not trust_remote_code:
         raise InputError(
             f"{name} brings its own model code (auto_map in config.json), which sinklab does not run unless you say so: read "
-            "that code, then add --trust-remote-code"
+            "that code, then add `trust_remote_code`"
         )
     if model_type is None:
         raise InputError(f"{path} does not say which architecture it describes: it has no model_type")

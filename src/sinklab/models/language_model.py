@@ -56,9 +56,8 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position = positions[settings.pop("name", "rotary")](architecture, settings)
         self.layers = nn.ModuleList(SinkLMLayer(config, index) for index in range(config.num_hidden_layers))
-        self.norm = nn.Identity()
-        if config.norm_placement != "post":
-            self.norm = NORMS[config.norm](config.hidden_size, config.norm_eps)
+        norm = nn.Identity() if config.norm_placement == "post" else NORMS[config.norm](config.hidden_size, config.norm_eps)
+        self.norm: nn.Module = norm
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tokens_in_front = architecture.tokens_in_front
         if self.tokens_in_front:

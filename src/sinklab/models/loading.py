@@ -127,7 +127,7 @@ def load_model(
     tokenizer = _tokenizer(folder, name, trust_remote_code)
     return LoadedModel(
         name=name,
-        model=model.to(chosen_device).eval(),  # type: ignore[arg-type]
+        model=model.to(chosen_device).eval(),
         tokenizer=tokenizer,
         encoder=_encoder(model, tokenizer),
         revision=commit or hash_files(files),
@@ -165,10 +165,10 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigurationError(f"there is no device {name!r}; --device is auto, cpu, cuda, cuda:1, mps, …") from None
+        raise ConfigurationError(f"there is no device {name!r}; `device` is auto, cpu, cuda, cuda:1, mps, …") from None
     accelerators = {"cuda": torch.cuda, "mps": torch.backends.mps, "xpu": torch.xpu}
     if device.type != "cpu" and not (device.type in accelerators and accelerators[device.type].is_available()):
-        raise ConfigurationError(f"this machine's torch {torch.__version__} has no {device.type} device; use --device cpu")
+        raise ConfigurationError(f"this machine's torch {torch.__version__} has no {device.type} device; use `device` cpu")
     if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
         raise ConfigurationError(f"there is no device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices")
     return device
@@ -176,9 +176,9 @@ def _device(name: str) -> torch.device:
 
 def _check_dtype(name: str, device: torch.device) -> None:
     if name not in ("auto", *DTYPES):
-        raise ConfigurationError(f"there is no dtype {name!r}; --dtype is auto, {', '.join(DTYPES)}")
+        raise ConfigurationError(f"there is no dtype {name!r}; `dtype` is auto, {', '.join(DTYPES)}")
     if name == "float16" and device.type == "cpu":
-        raise ConfigurationError("float16 on the CPU is slow and overflows; use --dtype float32 or bfloat16")
+        raise ConfigurationError("float16 on the CPU is slow and overflows; use `dtype` float32 or bfloat16")
 
 
 def _dtype(name: str, device: torch.device, config: PreTrainedConfig, files: list[Path]) -> torch.dtype:

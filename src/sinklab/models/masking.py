@@ -62,6 +62,7 @@ class Layout:
         if isinstance(self.seen, int) and self.seen == 0 and kv_len == self.length:
             return self.position_ids
         index = torch.arange(kv_len, device=self.position_ids.device)
+        last: Tensor | int
         if self.attention_mask is not None and self.attention_mask.ndim == 2:
             counts = self.attention_mask.long().cumsum(dim=1)
             last = counts[:, -1:]

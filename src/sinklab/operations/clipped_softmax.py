@@ -85,14 +85,13 @@ class _Kernel(RowKernel):
 
     def weigh(self, scores: Tensor, scratch: Tensor, rows: Rows) -> Tensor:
         scores.sub_(scores.amax(dim=1, keepdim=True)).exp2_()
-        rows.divide_by(scores.sum(dim=1, keepdim=True))
-        scores.mul_(rows.factor)
+        scores.mul_(rows.divide_by(scores.sum(dim=1, keepdim=True)))
         # clip((zeta - gamma) · p + gamma, 0, 1)  =  width · clip(p + gamma / width, 0, 1 / width)  with width = zeta - gamma
         gamma = self.operation.stretch(rows.counts.clamp(min=1.0))
         rows.factor = width = self.operation.zeta - gamma
         torch.add(scores, gamma / width, out=scratch).relu_()
-        rows.kept = width.reciprocal()
-        return torch.minimum(scratch, rows.kept, out=scratch) if self.operation.zeta > 1 else scratch
+        rows.kept = largest = width.reciprocal()
+        return torch.minimum(scratch, largest, out=scratch) if self.operation.zeta > 1 else scratch
 
     def differentiate(self, scores: Tensor, gradient: Tensor, scratch: Tensor, rows: Rows) -> None:
         torch.ops.aten.threshold_backward(gradient, scratch, 0.0, grad_input=gradient)

@@ -38,4 +38,5 @@ class MlpKernel(FeatureKernel):
 
     def features(self, queries: Tensor, keys: Tensor, state: State) -> tuple[Tensor, Tensor]:
         first, second = (state[name].to(queries.dtype) for name in ("first", "second"))
-        return tuple(F.linear(F.relu(F.linear(states, first)), second) for states in (queries, keys))  # type: ignore[return-value]
+        mapped_queries, mapped_keys = (F.linear(F.relu(F.linear(states, first)), second) for states in (queries, keys))
+        return mapped_queries, mapped_keys

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from sinklab.errors import ContractError
 
-__all__ = ["Checks", "first_line"]
+__all__ = ["Checks", "first_line", "is_frozen"]
 
 
 class Checks:
@@ -29,3 +29,8 @@ class Checks:
 def first_line(error: BaseException) -> str:
     """The first line of a message that says something, or the name of its class."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def is_frozen(plugin: object) -> bool:
+    """Whether it is, or is an instance of, a frozen dataclass."""
+    return bool(getattr(getattr(plugin, "__dataclass_params__", None), "frozen", False))

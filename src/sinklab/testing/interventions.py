@@ -203,7 +203,7 @@ class _Decoder:
         cache = transformers.DynamicCache()
         for check, more in (("labels", {"labels": tokens}), ("cached decoding", {"past_key_values": cache})):
             try:
-                self.run({**self.batch, **more})  # type: ignore[arg-type]
+                self.run({**self.batch, **more})
             except ConfigurationError:
                 continue
             raise ContractError(
@@ -264,7 +264,8 @@ def _outputs(model: nn.Module, inputs: Inputs, edits: Edits) -> Tensor:
             # What the edits begin from is proved in sessions of users; here it would be proved a hundred times.
             with attend(model, interventions=edits, verify=False):
                 found = run(**inputs)
-    return getattr(found, "logits", None) if hasattr(found, "logits") else found.last_hidden_state
+    outputs: Tensor = found.logits if hasattr(found, "logits") else found.last_hidden_state
+    return outputs
 
 
 def _counted(tokens: Tensor) -> Inputs:
@@ -280,9 +281,9 @@ def _padded(tokens: Tensor, lengths: Sequence[int]) -> Inputs:
     return {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
 
-def _ungrouped(model: nn.Module) -> nn.Module:
+def _ungrouped(model: transformers.PreTrainedModel) -> nn.Module:
     """The Llama of :func:`tiny_models` with keys and values of its own for every query head."""
-    config = transformers.LlamaConfig(**{**model.config.to_dict(), "num_key_value_heads": 4})  # type: ignore[operator]
+    config = transformers.LlamaConfig(**{**model.config.to_dict(), "num_key_value_heads": 4})
     other = transformers.LlamaForCausalLM(config).double().eval()
     weights = {
         name: value.unflatten(0, (2, 8)).repeat_interleave(2, dim=0).flatten(0, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Callable
 
@@ -16,7 +15,7 @@ from sinklab.attention.paths import PATHS, compute, obstacle
 from sinklab.errors import ContractError, SinklabError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import operations
-from sinklab.testing._checks import Checks, first_line
+from sinklab.testing._checks import Checks, first_line, is_frozen
 
 __all__ = ["check_operation"]
 
@@ -58,8 +57,7 @@ def check_operation(operation: Operation) -> None:
         again = operations.make(operation.to_dict())
     except (SinklabError, AttributeError, TypeError) as error:
         raise ContractError(f"{checks.subject} breaks its contract, check 'settings': {error}") from error
-    frozen = dataclasses.is_dataclass(operation) and operation.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    checks.require(frozen and again == operation, "settings", f"a frozen dataclass equal to {operation}", again)
+    checks.require(is_frozen(operation) and again == operation, "settings", f"a frozen dataclass equal to {operation}", again)
     for name, value in operation.parameters(_SHAPE).items():
         fine = value.dtype == torch.float32 and bool(value.isfinite().all())
         checks.require(fine, "parameters", f"finite float32 numbers for {name!r}", f"{value.dtype}")
@@ -135,12 +133,12 @@ def _check_weights(checks: Checks, operation: Operation, scores: Tensor, null: T
         checks.require(bool(numbers.isfinite().all()), "extreme scores", f"finite {what}", "infinite or undefined ones")
 
     point = scores[:1, :1, :4, :4].double().requires_grad_()
-    nothing = None if wide_null is None else wide_null[:1, :1, :4].clone().requires_grad_()
+    nothing = [] if wide_null is None else [wide_null[:1, :1, :4].clone().requires_grad_()]
 
-    def weigh(numbers: Tensor, null_numbers: Tensor | None) -> Tensor:
-        return operation.weights(numbers, holes[:4, :4], null_numbers)
+    def weigh(numbers: Tensor, *null_numbers: Tensor) -> Tensor:
+        return operation.weights(numbers, holes[:4, :4], *null_numbers)
 
-    _gradcheck(checks, weigh, point, nothing)
+    _gradcheck(checks, weigh, point, *nothing)
 
 
 def _check_outputs(checks: Checks, operation: Operation, call: _Call) -> None:
@@ -210,7 +208,7 @@ def _check_gradients(checks: Checks, operation: Operation, call: _Call) -> None:
     _gradcheck(checks, attend, *points)
 
 
-def _gradcheck(checks: Checks, function: Callable[..., Tensor], *points: Tensor | None) -> None:
+def _gradcheck(checks: Checks, function: Callable[..., Tensor], *points: Tensor) -> None:
     try:
         # fast_mode compares one random projection of the Jacobian: as sharp, and linear in the number of inputs.
         torch.autograd.gradcheck(function, points, fast_mode=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +20,7 @@ from sinklab.streaming.base import Reader
 from sinklab.streaming.reader import open_reader
 from sinklab.streaming.rotation import Rotation, read_rotations
 from sinklab.streaming.scored import ScoredCache
-from sinklab.testing._checks import Checks, first_line
+from sinklab.testing._checks import Checks, first_line, is_frozen
 from sinklab.testing.probes import tiny_models
 
 __all__ = ["check_policy"]
@@ -110,8 +109,7 @@ def _check_settings(checks: Checks, policy: Policy) -> None:
         again = policies.make(json.loads(json.dumps(policies.settings(policy))))
     except (SinklabError, AttributeError, TypeError) as error:
         raise ContractError(f"{checks.subject} breaks its contract, check 'settings': {error}") from error
-    frozen = dataclasses.is_dataclass(policy) and policy.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    checks.require(frozen and again == policy, "settings", f"a frozen dataclass equal to {policy}", again)
+    checks.require(is_frozen(policy) and again == policy, "settings", f"a frozen dataclass equal to {policy}", again)
 
 
 def _check_max_held(checks: Checks, policy: Policy) -> None:
@@ -341,7 +339,8 @@ class _PerHead:
     """An observer that gives every attention call the mask of its layer, and with a rotation keys rotated to their rank."""
 
     def __init__(self, model: nn.Module, masks: list[Tensor], rotation: Rotation | None) -> None:
-        self.layers = {id(module): int(module.layer_idx) for module in model.modules() if hasattr(module, "layer_idx")}
+        numbers = ((module, getattr(module, "layer_idx", None)) for module in model.modules())
+        self.layers = {id(module): number for module, number in numbers if isinstance(number, int)}
         self.masks, self.running, self.rotation = masks, True, rotation
 
     def owns(self, module: nn.Module) -> bool:

@@ -98,7 +98,7 @@ def check_probe(probe_class: type[Probe], **parameters: Any) -> None:
         _check_same(checks, together, one_by_one, f"batch size ({name})")
 
         half = measure({"input_ids": sample} for sample in samples[:1])
-        half.merge(measure({"input_ids": sample} for sample in samples[1:]))  # type: ignore[arg-type]
+        half.merge(measure({"input_ids": sample} for sample in samples[1:]))
         _check_same(checks, _check_rows(checks, probe_class, half), rows, f"split and merge ({name})")
         for side in ("left", "right"):
             padded = _check_rows(checks, probe_class, measure([_padded(samples, side)]))

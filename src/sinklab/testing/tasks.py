@@ -12,7 +12,7 @@ from sinklab.corpora.base import Encoder, Identity
 from sinklab.errors import InputError, SinklabError
 from sinklab.registry import tasks
 from sinklab.tasks.base import Axis, Metric, Sheet, Task
-from sinklab.testing._checks import Checks, first_line
+from sinklab.testing._checks import Checks, first_line, is_frozen
 
 __all__ = ["check_task"]
 
@@ -56,14 +56,13 @@ def check_task(
     ]
     check.require(len(useful) > 0, "budget", f"a question behind {budget} tokens whose fact a window of {budget} holds", "none")
     without = next(iter(made.sheets(encoder, budget=budget, rows=rows, seed=0, bos=False))).tokens[:, 0]
-    check.require(bool((without != encoder.bos_token_id).all()), "bos", "no token in front with bos=False", "the BOS token")
+    check.require(encoder.bos_token_id not in without.tolist(), "bos", "no token in front with bos=False", "the BOS token")
     _check_no_tokenizer(check, made, budget, rows)
 
 
 def _settings(check: Checks, task: Task) -> Task:
     cls = type(task)
-    frozen = dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    check.require(frozen, "declaration", "a frozen dataclass", cls)
+    check.require(is_frozen(cls), "declaration", "a frozen dataclass", cls)
     check.require(task.metric in get_args(Metric), "declaration", f"a metric among {', '.join(get_args(Metric))}", task.metric)
     check.require(task.axis in get_args(Axis), "declaration", f"an axis among {', '.join(get_args(Axis))}", task.axis)
     check.require(task.minimal_effect > 0, "declaration", "a minimal effect above 0", task.minimal_effect)
@@ -86,7 +85,7 @@ def _check_sheet(check: Checks, task: Task, sheet: Sheet, encoder: Encoder, rows
     check.require(len(tokens) == rows, "tokens", f"{rows} rows", len(tokens))
     in_range = int(tokens.min()) >= 0 and int(tokens.max()) < encoder.vocab_size
     check.require(in_range, "tokens", f"ids below {encoder.vocab_size}", int(tokens.max()))
-    check.require(bool((tokens[:, 0] == encoder.bos_token_id).all()), "bos", "the BOS token in front with bos=True", "another")
+    check.require(set(tokens[:, 0].tolist()) == {encoder.bos_token_id}, "bos", "the BOS token in front", "another")
     check.require(len(sheet.questions) > 0, "questions", "at least one in each sheet", "none")
     done = 1
     for question in sheet.questions:

@@ -181,8 +181,8 @@ class NoOpCertificate(Probe):
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
         shape = call.queries.shape[:2]
-        fields = {field.name: getattr(certificate, field.name) for field in dataclasses.fields(certificate)}
-        certificate = Certificate(**{name: None if x is None else x.unflatten(0, shape) for name, x in fields.items()})
+        by_sample = {name: field.unflatten(0, shape) for name, field in vars(certificate).items() if field is not None}
+        certificate = dataclasses.replace(certificate, **by_sample)
         weight = with_null.gather(3, sinks.clamp(min=0)[..., None])[..., 0]
         return LayerCertificate(call.site, queries, certificate, weight, outputs)
 

@@ -119,4 +119,5 @@ def _linear_inside(model: nn.Module) -> set[Parameter]:
 
 def _stored(module: nn.Linear | nn.Embedding) -> Parameter:
     """The parameter behind the weight, also where an operation has reparametrised it."""
-    return module.parametrizations.weight.original if parametrize.is_parametrized(module, "weight") else module.weight
+    name = "parametrizations.weight.original" if parametrize.is_parametrized(module, "weight") else "weight"
+    return module.get_parameter(name)
