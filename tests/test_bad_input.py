@@ -16,7 +16,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
+from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
 from sinklab.cli.guard import explain
@@ -121,9 +121,9 @@ OPTIONS = {
     "fp16 on a CPU": (["--dtype", "float16", "--device", "cpu"], "use --dtype float32 or bfloat16"),
     "revision": (["--revision", "main"], "--revision main is for hub repositories"),
     "batch size": (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
-    "bos": (["--bos", "sometimes"], "'sometimes' is not one of 'auto', 'always', 'none'"),
-    "not a number": (["--samples", "many"], "Invalid value for '--samples'"),
-    "unknown option": (["--sampels", "3"], "No such option: --sampels"),
+    "bos": (["--bos", "sometimes"], 'Invalid value "sometimes" for --bos. Choose from: "auto", "always", "none"'),
+    "not a number": (["--samples", "many"], 'Invalid value for --samples: unable to convert "many" into int'),
+    "unknown option": (["--sampels", "3"], "Unknown option: --sampels. Did you mean --samples?"),
 }
 
 
@@ -258,7 +258,7 @@ class TestGuard:
             assert result.stderr.splitlines()[-1].startswith("error: there is no directory")
 
     def test_a_bug_is_shown_as_a_bug(self, monkeypatch):
-        monkeypatch.setattr("sinklab.cli.app.catalogue", lambda kind: 1 / 0)
+        monkeypatch.setattr("sinklab.cli.catalogue.catalogue", lambda kind: 1 / 0)
         result = run("list")
         assert isinstance(result.exception, ZeroDivisionError)
         assert result.exit_code == 1

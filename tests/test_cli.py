@@ -8,12 +8,13 @@ import subprocess
 import sys
 
 import pytest
+from tests.command_line import CliRunner
 from tests.conftest import make_sinklm
-from typer.testing import CliRunner
 
 import sinklab
 from sinklab.cli import output
-from sinklab.cli.app import _folder_name, app
+from sinklab.cli.app import app
+from sinklab.cli.audit import _folder_name
 from sinklab.registry import KINDS
 from sinklab.results.table import read_run, read_table
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.command_line import CliRunner
 from tests.conftest import TEXT
-from typer.testing import CliRunner
 
 from sinklab.cli.app import app
 from sinklab.results.table import read_run
@@ -79,7 +79,7 @@ def test_the_audit_has_the_section_unless_it_is_switched_off(checkpoint, tmp_pat
         (["--window", "100"], "a window of 100 tokens covers the 80 tokens of a text, so nothing is ever evicted"),
         (["--policies", "windw"], "no policy is called 'windw'. Did you mean 'window'"),
         (["--text", "nowhere.txt"], "there is no text file 'nowhere.txt'"),
-        (["--bos", "perhaps"], "'perhaps' is not one of 'auto', 'always', 'none'"),
+        (["--bos", "perhaps"], 'Invalid value "perhaps" for --bos. Choose from: "auto", "always", "none"'),
     ],
 )
 def test_bad_input_is_one_line(checkpoint, options, message):

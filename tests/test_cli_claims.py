@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
+from tests.command_line import CliRunner
 from tests.reproduction.made_results import NUMBERS, PARTS, write_claim
-from typer.testing import CliRunner
 
 from sinklab.cli.app import app
 from sinklab.cli.reproduce import chosen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner
+from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
 from sinklab.results.table import read_run, read_table

@@ -7,7 +7,7 @@ import signal
 import sys
 
 import pytest
-from typer.testing import CliRunner
+from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
 from sinklab.models.loading import load_model

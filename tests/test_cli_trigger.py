@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner
+from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
 from sinklab.results.table import read_run, read_table
@@ -103,7 +103,7 @@ def test_anyway_trains_what_cannot_be():
         (["--triggers", "0"], "0 triggers in 16 tokens"),
         (["--positions", "rotari"], "no position is called 'rotari'. Did you mean 'rotary'?"),
         (["--positions", "rotary", "--width", "7"], "head_dim 7 must be even"),
-        (["--start", "zero"], "'zero' is not one of"),
+        (["--start", "zero"], '"zero" for --start. Choose from'),
         (["--start", "construction", "--heads", "2"], "constructions are known for one layer with one head"),
         (["--start", "construction", "--operation", "gated"], "constructions are known for softmax, and for relu"),
         (["--start", "construction", "--noise", "-1"], "noise -1.0 must be a number from 0"),
@@ -111,7 +111,7 @@ def test_anyway_trains_what_cannot_be():
         (["--resume"], "--resume is about an output directory; give one as --out"),
         (["--overwrite"], "--overwrite is about an output directory"),
         (["--tolerance", "0"], "tolerance 0.0 must be a positive number"),
-        (["--target", "all"], "'all' is not one of"),
+        (["--target", "all"], '"all" for --target. Choose from'),
         (["--operation", "sigmoid"], "operation 'sigmoid' cannot do the task: each weight depends on its own score"),
         (["--no-bos", "--operation", "softmax"], "without BOS there is no token that could carry nothing"),
     ],

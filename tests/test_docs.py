@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.command_line import CliRunner
 from tests.conftest import TINY
-from typer.testing import CliRunner
 
-from sinklab.cli.app import app
+from sinklab.cli.app import app, make_app
 from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
@@ -137,14 +137,8 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_commands_in_documents_parse(command):
     """Everything but running: names, options and their values are those of the command line."""
-    import typer
-
     words = shlex.split(command, comments=True)[1:]
-    group = typer.main.get_command(app)
-    with group.make_context("sinklab", list(words)) as context:
-        name, sub, rest = group.resolve_command(context, list(words))
-        assert sub is not None, name
-        sub.make_context(name, rest, parent=context)
+    make_app(words)[0].parse_args(words)
 
 
 def test_there_are_commands_to_parse():

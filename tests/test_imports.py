@@ -202,7 +202,7 @@ def loaded_by(statement: str) -> set[str]:
         "[importlib.import_module(m.name) for m in pkgutil.iter_modules(r.__path__, 'sinklab.report.')]",
         "import sinklab.registry as r\n[(k.names(), [k.summary(n) for n in k]) for k in r.KINDS.values()]",
         "from sinklab.cli.app import app",
-        "from typer.testing import CliRunner; from sinklab.cli.app import app\n"
+        "from tests.command_line import CliRunner; from sinklab.cli.app import app\n"
         "assert CliRunner().invoke(app, ['list']).exit_code == 0\n"
         "assert CliRunner().invoke(app, ['show', 'sink_rate']).exit_code == 0\n"
         "assert CliRunner().invoke(app, ['audit', '--help']).exit_code == 0",

@@ -1,14 +1,16 @@
-"""Arguments that several commands share: one type and one help text each; the command line reads them from the signatures.
+"""What makes a function a command, and the arguments that several commands share: one type and one help text each.
 
-Nothing here imports torch: the signature of a command is read, and its help shown, without it.
+A command is a function with the mark :func:`command`. Its signature and its docstring are the only place where an option is
+written; ``sinklab.cli`` derives the command line from them. Nothing here imports torch, and no module of a command does: the
+signature is read, and the help shown, without it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, overload
 
 from typing_extensions import Doc
 
@@ -30,6 +32,8 @@ else:
     _Model = _Corpus = _Seeds = _Operations = str
 
 __all__ = [
+    "WHOLE",
+    "AsJson",
     "BatchSize",
     "Bos",
     "CorpusSource",
@@ -48,9 +52,14 @@ __all__ = [
     "SeqLen",
     "Threshold",
     "TrustRemoteCode",
+    "command",
     "parse_seeds",
 ]
 
+WHOLE = "whole"
+"""In the annotation of a list: the command line does not split its parts at commas."""
+
+AsJson = Annotated[bool, "--json", Doc("Print JSON on stdout and nothing else there.")]
 ModelSource = Annotated[_Model, Doc("embedded:softmax, embedded:sigmoid, a directory, or a hub id.")]
 CorpusSource = Annotated[_Corpus, Doc("A name from 'sinklab list corpora', with settings if need be, or a UTF-8 text file.")]
 SeqLen = Annotated[int, Doc("Tokens in a sample, the beginning-of-sequence token included.")]
@@ -73,6 +82,30 @@ TrustRemoteCode = Annotated[bool, Doc("Run model code that comes with the checkp
 Out = Annotated[Path | None, Doc("Output directory; it is there whole or not at all.")]
 Overwrite = Annotated[bool, Doc("Replace the output directory if it exists.")]
 Resume = Annotated[bool, Doc("Go on with the run in the output directory; what is done is kept.")]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@overload
+def command(function: F) -> F: ...
+@overload
+def command(function: str) -> Callable[[F], F]: ...
+def command(function: Any) -> Any:
+    """Mark of a function that is a command of ``sinklab``; the function is given back as it is.
+
+    ``@command`` takes the name of the function, ``@command("list")`` another one. The mark is found in the text of the files of
+    the package, so it is written as a decorator at the beginning of a line, first of all decorators.
+
+    - What comes before ``*`` in the signature is given by its position, or by its name too if it has a default; all else is an
+      option. ``progress`` is handed in.
+    - Help is the text in ``Doc`` of the annotation, or the entry under ``Args:``. An option is called as its parameter, with
+      hyphens, or as words of the annotation say: ``Annotated[bool, "--json"]``. Options that are lists can be repeated, and
+      their parts separated by commas.
+    - With :data:`WHOLE` in its annotation a list is taken as it is given: one part each time, whatever commas are in it.
+    - A :class:`~sinklab.results.run.Result` is shown, and gives the command ``--json``; text or a path is printed.
+    """
+    return (lambda marked: marked) if isinstance(function, str) else function
 
 
 def parse_seeds(seeds: str | Sequence[int]) -> list[int]:

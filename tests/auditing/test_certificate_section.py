@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 from tests.architectures.zoo import MEASURED, build
+from tests.command_line import CliRunner
 from tests.conftest import make_sinklm
-from typer.testing import CliRunner
 
 from sinklab import audit
 from sinklab.attention.session import attend

@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from typer.testing import CliRunner
+from tests.command_line import CliRunner
 
 from sinklab.backcopy.lab import label_of, run_lab
 from sinklab.backcopy.readout import BY_HEAD, BY_LAYER

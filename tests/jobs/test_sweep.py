@@ -19,12 +19,12 @@ import pytest
 from filelock import FileLock
 from rich.console import Console
 from rich.progress import Progress, TextColumn
+from tests.command_line import CliRunner
 from tests.training.conftest import EIGHT_STEPS, short
-from typer.testing import CliRunner
 
 from sinklab.arguments import parse_seeds
 from sinklab.cli.app import app
-from sinklab.cli.sweep import EPILOG
+from sinklab.cli.sweep import sweep as sweep_command
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.jobs import cell as cell_module
 from sinklab.jobs import local
@@ -578,7 +578,7 @@ def test_failed_cells_are_told_and_end_in_status_1(sinklab, monkeypatch):
     assert [line.split()[1:] for line in out.splitlines()[1:3]] == [["0,", "1", "failed", "or", "unfinished", "–", "–"]] * 2
 
 
-@pytest.mark.parametrize("line", re.findall(r"^sinklab sweep .*?(?=  |$)", EPILOG, re.MULTILINE))
+@pytest.mark.parametrize("line", re.findall(r"^ +(sinklab sweep .*?)(?=  |$)", sweep_command.__doc__, re.MULTILINE))
 def test_the_examples_of_the_help_are_sweeps(line):
     _, _, recipe, *rest = shlex.split(line)
     options = {name: [rest[at + 1] for at, word in enumerate(rest) if word == name] for name in ("--grid", "--seeds")}

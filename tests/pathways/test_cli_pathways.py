@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
+from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
 from sinklab.pathways import benchmark

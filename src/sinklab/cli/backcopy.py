@@ -2,73 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sinklab.arguments import AsJson, command
 from sinklab.cli import output
-from sinklab.cli.libraries import prepare_libraries
-from sinklab.cli.options import CorpusOption, Json, whole_numbers
+from sinklab.cli.quiet import quiet_libraries
 from sinklab.registry import operations, split_specs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["EPILOG", "backcopy"]
-
-EPILOG = (
-    "The task is that of Guo et al. 2024 (arXiv 2410.13835), smaller by default; docs/backcopy.md explains the columns.\n\n"
-    "Examples:\n\n"
-    "sinklab backcopy --seeds 0  (a minute a run on a core)\n\n"
-    "sinklab backcopy --layers 3 --optimizer adamw,sgd --out build/backcopy\n\n"
-    "sinklab backcopy --operation 'softmax,sink_logit,gated' --json\n\n"
-    "sinklab backcopy --scale paper --layers 3 --no-attention 2 --out build/paper  (days on a CPU)"
-)
+__all__ = ["backcopy"]
 
 
+@command
 def backcopy(
-    operation: Annotated[
-        str,
-        typer.Option(metavar="NAME[,NAME…]", help="From 'sinklab list operations', with settings if need be: relu:power=0."),
-    ] = "softmax,relu",
-    optimizer: Annotated[str, typer.Option(metavar="NAME[,NAME]", help="adamw, sgd, or both.")] = "adamw",
-    layers: Annotated[str, typer.Option(metavar="N[,N…]", help="Layers of a model; several depths are several models.")] = "1",
-    heads: Annotated[int, typer.Option(help="Heads a layer.")] = 1,
-    seeds: Annotated[
-        str, typer.Option(metavar="0..2", help="Of initial weights and data; both ends included, or a list.")
-    ] = "0..2",
-    steps: Annotated[int | None, typer.Option(help="Updates.", show_default="4,000 small, 10,000 paper")] = None,
-    scale: Annotated[
-        Literal["small", "paper"], typer.Option(help="Sizes: 64 tokens and width 64, or the paper's 256 and 256.")
-    ] = "small",
-    learning_rate: Annotated[
-        float | None, typer.Option(help="The same for all runs.", show_default="by scale, optimizer and operation")
-    ] = None,
-    triggers: Annotated[int, typer.Option(help="So many of the most frequent characters are triggers.")] = 3,
-    no_attention: Annotated[
-        str | None, typer.Option(metavar="N[,N…]", help="Layers without attention, counted from 0.")
-    ] = None,
-    no_feed_forward: Annotated[
-        str | None, typer.Option(metavar="N[,N…]", help="Layers without feed-forward, counted from 0.")
-    ] = None,
-    corpus: CorpusOption = "python_source",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Directory for table.parquet, runs.json, run.json and curves.png; finished runs in it are kept."),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Train the runs in the directory again.")] = False,
-    as_json: Json = False,
+    *,
+    operation: str = "softmax,relu",
+    optimizer: str = "adamw",
+    layers: Sequence[int] = (1,),
+    heads: int = 1,
+    seeds: str = "0..2",
+    steps: int | None = None,
+    scale: Literal["small", "paper"] = "small",
+    learning_rate: float | None = None,
+    triggers: int = 3,
+    no_attention: Sequence[int] = (),
+    no_feed_forward: Sequence[int] = (),
+    corpus: str = "python_source",
+    out: Path | None = None,
+    overwrite: bool = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train small models to copy behind triggers and predict bigrams elsewhere, and say what their heads do.
 
     Prints for every run the loss above the floor, the three extreme-token read-outs (weight on BOS, norm of its value, norm of
     its residual), whether the copying head is active at triggers and dormant elsewhere, and what the model is without it.
+
+    The task is that of Guo et al. 2024 (arXiv 2410.13835), smaller by default; docs/backcopy.md explains the columns.
+
+    Args:
+        corpus: A name from 'sinklab list corpora', with settings if need be, or a UTF-8 text file.
+        operation: From 'sinklab list operations', with settings if need be: relu:power=0.
+        optimizer: adamw, sgd, or both.
+        layers: Layers of a model; several depths are several models.
+        heads: Heads a layer.
+        seeds: Of initial weights and data; both ends included, or a list.
+        steps: Updates; by default 4,000 small, 10,000 paper.
+        scale: Sizes: 64 tokens and width 64, or the paper's 256 and 256.
+        learning_rate: The same for all runs; by default by scale, optimizer and operation.
+        triggers: So many of the most frequent characters are triggers.
+        no_attention: Layers without attention, counted from 0.
+        no_feed_forward: Layers without feed-forward, counted from 0.
+        out: Directory for table.parquet, runs.json, run.json and curves.png; finished runs in it are kept.
+        overwrite: Train the runs in the directory again.
+
+    Examples:
+        sinklab backcopy --seeds 0  (a minute a run on a core)
+        sinklab backcopy --layers 3 --optimizer adamw,sgd --out build/backcopy
+        sinklab backcopy --operation 'softmax,sink_logit,gated' --json
+        sinklab backcopy --scale paper --layers 3 --no-attention 2 --out build/paper  (days on a CPU)
     """
-    prepare_libraries()
+    quiet_libraries()
     from sinklab.arguments import parse_seeds
     from sinklab.backcopy.lab import run_lab
     from sinklab.backcopy.training import SCALES, Setting
@@ -78,8 +79,8 @@ def backcopy(
         heads=heads,
         triggers=triggers,
         learning_rate=learning_rate,
-        no_attention=tuple(whole_numbers("--no-attention", no_attention)) if no_attention is not None else (),
-        no_feed_forward=tuple(whole_numbers("--no-feed-forward", no_feed_forward)) if no_feed_forward is not None else (),
+        no_attention=tuple(no_attention),
+        no_feed_forward=tuple(no_feed_forward),
         **{**SCALES[scale], **({} if steps is None else {"steps": steps})},
     )
     with output.progress() as progress:
@@ -88,7 +89,7 @@ def backcopy(
             parse_seeds(seeds),
             setting,
             optimizers=split_specs(optimizer),
-            layers=whole_numbers("--layers", layers),
+            layers=layers,
             corpus=corpus,
             out=out,
             overwrite=overwrite,
@@ -99,9 +100,9 @@ def backcopy(
         return
     _print(result.runs, scale)
     if result.resumed:
-        typer.echo(f"\n{result.resumed} of {len(result.runs)} runs were there already; --overwrite trains them again")
+        print(f"\n{result.resumed} of {len(result.runs)} runs were there already; --overwrite trains them again")
     if out is not None:
-        typer.echo(f"\ntable  {out / 'table.parquet'}\nfigure {out / 'curves.png'}")
+        print(f"\ntable  {out / 'table.parquet'}\nfigure {out / 'curves.png'}")
 
 
 HEADINGS = (

@@ -2,68 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from sinklab.arguments import AsJson, Bos, Device, Dtype, ModelSource, Overwrite, Revision, TrustRemoteCode, command
 from sinklab.cli import output
-from sinklab.cli.libraries import prepare_libraries
-from sinklab.cli.options import Bos, Device, Dtype, Json, Model, Overwrite, Revision, TrustRemoteCode, whole_numbers
+from sinklab.cli.quiet import quiet_libraries
 
-__all__ = ["EPILOG", "cache"]
-
-EPILOG = (
-    "Examples:\n\n"
-    "sinklab cache embedded:softmax\n\n"
-    "sinklab cache ./my-checkpoint --text book.txt --window 256,1024 --sinks 0,1,4\n\n"
-    "sinklab cache org/model --policies window,sink_window,full --tokens 4096 --documents 4 --out build/cache\n\n"
-    "sinklab cache embedded:sigmoid --json > policies.json"
-)
+__all__ = ["cache"]
 
 
+@command
 def cache(
-    model: Model,
-    text: Annotated[
-        str,
-        typer.Option("--text", "--corpus", metavar="FILE|NAME", help="A UTF-8 text, or a name from 'sinklab list corpora'."),
-    ] = "python_source",
-    policies: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Names from 'sinklab list policies', with commas; all by default.")
-    ] = None,
-    window: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZES",
-            help="Tokens held before the query, sinks included, with commas.",
-            show_default="a quarter and half of the trained length, at most 1024",
-        ),
-    ] = None,
-    sinks: Annotated[str, typer.Option(metavar="NUMBERS", help="First tokens that are kept, with commas.")] = "0,1,2,4,8",
-    tokens: Annotated[
-        int | None,
-        typer.Option(help="Tokens of a text.", show_default="4 times the trained length, at most 8192, at least 4 windows"),
-    ] = None,
-    documents: Annotated[int, typer.Option(help="Texts to average over, at most.")] = 8,
-    seed: Annotated[int, typer.Option(help="Seed of corpora that are drawn from.")] = 0,
+    model: ModelSource,
+    *,
+    text: Annotated[str, "--text", "--corpus"] = "python_source",
+    policies: str | None = None,
+    window: Sequence[int] | None = None,
+    sinks: Sequence[int] = (0, 1, 2, 4, 8),
+    tokens: int | None = None,
+    documents: int = 8,
+    seed: int = 0,
     bos: Bos = "auto",
     device: Device = "auto",
     dtype: Dtype = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Directory for summary.json, table.parquet, run.json and loss.png; none by default.")
-    ] = None,
+    out: Path | None = None,
     overwrite: Overwrite = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare cache policies on long texts: what each loses, how fast it is, what it holds, and which one to use.
 
     Dense attention, a window, sinks and a window, the window computed anew for every token, and every other policy at the same
     size.
+
+    Args:
+        text: A UTF-8 text, or a name from 'sinklab list corpora'.
+        policies: Names from 'sinklab list policies', with commas; all by default.
+        window: Tokens held before the query, sinks included, with commas; by default a quarter and half of the trained length,
+            at most 1024.
+        sinks: First tokens that are kept, with commas.
+        tokens: Tokens of a text; by default 4 times the trained length, at most 8192, at least 4 windows.
+        documents: Texts to average over, at most.
+        seed: Seed of corpora that are drawn from.
+        out: Directory for summary.json, table.parquet, run.json and loss.png; none by default.
+
+    Examples:
+        sinklab cache embedded:softmax
+        sinklab cache ./my-checkpoint --text book.txt --window 256,1024 --sinks 0,1,4
+        sinklab cache org/model --policies window,sink_window,full --tokens 4096 --documents 4 --out build/cache
+        sinklab cache embedded:sigmoid --json > policies.json
     """
-    windows, numbers = None if window is None else whole_numbers("--window", window), whole_numbers("--sinks", sinks)
-    prepare_libraries()
+    quiet_libraries()
     from sinklab.auditing.cache_policies import compare_policies
 
     with output.progress() as progress:
@@ -71,8 +63,8 @@ def cache(
             model,
             corpus=text,
             policies=None if policies is None else [name.strip() for name in policies.split(",") if name.strip()],
-            windows=windows,
-            sinks=numbers,
+            windows=window,
+            sinks=sinks,
             tokens=tokens,
             documents=documents,
             seed=seed,
@@ -90,4 +82,4 @@ def cache(
         return
     output.print_policies(result.summary)
     if out is not None:
-        typer.echo(f"\nplot  {out / 'loss.png'}")
+        print(f"\nplot  {out / 'loss.png'}")

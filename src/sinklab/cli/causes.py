@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sinklab.arguments import (
+    AsJson,
+    Bos,
+    Device,
+    Dtype,
+    ModelSource,
+    Overwrite,
+    Revision,
+    Threshold,
+    TrustRemoteCode,
+    command,
+)
 from sinklab.cli import output
-from sinklab.cli.libraries import prepare_libraries
-from sinklab.cli.options import Bos, Device, Dtype, Json, Model, Overwrite, Revision, Threshold, TrustRemoteCode
+from sinklab.cli.quiet import quiet_libraries
 from sinklab.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["EPILOG", "causes"]
+__all__ = ["causes"]
 
-EPILOG = (
-    "semantic: sending all of a head's attention to the sink costs loss on every domain. dormant: it costs nothing, and hiding "
-    "the sink costs more than hiding other keys. switch: one on some domains, the other on others. broadcast: the sink's value "
-    "is used. undecided: anything else, at the error rate asked for. docs/causes.md has the rules and their limits.\n\n"
-    "Examples:\n\n"
-    "sinklab causes embedded:softmax\n\n"
-    "sinklab causes embedded:softmax --heads 2.0,3.1 --texts 64 --out build/causes\n\n"
-    "sinklab causes ORG/MODEL --domains python_source,notes.txt --budget full --out build/causes\n\n"
-    "sinklab causes ORG/MODEL --sink null --json"
-)
 
 COLOURS = {"semantic": "blue", "dormant": "magenta", "switch": "yellow", "broadcast": "green", "undecided": "dim"}
 COLUMNS = {"redirect": "all to the sink", "hide": "sink hidden", "zero_value": "its value zeroed", "zero": "head zeroed"}
@@ -43,56 +44,61 @@ PER_HEAD = 40
 """Heads that the terminal shows; a larger model's undecided ones are in summary.json alone."""
 
 
+@command
 def causes(
-    model: Model,
-    heads: Annotated[str, typer.Option(metavar="0.1,3.0|all", help="Heads to examine, written layer.head from 0.")] = "all",
-    sink: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|POSITION|null|none",
-            help="Where the sink is: found, a position of the document, the null score, or none (heads are then zeroed).",
-        ),
-    ] = "auto",
-    domains: Annotated[
-        str,
-        typer.Option(metavar="CORPUS[,CORPUS…]", help="Names from 'sinklab list corpora' or text files; each is a domain."),
-    ] = "python_source",
-    texts: Annotated[
-        int | None, typer.Option(help="Texts of each domain; more decide more heads.", show_default="16, or 64 in full")
-    ] = None,
-    seq_len: Annotated[
-        int | None, typer.Option(help="Tokens of a text, BOS included.", show_default="256, or the trained length if less")
-    ] = None,
-    budget: Annotated[
-        Literal["fast", "full"],
-        typer.Option(help="full: more texts, more controls, replacement by means and other texts, all experiments."),
-    ] = "fast",
-    level: Annotated[float, typer.Option(help="Expected share of false labels among those given.")] = 0.05,
-    minimal_effect: Annotated[
-        float, typer.Option(help="Change of the loss, in nats, below which it counts as nothing.")
-    ] = 0.01,
+    model: ModelSource,
+    *,
+    heads: str = "all",
+    sink: str = "auto",
+    domains: str = "python_source",
+    texts: int | None = None,
+    seq_len: int | None = None,
+    budget: Literal["fast", "full"] = "fast",
+    level: float = 0.05,
+    minimal_effect: float = 0.01,
     threshold: Threshold = 0.3,
-    seed: Annotated[int, typer.Option(help="Seed of texts and controls; the same seed gives the same numbers.")] = 0,
+    seed: int = 0,
     bos: Bos = "auto",
-    batch_size: Annotated[int, typer.Option(help="Texts a forward pass.")] = 16,
+    batch_size: int = 16,
     device: Device = "auto",
     dtype: Dtype = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Directory for report.html, summary.json, table.parquet and run.json.")
-    ] = None,
+    out: Path | None = None,
     overwrite: Overwrite = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what every head does with its sink: semantic, dormant, switch, broadcast, or undecided.
 
     Changes one head at a time, takes the loss again, and compares with random changes of the same size. With --out a run that
     is killed goes on where it was.
+
+    semantic: sending all of a head's attention to the sink costs loss on every domain. dormant: it costs nothing, and hiding
+    the sink costs more than hiding other keys. switch: one on some domains, the other on others. broadcast: the sink's value is
+    used. undecided: anything else, at the error rate asked for. docs/causes.md has the rules and their limits.
+
+    Args:
+        heads: Heads to examine, written layer.head from 0.
+        sink: Where the sink is: found, a position of the document, the null score, or none (heads are then zeroed).
+        domains: Names from 'sinklab list corpora' or text files; each is a domain.
+        texts: Texts of each domain; more decide more heads; by default 16, or 64 in full.
+        seq_len: Tokens of a text, BOS included; by default 256, or the trained length if less.
+        budget: full: more texts, more controls, replacement by means and other texts, all experiments.
+        level: Expected share of false labels among those given.
+        minimal_effect: Change of the loss, in nats, below which it counts as nothing.
+        seed: Seed of texts and controls; the same seed gives the same numbers.
+        batch_size: Texts a forward pass.
+        out: Directory for report.html, summary.json, table.parquet and run.json.
+
+    Examples:
+        sinklab causes embedded:softmax
+        sinklab causes embedded:softmax --heads 2.0,3.1 --texts 64 --out build/causes
+        sinklab causes ORG/MODEL --domains python_source,notes.txt --budget full --out build/causes
+        sinklab causes ORG/MODEL --sink null --json
     """
     chosen = parse_heads(heads)
     place = parse_sink(sink)
-    prepare_libraries()
+    quiet_libraries()
     from sinklab.auditing.causes import find_causes
 
     with output.progress() as progress:
@@ -116,7 +122,7 @@ def causes(
             trust_remote_code=trust_remote_code,
             out=out,
             overwrite=overwrite,
-            say=lambda text: typer.echo(text, err=True),
+            say=lambda text: print(text, file=sys.stderr),
             progress=progress,
         )
     if as_json:
@@ -124,7 +130,7 @@ def causes(
         return
     _print(result.summary)
     if out is not None:
-        typer.echo(f"\nreport  {out / 'report.html'}")
+        print(f"\nreport  {out / 'report.html'}")
 
 
 def parse_heads(text: str) -> list[tuple[int, int]] | None:

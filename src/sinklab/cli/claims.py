@@ -8,50 +8,49 @@ import sys
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sinklab.arguments import AsJson, command
 from sinklab.cli import output
-from sinklab.cli.options import Json
 from sinklab.cli.stated import Stated, stated
 from sinklab.errors import UnknownNameError
 from sinklab.registry import claims as registered
 from sinklab.reproduction.claim import SCALES
 
-__all__ = ["EPILOG", "check_word", "claims", "format_effect", "print_verdicts", "verdict_markup"]
+__all__ = ["check_word", "claims", "format_effect", "print_verdicts", "verdict_markup"]
 
-EPILOG = (
-    "Examples:\n\n"
-    "sinklab claims\n\n"
-    "sinklab claims sink_moves_to_bias\n\n"
-    "sinklab claims --source gu2024 --json\n\n"
-    "sinklab reproduce repeated_token_laws  (to run one)"
-)
 
 COLOURS = {"reproduced": "green", "not reproduced": "red", "inconclusive": "yellow"}
 
 
+@command
 def claims(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME…]", help="All by default; of one, everything is shown.")
-    ] = None,
-    source: Annotated[str | None, typer.Option(help="Only those of a paper, such as gu2024.")] = None,
-    scale: Annotated[str, typer.Option(help=f"{', '.join(SCALES)}: the scale that cost and verdict are about.")] = "tiny",
-    results: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Output directory of sinklab reproduce.",
-            show_default="./sinklab-claims if there are results in it, else those that come with sinklab",
-        ),
-    ] = None,
-    as_json: Json = False,
+    names: list[str] | None = None,
+    *,
+    source: str | None = None,
+    scale: str = "tiny",
+    results: Path | None = None,
+    as_json: AsJson = False,
 ) -> None:
-    """List published statements about sinks that can be run, with source, cost and last verdict."""
+    """List published statements about sinks that can be run, with source, cost and last verdict.
+
+    Args:
+        names: All by default; of one, everything is shown.
+        source: Only those of a paper, such as gu2024.
+        scale: tiny, small, 60m, 1b: the scale that cost and verdict are about.
+        results: Output directory of sinklab reproduce; by default ./sinklab-claims if there are results in it, else those that
+            come with sinklab.
+
+    Examples:
+        sinklab claims
+        sinklab claims sink_moves_to_bias
+        sinklab claims --source gu2024 --json
+        sinklab reproduce repeated_token_laws  (to run one)
+    """
     check_word(scale, SCALES, "scale")
     listed = [stated(name) for name in names or registered]
     if source is not None:
@@ -66,7 +65,7 @@ def claims(
         _print_one(rows[0])
     else:
         _print_all(rows, scale)
-    typer.echo(f"\nverdicts from {where}")
+    print(f"\nverdicts from {where}")
 
 
 def check_word(word: str, known: tuple[str, ...] | list[str], kind: str) -> None:

@@ -94,11 +94,12 @@ def _metric(declared: Declared) -> Description:
     """One metric, and what measures it."""
     metric, (_, *parts) = declared.metric, declared.module.split(".")
     registry = KINDS.get(parts[0])
-    plugin = registry is not None and parts[-1] in registry
+    if registry is not None and parts[-1] not in registry:
+        registry = None
     return Description(
-        kind=registry.kind if plugin else "metric",
-        name=parts[-1] if plugin else metric.name,
-        summary=registry.summary(parts[-1]) if plugin else "",
+        kind=registry.kind if registry is not None else "metric",
+        name=parts[-1] if registry is not None else metric.name,
+        summary=registry.summary(parts[-1]) if registry is not None else "",
         text="",
         parameters=[],
         metrics=(metric,),

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from sinklab.cli.describe import Description
+from sinklab.results.run import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,6 +26,7 @@ __all__ = [
     "print_json",
     "print_measurement",
     "print_policies",
+    "print_result",
     "print_summary",
     "progress",
 ]
@@ -58,6 +60,22 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
             bars.update(tasks[stage], completed=done, total=total)
 
         yield update
+
+
+def print_result(result: Any, as_json: bool = False) -> int:
+    """Show what a command returned; the exit status: 1 if it says that parts of it failed, which follow on stderr."""
+    if isinstance(result, Result):
+        if as_json:
+            sys.stdout.write(result.to_json())
+        else:
+            result.show()
+        errors = result.summary.get("errors") or []
+        for error in errors:
+            sys.stderr.write(f"failed: {error}\n")
+        return 1 if errors else 0
+    if result is not None:
+        sys.stdout.write(f"{result}\n")
+    return 0
 
 
 def print_json(record: Any) -> None:

@@ -2,76 +2,66 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sinklab.arguments import AsJson, command
 from sinklab.cli import output
-from sinklab.cli.libraries import prepare_libraries
-from sinklab.cli.options import Json
+from sinklab.cli.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sinklab.pathways.judging import Row
 
-__all__ = ["EPILOG", "pathways"]
-
-EPILOG = (
-    "docs/pathways.md has the columns, the settings of the operations, and what low-distortion means.\n\n"
-    "Examples:\n\n"
-    "sinklab pathways\n\n"
-    "sinklab pathways --operations softpick,gated --seeds 0 --jobs 2  (a first look)\n\n"
-    "sinklab pathways --operations 'sigmoid(length_bias=true),sink_logit' --seeds 0..4 --out build/pathways\n\n"
-    "sinklab pathways --scale 60m --ray auto --store /shared/claims"
-)
+__all__ = ["pathways"]
 
 
+@command
 def pathways(
-    operations: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME[,NAME…]",
-            help="From 'sinklab list operations'; a name alone has the settings of its paper. Softmax is always there.",
-            show_default="the twelve of docs/pathways.md",
-        ),
-    ] = None,
-    seeds: Annotated[
-        str, typer.Option(metavar="0..2", help="Both ends included, or a list; three or more for an answer.")
-    ] = "0..2",
-    scale: Annotated[
-        Literal["tiny", "small", "60m", "1b"],
-        typer.Option(help="What is trained; tiny needs one core and seconds a run."),
-    ] = "tiny",
-    out: Annotated[Path, typer.Option(help="Directory for table.parquet, run.json, pareto.svg and pathways.md.")] = Path(
-        "sinklab-pathways"
-    ),
-    store: Annotated[
-        Path, typer.Option(help="Where trained models are kept; that of 'sinklab reproduce', so that none is trained twice.")
-    ] = Path("sinklab-claims"),
-    jobs: Annotated[
-        int | None, typer.Option(help="Processes at a time.", show_default="one per GPU, or cores over threads")
-    ] = None,
-    ray: Annotated[
-        str | None, typer.Option(metavar="auto|ADDRESS", help="Train on a Ray cluster; the store must be shared by its nodes.")
-    ] = None,
-    retries: Annotated[int, typer.Option(help="How often a training that was killed goes on from its last checkpoint.")] = 2,
-    cache: Annotated[
-        Path | None,
-        typer.Option(help="Directory for encoded text.", show_default="~/.cache/sinklab, with --ray STORE/cache"),
-    ] = None,
-    as_json: Json = False,
+    *,
+    operations: str | None = None,
+    seeds: str = "0..2",
+    scale: Literal["tiny", "small", "60m", "1b"] = "tiny",
+    out: Path = Path("sinklab-pathways"),
+    store: Path = Path("sinklab-claims"),
+    jobs: int | None = None,
+    ray: str | None = None,
+    retries: int = 2,
+    cache: Path | None = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train operations that let a head do nothing, and say what each costs and distorts.
 
     Three trainings an operation and seed. What has been trained and read out is kept: the same command goes on. Prints one
     table and a paragraph. Status 1: trainings failed, and the others' results are kept.
+
+    docs/pathways.md has the columns, the settings of the operations, and what low-distortion means.
+
+    Args:
+        operations: From 'sinklab list operations'; a name alone has the settings of its paper. Softmax is always there; by
+            default the twelve of docs/pathways.md.
+        seeds: Both ends included, or a list; three or more for an answer.
+        scale: What is trained; tiny needs one core and seconds a run.
+        out: Directory for table.parquet, run.json, pareto.svg and pathways.md.
+        store: Where trained models are kept; that of 'sinklab reproduce', so that none is trained twice.
+        jobs: Processes at a time; by default one per GPU, or cores over threads.
+        ray: Train on a Ray cluster; the store must be shared by its nodes.
+        retries: How often a training that was killed goes on from its last checkpoint.
+        cache: Directory for encoded text; by default ~/.cache/sinklab, with --ray STORE/cache.
+
+    Examples:
+        sinklab pathways
+        sinklab pathways --operations softpick,gated --seeds 0 --jobs 2  (a first look)
+        sinklab pathways --operations 'sigmoid(length_bias=true),sink_logit' --seeds 0..4 --out build/pathways
+        sinklab pathways --scale 60m --ray auto --store /shared/claims
     """
-    prepare_libraries()
+    quiet_libraries()
     from sinklab.arguments import parse_seeds
     from sinklab.pathways.benchmark import run_pathways
     from sinklab.pathways.operations import DEFAULT
@@ -97,11 +87,11 @@ def pathways(
         output.print_json({"rows": rows, "cannot": result.cannot, "paragraph": result.paragraph, "errors": result.errors})
     else:
         _print(result.rows)
-        typer.echo(f"\n{result.paragraph}\n\nplot   {out / 'pareto.svg'}\ntable  {out / 'table.parquet'}")
+        print(f"\n{result.paragraph}\n\nplot   {out / 'pareto.svg'}\ntable  {out / 'table.parquet'}")
     for error in result.errors:
-        typer.echo(f"failed: {error}", err=True)
+        print(f"failed: {error}", file=sys.stderr)
     if result.errors:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def _print(rows: Sequence[Row]) -> None:

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from sinklab.arguments import command
 
-__all__ = ["EPILOG", "plot"]
-
-EPILOG = (
-    "Examples:\n\n"
-    "sinklab plot sinklab-runs/emergence\n\n"
-    "sinklab plot runs/softmax runs/sigmoid --out emergence.svg\n\n"
-    "sinklab plot sinklab-sweeps/lr  (a sweep stands for its runs)"
-)
+__all__ = ["plot"]
 
 
+@command
 def plot(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Output directories of 'sinklab pretrain' or a sweep.")],
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help=".png, .svg or .pdf.", show_default="curves.png in the first RUN")
-    ] = None,
-) -> None:
+    folders: list[Path],
+    *,
+    out: Path | None = None,
+) -> Path:
     """Draw loss, sink rate and loss gap over steps, per layer, and heat maps of heads and positions over time.
 
     Works while a run is still going; needs the tables only, no model.
+
+    Args:
+        folders: Output directories of 'sinklab pretrain' or a sweep.
+        out: .png, .svg or .pdf; by default curves.png in the first RUN.
+
+    Examples:
+        sinklab plot sinklab-runs/emergence
+        sinklab plot runs/softmax runs/sigmoid --out emergence.svg
+        sinklab plot sinklab-sweeps/lr  (a sweep stands for its runs)
     """
     from sinklab.report.curves import write_plot
 
-    typer.echo(str(write_plot(folders, folders[0] / "curves.png" if out is None else out)))
+    return write_plot(folders, folders[0] / "curves.png" if out is None else out)

@@ -5,61 +5,55 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from sinklab.arguments import WHOLE, AsJson, command
 from sinklab.cli import output
-from sinklab.cli.libraries import prepare_libraries
+from sinklab.cli.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from sinklab.training.record import RunResult
 
-__all__ = ["EPILOG", "pretrain"]
+__all__ = ["pretrain"]
 
 DIVERGED = 3
 """Exit status of a run whose training went astray."""
 
-EPILOG = (
-    "Examples:\n\n"
-    "sinklab pretrain tiny\n\n"
-    "sinklab pretrain emergence --set model.operation.name=sigmoid --out runs/sigmoid\n\n"
-    "sinklab pretrain emergence --set training.steps=500 --set optimizer.learning_rate=1e-3 --set data.corpus=./texts\n\n"
-    "sinklab pretrain emergence --resume  (after a crash: the same numbers as without it)\n\n"
-    "sinklab pretrain emergence --init-from runs/emergence --set model.operation.name=sigmoid --out runs/dissolve\n\n"
-    "torchrun --nproc-per-node 4 -m sinklab pretrain gu2024_60m --set data.corpus=ORG/DATASET\n\n"
-    "Fields for --set: sinklab show RECIPE. What comes out: sinklab audit OUT/model."
-)
 
-
+@command
 def pretrain(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE", help="A name from 'sinklab list recipes', FILE.py[:FUNCTION], or the run.json or YAML of a run."
-        ),
-    ],
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a field, such as training.steps=500; repeatable."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Output directory.", show_default="sinklab-runs/<recipe>")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the output directory, if there is one.")
-    ] = False,
-    init_from: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Start from the weights of a run, a checkpoint or a model; its operation may differ."),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the output directory.")] = False,
-    cache: Annotated[
-        Path | None, typer.Option(help="Directory for encoded text, shared by runs.", show_default="~/.cache/sinklab")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout and nothing else there.")] = False,
+    recipe: str,
+    *,
+    changes: Annotated[list[str] | None, "--set", WHOLE] = None,
+    out: Path | None = None,
+    resume: bool = False,
+    init_from: Path | None = None,
+    overwrite: bool = False,
+    cache: Path | None = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train a small model from scratch and watch its sinks appear: one recipe, one folder.
 
     Writes run.json, table.parquet, checkpoints/ and model/ into the output directory. Status 3: the training diverged.
+
+    Fields for --set: sinklab show RECIPE. What comes out: sinklab audit OUT/model.
+
+    Args:
+        recipe: A name from 'sinklab list recipes', FILE.py[:FUNCTION], or the run.json or YAML of a run.
+        changes: Change a field, such as training.steps=500; repeatable.
+        out: Output directory; by default sinklab-runs/<recipe>.
+        resume: Go on with the run in the output directory, if there is one.
+        init_from: Start from the weights of a run, a checkpoint or a model; its operation may differ.
+        overwrite: Replace an earlier run in the output directory.
+        cache: Directory for encoded text, shared by runs; by default ~/.cache/sinklab.
+
+    Examples:
+        sinklab pretrain tiny
+        sinklab pretrain emergence --set model.operation.name=sigmoid --out runs/sigmoid
+        sinklab pretrain emergence --set training.steps=500 --set optimizer.learning_rate=1e-3 --set data.corpus=./texts
+        sinklab pretrain emergence --resume  (after a crash: the same numbers as without it)
+        sinklab pretrain emergence --init-from runs/emergence --set model.operation.name=sigmoid --out runs/dissolve
+        torchrun --nproc-per-node 4 -m sinklab pretrain gu2024_60m --set data.corpus=ORG/DATASET
     """
-    prepare_libraries()
+    quiet_libraries()
     from sinklab.configuration import with_overrides
     from sinklab.training.process import is_main
     from sinklab.training.resolve import resolve_recipe
@@ -73,7 +67,7 @@ def pretrain(
     elif is_main():
         _print_result(result)
     if result.status != "finished":
-        raise typer.Exit(DIVERGED if result.status == "diverged" else 130)
+        raise SystemExit(DIVERGED if result.status == "diverged" else 130)
 
 
 def _print_result(result: RunResult) -> None:
@@ -89,4 +83,4 @@ def _print_result(result: RunResult) -> None:
     }
     for name, text in lines.items():
         if text:
-            typer.echo(f"{name:<10}{text}")
+            print(f"{name:<10}{text}")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 
+from sinklab.arguments import AsJson, command
 from sinklab.cli import output
 from sinklab.cli.claims import check_word, format_effect, print_verdicts, verdict_markup
-from sinklab.cli.libraries import prepare_libraries
-from sinklab.cli.options import Json
+from sinklab.cli.quiet import quiet_libraries
 from sinklab.cli.stated import stated
 from sinklab.errors import ConfigurationError
 from sinklab.registry import claims as registered
@@ -21,53 +21,56 @@ from sinklab.reproduction.claim import COSTS, SCALES
 if TYPE_CHECKING:
     from sinklab.reproduction.engine import Reproduced
 
-__all__ = ["EPILOG", "chosen", "reproduce"]
-
-EPILOG = (
-    "Examples:\n\n"
-    "sinklab reproduce repeated_token_laws  (seconds)\n\n"
-    "sinklab reproduce sigmoid_has_no_sink sink_moves_to_bias  (minutes on two cores)\n\n"
-    "sinklab reproduce --source gu2024 --cost minutes\n\n"
-    "sinklab reproduce --all  (all that the tiny scale can test: an hour and a half on two cores)\n\n"
-    "sinklab reproduce learning_rate --scale small --seeds 0..4  (hours)\n\n"
-    "sinklab reproduce --source gu2024 --scale 60m --ray auto --out /shared/claims  (GPUs)\n\n"
-    "sinklab reproduce learning_rate --scale 1b --plan --out /shared/claims  (commands for a scheduler)\n\n"
-    "The same command again goes on where it was stopped; what is there is not run twice."
-)
+__all__ = ["chosen", "reproduce"]
 
 
+@command
 def reproduce(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[CLAIM…]", help="Names from 'sinklab claims'.")] = None,
-    source: Annotated[str | None, typer.Option(help="All claims of a paper, such as gu2024.")] = None,
-    cost: Annotated[str | None, typer.Option(help=f"Only those of a cost at the scale: {', '.join(COSTS)}.")] = None,
-    all_claims: Annotated[bool, typer.Option("--all", help="All claims.")] = False,
-    seeds: Annotated[str, typer.Option(metavar="0..2", help="Both ends included; a verdict needs three or more.")] = "0..2",
-    scale: Annotated[str, typer.Option(help=f"One of {', '.join(SCALES)}.")] = "tiny",
-    out: Annotated[Path, typer.Option(help="Output directory; the models in it are shared by all claims.")] = Path(
-        "sinklab-claims"
-    ),
-    jobs: Annotated[
-        int | None, typer.Option(help="Processes at a time.", show_default="one per GPU, or cores over threads")
-    ] = None,
-    ray: Annotated[
-        str | None, typer.Option(metavar="auto|ADDRESS", help="Train on a Ray cluster; OUT must be shared by its nodes.")
-    ] = None,
-    retries: Annotated[int, typer.Option(help="How often a training that was killed goes on from its last checkpoint.")] = 2,
-    plan: Annotated[
-        bool,
-        typer.Option(
-            "--plan", help="Train nothing: print a torchrun command for every training that is missing, for a cluster."
-        ),
-    ] = False,
-    as_json: Json = False,
+    names: list[str] | None = None,
+    *,
+    source: str | None = None,
+    cost: str | None = None,
+    all_claims: Annotated[bool, "--all"] = False,
+    seeds: str = "0..2",
+    scale: str = "tiny",
+    out: Path = Path("sinklab-claims"),
+    jobs: int | None = None,
+    ray: str | None = None,
+    retries: int = 2,
+    plan: bool = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run published statements about sinks, and judge them: reproduced, not reproduced, or inconclusive.
 
     Writes SCALE/CLAIM/table.parquet, run.json and figure.png for every claim, and claims.html over all, into the output
     directory. Status 1: runs failed, and the others' results are kept.
+
+    The same command again goes on where it was stopped; what is there is not run twice.
+
+    Args:
+        names: Names from 'sinklab claims'.
+        source: All claims of a paper, such as gu2024.
+        cost: Only those of a cost at the scale: seconds, minutes, hours, gpu.
+        all_claims: All claims.
+        seeds: Both ends included; a verdict needs three or more.
+        scale: One of tiny, small, 60m, 1b.
+        out: Output directory; the models in it are shared by all claims.
+        jobs: Processes at a time; by default one per GPU, or cores over threads.
+        ray: Train on a Ray cluster; OUT must be shared by its nodes.
+        retries: How often a training that was killed goes on from its last checkpoint.
+        plan: Train nothing: print a torchrun command for every training that is missing, for a cluster.
+
+    Examples:
+        sinklab reproduce repeated_token_laws  (seconds)
+        sinklab reproduce sigmoid_has_no_sink sink_moves_to_bias  (minutes on two cores)
+        sinklab reproduce --source gu2024 --cost minutes
+        sinklab reproduce --all  (all that the tiny scale can test: an hour and a half on two cores)
+        sinklab reproduce learning_rate --scale small --seeds 0..4  (hours)
+        sinklab reproduce --source gu2024 --scale 60m --ray auto --out /shared/claims  (GPUs)
+        sinklab reproduce learning_rate --scale 1b --plan --out /shared/claims  (commands for a scheduler)
     """
     wanted = chosen(names or [], source=source, cost=cost, all_claims=all_claims, scale=scale)
-    prepare_libraries()
+    quiet_libraries()
     from sinklab.arguments import parse_seeds
     from sinklab.report.claim_figure import write_claim_figure
     from sinklab.report.claims_page import write_claims_page
@@ -81,10 +84,10 @@ def reproduce(
         if as_json:
             output.print_json(commands)
         else:
-            typer.echo("\n".join(commands))
+            print("\n".join(commands))
         return
     if (out / "runs" / scale).is_dir():
-        typer.echo(f"going on in {out}: what has been trained and measured there is not done again", err=True)
+        print(f"going on in {out}: what has been trained and measured there is not done again", file=sys.stderr)
     # The scale was looked up above, which a type checker cannot see.
     found = run(wanted, scale=scale, seeds=parse_seeds(seeds), out=out, jobs=jobs, ray=ray, retries=retries)  # type: ignore[arg-type]
     for one in found:
@@ -100,17 +103,17 @@ def reproduce(
             if len(rows) == 1:
                 _print_parts(row)
             elif row["reason"]:
-                typer.echo(f"\n{row['name']}: {row['reason']}")
-        typer.echo(f"\npage  {page}")
+                print(f"\n{row['name']}: {row['reason']}")
+        print(f"\npage  {page}")
         for row in rows:
             if len(rows) == 1 and row["folder"] is not None:
-                typer.echo(f"figure  {row['folder']}/figure.png\ntable  {row['folder']}/table.parquet")
+                print(f"figure  {row['folder']}/figure.png\ntable  {row['folder']}/table.parquet")
     failed = [error for one in found for error in one.errors]
     for error in dict.fromkeys(failed):
-        typer.echo(f"failed: {error}", err=True)
+        print(f"failed: {error}", file=sys.stderr)
     if failed:
-        typer.echo(f"logs are in {out / 'logs'}; the same command again tries what failed", err=True)
-        raise typer.Exit(1)
+        print(f"logs are in {out / 'logs'}; the same command again tries what failed", file=sys.stderr)
+        raise SystemExit(1)
 
 
 def chosen(names: list[str], *, source: str | None, cost: str | None, all_claims: bool, scale: str) -> list[str]:

@@ -13,11 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from sinklab.arguments import WHOLE, AsJson, Device, Dtype, Revision, TrustRemoteCode, command
 from sinklab.cli import output
-from sinklab.cli.libraries import prepare_libraries
-from sinklab.cli.options import Device, Dtype, Model, Revision, TrustRemoteCode
+from sinklab.cli.quiet import quiet_libraries
 from sinklab.errors import ConfigurationError, InputError
 
 if TYPE_CHECKING:
@@ -25,87 +23,75 @@ if TYPE_CHECKING:
     from sinklab.streaming.chat import Chat
     from sinklab.streaming.stream import Stream
 
-__all__ = ["EPILOG", "stream"]
-
-EPILOG = (
-    "Examples:\n\n"
-    "sinklab stream embedded:softmax --prompt 'import os' --max-new-tokens 200\n\n"
-    "sinklab stream embedded:softmax --prompt 'import os' --endless --temperature 0.8 --top-k 50  (until Ctrl-C)\n\n"
-    "sinklab stream ORG/MODEL --sinks 4 --window 1020 --file book.txt --max-new-tokens 300 --save book.safetensors\n\n"
-    "sinklab stream ORG/MODEL --resume book.safetensors --prompt 'Who was that?' --max-new-tokens 300\n\n"
-    "sinklab stream ORG/MODEL --chat --system 'You answer in one sentence.' --temperature 0.7\n\n"
-    "cat log.txt | sinklab stream ./my-checkpoint --policy window --set window=256 --json > tokens.jsonl\n\n"
-    "The cache holds the first tokens, which carry the sink, and the most recent ones. Positions are those in the cache, so "
-    "neither memory nor the model's longest position puts an end to it. Policies: sinklab list policies; their fields: sinklab "
-    "show NAME. 'full' evicts nothing and grows; 'recompute' reads its window again for every token. At the end, which Ctrl-C "
-    "brings about too, one line on stderr says how fast it was and what is held."
-)
+__all__ = ["stream"]
 
 
+@command
 def stream(
-    model: Model,
-    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="Text to go on from; by default stdin, if piped.")] = None,
-    file: Annotated[Path | None, typer.Option(metavar="FILE", help="UTF-8 text to go on from, of any length.")] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Take turns: one line of stdin each, in the model's chat template.")
-    ] = False,
-    system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="With --chat: a system message, which is never evicted.")
-    ] = None,
-    keep: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Text in front of the prompt, which is never evicted.")
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="What the cache holds: a name from 'sinklab list policies'.", show_default="sink_window"
-        ),
-    ] = None,
-    sinks: Annotated[
-        int | None, typer.Option(help="First tokens that stay: num_sinks of the policy.", show_default="4")
-    ] = None,
-    window: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens before the next one that are held besides.", show_default="1020, or what the model was trained on"
-        ),
-    ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="FIELD=VALUE", help="Another field of the policy, such as positions=original; repeatable."
-        ),
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="End after so many (in a chat: end the answer).", show_default="no end")
-    ] = None,
-    endless: Annotated[bool, typer.Option("--endless", help="Go on past the model's end-of-text token.")] = False,
-    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End where this text would come; repeatable.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; higher is more varied.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens of this total probability.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
-    chunk: Annotated[
-        int, typer.Option(help="Tokens of a prompt that are read at once; the result does not depend on it.")
-    ] = 128,
-    save: Annotated[
-        Path | None, typer.Option(metavar="STATE", help="At the end, write what is needed to go on with the same tokens.")
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="STATE", help="Go on from a saved state, with its policy and sampling; a prompt is put behind it."
-        ),
-    ] = None,
+    model: str,
+    *,
+    prompt: str | None = None,
+    file: Path | None = None,
+    chat: bool = False,
+    system: str | None = None,
+    keep: str | None = None,
+    policy: str | None = None,
+    sinks: int | None = None,
+    window: int | None = None,
+    changes: Annotated[list[str] | None, "--set", WHOLE] = None,
+    max_new_tokens: int | None = None,
+    endless: bool = False,
+    stop: Annotated[list[str] | None, WHOLE] = None,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    chunk: int = 128,
+    save: Path | None = None,
+    resume: Path | None = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="A line of JSON for every token (position, id, text), and a last one: summary.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Generate for ever: tokens as they come, in bounded memory, from a prompt, a file, a pipe or a conversation."""
+    """Generate for ever: tokens as they come, in bounded memory, from a prompt, a file, a pipe or a conversation.
+
+    The cache holds the first tokens, which carry the sink, and the most recent ones. Positions are those in the cache, so
+    neither memory nor the model's longest position puts an end to it. Policies: sinklab list policies; their fields: sinklab
+    show NAME. 'full' evicts nothing and grows; 'recompute' reads its window again for every token. At the end, which Ctrl-C
+    brings about too, one line on stderr says how fast it was and what is held.
+
+    Args:
+        model: embedded:softmax, embedded:sigmoid, a directory, or a hub id.
+        prompt: Text to go on from; by default stdin, if piped.
+        file: UTF-8 text to go on from, of any length.
+        chat: Take turns: one line of stdin each, in the model's chat template.
+        system: With --chat: a system message, which is never evicted.
+        keep: Text in front of the prompt, which is never evicted.
+        policy: What the cache holds: a name from 'sinklab list policies'; by default sink_window.
+        sinks: First tokens that stay: num_sinks of the policy; by default 4.
+        window: Tokens before the next one that are held besides; by default 1020, or what the model was trained on.
+        changes: Another field of the policy, such as positions=original; repeatable.
+        max_new_tokens: End after so many (in a chat: end the answer); by default no end.
+        endless: Go on past the model's end-of-text token.
+        stop: End where this text would come; repeatable.
+        temperature: 0 takes the likeliest token; higher is more varied.
+        top_k: Draw from so many of the likeliest tokens.
+        top_p: Draw from the likeliest tokens of this total probability.
+        seed: Seed of the draws.
+        chunk: Tokens of a prompt that are read at once; the result does not depend on it.
+        save: At the end, write what is needed to go on with the same tokens.
+        resume: Go on from a saved state, with its policy and sampling; a prompt is put behind it.
+
+    Examples:
+        sinklab stream embedded:softmax --prompt 'import os' --max-new-tokens 200
+        sinklab stream embedded:softmax --prompt 'import os' --endless --temperature 0.8 --top-k 50  (until Ctrl-C)
+        sinklab stream ORG/MODEL --sinks 4 --window 1020 --file book.txt --max-new-tokens 300 --save book.safetensors
+        sinklab stream ORG/MODEL --resume book.safetensors --prompt 'Who was that?' --max-new-tokens 300
+        sinklab stream ORG/MODEL --chat --system 'You answer in one sentence.' --temperature 0.7
+        cat log.txt | sinklab stream ./my-checkpoint --policy window --set window=256 --json > tokens.jsonl
+    """
     if max_new_tokens is not None and max_new_tokens < 1:
         raise ConfigurationError(f"--max-new-tokens {max_new_tokens} must be 1 or more; leave it out for no end")
     if system is not None and not chat:
@@ -120,7 +106,7 @@ def stream(
     if resume is not None and (given := [name for name, value in chosen.items() if value]):
         raise ConfigurationError(f"{given[0]} cannot change a state that is resumed: leave it out, or begin anew")
     text = None if chat else _text(prompt, file, needed=resume is None)
-    prepare_libraries()
+    quiet_libraries()
     from sinklab.models.loading import load_model
     from sinklab.streaming.chat import Chat
     from sinklab.streaming.stream import Stream
@@ -298,7 +284,7 @@ def _warn(loaded: LoadedModel, source: Stream) -> None:
     policy = source.reader.policy
     context = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
     if not policy.bounded:
-        typer.echo(f"note: policy {policy.name!r} evicts nothing, so memory grows with every token", err=True)
+        print(f"note: policy {policy.name!r} evicts nothing, so memory grows with every token", file=sys.stderr)
     elif isinstance(context, int) and policy.max_held(1 << 62) > context:
         held = policy.max_held(1 << 62)
-        typer.echo(f"note: the policy holds {held:,} tokens and the model was trained on {context:,}", err=True)
+        print(f"note: the policy holds {held:,} tokens and the model was trained on {context:,}", file=sys.stderr)

@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 
 from typing_extensions import Doc
 
-from sinklab.arguments import Operations, Out, Overwrite, Progress, Resume, Seeds, parse_seeds
+from sinklab.arguments import Operations, Out, Overwrite, Progress, Resume, Seeds, command, parse_seeds
 from sinklab.results.run import Result
 
 __all__ = ["retrieval"]
 
 
+@command
 def retrieval(
     operation: Operations = "softmax,relu:power=0",
     *,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["prepare_libraries"]
+__all__ = ["quiet_libraries"]
 
 
-def prepare_libraries() -> None:
+def quiet_libraries() -> None:
     """Keep the libraries' own chatter off the screen; what matters reaches the user as an error or in the report."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,0 +1,51 @@
+"""Where the commands are: every function of the package with the mark ``@command``, found without importing anything."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sinklab
+
+__all__ = ["Place", "find_commands"]
+
+PACKAGE = Path(sinklab.__file__).parent
+
+MARK = re.compile(r'^@command(?:\("(?P<name>[\w-]+)"\))?\n(?:@.*\n)*def (?P<function>\w+)', re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A command that has not been imported: its file, and the function in it."""
+
+    file: Path
+    function: str
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of its docstring."""
+        functions = (
+            node for node in ast.parse(self.file.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)
+        )
+        docstring = next(ast.get_docstring(node) or "" for node in functions if node.name == self.function)
+        return " ".join(docstring.split("\n\n")[0].split())
+
+    def load(self) -> Callable[..., Any]:
+        """The function."""
+        parts = self.file.relative_to(PACKAGE.parent).with_suffix("").parts
+        function: Callable[..., Any] = getattr(importlib.import_module(".".join(parts)), self.function)
+        return function
+
+
+def find_commands(folder: Path = PACKAGE) -> dict[str, Place]:
+    """Every command below a folder, by its name, sorted."""
+    found = {}
+    for file in folder.rglob("*.py"):
+        for match in MARK.finditer(file.read_text(encoding="utf-8")):
+            found[match["name"] or match["function"]] = Place(file, match["function"])
+    return dict(sorted(found.items()))

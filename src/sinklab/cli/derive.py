@@ -1,0 +1,202 @@
+"""From a function to a command: options from its signature, help from its docstring, output from what it returns."""
+
+from __future__ import annotations
+
+import builtins
+import collections.abc
+import functools
+import inspect
+import operator
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import cyclopts
+from typing_extensions import Doc
+
+from sinklab.arguments import WHOLE, AsJson
+from sinklab.cli import output
+from sinklab.cli.quiet import quiet_libraries
+from sinklab.errors import ConfigurationError
+from sinklab.registry import split_specs
+
+__all__ = ["derive", "option_names", "read_docstring"]
+
+OPTIONS = cyclopts.Group("Options")
+
+
+class _InMemory:
+    """Stands for types that are imported for type checkers only: models and plug-ins in memory, which no line can name."""
+
+    def __class_getitem__(cls, item: object) -> type[_InMemory]:
+        return cls
+
+
+def derive(function: Callable[..., Any], name: str) -> cyclopts.App:
+    """The command of a function; see :func:`sinklab.arguments.command` for the rules.
+
+    Raises:
+        TypeError: a parameter without help.
+    """
+    description, texts, examples = read_docstring(inspect.getdoc(function) or "")
+    signature = inspect.signature(function)
+    wanted = list(_options(function).values())
+    gives_result = str(signature.return_annotation).endswith("Result")
+    if gives_result:
+        wanted.append(inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson))
+    parameters = [_parameter(function, parameter, texts) for parameter in wanted]
+
+    def call(*positional: Any, **given: Any) -> int:
+        as_json = given.pop("as_json", False) if gives_result else False
+        if "progress" not in signature.parameters:
+            return output.print_result(function(*positional, **given), as_json)
+        quiet_libraries()
+        with output.progress() as progress:
+            result = function(*positional, **given, progress=progress)
+        return output.print_result(result, as_json)
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {}
+    app = cyclopts.App(name=name, help=description, help_epilogue=examples, group_parameters=OPTIONS)
+    app.default(call)
+    return app
+
+
+def option_names(function: Callable[..., Any]) -> dict[str, str]:
+    """Parameter to how the command line calls it: ``seq_len`` to ``--seq-len``, ``model`` to ``MODEL``."""
+    return {
+        name: f"--{name.replace('_', '-')}" if not _by_position(parameter) else name.upper()
+        for name, parameter in _options(function).items()
+    }
+
+
+def read_docstring(text: str) -> tuple[str, dict[str, str], str]:
+    """What a docstring in Google's style says: the description, what is under ``Args:`` by name, and the examples."""
+    heading = re.compile(r"^(Args|Attributes|Examples?|Raises|Returns|Yields):$", re.MULTILINE)
+    description, *rest = heading.split(_plain(text))
+    sections = dict(zip(rest[::2], rest[1::2], strict=True))
+    entries = re.split(r"^(\w+(?:, \w+)*): ?", _dedented(sections.get("Args", "")), flags=re.MULTILINE)
+    texts = {
+        name: " ".join(entry.split())
+        for names, entry in zip(entries[1::2], entries[2::2], strict=True)
+        for name in names.split(", ")
+    }
+    examples = next((f"{word}:\n\n{_dedented(sections[word], 2)}" for word in ("Example", "Examples") if word in sections), "")
+    paragraphs = (block if block.startswith(" ") else " ".join(block.split()) for block in description.strip().split("\n\n"))
+    return "\n\n".join(paragraphs), texts, examples
+
+
+def _dedented(section: str, by: int = 0) -> str:
+    return textwrap.indent(textwrap.dedent(section.strip("\n")), " " * by).rstrip()
+
+
+def _plain(text: str) -> str:
+    """Without the markup of Sphinx."""
+    text = re.sub(r":\w+:`~?([^`]*)`", lambda match: match[1].rpartition(".")[2] if "~" in match[0] else match[1], text)
+    return text.replace("``", "")
+
+
+def _options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return {name: parameter for name, parameter in inspect.signature(function).parameters.items() if name != "progress"}
+
+
+def _parameter(function: Callable[..., Any], parameter: inspect.Parameter, texts: Mapping[str, str]) -> inspect.Parameter:
+    """One argument or option, as cyclopts takes it."""
+    annotation = _resolved(function, parameter.annotation)
+    notes = getattr(annotation, "__metadata__", ())
+    text = texts.get(parameter.name) or next((note.documentation for note in notes if isinstance(note, Doc)), "")
+    if not text:
+        raise TypeError(f"{function.__qualname__}: parameter {parameter.name!r} needs an entry under Args, or a Doc")
+    kind, item = _type(annotation)
+    about: dict[str, Any] = {"help": text, "negative": "", "allow_repeating": True}  # of two values the last one holds
+    if not _by_position(parameter):
+        names = [note for note in notes if str(note).startswith("--")] or [f"--{parameter.name.replace('_', '-')}"]
+        about["name"] = names
+        if item is not None:
+            about |= {
+                "converter": _of_list(item, names[0], WHOLE in notes),
+                "n_tokens": 1,
+                "show_default": _shown if parameter.default else False,
+            }
+            about["name"] = list(dict.fromkeys((*names, *map(_singular, names))))
+        if kind is bool:
+            about |= {"show_default": False} if parameter.default is False else {"negative": None}
+    return parameter.replace(
+        kind=parameter.POSITIONAL_ONLY if _by_position(parameter) else parameter.kind,
+        annotation=Annotated[kind, cyclopts.Parameter(**about)],
+    )
+
+
+def _by_position(parameter: inspect.Parameter) -> bool:
+    """Whether it has no name on the line: what cannot be left out and is no keyword."""
+    return parameter.kind is not parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+
+
+def _singular(name: str) -> str:
+    return f"{name[:-3]}y" if name.endswith("ies") else name.removesuffix("s")
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _resolved(function: Callable[..., Any], annotation: Any) -> Any:
+    """The type behind an annotation; names that do not exist at run time become :class:`_InMemory`."""
+    if not isinstance(annotation, str):
+        return annotation
+    known = {**vars(builtins), **vars(sys.modules[function.__module__])}
+
+    class Names(dict[str, Any]):
+        def __missing__(self, name: str) -> Any:
+            return known.get(name, _InMemory)
+
+    return eval(annotation, {}, Names())  # the text of our own signature
+
+
+def _type(annotation: Any) -> tuple[Any, Any]:
+    """The type that the command line reads, and that of its items where it is a list (else ``None``)."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    none = [type(None)] if type(None) in members else []
+    # What can be written as text is; the rest of a union is what callers from Python may give instead.
+    real = [part for part in members if part not in (_InMemory, type(None), Any) and get_origin(part) not in _MAPPINGS]
+    if str in real:
+        real = [str]
+    if len(real) == 1 and get_origin(real[0]) in _LISTS:
+        item, _ = _type(get_args(real[0])[0])
+        return functools.reduce(operator.or_, [list[item], *none]), item  # type: ignore[valid-type]
+    return functools.reduce(operator.or_, [*(real or [str]), *none]), None
+
+
+_LISTS = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
+_MAPPINGS = (dict, collections.abc.Mapping, collections.abc.Callable)
+
+
+def _of_list(item: Any, name: str, whole: bool) -> Callable[[Any, Sequence[cyclopts.Token]], list[Any]]:
+    """Reads a list: parts between commas, of all times that the option was given."""
+
+    def convert(type_: Any, tokens: Sequence[cyclopts.Token]) -> list[Any]:
+        values: list[Any] = []
+        for token in tokens:
+            parts = [token.value] if whole else split_specs(token.value)
+            try:
+                values += [_read(item, part) for part in parts]
+                if not parts:
+                    raise ValueError
+            except ValueError:
+                kind = {int: "whole numbers", float: "numbers", str: "names"}.get(item, " or ".join(map(str, get_args(item))))
+                example = ", such as 0,1,4" if item is int else ""
+                raise ConfigurationError(f"{name} {token.value!r} must be {kind} with commas between them{example}") from None
+        return values
+
+    return convert
+
+
+def _read(item: Any, part: str) -> Any:
+    if (item is int and not part.isdecimal()) or (get_origin(item) is Literal and part not in get_args(item)):
+        raise ValueError(part)
+    return part if get_origin(item) is Literal else item(part)

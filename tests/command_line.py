@@ -1,0 +1,46 @@
+"""Runs the command line inside a test: what it prints on both streams, and with which status it leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
+from unittest import mock
+
+
+@dataclasses.dataclass(frozen=True)
+class Invoked:
+    """What one line did."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    exception: BaseException | None
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+@dataclasses.dataclass(frozen=True)
+class CliRunner:
+    """Calls ``app`` with other streams; what is no :class:`SystemExit` is a bug, and status 1, as in a process."""
+
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def invoke(self, app: Callable[..., Any], arguments: Sequence[str], input: str | bytes | None = None) -> Invoked:
+        given = io.TextIOWrapper(io.BytesIO(input.encode() if isinstance(input, str) else input or b""), encoding="utf-8")
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+        status, raised = 0, None
+        with mock.patch.dict(os.environ, self.env), mock.patch("sys.stdin", given), redirect_stdout(out), redirect_stderr(err):
+            try:
+                app(list(arguments))
+            except SystemExit as leaving:
+                raised, status = leaving, leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+            except Exception as bug:
+                raised, status = bug, 1
+        printed, complained = (stream.buffer.getvalue().decode() for stream in (out, err))
+        return Invoked(status, printed, complained, raised)

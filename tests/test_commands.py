@@ -1,0 +1,181 @@
+"""Commands are derived from functions: an option is one line, each has help, and help needs no heavy library."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+from tests.command_line import CliRunner
+
+from sinklab.cli import commands
+from sinklab.cli.app import app
+from sinklab.cli.derive import derive, read_docstring
+
+PLANTED = '''"""A planted command."""
+from __future__ import annotations
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from sinklab.arguments import Seed, command
+from sinklab.errors import ConfigurationError
+from sinklab.results.run import Progress, Result
+if TYPE_CHECKING:
+    from somewhere import Model
+
+@command
+def planted(
+    model: str | Model,
+    *,
+    probes: Sequence[str | Model] = ("entropy",),
+    sizes: Sequence[int] | None = None,
+    colour: Literal["red", "green"] = "red",
+    careful: bool = True,
+    loud: bool = False,
+    seed: Seed = 0,
+    {more}
+    progress: Progress | None = None,
+) -> Result:
+    """Grow a planted thing.
+
+    Args:
+        model: What is planted.
+        probes: What looks, such as :class:`~sinklab.attention.probe.Probe`.
+        sizes: How large, in ``metres``.
+        colour: Of the thing.
+        careful: Take care.
+        loud: Say more.
+        more: Much more.
+
+    Raises:
+        ConfigurationError: never shown.
+
+    Examples:
+        sinklab planted rose --size 1,2
+    """
+    if seed < 0:
+        raise ConfigurationError("`seed` must be 0 or more, as `probes` knows, and `other` does not")
+    progress("growing", 1, 1)
+    said = dict(model=model, probes=probes, sizes=sizes, colour=colour, careful=careful, loud=loud, seed=seed)
+    said |= {{"errors": ["it wilts"] if seed == 7 else [], {given}}}
+    return Result(said, None, {{"kind": "planted"}}, None, lambda result: ["grown"])
+'''
+
+
+@pytest.fixture
+def planted(tmp_path, monkeypatch):
+    """Writes the command into a package of its own and gives a way to run it."""
+    package = tmp_path / "garden"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(commands, "PACKAGE", package)
+    monkeypatch.setattr("sinklab.cli.app.find_commands", lambda: commands.find_commands(package))
+
+    def run(*arguments: str, more: str = "", given: str = ""):
+        (package / "planted.py").write_text(PLANTED.format(more=more, given=given))
+        for name in ("garden", "garden.planted"):
+            sys.modules.pop(name, None)
+        return CliRunner().invoke(app, ["planted", *arguments])
+
+    yield run
+    for name in ("garden", "garden.planted"):
+        sys.modules.pop(name, None)
+
+
+def test_help_comes_from_the_function(planted):
+    shown = " ".join(planted("--help").stdout.replace("│", " ").split())
+    assert shown.startswith("Usage: sinklab planted [OPTIONS] MODEL Grow a planted thing.")
+    assert "--probes --probe STR What looks, such as Probe. [default: entropy]" in shown
+    assert "--sizes --size INT How large, in metres." in shown
+    assert "--colour CHOICE Of the thing. [choices: red, green] [default: red]" in shown
+    assert "--careful --no-careful Take care." in shown
+    assert "--loud Say more." in shown
+    assert "--no-loud" not in shown
+    assert "Seed of the sampling" in shown
+    assert "--json Print JSON on stdout" in shown
+    assert "progress" not in shown
+    assert "never shown" not in shown
+    assert shown.endswith("Examples: sinklab planted rose --size 1,2")
+
+
+def test_values_reach_the_function(planted):
+    options = ["--probe", "entropy:sink_position=2,sink_rate", "--probes", "outliers", "--size", "1,2", "--size", "3"]
+    done = planted("rose", *options, "--no-careful", "--colour", "green", "--json")
+    assert (done.exit_code, done.stderr) == (0, "")
+    for part in (
+        '"probes": [\n    "entropy:sink_position=2",\n    "sink_rate",\n    "outliers"\n  ]',
+        '"sizes": [\n    1,\n    2,\n    3\n  ]',
+        '"careful": false',
+        '"colour": "green"',
+    ):
+        assert part in done.stdout
+    assert planted("rose").stdout == "grown\n"
+
+
+def test_an_option_is_one_line(planted):
+    assert "--more" not in planted("--help").stdout
+    more = {"more": "more: float = 0.5,", "given": '"more": more'}
+    assert "--more FLOAT" in planted("--help", **more).stdout
+    assert '"more": 0.25' in planted("rose", "--more", "0.25", "--json", **more).stdout
+
+
+def test_messages_name_options(planted):
+    done = planted("rose", "--seed", "-1")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "error: --seed must be 0 or more, as --probes knows, and `other` does not\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rose", "--sede", "1"], "Unknown option: --sede. Did you mean --seed?"),
+        (["rose", "--colour", "blue"], 'Invalid value "blue" for --colour. Choose from: "red", "green"'),
+        (["rose", "--size", "1,x"], "--sizes '1,x' must be whole numbers with commas between them, such as 0,1,4"),
+        ([], "MODEL requires an argument"),
+        (["rose", "tulip"], "Unused Tokens: ['tulip']"),
+    ],
+)
+def test_what_cannot_be_parsed_is_one_line(planted, arguments, message):
+    done = planted(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_parts_that_failed_are_said_and_change_the_status(planted):
+    done = planted("rose", "--seed", "7")
+    assert (done.exit_code, done.stdout, done.stderr) == (1, "grown\n", "failed: it wilts\n")
+
+
+def test_a_parameter_without_help_is_refused():
+    def bare(*, silent: int = 0) -> None:
+        """Does nothing."""
+
+    with pytest.raises(TypeError, match="parameter 'silent' needs an entry under Args, or a Doc"):
+        derive(bare, "bare")
+
+
+@pytest.mark.parametrize("name", commands.find_commands())
+def test_every_command_has_help_for_every_option(name):
+    function = commands.find_commands()[name].load()
+    derive(function, name)
+    description, texts, examples = read_docstring(inspect.getdoc(function))
+    assert description
+    assert set(texts) <= set(inspect.signature(function).parameters)
+    assert f"sinklab {name} " in f"{examples} "
+
+
+def test_an_unknown_command_suggests_the_nearest():
+    done = CliRunner().invoke(app, ["mesure", "x"])
+    assert done.exit_code == 2
+    assert 'Unknown command "mesure". Did you mean "measure"?' in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in commands.find_commands())], ids=" ".join)
+def test_help_imports_nothing_heavy(arguments):
+    program = f"import sys\nfrom sinklab.cli.app import app\ntry: app({arguments})\nexcept SystemExit: pass\n"
+    program += "print(sorted({'torch', 'transformers', 'pandas', 'scipy'} & set(sys.modules)), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"
