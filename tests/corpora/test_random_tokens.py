@@ -51,5 +51,5 @@ def test_lengths_that_make_no_sample_are_refused_with_both_numbers(seq_len, samp
 
 
 def test_bos_of_a_model_without_one_is_refused():
-    with pytest.raises(ConfigurationError, match="--bos none"):
+    with pytest.raises(ConfigurationError, match="`bos` none"):
         resolve_corpus("random_tokens").sample(Encoder(vocab_size=9), seq_len=4, samples=1, seed=0, bos=True)
