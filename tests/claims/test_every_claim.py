@@ -39,7 +39,7 @@ def claim(**changed) -> Claim:
         "source": "gu2024",
         "reference": "Gu et al. 2024 (arXiv 2410.10781)",
         "published": "Yes.",
-        "parts": (Part("there is", Value("sink_rate", BASELINE), "percent", more_than=5),),
+        "parts": (Part("there is", Value("sink_rate", BASELINE), more_than=5),),
         "variants": (Variant(BASELINE),),
         "read_outs": ("sinks",),
     }
@@ -53,9 +53,9 @@ def test_a_good_one_passes():
         claim(
             variants=tuple(Variant(label) for label in over),
             parts=(
-                Part("it rises", Trend("sink_rate", over), "correlation", more_than=0.5),
-                Part("it has a peak", Peak("sink_rate", over), "points", more_than=3),
-                Part("it is about", Difference("sink_rate", "a", "b"), "points", more_than=-3, less_than=3),
+                Part("it rises", Trend("sink_rate", over), more_than=0.5),
+                Part("it has a peak", Peak("sink_rate", over), more_than=3),
+                Part("it is about", Difference("sink_rate", "a", "b"), more_than=-3, less_than=3),
             ),
         )
     )
@@ -93,18 +93,18 @@ class Backwards(Difference):
             {"variants": (Variant(BASELINE, {"optimizer.learning_rat": 1.0}),)},
             "check 'variants': expected valid configurations at scale tiny",
         ),
-        ({"parts": (Part("there is", Careless("sink_rate", BASELINE), "percent", more_than=5),)}, "check 'needs'"),
+        ({"parts": (Part("there is", Careless("sink_rate", BASELINE), more_than=5),)}, "check 'needs'"),
         (
             {
                 "variants": (Variant(BASELINE), Variant("b")),
-                "parts": (Part("there is", Backwards("sink_rate", BASELINE, "b"), "percent", more_than=5),),
+                "parts": (Part("there is", Backwards("sink_rate", BASELINE, "b"), more_than=5),),
             },
             "check 'verdict': expected 'there is' reproduced by an effect inside of more than 5",
         ),
         (
             {
                 "variants": tuple(Variant(label) for label in "abc"),
-                "parts": (Part("no trend", Trend("sink_rate", ("a", "b", "c")), "", more_than=-2),),
+                "parts": (Part("no trend", Trend("sink_rate", ("a", "b", "c")), more_than=-2),),
             },
             "check 'verdict': expected 'no trend' to allow a correlation outside of more than -2, got none from -1 to 1",
         ),

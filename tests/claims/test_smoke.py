@@ -16,7 +16,7 @@ STEPS = {"training.steps": 200, "training.save_every": 200, "training.evaluate_e
 
 WITH = Variant("with BOS", STEPS)
 WITHOUT = Variant("without BOS", {**STEPS, "data.bos": "none"})
-PART = Part("the first token has no sink", Difference("sink_rate", "without BOS", "with BOS"), "points", less_than=-5)
+PART = Part("the first token has no sink", Difference("sink_rate", "without BOS", "with BOS"), less_than=-5)
 
 
 @pytest.fixture

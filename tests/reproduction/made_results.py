@@ -12,9 +12,9 @@ NUMBERS = {
     seed: {"baseline": {"sink_rate": 30.0 + seed}, "sigmoid <b>": {"sink_rate": 0.5 * seed, "loss": 2.0}} for seed in range(3)
 }
 PARTS = (
-    Part("the sink is gone", Difference("sink_rate", "sigmoid <b>", "baseline"), "points", less_than=-5),
-    Part("the loss stays", Value("loss", "sigmoid <b>"), "nats", more_than=1, less_than=3),
-    Part("what nobody measured", Value("sink_rate", "lost"), "percent", more_than=5),
+    Part("the sink is gone", Difference("sink_rate", "sigmoid <b>", "baseline"), less_than=-5),
+    Part("the loss stays", Value("loss", "sigmoid <b>"), more_than=1, less_than=3),
+    Part("what nobody measured", Value("sink_rate", "lost"), more_than=5),
 )
 
 

@@ -24,7 +24,7 @@ CALLS: list[int] = []
 def measure(seed: int, scale: str) -> dict[str, dict[str, float]]:
     """Numbers of the made-up claim; one of them is not finite."""
     CALLS.append(seed)
-    return {"more": {"x": 10.0 + seed, "lost": float("nan")}, "less": {"x": float(seed)}}
+    return {"more": {"sink_rate": 10.0 + seed, "lost": float("nan")}, "less": {"sink_rate": float(seed)}}
 
 
 def made_up(**changes: Any) -> Claim:
@@ -33,7 +33,7 @@ def made_up(**changes: Any) -> Claim:
         "source": "nobody2026",
         "reference": "Nobody 2026 (arXiv 2601.00000), table 1",
         "published": "10 and 0.",
-        "parts": (Part("it is more", Difference("x", "more", "less"), "points", more_than=5.0),),
+        "parts": (Part("it is more", Difference("sink_rate", "more", "less"), more_than=5.0),),
         "measure": measure,
         "costs": {"tiny": "seconds"},
         "evidence": {"tiny": "Nothing was trained."},
@@ -62,7 +62,7 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> dict[str, Claim]:
 def test_a_claim_is_measured_judged_and_written_down(claims: dict[str, Claim], tmp_path: Path) -> None:
     (found,) = reproduce(["made_up"], out=tmp_path, progress=False)
     assert found.judgement.verdict == "reproduced"
-    assert found.numbers[2] == {"more": {"x": 12.0}, "less": {"x": 2.0}}
+    assert found.numbers[2] == {"more": {"sink_rate": 12.0}, "less": {"sink_rate": 2.0}}
     assert found.errors == []
     record = read_run(tmp_path / "tiny" / "made_up")
     assert record["kind"] == "claim"
@@ -74,7 +74,7 @@ def test_a_claim_is_measured_judged_and_written_down(claims: dict[str, Claim], t
     assert sorted(zip(table["model"], table["seed"], table["value"], strict=True)) == sorted(
         (label, seed, base + seed) for seed in range(3) for label, base in (("more", 10.0), ("less", 0.0))
     )
-    assert set(table["unit"]) == {"points"}
+    assert set(table["unit"]) == {"percent"}
     assert set(table["probe"]) == {"claim"}
 
 
@@ -195,7 +195,7 @@ CHEAP = {
 @pytest.mark.slow
 def test_trainings_can_be_handed_to_torchrun(claims: dict[str, Claim], tmp_path: Path) -> None:
     variants = (Variant("tuned", {**CHEAP, "training.steps": 6}, after="cheap"), Variant("cheap", CHEAP))
-    part = Part("it has a loss", Value("held_out_loss", "tuned"), "nats", more_than=0.0)
+    part = Part("it has a loss", Value("held_out_loss", "tuned"), more_than=0.0)
     claims["trained"] = made_up(variants=variants, measure=None, parts=(part,))
     arguments: dict[str, Any] = {"scale": "tiny", "seeds": [0], "out": tmp_path, "progress": False}
     commands = plan_runs(["trained"], **arguments, cache=tmp_path / "cache")

@@ -75,19 +75,19 @@ IDENTITY = operation("identity", "identity")
 
 def has_sink(label: str = BASELINE, metric: str = "sink_rate") -> Part:
     """The sink rate of a variant is above :data:`SINK`."""
-    return Part(f"there is a sink{PLACES.get(metric, '')} with {label}", Value(metric, label), "percent", more_than=SINK)
+    return Part(f"there is a sink{PLACES.get(metric, '')} with {label}", Value(metric, label), more_than=SINK)
 
 
 def has_no_sink(label: str, metric: str = "sink_rate") -> Part:
     """The sink rate of a variant is below :data:`SINK`."""
-    return Part(f"there is no sink{PLACES.get(metric, '')} with {label}", Value(metric, label), "percent", less_than=SINK)
+    return Part(f"there is no sink{PLACES.get(metric, '')} with {label}", Value(metric, label), less_than=SINK)
 
 
 def has_massive(label: str = BASELINE) -> Part:
     """The first token's hidden state is massive."""
-    return Part(f"there are massive activations with {label}", Value("hidden_ratio", label), "ratio", more_than=MASSIVE)
+    return Part(f"there are massive activations with {label}", Value("hidden_ratio", label), more_than=MASSIVE)
 
 
 def has_no_massive(label: str) -> Part:
     """The first token's hidden state is as large as others."""
-    return Part(f"there are no massive activations with {label}", Value("hidden_ratio", label), "ratio", less_than=MASSIVE)
+    return Part(f"there are no massive activations with {label}", Value("hidden_ratio", label), less_than=MASSIVE)

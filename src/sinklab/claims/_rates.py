@@ -7,8 +7,15 @@ import math
 from sinklab.read_outs.training import numbers_of_table
 from sinklab.reproduction.claim import BASELINE, Difference, Part, Times, Variant
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import Metric
 
-__all__ = ["BASE", "COLLAPSED", "HARM", "LARGE", "TOO_LARGE", "TOO_LARGE_SIGMA", "course", "is_too_large"]
+__all__ = ["BASE", "COLLAPSED", "HARM", "LARGE", "METRICS", "TOO_LARGE", "TOO_LARGE_SIGMA", "course", "is_too_large"]
+
+METRICS = (
+    Metric("least_loss", "nats", "Least training loss on record."),
+    Metric("least_entropy", "nats", "Least mean entropy of attention on the probe rows of the training."),
+    Metric("spikes", "count", "loss_spikes, of trainings that diverged too."),
+)
 
 COLLAPSED = 0.5
 """Nats of mean entropy below which it has collapsed: as much as even weights on 1.6 keys have."""
@@ -44,6 +51,4 @@ course.of_diverged = True  # type: ignore[attr-defined]
 
 def is_too_large() -> Part:
     """What the claims about the largest rate presuppose."""
-    return Part(
-        "the rate is too large for softmax", Difference("least_loss", TOO_LARGE.label, BASELINE), "nats", more_than=HARM
-    )
+    return Part("the rate is too large for softmax", Difference("least_loss", TOO_LARGE.label, BASELINE), more_than=HARM)

@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from sinklab.reproduction.claim import Scale
+from sinklab.results.metric import Metric
 from sinklab.trigger.trigger import trigger
 
-__all__ = ["DEEP", "SOLVED", "trained_numbers"]
+__all__ = ["DEEP", "METRICS", "SOLVED", "trained_numbers"]
+
+METRICS = (
+    Metric("bos_weight_bound", "weight", "Least weight on BOS off the trigger that mass counting leaves possible."),
+    Metric("bos_weight_largest", "weight", "Largest single weight on BOS off the trigger."),
+    Metric("head_bos_weight_largest", "weight", "Mean weight on BOS off the trigger, of the head that gives it most."),
+    Metric("head_bos_weight_smallest", "weight", "Mean weight on BOS off the trigger, of the head that gives it least."),
+    Metric("sinking_heads", "heads", "Heads whose mean weight on BOS off the trigger is 0.9 or more."),
+)
 
 DEEP: dict[Scale, int] = {"tiny": 2, "small": 4}
 """Layers, and heads of each, of the models with more than one head: the two shapes of the paper."""

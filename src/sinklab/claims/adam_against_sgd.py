@@ -22,7 +22,7 @@ def adam_against_sgd() -> Claim:
         "with momentum 5.0 (Kaul).",
         presupposes=(
             has_massive(),
-            Part("SGD learns as well", Difference("held_out_loss", SGD.label, BASELINE), "nats", less_than=0.1),
+            Part("SGD learns as well", Difference("held_out_loss", SGD.label, BASELINE), less_than=0.1),
         ),
         parts=(has_no_massive(SGD.label),),
         variants=(UNCHANGED, SGD),

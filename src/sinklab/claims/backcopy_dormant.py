@@ -56,17 +56,16 @@ def backcopy_dormant() -> Claim:
         reference="Guo et al. 2024 (arXiv 2410.13835), section 2",
         published="One layer with one head: at triggers the weight is on the token before, elsewhere on BOS; the value of BOS "
         "is near 0.",
-        presupposes=(Part("copying is learned", Value("trigger_excess", "softmax"), "nats", less_than=LEARNED),),
+        presupposes=(Part("copying is learned", Value("trigger_excess", "softmax"), less_than=LEARNED),),
         parts=(
-            Part("active at triggers", Value("previous_weight_trigger", "softmax"), "weight", more_than=HALF),
-            Part("dormant elsewhere", Value("bos_weight", "softmax"), "weight", more_than=HALF),
+            Part("active at triggers", Value("previous_weight_trigger", "softmax"), more_than=HALF),
+            Part("dormant elsewhere", Value("bos_weight", "softmax"), more_than=HALF),
             Part(
                 "off BOS at triggers",
                 Difference("bos_weight", "softmax", "softmax", other="bos_weight_trigger"),
-                "weight",
                 more_than=HALF,
             ),
-            Part("the value of BOS is drained", Value("value_ratio", "softmax"), "ratio", less_than=HALF),
+            Part("the value of BOS is drained", Value("value_ratio", "softmax"), less_than=HALF),
         ),
         measure=measure,
         costs={"tiny": "minutes", "small": "minutes", "60m": "gpu"},

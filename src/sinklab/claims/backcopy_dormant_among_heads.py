@@ -10,8 +10,19 @@ from sinklab.claims._architecture import UNCHANGED
 from sinklab.registry import claims
 from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Value
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import VALUE_RATIO, Metric
 
-__all__ = ["backcopy_dormant_among_heads", "copy_head"]
+__all__ = ["METRICS", "backcopy_dormant_among_heads", "copy_head"]
+
+METRICS = (
+    Metric(
+        "previous_at_trigger", "weight", "Mean weight of the copying head on the token before, of queries that are triggers."
+    ),
+    Metric("previous_elsewhere", "weight", "Mean weight of the copying head on the token before, of other queries."),
+    Metric("bos_at_trigger", "weight", "Mean weight of the copying head on BOS, of queries that are triggers."),
+    Metric("bos_elsewhere", "weight", "Mean weight of the copying head on BOS, of other queries."),
+    VALUE_RATIO,
+)
 
 TRIGGERS = "!?#"
 """Those of the corpus ``bigram_backcopy``."""
@@ -21,12 +32,7 @@ HALF = 0.5
 
 
 def copy_head(trained: TrainedModel) -> dict[str, float]:
-    """Weights of the head that looks at the token before most at triggers, on held-out rows.
-
-    ``previous_at_trigger`` and ``previous_elsewhere``, ``bos_at_trigger`` and ``bos_elsewhere``: mean weight on the token
-    before and on BOS, of queries that are triggers and of others; ``value_ratio``: norm of the value of BOS over the mean of
-    others.
-    """
+    """Weights of the head that looks at the token before most at triggers, on held-out rows. :data:`METRICS`."""
     loaded, rows = trained.loaded, trained.rows(100)
     triggers = torch.tensor([loaded.tokenizer.convert_tokens_to_ids(trigger) for trigger in TRIGGERS], device=rows.device)
     probe = HeadNumbers(torch.isin(rows, triggers), trained.config.model.tokens_in_front)
@@ -56,16 +62,15 @@ def backcopy_dormant_among_heads() -> Claim:
         source="guo2024",
         reference="Guo et al. 2024 (arXiv 2410.13835), sections 2 and 3",
         published="Shown for one layer with one head on such sequences, and for single heads of Llama 2 7B on text.",
-        presupposes=(Part("a head copies", Value("previous_at_trigger", BASELINE), "weight", more_than=HALF),),
+        presupposes=(Part("a head copies", Value("previous_at_trigger", BASELINE), more_than=HALF),),
         parts=(
-            Part("it is dormant elsewhere", Value("bos_elsewhere", BASELINE), "weight", more_than=HALF),
+            Part("it is dormant elsewhere", Value("bos_elsewhere", BASELINE), more_than=HALF),
             Part(
                 "it leaves BOS at triggers",
                 Difference("bos_elsewhere", BASELINE, BASELINE, other="bos_at_trigger"),
-                "weight",
                 more_than=HALF,
             ),
-            Part("the value of BOS is drained", Value("value_ratio", BASELINE), "ratio", less_than=HALF),
+            Part("the value of BOS is drained", Value("value_ratio", BASELINE), less_than=HALF),
         ),
         variants=(UNCHANGED,),
         read_outs=(copy_head,),

@@ -28,7 +28,6 @@ def batch_size() -> Claim:
             Part(
                 f"{variant.label} leaves it as it is",
                 Difference("sink_rate", variant.label, UNCHANGED.label),
-                "points",
                 more_than=-SINK,
                 less_than=SINK,
             )

@@ -10,20 +10,29 @@ from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.registry import claims
 from sinklab.reproduction.claim import BASELINE, Claim, Part, Ratio, Value
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import Metric
 from sinklab.sinks import find_sinks
 
-__all__ = ["bos_removed", "without_bos"]
+__all__ = ["METRICS", "bos_removed", "without_bos"]
+
+METRICS = (
+    Metric("strongest", "fraction", "Mean share of a row on BOS, of the head that gives it most."),
+    Metric("at_first_without", "fraction", "Share of that head on position 0 where BOS is gone."),
+    Metric(
+        "at_first_replaced", "fraction", "Share of that head on position 0 where a random token stands in the place of BOS."
+    ),
+    Metric("at_bos_moved", "fraction", "Share of that head on BOS where BOS stands a quarter into the row."),
+    Metric("at_first_moved", "fraction", "Share of that head on position 0 where BOS stands a quarter into the row."),
+    Metric("loss_without", "nats", "Change of the loss where BOS is gone."),
+    Metric("loss_replaced", "nats", "Change of the loss where a random token stands in the place of BOS."),
+    Metric("loss_moved", "nats", "Change of the loss where BOS stands a quarter into the row."),
+)
 
 TEXTS = 64
 
 
 def without_bos(trained: TrainedModel) -> dict[str, float]:
-    """Weight on the first token, with BOS and without, of the head that gives BOS most, and what each edit costs.
-
-    ``strongest``: mean share on BOS; ``at_first_without``: on position 0 where BOS is gone; ``at_first_replaced``: where a
-    random token stands in its place; ``at_bos_moved``, ``at_first_moved``: on BOS and on position 0 where BOS stands a
-    quarter into the row; ``loss_without``, ``loss_replaced``, ``loss_moved``: change of the loss in nats.
-    """
+    """Weight on the first token, with BOS and without, of the head that gives BOS most; and what each edit costs."""
     model, rows = trained.loaded.model, trained.rows(TEXTS, seq_len=64)
     samples = token_samples([("held-out", rows)])
     sink = find_sinks(model, samples.inputs, place=trained.config.model.tokens_in_front)
@@ -58,10 +67,9 @@ def bos_removed() -> Claim:
             Part(
                 "the first token has not half the weight that BOS had",
                 Ratio("at_first_without", BASELINE, BASELINE, other="strongest"),
-                "ratio",
                 less_than=0.5,
             ),
-            Part("the loss rises", Value("loss_without", BASELINE), "nats", more_than=0.02),
+            Part("the loss rises", Value("loss_without", BASELINE), more_than=0.02),
         ),
         variants=(UNCHANGED,),
         read_outs=("sinks", without_bos),

@@ -33,7 +33,7 @@ def cache_size_not_monotone() -> Claim:
         published="Perplexity with caches of an eighth, a quarter, half and the whole of the trained context: Falcon-7B 13.61, "
         "12.84, 12.34, 12.84; MPT-7B 14.12, 14.25, 14.33, 14.99; Pythia-12B 13.17, 12.52, 12.08, 12.09; Llama-2-7B 9.73, 9.32, "
         "9.08, 9.59.",
-        parts=(Part("the whole is worse than half", Difference("loss", "the whole", "half"), "nats", more_than=LEAST),),
+        parts=(Part("the whole is worse than half", Difference("loss", "the whole", "half"), more_than=LEAST),),
         measure=measure,
         costs=COSTS,
         evidence=DRAWS,

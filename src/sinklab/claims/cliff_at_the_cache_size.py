@@ -6,9 +6,16 @@ from sinklab.claims._streaming import MODELS, opened
 from sinklab.evaluation.score import score_sheet
 from sinklab.registry import claims, tasks
 from sinklab.reproduction.claim import Claim, Numbers, Part, Scale, Value
+from sinklab.results.metric import Metric
 from sinklab.streaming.reader import open_reader
 
-__all__ = ["cliff_at_the_cache_size"]
+__all__ = ["METRICS", "cliff_at_the_cache_size"]
+
+METRICS = (
+    Metric("held by both", "of digits", "Share of right digits among ten where both caches hold the asked line."),
+    Metric("held by the larger", "of digits", "Share of right digits among ten where the larger cache holds the asked line."),
+    Metric("held by none", "of digits", "Share of right digits among ten where no cache holds the asked line."),
+)
 
 CACHES = {"smaller cache": 92, "larger cache": 156}
 """Recent tokens besides four sinks; both within the 256 tokens of the training."""
@@ -61,7 +68,6 @@ def cliff_at_the_cache_size() -> Claim:
             Part(
                 "the model can look up a line that it holds",
                 Value("held by both", "larger cache"),
-                "of digits",
                 more_than=KNOWS,
             ),
         ),
@@ -69,13 +75,10 @@ def cliff_at_the_cache_size() -> Claim:
             Part(
                 "what is in the larger cache is found",
                 Value("held by the larger", "larger cache"),
-                "of digits",
                 more_than=KNOWS,
             ),
-            Part(
-                "the smaller one does not find it", Value("held by the larger", "smaller cache"), "of digits", less_than=CHANCE
-            ),
-            Part("what has left the larger is not found", Value("held by none", "larger cache"), "of digits", less_than=CHANCE),
+            Part("the smaller one does not find it", Value("held by the larger", "smaller cache"), less_than=CHANCE),
+            Part("what has left the larger is not found", Value("held by none", "larger cache"), less_than=CHANCE),
         ),
         measure=measure,
         costs={"tiny": "minutes", "small": "minutes"},

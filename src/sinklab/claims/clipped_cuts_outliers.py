@@ -24,9 +24,9 @@ def clipped_cuts_outliers() -> Claim:
         "to 73.7, 1018 to 22.9, accuracy 80.75 to 80.89 %.",
         presupposes=(OUTLIERS,),
         parts=(
-            Part("the largest norm falls", Ratio("max_inf_norm", CLIPPED.label, BASELINE), "ratio", less_than=HALF),
-            Part("the kurtosis falls", Ratio("kurtosis", CLIPPED.label, BASELINE), "ratio", less_than=HALF),
-            Part("the loss does not rise", Difference("held_out_loss", CLIPPED.label, BASELINE), "nats", less_than=SAME),
+            Part("the largest norm falls", Ratio("max_inf_norm", CLIPPED.label, BASELINE), less_than=HALF),
+            Part("the kurtosis falls", Ratio("kurtosis", CLIPPED.label, BASELINE), less_than=HALF),
+            Part("the loss does not rise", Difference("held_out_loss", CLIPPED.label, BASELINE), less_than=SAME),
         ),
         variants=(Variant(BASELINE), CLIPPED),
         read_outs=("outliers",),

@@ -24,9 +24,9 @@ def clipped_fails_on_decoders() -> Claim:
         "the largest infinity norm falls from 340 to 63.",
         presupposes=(OUTLIERS,),
         parts=(
-            Part("the kurtosis rises", Ratio("kurtosis", CLIPPED.label, BASELINE), "ratio", more_than=2.0),
-            Part("the loss rises", Difference("held_out_loss", CLIPPED.label, BASELINE), "nats", more_than=SAME),
-            Part("eight bits cost more", Difference("int8_gap", CLIPPED.label, BASELINE), "nats", more_than=SAME),
+            Part("the kurtosis rises", Ratio("kurtosis", CLIPPED.label, BASELINE), more_than=2.0),
+            Part("the loss rises", Difference("held_out_loss", CLIPPED.label, BASELINE), more_than=SAME),
+            Part("eight bits cost more", Difference("int8_gap", CLIPPED.label, BASELINE), more_than=SAME),
         ),
         variants=(Variant(BASELINE), CLIPPED),
         read_outs=("outliers", "int8"),

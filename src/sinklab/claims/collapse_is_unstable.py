@@ -18,8 +18,8 @@ def collapse_is_unstable() -> Claim:
         reference="Zhai et al. 2023 (arXiv 2303.06296), section 3",
         published="Pathologically low entropy goes with oscillating or diverging losses in vision, translation, speech and "
         "language models.",
-        presupposes=(Part("the entropy collapses", Value("least_entropy", LARGE.label), "nats", less_than=COLLAPSED),),
-        parts=(Part("the loss is worse", Difference("least_loss", LARGE.label, BASELINE), "nats", more_than=HARM),),
+        presupposes=(Part("the entropy collapses", Value("least_entropy", LARGE.label), less_than=COLLAPSED),),
+        parts=(Part("the loss is worse", Difference("least_loss", LARGE.label, BASELINE), more_than=HARM),),
         variants=(BASE, LARGE),
         read_outs=(course,),
     )

@@ -9,9 +9,15 @@ from sinklab.read_outs._attention import attention_numbers
 from sinklab.registry import claims
 from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Trend, Variant
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import Metric
 from sinklab.training.config import PretrainingConfig
 
-__all__ = ["context_length", "first_tokens"]
+__all__ = ["METRICS", "context_length", "first_tokens"]
+
+METRICS = (
+    Metric("first_attention_of_16", "fraction", "first_attention over rows of 16 tokens."),
+    Metric("sink_rate_of_16", "percent", "sink_rate over rows of 16 tokens."),
+)
 
 READ = 16
 """Tokens of a row in the read-out, the same for all: over fewer keys each one gets more weight whatever was learned."""
@@ -37,7 +43,7 @@ LONG = Variant("context x 4", lambda base: _context(base, FACTOR))
 
 
 def first_tokens(trained: TrainedModel) -> dict[str, float]:
-    """``first_attention_of_16`` and ``sink_rate_of_16``: as ``first_attention`` and ``sink_rate``, over rows of 16 tokens."""
+    """:data:`METRICS`, over rows of 16 tokens."""
     numbers = attention_numbers(trained.loaded.model, trained.rows(100, seq_len=READ), trained.config.model.tokens_in_front)
     return {f"{name}_of_16": numbers[name] for name in ("first_attention", "sink_rate")}
 
@@ -56,13 +62,11 @@ def context_length() -> Claim:
             Part(
                 "the weight on the first token grows with the context",
                 Trend("first_attention_of_16", (SHORT.label, BASELINE, LONG.label)),
-                "correlation",
                 more_than=0.4,
             ),
             Part(
                 "the longest has more than the shortest",
                 Difference("first_attention_of_16", LONG.label, SHORT.label),
-                "fraction",
                 more_than=0.05,
             ),
         ),

@@ -25,12 +25,11 @@ def emergence() -> Claim:
         variants=(UNCHANGED,),
         read_outs=("training",),
         parts=(
-            Part("there is none before the first step", Value("sink_rate_start", BASE), "percent", less_than=NOTHING),
-            Part("there is one after the last step", Value("sink_rate_end", BASE), "percent", more_than=SINK),
+            Part("there is none before the first step", Value("sink_rate_start", BASE), less_than=NOTHING),
+            Part("there is one after the last step", Value("sink_rate_end", BASE), more_than=SINK),
             Part(
                 "it grows after the first quarter of the steps",
                 Difference("sink_rate_end", BASE, BASE, other="sink_rate_quarter"),
-                "points",
                 more_than=SINK,
             ),
         ),

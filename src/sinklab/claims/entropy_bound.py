@@ -10,10 +10,19 @@ from sinklab.attention.session import attend
 from sinklab.registry import claims
 from sinklab.reproduction.claim import BASELINE, Claim, Numbers, Part, Scale, Value, Variant
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import Metric
 from sinklab.theory.entropy_bound import entropy_bound as least_entropy
 from sinklab.theory.entropy_bound import head_entropy_bound, least_entropy_scores, row_entropy
 
-__all__ = ["entropy_bound", "trained_rows"]
+__all__ = ["METRICS", "entropy_bound", "trained_rows"]
+
+METRICS = (
+    Metric("least_margin", "nats", "Least entropy of a row less its lower bound, over heads and rows of two keys or more."),
+    Metric("largest_violation", "nats", "By how much least_margin is below 0."),
+    Metric(
+        "largest_gap_of_worst_row", "nats", "Largest distance of the entropy of the worst row from the bound, which it attains."
+    ),
+)
 
 LENGTHS, NORMS, ROWS = (2, 8, 64), (0.1, 1.0, 3.0, 10.0, 30.0), 2000
 EXACT = 1e-9
@@ -37,9 +46,7 @@ def measure(seed: int, scale: Scale) -> Numbers:
 
 
 def trained_rows(trained: TrainedModel) -> dict[str, float]:
-    """``least_margin``, the least entropy of a row less its bound from weights and inputs over heads and rows of two keys or
-    more, and ``largest_violation``, by how much it is below 0; both in nats.
-    """
+    """``least_margin`` and ``largest_violation`` of a trained model, with the bound from weights and inputs."""
     model, scheme = trained.loaded.model, trained.config.model.position.get("name", "rotary")
     probe, entered, hooks = _Entropies(), {}, []
     for index, layer in enumerate(model.layers):
@@ -94,9 +101,9 @@ def entropy_bound() -> Claim:
         reference="Zhai et al. 2023 (arXiv 2303.06296), Theorem 3.1",
         published="Ent ≥ log(1 + (T-1)β) + σ √(T(T-1)) β / (1 + (T-1)β), with β = exp(-σ √(T/(T-1))); tight.",
         parts=(
-            Part("no row of scores is below", Value("largest_violation", "rows of scores"), "nats", less_than=EXACT),
-            Part("the worst row attains it", Value("largest_gap_of_worst_row", "rows of scores"), "nats", less_than=EXACT),
-            Part("no row of a trained model is below", Value("largest_violation", BASELINE), "nats", less_than=ROUNDING),
+            Part("no row of scores is below", Value("largest_violation", "rows of scores"), less_than=EXACT),
+            Part("the worst row attains it", Value("largest_gap_of_worst_row", "rows of scores"), less_than=EXACT),
+            Part("no row of a trained model is below", Value("largest_violation", BASELINE), less_than=ROUNDING),
         ),
         variants=(Variant(BASELINE),),
         read_outs=(trained_rows,),

@@ -20,8 +20,8 @@ def entropy_collapse() -> Claim:
         "language models.",
         presupposes=(is_too_large(),),
         parts=(
-            Part("the entropy collapses", Value("least_entropy", TOO_LARGE.label), "nats", less_than=COLLAPSED),
-            Part("it falls far", Difference("least_entropy", TOO_LARGE.label, BASELINE), "nats", less_than=-0.5),
+            Part("the entropy collapses", Value("least_entropy", TOO_LARGE.label), less_than=COLLAPSED),
+            Part("it falls far", Difference("least_entropy", TOO_LARGE.label, BASELINE), less_than=-0.5),
         ),
         variants=(BASE, TOO_LARGE),
         read_outs=(course,),

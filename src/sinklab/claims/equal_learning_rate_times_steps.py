@@ -36,7 +36,6 @@ def equal_learning_rate_times_steps() -> Claim:
             Part(
                 "one of the two has a sink",
                 Extreme("sink_rate", (LARGE.label, SMALL.label)),
-                "percent",
                 more_than=SINK,
             ),
         ),
@@ -44,13 +43,11 @@ def equal_learning_rate_times_steps() -> Claim:
             Part(
                 "the smaller rate has the weaker sink",
                 Difference("sink_rate", SMALL.label, LARGE.label),
-                "points",
                 less_than=-LEAST,
             ),
             Part(
                 "the smaller rate has no worse a loss",
                 Difference("held_out_loss", SMALL.label, LARGE.label),
-                "nats",
                 less_than=NO_WORSE,
             ),
         ),

@@ -54,7 +54,6 @@ def fine_tuning_keeps_the_sink() -> Claim:
             Part(
                 "fine-tuning changes the model",
                 Difference("first_text_loss", tuned, BASELINE),
-                "nats",
                 more_than=0.02,
             ),
         ),
@@ -62,7 +61,6 @@ def fine_tuning_keeps_the_sink() -> Claim:
             Part(
                 "the sink rate stays",
                 Difference("first_text_sink_rate", tuned, BASELINE),
-                "points",
                 more_than=-MARGIN,
                 less_than=MARGIN,
             ),

@@ -22,8 +22,8 @@ def fixed_value_of_bias() -> Claim:
         read_outs=("sinks",),
         presupposes=(has_sink(), has_sink(zero, "sink_rate_star")),
         parts=(
-            Part("a value takes from the bias", Difference("sink_rate_star", short, zero), "points", less_than=-SINK),
-            Part("a longer one takes more", Difference("sink_rate_star", long, short), "points", less_than=-SINK),
-            Part("the first token gets it back", Difference("sink_rate", long, zero), "points", more_than=SINK),
+            Part("a value takes from the bias", Difference("sink_rate_star", short, zero), less_than=-SINK),
+            Part("a longer one takes more", Difference("sink_rate_star", long, short), less_than=-SINK),
+            Part("the first token gets it back", Difference("sink_rate", long, zero), more_than=SINK),
         ),
     )

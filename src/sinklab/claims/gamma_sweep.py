@@ -29,7 +29,6 @@ def gamma_sweep() -> Claim:
             Part(
                 "the largest norm falls with gamma",
                 Trend("max_inf_norm", (BASELINE, *(variant.label for variant in SWEEP))),
-                "rank correlation",
                 less_than=FALLS,
             ),
         ),

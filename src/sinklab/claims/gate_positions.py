@@ -29,7 +29,6 @@ def gate_positions() -> Claim:
                 Part(
                     f"{gate.label}: less than half is left",
                     Ratio("first_attention", gate.label, BASELINE),
-                    "ratio",
                     less_than=0.5,
                 )
                 for gate in (ELEMENT_WISE, HEAD_WISE)
@@ -38,7 +37,6 @@ def gate_positions() -> Claim:
                 Part(
                     f"{gate.label}: more is left than element-wise",
                     Difference("first_attention", gate.label, ELEMENT_WISE.label),
-                    "fraction",
                     more_than=LEAST,
                 )
                 for gate in (SHARED, INDEPENDENT, SQUEEZED)

@@ -21,9 +21,9 @@ def gated_cuts_outliers() -> Claim:
         "735 to 39.2, 3076 to 201, 4.49 to 4.45.",
         presupposes=(OUTLIERS,),
         parts=(
-            Part("the largest norm falls", Ratio("max_inf_norm", GATED.label, BASELINE), "ratio", less_than=HALF),
-            Part("the kurtosis falls", Ratio("kurtosis", GATED.label, BASELINE), "ratio", less_than=HALF),
-            Part("the loss does not rise", Difference("held_out_loss", GATED.label, BASELINE), "nats", less_than=SAME),
+            Part("the largest norm falls", Ratio("max_inf_norm", GATED.label, BASELINE), less_than=HALF),
+            Part("the kurtosis falls", Ratio("kurtosis", GATED.label, BASELINE), less_than=HALF),
+            Part("the loss does not rise", Difference("held_out_loss", GATED.label, BASELINE), less_than=SAME),
         ),
         variants=(Variant(BASELINE), GATED),
         read_outs=("outliers",),

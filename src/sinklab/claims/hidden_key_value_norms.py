@@ -32,12 +32,11 @@ def stands_out(label: str) -> tuple[Part, ...]:
     """The four ways in which the sink token of a model stands out."""
     return (
         has_massive(label),
-        Part("its key is small", Value("key_ratio_sink", label), "ratio", less_than=SMALL),
-        Part("its value is small", Value("value_ratio_sink", label), "ratio", less_than=SMALL),
+        Part("its key is small", Value("key_ratio_sink", label), less_than=SMALL),
+        Part("its value is small", Value("value_ratio_sink", label), less_than=SMALL),
         Part(
             "queries point to its key more than to others",
             Difference("cosine_first", label, label, other="cosine_other"),
-            "cosine",
             more_than=0.2,
         ),
     )

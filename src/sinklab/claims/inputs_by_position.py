@@ -41,4 +41,4 @@ def inputs_by_position() -> Claim:
 def keeps_half(label: str) -> Part:
     """Random tokens keep more than half of the sink rate."""
     says = f"random tokens keep most of the sink with {label}"
-    return Part(says, Ratio("sink_rate_random", label, label, other="sink_rate"), "ratio", more_than=0.5)
+    return Part(says, Ratio("sink_rate_random", label, label, other="sink_rate"), more_than=0.5)

@@ -32,7 +32,6 @@ def learnable_coordinates() -> Claim:
                 Part(
                     f"the first token has less with {variant.label}",
                     Difference("sink_rate", variant.label, UNCHANGED.label),
-                    "points",
                     less_than=-SINK,
                 )
                 for variant in FEW
@@ -40,7 +39,6 @@ def learnable_coordinates() -> Claim:
             Part(
                 "the whole key takes more than one coordinate",
                 Difference("sink_rate_star", KEY_BIAS.label, FEW[0].label),
-                "points",
                 more_than=SINK,
             ),
         ),

@@ -24,18 +24,16 @@ def learning_rate() -> Claim:
         published="Sink rates after 20,000 steps: 2.90 at a rate of 1e-4, 11.21 at 2e-4, 18.18 at 4e-4, 32.23 at 8e-4.",
         variants=(QUARTER, UNCHANGED, DOUBLE),
         read_outs=("sinks",),
-        presupposes=(Part("one of the rates gives a sink", Extreme("sink_rate", ALL), "percent", more_than=SINK),),
+        presupposes=(Part("one of the rates gives a sink", Extreme("sink_rate", ALL), more_than=SINK),),
         parts=(
             Part(
                 "a quarter of the rate weakens it",
                 Difference("sink_rate", QUARTER.label, UNCHANGED.label),
-                "points",
                 less_than=-SINK,
             ),
             Part(
                 "twice the rate strengthens it",
                 Difference("sink_rate", DOUBLE.label, UNCHANGED.label),
-                "points",
                 more_than=SINK,
             ),
         ),

@@ -32,14 +32,13 @@ def line_breaks_as_sinks() -> Claim:
         published="Perplexity 5.60 with four line breaks, 5.40 with the four first tokens, 5158 with neither: 0.036 nats "
         "apart.",
         presupposes=(
-            Part("a window without sinks fails", Difference("loss", "no sinks", "four first tokens"), "nats", more_than=MARGIN),
+            Part("a window without sinks fails", Difference("loss", "no sinks", "four first tokens"), more_than=MARGIN),
         ),
         parts=(
-            Part("line breaks restore the loss", Difference("loss", "no sinks", "four line breaks"), "nats", more_than=MARGIN),
+            Part("line breaks restore the loss", Difference("loss", "no sinks", "four line breaks"), more_than=MARGIN),
             Part(
                 "they are as good as the first tokens",
                 Difference("loss", "four line breaks", "four first tokens"),
-                "nats",
                 less_than=MARGIN,
             ),
         ),

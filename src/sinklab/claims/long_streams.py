@@ -5,8 +5,14 @@ from __future__ import annotations
 from sinklab.claims._streaming import COSTS, DRAWS, LAST, MARGIN, draw, keep
 from sinklab.registry import claims
 from sinklab.reproduction.claim import Claim, Difference, Numbers, Part, Scale
+from sinklab.results.metric import LOSS, Metric
 
-__all__ = ["long_streams"]
+__all__ = ["METRICS", "long_streams"]
+
+METRICS = (
+    LOSS,
+    Metric("last_loss", "nats", "Loss of the last tokens, at which re-computation is taken too."),
+)
 
 
 def measure(seed: int, scale: Scale) -> Numbers:
@@ -32,12 +38,11 @@ def long_streams() -> Claim:
         published="Perplexity of Llama-2-13B on a book of 65,000 tokens: dense 5641, window 5158, re-computation 5.43, four "
         "first tokens and 1,020 recent ones 5.40.",
         parts=(
-            Part("dense attention fails", Difference("loss", "dense", "four sinks"), "nats", more_than=MARGIN),
-            Part("a window without sinks fails", Difference("loss", "no sinks", "four sinks"), "nats", more_than=MARGIN),
+            Part("dense attention fails", Difference("loss", "dense", "four sinks"), more_than=MARGIN),
+            Part("a window without sinks fails", Difference("loss", "no sinks", "four sinks"), more_than=MARGIN),
             Part(
                 "four sinks are no worse than re-computation",
                 Difference("last_loss", "four sinks", "re-computation"),
-                "nats",
                 less_than=MARGIN,
             ),
         ),

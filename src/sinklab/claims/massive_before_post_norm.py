@@ -39,7 +39,7 @@ def massive_before_post_norm() -> Claim:
         read_outs=("sinks", "norms", norm_inputs),
         presupposes=(has_massive(), has_sink(POST_NORM.label)),
         parts=(
-            Part("it is massive before the norms", Value("norm_input_ratio", POST_NORM.label), "ratio", more_than=MASSIVE),
+            Part("it is massive before the norms", Value("norm_input_ratio", POST_NORM.label), more_than=MASSIVE),
             has_no_massive(POST_NORM.label),
         ),
     )

@@ -8,8 +8,23 @@ from sinklab.claims._architecture import UNCHANGED
 from sinklab.registry import claims
 from sinklab.reproduction.claim import BASELINE, Claim, Part, Value
 from sinklab.reproduction.trained import TrainedModel
+from sinklab.results.metric import Metric
 
-__all__ = ["edited", "massive_mean_against_zero"]
+__all__ = ["METRICS", "edited", "massive_mean_against_zero"]
+
+METRICS = (
+    Metric("largest", "norm", "Mean over texts of the largest |x| of a layer, in the layer where it is largest."),
+    Metric("times_median", "ratio", "Mean over texts of the largest over the median |x|, in the layer where it is largest."),
+    Metric("massive", "count", "Pairs of a position and a channel that are massive by the published thresholds."),
+    Metric(
+        "deviation",
+        "fraction",
+        "Largest standard deviation over texts of one of them, by its size; 0 where the mean is no edit.",
+    ),
+    Metric("zero", "nats", "Change of the loss with all of them set to zero; absent where there are none."),
+    Metric("mean", "nats", "Change of the loss with all of them set to their mean; absent where there are none."),
+    Metric("control", "nats", "Change of the loss with as many other channels set to zero; absent where there are none."),
+)
 
 TEXTS = 32
 
@@ -17,10 +32,7 @@ TEXTS = 32
 def edited(trained: TrainedModel) -> dict[str, float]:
     """Massive activations by the published thresholds or, where there are none, by a ratio of 50 alone, and what editing costs.
 
-    ``largest`` and ``times_median``: the largest value, and the largest multiple of the median of its hidden state, over
-    layers; ``massive``: how many (position, channel) pairs there are by the published thresholds; ``deviation``: largest
-    standard deviation over texts, by the size of the value: 0 where the mean is no edit; ``zero``, ``mean`` and ``control``:
-    change of the loss in nats, absent where nothing is found by either.
+    All are :data:`METRICS`.
     """
     found = massive_activations(trained.loaded.model, token_samples([("held-out", trained.rows(TEXTS))]))
     numbers = {
@@ -42,12 +54,12 @@ def massive_mean_against_zero() -> Claim:
         reference="Sun et al. 2024 (arXiv 2402.17762), section 3",
         published="LLaMA2-7B: zeroing four activations ruins the perplexity; with their mean it stays at 5.47.",
         presupposes=(
-            Part("there are massive activations", Value("massive", BASELINE), "count", more_than=0.5),
-            Part("they vary, so that the mean is an edit", Value("deviation", BASELINE), "fraction", more_than=1e-4),
+            Part("there are massive activations", Value("massive", BASELINE), more_than=0.5),
+            Part("they vary, so that the mean is an edit", Value("deviation", BASELINE), more_than=1e-4),
         ),
         parts=(
-            Part("zero ruins", Value("zero", BASELINE), "nats", more_than=0.5),
-            Part("the mean does not", Value("mean", BASELINE), "nats", less_than=0.02),
+            Part("zero ruins", Value("zero", BASELINE), more_than=0.5),
+            Part("the mean does not", Value("mean", BASELINE), less_than=0.02),
         ),
         variants=(UNCHANGED,),
         read_outs=(edited,),

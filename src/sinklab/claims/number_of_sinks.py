@@ -28,8 +28,8 @@ def number_of_sinks() -> Claim:
         "14.99, 15.00, 14.99, 14.98; Pythia-12B 21.62, 11.95, 12.09, 12.09, 12.02; Llama-2-7B 3359.95, 11.88, 10.51, 9.59, "
         "9.54.",
         parts=(
-            Part("none is too few", Difference("loss", "0 sinks", "4 sinks"), "nats", more_than=MARGIN),
-            Part("eight are no better than four", Difference("loss", "4 sinks", "8 sinks"), "nats", less_than=MARGIN),
+            Part("none is too few", Difference("loss", "0 sinks", "4 sinks"), more_than=MARGIN),
+            Part("eight are no better than four", Difference("loss", "4 sinks", "8 sinks"), less_than=MARGIN),
         ),
         measure=measure,
         costs=COSTS,

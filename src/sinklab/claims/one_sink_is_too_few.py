@@ -25,13 +25,12 @@ def one_sink_is_too_few() -> Claim:
             Part(
                 "the plain model fails without first tokens",
                 Difference("window_0", PLAIN, PLAIN, other="window_4"),
-                "nats",
                 LOSS,
             ),
         ),
         parts=(
-            Part("one first token is too few", Difference("window_1", PLAIN, PLAIN, other="window_4"), "nats", more_than=SAME),
-            Part("one sink token is enough", Difference("window_1", SINK, SINK, other="window_4"), "nats", less_than=SAME),
+            Part("one first token is too few", Difference("window_1", PLAIN, PLAIN, other="window_4"), more_than=SAME),
+            Part("one sink token is enough", Difference("window_1", SINK, SINK, other="window_4"), less_than=SAME),
         ),
         variants=(
             Variant(PLAIN, {"data.bos": "none"}),

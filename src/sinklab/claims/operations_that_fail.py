@@ -27,7 +27,7 @@ def operations_that_fail() -> Claim:
         published="Training failed in all four, at 60 million parameters and 20,000 steps.",
         variants=FAILING,
         parts=tuple(
-            Part(f"training diverges with {variant.label}", Value("diverged", variant.label), "fraction", more_than=0.5)
+            Part(f"training diverges with {variant.label}", Value("diverged", variant.label), more_than=0.5)
             for variant in FAILING
         ),
     )

@@ -5,8 +5,11 @@ from __future__ import annotations
 from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, draw, keep
 from sinklab.registry import claims
 from sinklab.reproduction.claim import Claim, Difference, Numbers, Part, Scale
+from sinklab.results.metric import LOSS, Metric
 
-__all__ = ["position_inside_the_cache"]
+__all__ = ["METRICS", "position_inside_the_cache"]
+
+METRICS = (LOSS, Metric("loss_within", "nats", "Loss within the trained context, once the cache is full."))
 
 
 def measure(seed: int, scale: Scale) -> Numbers:
@@ -34,13 +37,11 @@ def position_inside_the_cache() -> Claim:
             Part(
                 "past the trained length positions in the text are worse",
                 Difference("loss", "in the text", "inside the cache"),
-                "nats",
                 more_than=MARGIN,
             ),
             Part(
                 "within the trained length they make no difference",
                 Difference("loss_within", "in the text", "inside the cache"),
-                "nats",
                 more_than=-MARGIN,
                 less_than=MARGIN,
             ),

@@ -84,11 +84,10 @@ def prefix_lm() -> Claim:
         read_outs=("sinks", prefix_rates),
         presupposes=(has_sink(),),
         parts=(
-            Part("a token of the prefix has a sink", Value("prefix_largest", PREFIX.label), "percent", more_than=SINK),
+            Part("a token of the prefix has a sink", Value("prefix_largest", PREFIX.label), more_than=SINK),
             Part(
                 "no other token of the prefix has a quarter of it",
                 Ratio("prefix_second", PREFIX.label, PREFIX.label, other="prefix_largest"),
-                "ratio",
                 less_than=0.25,
             ),
         ),

@@ -33,16 +33,14 @@ def random_first_tokens() -> Claim:
             Part(
                 "a sink forms without BOS",
                 Extreme("sink_rate_max", (NO_BOS.label, ONE.label, TWO.label)),
-                "percent",
                 more_than=SINK,
             ),
         ),
         parts=(
-            Part("one strengthens it", Difference("sink_rate", ONE.label, NO_BOS.label), "points", more_than=LEAST),
+            Part("one strengthens it", Difference("sink_rate", ONE.label, NO_BOS.label), more_than=LEAST),
             Part(
                 "with two, the second token has more of it than the first",
                 Difference("sink_rate_1", TWO.label, TWO.label, other="sink_rate"),
-                "points",
                 more_than=LEAST,
             ),
         ),

@@ -43,12 +43,12 @@ def repeated_token_laws() -> Claim:
         costs={"tiny": "seconds"},
         parts=(
             *(
-                Part(f"{exact}, {label}", Value("law_error", label), "weight", less_than=EXACT)
+                Part(f"{exact}, {label}", Value("law_error", label), less_than=EXACT)
                 for label in ("no positions", "relative positions", "ALiBi")
             ),
-            Part("no weight exceeds the upper bound", Value("over_bound", "rotary positions"), "ratio", less_than=1 + EXACT),
-            Part("none is below the lower bound", Value("under_bound", "rotary positions"), "ratio", less_than=1 + EXACT),
-            Part("learned positions break it", Value("law_error", "learned positions"), "weight", more_than=0.01),
+            Part("no weight exceeds the upper bound", Value("over_bound", "rotary positions"), less_than=1 + EXACT),
+            Part("none is below the lower bound", Value("under_bound", "rotary positions"), less_than=1 + EXACT),
+            Part("learned positions break it", Value("law_error", "learned positions"), more_than=0.01),
         ),
     )
 

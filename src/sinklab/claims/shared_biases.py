@@ -31,7 +31,6 @@ def shared_biases() -> Claim:
             Part(
                 "the first token keeps more when key and value are shared",
                 Difference("sink_rate", SHARED_BOTH.label, KEY_VALUE_BIAS.label),
-                "points",
                 more_than=SINK,
             ),
         ),

@@ -21,13 +21,10 @@ def sigma_reparam_prevents() -> Claim:
         "an adaptive optimiser. sinklab's operation reparametrises those inside attention.",
         presupposes=(is_too_large(),),
         parts=(
-            Part(
-                "the loss is lower", Difference("least_loss", TOO_LARGE_SIGMA.label, TOO_LARGE.label), "nats", less_than=-HARM
-            ),
+            Part("the loss is lower", Difference("least_loss", TOO_LARGE_SIGMA.label, TOO_LARGE.label), less_than=-HARM),
             Part(
                 "the entropy stays up",
                 Difference("least_entropy", TOO_LARGE_SIGMA.label, TOO_LARGE.label),
-                "nats",
                 more_than=0.5,
             ),
         ),

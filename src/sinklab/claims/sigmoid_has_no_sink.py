@@ -29,7 +29,6 @@ def sigmoid_has_no_sink() -> Claim:
             Part(
                 "the loss is no worse",
                 Difference("held_out_loss", SIGMOID.label, UNCHANGED.label),
-                "nats",
                 less_than=0.05,
             ),
         ),

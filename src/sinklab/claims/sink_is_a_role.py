@@ -18,7 +18,6 @@ def _moved(label: str, position: int) -> Part:
     return Part(
         f"with {label} the sink is there, and not at position 0",
         Difference(METRICS_AT[position], label, label, other=METRICS_AT[0]),
-        "points",
         more_than=POINTS,
     )
 

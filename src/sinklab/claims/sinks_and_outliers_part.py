@@ -27,15 +27,13 @@ def sinks_and_outliers_part() -> Claim:
         "first-token maxima 0.333 to 0.022, kurtosis still 245.",
         presupposes=(
             has_sink(),
-            Part("the baseline has outliers", Value("massive_ratio", BASELINE), "ratio", more_than=OUTLIER),
+            Part("the baseline has outliers", Value("massive_ratio", BASELINE), more_than=OUTLIER),
         ),
         parts=(
-            Part("sandwich norm halves outliers", Ratio("massive_ratio", SANDWICH.label, BASELINE), "ratio", less_than=0.5),
+            Part("sandwich norm halves outliers", Ratio("massive_ratio", SANDWICH.label, BASELINE), less_than=0.5),
             has_sink(SANDWICH.label),
-            Part(
-                "softmax plus one halves the sink", Ratio("first_attention", PLUS_ONE.label, BASELINE), "ratio", less_than=0.5
-            ),
-            Part("softmax plus one leaves outliers", Ratio("massive_ratio", PLUS_ONE.label, BASELINE), "ratio", more_than=0.5),
+            Part("softmax plus one halves the sink", Ratio("first_attention", PLUS_ONE.label, BASELINE), less_than=0.5),
+            Part("softmax plus one leaves outliers", Ratio("massive_ratio", PLUS_ONE.label, BASELINE), more_than=0.5),
         ),
         variants=(UNCHANGED, SANDWICH, PLUS_ONE),
         read_outs=("sinks", "norms"),

@@ -24,7 +24,7 @@ def softmax_scale() -> Claim:
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=(
-            Part("0.1 weakens it", Difference("sink_rate", SMALL.label, UNCHANGED.label), "points", less_than=-SINK),
-            Part("2 strengthens it", Difference("sink_rate", LARGE.label, UNCHANGED.label), "points", more_than=SINK),
+            Part("0.1 weakens it", Difference("sink_rate", SMALL.label, UNCHANGED.label), less_than=-SINK),
+            Part("2 strengthens it", Difference("sink_rate", LARGE.label, UNCHANGED.label), more_than=SINK),
         ),
     )

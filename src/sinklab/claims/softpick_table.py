@@ -27,14 +27,13 @@ def softpick_table() -> Claim:
         published="Sink rate: softpick 0.00 %, gated 2.00, sink logit 8.78, softmax plus one 16.36, softmax 34.89.",
         presupposes=(has_sink(),),
         parts=(
-            Part("softpick has no sink", Value("sink_rate", SOFTPICK.label), "percent", less_than=1.0),
+            Part("softpick has no sink", Value("sink_rate", SOFTPICK.label), less_than=1.0),
             Part(
                 "softmax plus one has less than softmax",
                 Difference("sink_rate", BASELINE, PLUS_ONE.label),
-                "points",
                 more_than=5,
             ),
-            Part("the order is that of the table", Trend("sink_rate", ORDER), "correlation", more_than=0.5),
+            Part("the order is that of the table", Trend("sink_rate", ORDER), more_than=0.5),
         ),
         variants=(UNCHANGED, SOFTPICK, ELEMENT_WISE, SINK_LOGIT, PLUS_ONE),
         read_outs=("sinks",),

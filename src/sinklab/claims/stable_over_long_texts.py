@@ -47,7 +47,6 @@ def stable_over_long_texts() -> Claim:
             Part(
                 "the same text costs as much late as early",
                 Difference("loss", "late", "early"),
-                "nats",
                 more_than=-MARGIN,
                 less_than=MARGIN,
             ),

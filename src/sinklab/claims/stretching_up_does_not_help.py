@@ -24,8 +24,8 @@ def stretching_up_does_not_help() -> Claim:
         published="BERT-base with zeta 1.003 and 1.03 at gamma 0: no improvement; gamma is what counts.",
         presupposes=(OUTLIERS,),
         parts=(
-            Part("the largest norm stays", Ratio("max_inf_norm", STRETCHED.label, BASELINE), "ratio", more_than=HALF),
-            Part("the kurtosis stays", Ratio("kurtosis", STRETCHED.label, BASELINE), "ratio", more_than=HALF),
+            Part("the largest norm stays", Ratio("max_inf_norm", STRETCHED.label, BASELINE), more_than=HALF),
+            Part("the kurtosis stays", Ratio("kurtosis", STRETCHED.label, BASELINE), more_than=HALF),
         ),
         variants=(Variant(BASELINE), STRETCHED),
         read_outs=("outliers",),

@@ -46,11 +46,11 @@ def trigger_relu() -> Claim:
         reference="Ran-Milo 2026 (arXiv 2603.11487), Theorem 3, Figures 3, 5, 7 and 8",
         published="A solution with a loss of 0 and no weight on BOS; in the maps of trained models only the row of the trigger "
         "is not 0, at one head as at four and sixteen.",
-        presupposes=(Part("the task is learned", Extreme("max_error", TRAINED), "coordinate", less_than=SOLVED),),
+        presupposes=(Part("the task is learned", Extreme("max_error", TRAINED), less_than=SOLVED),),
         parts=(
-            Part("the solution is exact", Value("max_error", "solution"), "coordinate", less_than=EXACT),
-            Part("it gives BOS nothing", Value("bos_weight_largest", "solution"), "weight", less_than=EXACT),
-            Part("no trained head sinks", Extreme("head_bos_weight_largest", TRAINED), "weight", less_than=SILENT),
+            Part("the solution is exact", Value("max_error", "solution"), less_than=EXACT),
+            Part("it gives BOS nothing", Value("bos_weight_largest", "solution"), less_than=EXACT),
+            Part("no trained head sinks", Extreme("head_bos_weight_largest", TRAINED), less_than=SILENT),
         ),
         measure=measure,
         costs={"tiny": "minutes", "small": "hours"},

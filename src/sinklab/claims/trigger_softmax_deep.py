@@ -25,8 +25,8 @@ def trigger_softmax_deep() -> Claim:
         reference="Ran-Milo 2026 (arXiv 2603.11487), Theorem 2, Figures 4 and 6",
         published="At least one layer and position must sink; drawn are four of four heads that sink in two layers of two, and "
         "eight of sixteen in four layers of four.",
-        presupposes=(Part("the task is learned", Value("max_error", "softmax"), "coordinate", less_than=SOLVED),),
-        parts=(Part("some head sinks", Value("head_bos_weight_largest", "softmax"), "weight", more_than=SINK),),
+        presupposes=(Part("the task is learned", Value("max_error", "softmax"), less_than=SOLVED),),
+        parts=(Part("some head sinks", Value("head_bos_weight_largest", "softmax"), more_than=SINK),),
         measure=measure,
         costs={"tiny": "minutes", "small": "hours"},
     )

@@ -30,12 +30,10 @@ def trigger_softmax_single() -> Claim:
         reference="Ran-Milo 2026 (arXiv 2603.11487), Theorem 1, Figure 3",
         published="At least 1 - ε on BOS at every position but the trigger, where ε goes to 0 with the loss; the map drawn "
         "shows about 1, with a standard deviation of about 0.",
-        presupposes=(Part("the task is learned", Value("max_error", "softmax"), "coordinate", less_than=SOLVED),),
+        presupposes=(Part("the task is learned", Value("max_error", "softmax"), less_than=SOLVED),),
         parts=(
-            Part("every query off the trigger is on BOS", Value("bos_weight_min", "softmax"), "weight", more_than=LEAST),
-            Part(
-                "the weight grows as the error falls", Trend("bos_weight_min", tuple(TOLERANCES)), "correlation", more_than=0.5
-            ),
+            Part("every query off the trigger is on BOS", Value("bos_weight_min", "softmax"), more_than=LEAST),
+            Part("the weight grows as the error falls", Trend("bos_weight_min", tuple(TOLERANCES)), more_than=0.5),
         ),
         measure=measure,
         costs={"tiny": "seconds"},

@@ -51,13 +51,10 @@ def unique_data() -> Claim:
         read_outs=("sinks", overfitting),
         presupposes=(has_sink(),),
         parts=(
-            Part(
-                "the fewest rows weaken it", Difference("sink_rate", FEWEST.label, UNCHANGED.label), "points", less_than=-SINK
-            ),
+            Part("the fewest rows weaken it", Difference("sink_rate", FEWEST.label, UNCHANGED.label), less_than=-SINK),
             Part(
                 "the fewest rows leave less than half of it",
                 Ratio("sink_rate", FEWEST.label, UNCHANGED.label),
-                "ratio",
                 less_than=0.5,
             ),
         ),

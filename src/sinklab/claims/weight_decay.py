@@ -40,7 +40,6 @@ def weight_decay() -> Claim:
             Part(
                 "the rate is largest in between",
                 Peak("sink_rate", (NONE.label, UNCHANGED.label, ONE.label, TEN.label)),
-                "points",
                 more_than=SINK,
             ),
         ),

@@ -110,19 +110,16 @@ def window_attention() -> Claim:
             Part(
                 "with a large window the first token of the text has a sink",
                 Value("excess_of_first", LARGE.label),
-                "fraction",
                 more_than=EXCESS,
             ),
             Part(
                 "with a large window the first token inside it has none",
                 Value("excess_inside", LARGE.label),
-                "fraction",
                 less_than=EXCESS,
             ),
             Part(
                 "with a small window the first token of the text has none",
                 Value("excess_of_first", SMALL.label),
-                "fraction",
                 less_than=EXCESS,
             ),
         ),

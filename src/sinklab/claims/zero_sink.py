@@ -25,16 +25,12 @@ def zero_sink() -> Claim:
             Part(
                 "without first tokens a window fails",
                 Difference("window_0", ZERO, ZERO, other="window_4"),
-                "nats",
                 more_than=LOSS,
             ),
-            Part(
-                "one of them repairs most of it", Difference("window_0", ZERO, ZERO, other="window_1"), "nats", more_than=LOSS
-            ),
+            Part("one of them repairs most of it", Difference("window_0", ZERO, ZERO, other="window_1"), more_than=LOSS),
             Part(
                 "the loss is the plain model's",
                 Difference("held_out_loss", ZERO, PLAIN),
-                "nats",
                 more_than=-SAME,
                 less_than=SAME,
             ),

@@ -36,22 +36,26 @@ class Bound:
 
     name: str
     column: str
-    unit: str
     less_than: float
     against: bool = False
+
+    @property
+    def unit(self) -> str:
+        """Of what is bounded."""
+        return self.part(REFERENCE).effect.unit
 
     def part(self, label: str) -> Part:
         """The question about one operation."""
         effect: Effect = Difference(self.column, label, REFERENCE) if self.against else Value(self.column, label)
-        return Part(self.name, effect, self.unit, less_than=self.less_than)
+        return Part(self.name, effect, less_than=self.less_than)
 
 
 BOUNDS: tuple[Bound, ...] = (
-    Bound("loss", "held_out_loss", "nats", 0.02, against=True),
-    Bound("sink", "sink_rate", "percent", 5.0),
-    Bound("activations", "hidden_ratio", "ratio", 2.0),
-    Bound("window", "window_gap", "nats", 0.02),
-    Bound("int8", "int8_gap", "nats", 0.02),
+    Bound("loss", "held_out_loss", 0.02, against=True),
+    Bound("sink", "sink_rate", 5.0),
+    Bound("activations", "hidden_ratio", 2.0),
+    Bound("window", "window_gap", 0.02),
+    Bound("int8", "int8_gap", 0.02),
 )
 """See the top of this file."""
 

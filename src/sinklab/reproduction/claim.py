@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from sinklab.errors import ConfigurationError
+from sinklab.results.metric import catalogue
 
 if TYPE_CHECKING:
     from sinklab.reproduction.trained import TrainedModel
@@ -81,6 +82,13 @@ class Effect(abc.ABC):
     def words(self) -> str:
         """What is computed, in one line for tables."""
 
+    @property
+    def unit(self) -> str:
+        """That of the metrics, if they are declared and have one unit; else "number"."""
+        known = catalogue()
+        units = {known[metric].metric.unit if metric in known else "number" for _, metric in self.needs()}
+        return units.pop() if len(units) == 1 else "number"
+
 
 def _of(numbers: Numbers, variant: str, metric: str) -> float | None:
     found = numbers.get(variant, {}).get(metric)
@@ -90,6 +98,11 @@ def _of(numbers: Numbers, variant: str, metric: str) -> float | None:
 def _all(numbers: Numbers, variants: Sequence[str], metric: str) -> list[float] | None:
     found = [_of(numbers, variant, metric) for variant in variants]
     return None if any(value is None for value in found) else [value for value in found if value is not None]
+
+
+def _less(unit: str) -> str:
+    """The unit of a difference: of two percentages it is points."""
+    return "points" if unit == "percent" else unit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +162,10 @@ class Difference(_Pair):
 
     word: ClassVar[str] = "less"
 
+    @property
+    def unit(self) -> str:
+        return _less(super().unit)
+
     def compare(self, left: float, right: float) -> float | None:
         return left - right
 
@@ -161,6 +178,7 @@ class Ratio(_Pair):
     """
 
     word: ClassVar[str] = "over"
+    unit: ClassVar[str] = "ratio"  # type: ignore[misc]
 
     def compare(self, left: float, right: float) -> float | None:
         return left / right if right else None
@@ -178,6 +196,7 @@ class Trend(Effect):
 
     metric: str
     over: tuple[str, ...]
+    unit: ClassVar[str] = "correlation"  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         if len(self.over) < 3:
@@ -218,6 +237,10 @@ class Peak(Effect):
         return frozenset((label, self.metric) for label in self.over)
 
     @property
+    def unit(self) -> str:
+        return _less(super().unit)
+
+    @property
     def words(self) -> str:
         return f"{self.metric}: largest inside {', '.join(self.over)} less the larger end"
 
@@ -252,7 +275,6 @@ class Part:
 
     Args:
         says: the sentence, such as "the sink leaves the first token".
-        unit: of the effect: points (of percent), nats, fraction, ratio, ….
         more_than: lower bound of the region, itself outside. The bound of a direction is the least effect that is worth
             calling one, not 0, so that "reproduced" is about more than a sign.
         less_than: upper bound of the region, itself outside.
@@ -263,7 +285,6 @@ class Part:
 
     says: str
     effect: Effect
-    unit: str
     more_than: float = -math.inf
     less_than: float = math.inf
 

@@ -24,14 +24,14 @@ from sinklab.reproduction.claim import SCALES, Claim, Numbers, Scale
 from sinklab.reproduction.scales import base_config
 from sinklab.reproduction.verdict import Conclusion, judge
 from sinklab.reproduction.work import Measurement, claim_called, name_of, read_numbers, train_and_read
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Metric, catalogue
 from sinklab.results.table import make_table, read_run, write_json, write_table
 from sinklab.training.process import default_cache
 
 __all__ = ["Reproduced", "plan_runs", "reproduce"]
 
-UNITS = {"diverged": "fraction", "held_out_loss": "nats", "steps": "steps"}
-"""Numbers that every trained model has without a read-out."""
+DIVERGED = Metric("diverged", "fraction", "1 for a training that diverged, else 0; of several the share of them.")
+OF_A_CLAIM = Metric("of_a_claim", "number", "Stands for a number that the claim of another package declares nowhere.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +215,7 @@ def _numbers(one: _Asked, plan: SweepPlan, scale: Scale, seeds: Sequence[int], o
 
 
 def _table(one: _Asked, numbers: Mapping[int, Numbers], run_id: str) -> Any:
-    units = dict(UNITS) | {metric.name: metric.unit for read_out in one.claim.read_outs for metric in _metrics(read_out)}
+    known = catalogue()
     operations = {
         label: (cell.config.model.operation["name"], cell.config.data.corpus) for (label, _), cell in one.cells.items()
     }
@@ -224,32 +224,16 @@ def _table(one: _Asked, numbers: Mapping[int, Numbers], run_id: str) -> Any:
             "model": label,
             "operation": operations.get(label, (None, None))[0],
             "corpus": operations.get(label, (None, None))[1],
-            "metric": metric,
+            "metric": known[metric].metric if metric in known else dataclasses.replace(OF_A_CLAIM, name=metric),
             "seed": seed,
             "value": value,
             "count": 1,
-            "unit": units.get(metric, _unit_in_parts(one.claim, metric)),
         }
         for seed, by_label in numbers.items()
         for label, values in by_label.items()
         for metric, value in values.items()
     ]
-    return make_table(rows, run_id=run_id, probe="claim", version=1)
-
-
-def _metrics(read_out: Any) -> tuple[Metric, ...]:
-    """The metrics of a read-out: ``METRICS`` of the module it is in."""
-    import importlib
-
-    name = f"sinklab.read_outs.{read_out}" if isinstance(read_out, str) else read_out.__module__
-    found: tuple[Metric, ...] = getattr(importlib.import_module(name), "METRICS", ())
-    return found
-
-
-def _unit_in_parts(claim: Claim, metric: str) -> str:
-    """The unit that a part gives to its effect, for a number of a claim's own; "number" if none speaks of it."""
-    units = {part.unit for part in claim.parts if any(name == metric for _, name in part.effect.needs())}
-    return units.pop() if len(units) == 1 else "number"
+    return make_table(rows, run_id=run_id, probe="claim")
 
 
 def _record(

@@ -56,7 +56,7 @@ class Finding:
             "expected": self.part.region,
             "more_than": self.part.more_than if math.isfinite(self.part.more_than) else None,
             "less_than": self.part.less_than if math.isfinite(self.part.less_than) else None,
-            "unit": self.part.unit,
+            "unit": self.part.effect.unit,
             "mean": self.mean,
             "interval": None if self.interval is None else list(self.interval),
             "standardized": self.standardized,
@@ -88,7 +88,7 @@ def judge(parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[i
     for finding in presupposed:
         part = finding.part
         if finding.mean is None or not part.more_than < finding.mean < part.less_than:
-            found = "could not be measured" if finding.mean is None else f"is {finding.mean:.3g} {part.unit}"
+            found = "could not be measured" if finding.mean is None else f"is {finding.mean:.3g} {part.effect.unit}"
             reason = f"presupposes that {part.says}: {part.effect.words} {found}, and would have to be {part.region}"
             return Conclusion("not tested at this scale", findings, presupposed, reason)
     verdicts = [finding.verdict for finding in findings]
