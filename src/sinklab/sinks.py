@@ -530,6 +530,22 @@ class SinkFinder(Watcher):
             length=self._length, heads_by_weight=loud,
         )  # fmt: skip
 
+    def by_token(self, decode: Callable[[int], str]) -> list[dict[str, Any]]:
+        """Tokens that play the sink, wherever they stand, most frequent first: text, share of all sinks, positions."""
+        modules = self._modules.values()
+        codes, counts = (np.concatenate([getattr(module, name) for module in modules]) for name in ("codes", "counts"))
+        codes, counts = codes[codes[:, 1] >= 0], counts[codes[:, 1] >= 0]
+        ids, index = np.unique(codes[:, 1], return_inverse=True)
+        totals = np.bincount(index, counts, len(ids))
+        return [
+            {
+                "token": decode(int(ids[number])),
+                "share_of_sinks": float(totals[number] / totals.sum()),
+                "positions": np.unique(codes[index == number, 2]).tolist()[:LISTED],
+            }
+            for number in np.argsort(-totals, kind="stable")[:LISTED]
+        ]
+
     def _sink(self, place: tuple[str, int], hits: _Hits, heads: Sequence[Head], decode: Callable[[int], str] | None) -> Sink:
         kind, number = place
         chosen = hits.at(place)

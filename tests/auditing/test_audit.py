@@ -14,13 +14,13 @@ from tests.conftest import make_sinklm
 
 from sinklab import audit, measure
 from sinklab.attention.session import attend
-from sinklab.auditing.locations import SinkLocations
 from sinklab.auditing.maps import AttentionMaps
 from sinklab.auditing.measure import check_identity, run_probes
 from sinklab.errors import ConfigurationError, InputError, MeasurementError
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.registry import probes
 from sinklab.results.table import COLUMNS, read_table
+from sinklab.sinks import SinkFinder
 
 
 @pytest.fixture(scope="module")
@@ -203,13 +203,13 @@ def test_locations_find_a_sink_that_moves():
         model.embed_tokens.weight[loud, 1] = 1.0
     tokens = torch.full((2, 16), 20)
     tokens[0, 2], tokens[1, 5] = loud, loud
-    locations = SinkLocations(threshold=0.3, min_queries=8)
-    with attend(model, [locations]):
+    finder = SinkFinder(threshold=0.3)
+    with attend(model, [finder]):
         model(input_ids=tokens)
-    found = locations.found()
-    first_layer = found[found["layer"] == 0]
-    assert set(zip(first_layer["sample"], first_layer["position"], strict=True)) == {(0, 2), (1, 5)}
-    assert (first_layer["alpha"] > 0.3).all()
+    assert finder.by_token(str)[0] == {"token": "7", "share_of_sinks": 1.0, "positions": [2, 5]}
+    main = finder.sinks(decode=str).main
+    assert main.describe() == "the first '7'"
+    assert {(head.layer, head.head, rate) for head, rate in main.heads} == {(0, 0, 100.0), (0, 1, 100.0)}
 
 
 def test_a_learned_sink_logit_is_named_as_the_sink():

@@ -10,13 +10,14 @@ from tests.conftest import TEXT, make_sinklm
 
 from sinklab.auditing.cache_policies import _completed, _recomputed, compare_policies
 from sinklab.auditing.long_texts import long_texts
-from sinklab.auditing.policy_plan import _found_sinks, plan_policies
+from sinklab.auditing.policy_plan import plan_policies, sinks_of_texts
 from sinklab.auditing.recommendation import recommend
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.registry import policies as policy_registry
 from sinklab.results.table import COLUMNS, read_run, read_table
+from sinklab.sinks import Sink, Sinks
 from sinklab.streaming.perplexity import estimate, losses
 
 
@@ -86,11 +87,15 @@ class TestRecommendation:
 # --- what is compared --------------------------------------------------------------------------------------------------------
 
 
+def sinks_at(*positions):
+    return Sinks(sinks=tuple(Sink(kind="position", position=position) for position in positions))
+
+
 @pytest.mark.parametrize("budget", [16, 63, 128])
 @pytest.mark.parametrize("name", list(policy_registry))
 def test_every_policy_is_given_the_same_size(name, budget):
     left_out = []
-    plan = list(plan_policies(None, None, [name], [budget], (0, 1, 4), [0, 7], True, left_out))
+    plan = list(plan_policies(None, None, [name], [budget], (0, 1, 4), sinks_at(0, 7), True, left_out))
     assert plan
     assert left_out == []
     for policy, size in plan:
@@ -99,10 +104,10 @@ def test_every_policy_is_given_the_same_size(name, budget):
 
 
 def test_pinned_tokens_are_those_that_were_found():
-    plan = list(plan_policies(None, None, ["pinned"], [16], (0, 1), [0, 7], True, []))
+    plan = list(plan_policies(None, None, ["pinned"], [16], (0, 1), sinks_at(0, 7), True, []))
     assert [(policy.pinned, policy.window) for policy, _ in plan] == [((0, 7), 14)]
     left_out = []
-    assert list(plan_policies(None, None, ["pinned"], [16], (0, 1), [0, 1], True, left_out)) == []
+    assert list(plan_policies(None, None, ["pinned"], [16], (0, 1), sinks_at(0, 1), True, left_out)) == []
     assert left_out[0]["reason"] == "sinks were found at the first tokens alone, which sink_window keeps just as well"
 
 
@@ -118,7 +123,7 @@ def test_a_policy_without_sizes_is_left_out(monkeypatch):
     Fixed.name = "fixed"
     monkeypatch.setitem(policy_registry._objects, "fixed", Fixed)
     left_out = []
-    assert list(plan_policies(None, None, ["fixed"], [16], (0,), [], True, left_out)) == []
+    assert list(plan_policies(None, None, ["fixed"], [16], (0,), sinks_at(), True, left_out)) == []
     assert left_out == [
         {"policy": "fixed", "label": "fixed",
          "reason": "policy 'fixed' has no settings by which it could be given the size of the others"}
@@ -128,7 +133,7 @@ def test_a_policy_without_sizes_is_left_out(monkeypatch):
 def test_where_the_embedded_model_has_its_sink():
     loaded = load_model("embedded:softmax")
     rows = long_texts(resolve_corpus("python_source"), loaded.encoder, tokens=600, documents=4, seed=0, bos=True)
-    assert _found_sinks(loaded, rows, True) == [0]
+    assert sinks_of_texts(loaded, rows, True).positions == [0]
 
 
 # --- a small model -----------------------------------------------------------------------------------------------------------

@@ -12,13 +12,14 @@ from tests.conftest import make_sinklm
 
 from sinklab import audit
 from sinklab.attention.session import attend
-from sinklab.auditing.certificate import DELTA, QUERIES, SAMPLES, _sentence, certified, main_sink
+from sinklab.auditing.certificate import DELTA, QUERIES, SAMPLES, _sentence, certified
 from sinklab.cli.app import app
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.results.table import read_run, read_table
+from sinklab.sinks import Sinks
 from sinklab.theory.no_op_certificate import NoOpCertificate
 
 SETTINGS = {"corpus": "python_source", "seq_len": 16, "samples": 6, "cache": False}
@@ -33,13 +34,13 @@ def results(checkpoint, tmp_path_factory):
 
 def summary_of(**changes):
     return {
-        "sink_role": "none", "sink_positions": [], "threshold": 0.3, "normalized": True, "operation": "softmax",
+        "threshold": 0.3, "normalized": True, "operation": "softmax",
         "corpus": "random_tokens", "bos": 0, **changes,
     }  # fmt: skip
 
 
-def section_of(model, tokens, **changes):
-    return certified(wrap_model(model), tokens, summary_of(**changes), run_id="run", seed=0)
+def section_of(model, tokens, sink=0, **changes):
+    return certified(wrap_model(model), tokens, summary_of(**changes), Sinks.at(sink), run_id="run", seed=0)
 
 
 def random_tokens(samples=2, length=12):
@@ -198,13 +199,6 @@ def test_what_is_said():
     )
 
 
-def test_the_main_sink():
-    found = [{"position": 5}, {"position": 0}]
-    assert main_sink(summary_of()) == 0
-    assert main_sink(summary_of(sink_role="position 5", sink_positions=found)) == 5
-    assert main_sink(summary_of(sink_role="null score", sink_positions=found)) == "null"
-
-
 def test_a_null_is_the_sink_where_it_plays_it():
     model = build(next(entry for entry in MEASURED if entry.id == "gpt_oss"), "eager")
     with torch.no_grad():
@@ -225,8 +219,7 @@ def test_threads_are_given_back():
 
 
 def test_what_cannot_be_certified_says_why():
-    beyond = {"sink_role": "position 30", "sink_positions": [{"position": 30}]}
-    section, table, also = section_of(make_sinklm(), random_tokens(), **beyond)
+    section, table, also = section_of(make_sinklm(), random_tokens(), sink=30)
     assert section == {
         "refused": "no query of the samples sees its sink (position 30) and another key; give longer samples (--seq-len)"
     }

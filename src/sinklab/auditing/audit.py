@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.attention.probe import Probe
+from sinklab.attention.session import Session
 from sinklab.auditing.cache_policies import compared
 from sinklab.auditing.causes import causes_section
 from sinklab.auditing.certificate import certified
-from sinklab.auditing.locations import SinkLocations
 from sinklab.auditing.long_texts import long_texts
 from sinklab.auditing.maps import AttentionMaps
 from sinklab.auditing.measure import (
@@ -40,10 +40,12 @@ from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
+from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import policies as policy_registry
 from sinklab.registry import probes as probe_registry
 from sinklab.results.metric import definitions
 from sinklab.results.table import append, make_table, write_json, write_table
+from sinklab.sinks import SinkFinder, Sinks, SinkWeights
 
 __all__ = ["AuditResult", "audit"]
 
@@ -122,25 +124,38 @@ def audit(
     tables: list[pd.DataFrame] = []
     conditions: list[Condition] = []
     identity: dict[str, int] = {}
-    main: tuple[Tensor, Seen, SinkLocations, list[Probe]] | None = None
+    main: tuple[Tensor, Seen, list[Probe]] | None = None
+    by_token: list[dict[str, Any]] = []
     for source, with_bos in _plan(text, main_bos, loaded.encoder.bos_token_id is not None):
         tokens = source.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         if main is None:
             identity = check_identity(loaded.model, tokens)
         names = list(probe_registry) if main is None else ["sink_rate"]
         probes = [make_probe(name, threshold) for name in names]
-        locations = SinkLocations(threshold, min_queries)
+        finder = SinkFinder(threshold)
+        first = [*(probe for probe in probes if not isinstance(probe, SinkProbe)), finder]
         stage = f"{source.name}, {'with' if with_bos else 'without'} BOS"
         seen = run_probes(
-            loaded.model, tokens, [*probes, locations], batch_size=batch_size, loss=takes_loss, progress=progress, stage=stage
+            loaded.model,
+            tokens,
+            first,
+            batch_size=batch_size,
+            loss=takes_loss,
+            progress=progress,
+            stage=stage,
         )
-        table = labelled(seen.session, loaded, run_id=run_id, corpus=source.name, bos=int(with_bos), seed=seed)
+        sinks = finder.sinks(decode=decoder(loaded), corpus=source.name, bos=int(with_bos))
+        constants: dict[str, Any] = {"run_id": run_id, "corpus": source.name, "bos": int(with_bos), "seed": seed}
+        table = labelled(seen.session, loaded, **constants)
         tables.append(table)
-        conditions.append(Condition(source.name, with_bos, seen.loss, table, hash_tokens(tokens)))
         if main is None:
-            main = (tokens, seen, locations, probes)
+            # Numbers about the sink need a second look: where it is, is known only after the first.
+            again, sinks = about_sinks(loaded, tokens, probes, sinks, batch_size=batch_size, progress=progress)
+            tables.append(labelled(again, loaded, **constants))
+            main, by_token = (tokens, seen, probes), finder.by_token(decoder(loaded))
+        conditions.append(Condition(source.name, with_bos, seen.loss, table, hash_tokens(tokens), sinks))
     assert main is not None  # the plan always has a first condition
-    tokens, seen, locations, probes = main
+    (tokens, seen, probes), sinks = main, conditions[0].sinks
 
     maps = AttentionMaps(MAP_TILES)
     run_probes(loaded.model, tokens[:MAP_SAMPLES], [maps], batch_size=MAP_SAMPLES, progress=progress, stage="attention maps")
@@ -148,25 +163,26 @@ def audit(
     summary = summarize(
         loaded,
         conditions,
-        locations.found(),
+        by_token,
         tokens,
         threshold=threshold,
-        min_queries=min_queries,
         normalized=seen.session.normalized,
         off_seam=seen.session.off_seam,
     )
     summary["cache"] = None
     if cache:
-        summary["cache"], policy_table = _policies(loaded, text, summary, run_id=run_id, seed=seed, progress=progress)
+        summary["cache"], policy_table = _policies(loaded, text, summary, sinks, run_id=run_id, seed=seed, progress=progress)
         tables.append(policy_table)
     also: list[Probe] = []
     if certificate:
         summary["certificate"], certificate_table, also = certified(
-            loaded, tokens, summary, run_id=run_id, seed=seed, progress=progress
+            loaded, tokens, summary, sinks, run_id=run_id, seed=seed, progress=progress
         )
         tables.append(certificate_table)
     if causes:
-        summary["causes"], causes_table = causes_section(loaded, text, summary, run_id=run_id, seed=seed, progress=progress)
+        summary["causes"], causes_table = causes_section(
+            loaded, text, summary, sinks, run_id=run_id, seed=seed, progress=progress
+        )
         tables.append(causes_table)
     run = {
         "run_id": run_id,
@@ -205,12 +221,18 @@ def audit(
 
 
 def _policies(
-    loaded: LoadedModel, text: Corpus, summary: dict[str, Any], *, run_id: str, seed: int, progress: Progress | None
+    loaded: LoadedModel,
+    text: Corpus,
+    summary: dict[str, Any],
+    sinks: Sinks,
+    *,
+    run_id: str,
+    seed: int,
+    progress: Progress | None,
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """The section on cache policies: one size and few texts, to be quick; ``{"refused": why}`` where it cannot be had."""
     bos = bool(summary["bos"])
     names = [name for name in POLICIES if name in policy_registry]
-    found = sorted(sink["position"] for sink in summary["sink_positions"])
     try:
         (budget,) = checked_budgets(loaded, None, SINKS)[-1:]
         budget = max(max(SINKS) + 1, min(budget, LARGEST_CACHE))
@@ -218,10 +240,31 @@ def _policies(
         rows = long_texts(text, loaded.encoder, tokens=length, documents=TEXTS, seed=seed, bos=bos)
         return compared(
             loaded, rows, names=names, budgets=[budget], sinks=SINKS, corpus=text.name, bos=bos, run_id=run_id, seed=seed,
-            found=found, steps=DECODED, progress=progress,
+            found=sinks, steps=DECODED, progress=progress,
         )  # fmt: skip
     except (ConfigurationError, InputError, UnsupportedModelError) as error:
         return {"refused": str(error)}, make_table([])
+
+
+def about_sinks(
+    loaded: LoadedModel,
+    tokens: Tensor,
+    probes: Sequence[Probe],
+    sinks: Sinks,
+    *,
+    batch_size: int | None,
+    progress: Progress | None,
+) -> tuple[Session, Sinks]:
+    """A second pass over the samples for the probes of a sink, now that it is known, and for what every head gives to it."""
+    chosen = [probe.about(sinks) for probe in probes if isinstance(probe, SinkProbe)]
+    weights = SinkWeights(sinks)
+    seen = run_probes(loaded.model, tokens, [*chosen, weights], batch_size=batch_size, progress=progress, stage="the sinks")
+    return seen.session, weights.completed() if sinks.main else sinks
+
+
+def decoder(loaded: LoadedModel) -> Callable[[int], str]:
+    """From ids to texts of tokens; to numbers where the model has no tokenizer."""
+    return lambda token: token_texts(loaded, [token])[0]
 
 
 def _plan(text: Corpus, main_bos: bool, has_bos: bool) -> list[tuple[Corpus, bool]]:

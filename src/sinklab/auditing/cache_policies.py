@@ -35,6 +35,7 @@ from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.registry import policies as policy_registry
 from sinklab.results.metric import LOSS, Metric
 from sinklab.results.table import make_table, write_json, write_table
+from sinklab.sinks import Sinks
 from sinklab.streaming.perplexity import Decoding, Estimate, decoding, estimate, losses
 from sinklab.streaming.rotation import read_rotations
 
@@ -170,7 +171,7 @@ def compared(
     bos: bool,
     run_id: str,
     seed: int,
-    found: Sequence[int] | None = None,
+    found: Sinks | None = None,
     steps: int = STEPS,
     briefly: bool = False,
     progress: Progress | None = None,
@@ -178,7 +179,7 @@ def compared(
     """Summary and long table of :func:`compare_policies`, for texts ``rows``, int64 ``(documents, tokens)``.
 
     Args:
-        found: positions of sinks that are known; looked for if ``None``.
+        found: where the sinks are, if that is known; looked for if ``None``.
         steps: single tokens that are timed.
         briefly: take policies that no recommendation rests on at the largest size only.
     """

@@ -24,6 +24,7 @@ from sinklab.corpora.base import Corpus
 from sinklab.errors import ConfigurationError, SinklabError
 from sinklab.models.loading import LoadedModel
 from sinklab.results.table import make_table, write_json, write_table
+from sinklab.sinks import Sinks
 
 __all__ = ["CausesResult", "causes_section", "find_causes"]
 
@@ -161,12 +162,20 @@ def find_causes(
 
 
 def causes_section(
-    loaded: LoadedModel, text: Corpus, summary: dict[str, Any], *, run_id: str, seed: int, progress: Progress | None = None
+    loaded: LoadedModel,
+    text: Corpus,
+    summary: dict[str, Any],
+    sinks: Sinks,
+    *,
+    run_id: str,
+    seed: int,
+    progress: Progress | None = None,
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """The causes as a section of an audit: the fast budget on texts of its corpus, with its threshold, seed and BOS.
 
     Args:
         summary: of the same audit.
+        sinks: that it found.
 
     Returns:
         What ``summary.json`` has under ``causes``, ``{"refused": why}`` where they cannot be had; and rows of the long table.
@@ -177,7 +186,7 @@ def causes_section(
             loaded, [(text.name, text)], texts=TEXTS["fast"], seq_len=usual_length(loaded), seed=seed, bos=bool(summary["bos"])
         )
         facts = _facts(loaded.model, loaded)
-        found = examine(loaded.model, given, asked, identity=facts, progress=progress)
+        found = examine(loaded.model, given, asked, identity=facts, sinks=sinks, progress=progress)
     except SinklabError as error:
         return {"refused": str(error)}, make_table([])
     table = make_table(

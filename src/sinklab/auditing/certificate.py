@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 from torch import Tensor
@@ -12,9 +12,10 @@ from sinklab.auditing.measure import Progress, labelled, run_probes
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.results.table import make_table
+from sinklab.sinks import Sink, Sinks
 from sinklab.theory.no_op_certificate import NoOpCertificate
 
-__all__ = ["certified", "main_sink"]
+__all__ = ["certified"]
 
 SAMPLES, QUERIES, DELTA = 4, 32, 0.2
 """Samples, queries of each, and the output norm asked about, in units of the largest norm of a visible projected value."""
@@ -30,18 +31,11 @@ _COLUMNS = {
 """Metrics of the probe, and their keys in the summary."""
 
 
-def main_sink(summary: dict[str, Any]) -> int | Literal["null"]:
-    """Where an audit found the main sink: a position, ``"null"`` for a null score; position 0 where it found none."""
-    if summary["sink_role"] == "null score":
-        return "null"
-    found = summary["sink_positions"]
-    return int(found[0]["position"]) if found else 0
-
-
 def certified(
     loaded: LoadedModel,
     tokens: Tensor,
     summary: dict[str, Any],
+    sinks: Sinks,
     *,
     run_id: str,
     seed: int,
@@ -55,14 +49,15 @@ def certified(
 
     Args:
         tokens: int64 ``(samples, seq_len)``.
-        summary: of the same audit: its sink, threshold, operation, corpus and whether weights sum to one.
+        sinks: that the audit found; without any, position 0 is asked about.
+        summary: of the same audit: its threshold, operation, corpus and whether weights sum to one.
 
     Returns:
         What ``summary.json`` has under ``certificate`` (docs/results.md), ``{"refused": why}`` where the model cannot be
         certified; rows of the long table; and the probe that made them, none if refused.
     """
-    sink = main_sink(summary)
-    probe = NoOpCertificate(sink, max_queries=QUERIES, delta=DELTA)
+    sink = sinks.main or Sink(kind="position", position=0)
+    probe = NoOpCertificate(sink if sink.kind == "token" else sink.place, max_queries=QUERIES, delta=DELTA)
     tokens = tokens[:SAMPLES]
     try:
         seen = run_probes(loaded.model, tokens, [probe], batch_size=1, progress=progress, stage="no-op certificate")
@@ -75,7 +70,9 @@ def certified(
     except (ConfigurationError, InputError, MeasurementError, UnsupportedModelError) as error:
         return {"refused": str(error)}, make_table([]), []
     section: dict[str, Any] = {
-        "sink_position": sink,
+        "sink_position": sink.place,
+        "sink": _place(sink),
+        "sink_found": sinks.main is not None,
         "delta": DELTA,
         "threshold": summary["threshold"],
         "samples": len(tokens),
@@ -105,7 +102,7 @@ def _heads(table: pd.DataFrame, threshold: float, normalized: bool) -> list[dict
 
 
 def _sentence(section: dict[str, Any], operation: str) -> str:
-    where, threshold, heads = _place(section["sink_position"]), section["threshold"], section["heads"]
+    where, threshold, heads = _where(section), section["threshold"], section["heads"]
     if not section["normalized"]:
         need = _need(section["delta"], heads, "a softmax head in place of one of these", f"on {where}")
         return f"No head is forced to have a sink: weights of {operation} need not sum to one. {need}"
@@ -141,5 +138,10 @@ def _verb(number: int, one: str, many: str) -> str:
     return one if number == 1 else many
 
 
-def _place(sink: int | Literal["null"]) -> str:
-    return "the null (learned sink logit, key bias)" if sink == "null" else f"position {sink}"
+def _where(section: dict[str, Any]) -> str:
+    where = str(section.get("sink", f"position {section['sink_position']}"))
+    return where if section.get("sink_found", True) else f"{where} (no sink was found)"
+
+
+def _place(sink: Sink) -> str:
+    return "the null (learned sink logit, key bias)" if sink.kind == "null" else sink.name

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.auditing.measure import run_probes
 from sinklab.errors import ConfigurationError
 from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy
 from sinklab.registry import policies as policy_registry
-from sinklab.registry import probes as probe_registry
+from sinklab.sinks import Sinks, find_sinks
 
 __all__ = ["checked_budgets", "checked_names", "default_length", "label", "left_out_row", "plan_policies", "trained_length"]
 
@@ -75,7 +74,7 @@ def plan_policies(
     names: Sequence[str],
     budgets: Sequence[int],
     sinks: Sequence[int],
-    found: Sequence[int] | None,
+    found: Sinks | None,
     bos: bool,
     left_out: list[dict[str, str]],
     *,
@@ -87,7 +86,7 @@ def plan_policies(
         names: as :func:`checked_names` gives them.
         budgets: tokens held before the query, sinks included.
         sinks: numbers of first tokens that ``sink_window`` keeps.
-        found: positions of sinks that are known; looked for in ``rows`` if ``None``.
+        found: where the sinks are, if that is known; looked for in ``rows`` if ``None``.
         left_out: is told what cannot be built, and why.
         briefly: take policies other than :data:`AT_EVERY_SIZE` at the largest size only.
     """
@@ -96,22 +95,31 @@ def plan_policies(
         if not policy_registry[name].bounded:
             yield policy_registry[name](), None
     bounded = [name for name in names if policy_registry[name].bounded]
+    pinned: list[int] = []
     if "pinned" in bounded:
-        found = _found_sinks(loaded, rows, bos) if found is None else found
-        if list(found) == list(range(len(found))):
-            where = "at the first tokens alone" if found else "nowhere"
-            left_out.append(left_out_row("pinned", f"sinks were found {where}, which sink_window keeps just as well"))
+        found = sinks_of_texts(loaded, rows, bos) if found is None else found
+        pinned = found.positions
+        if pinned == list(range(len(pinned))):
+            left_out.append(left_out_row("pinned", _nothing_to_pin(found)))
             bounded.remove("pinned")
     for budget in budgets:
         # The two ends first: what it would be with the window computed anew, and without anything but a window.
         for name in sorted(bounded, key=lambda name: (name != "recompute", name != "window", name != "sink_window", name)):
             if briefly and budget < max(budgets) and name not in AT_EVERY_SIZE:
                 continue
-            for settings in _settings(name, budget, numbers, found or (), "window" in names):
+            for settings in _settings(name, budget, numbers, pinned, "window" in names):
                 try:
                     yield policy_registry[name](**settings) if settings else _sized(policy_registry[name], budget), budget
                 except ConfigurationError as error:
                     left_out.append(left_out_row(name, str(error)))
+
+
+def _nothing_to_pin(sinks: Sinks) -> str:
+    if sinks.positions:
+        return "sinks were found at the first tokens alone, which sink_window keeps just as well"
+    if sinks.main is None:
+        return "sinks were found nowhere, which sink_window keeps just as well"
+    return f"the sink is {sinks.main.name}, which has no position of its own that could be pinned"
 
 
 def _settings(
@@ -167,17 +175,13 @@ def _sized(cls: type[Policy], budget: int) -> Policy:
     raise ConfigurationError(f"policy {cls.name!r} cannot be made to hold {budget} tokens and the query; {sizes} does not")
 
 
-def _found_sinks(loaded: LoadedModel, rows: Tensor, bos: bool) -> list[int]:
-    """Positions at which at least 1 % of samples × heads sink (Gu et al. 2024, 64 tokens, threshold 0.3), ascending."""
+def sinks_of_texts(loaded: LoadedModel, rows: Tensor, bos: bool) -> Sinks:
+    """Where the sinks of a model are in pieces of some texts, of 64 tokens as in Gu et al. 2024, each with its BOS."""
     start = int(bos)
     length = min(64, rows.shape[1])
     pieces = rows[:, start:].unfold(1, length - start, length - start).flatten(0, 1)[:100]
     samples = torch.cat([rows[:1, :start].expand(len(pieces), -1), pieces], dim=1)
-    session = run_probes(loaded.model, samples, [probe_registry["sink_rate"]()], stage="where the sinks are").session
-    table = session.table()
-    table = table[(table["metric"] == "gu2024") & table["layer"].isna() & (table["key_position"] <= length // 2)]
-    strongest = table[table["value"] >= 1.0].sort_values("value", ascending=False).head(8)
-    return sorted(int(position) for position in strongest["key_position"])
+    return find_sinks(loaded.model, samples.to(loaded.model.device))
 
 
 def label(policy: Policy) -> str:

@@ -21,26 +21,33 @@ class SinkProbe(Probe):
         sink_position: position of the sink inside each document; 0 is the first token.
 
     Attributes:
-        sinks: where the sink is; to be replaced by what was found before the probe sees its first call. Without a main sink
-            there are no numbers about one.
+        sinks: what was found (:meth:`about`), or the position that was named.
+        asked: the same; position 0 where no sink was found, which the rows then say.
     """
 
     apart: ClassVar[frozenset[Metric]] = frozenset()
     """Metrics that are about no sink."""
 
     def __init__(self, sink_position: int = 0) -> None:
-        self.sinks = Sinks.at(sink_position)
+        self.sinks = self.asked = Sinks.at(sink_position)
         self._means = Means("head")
 
     @property
-    def sink_position(self) -> int | str | None:
-        """Place of the main sink: a position, ``"null"``, ``"token 198"``, or ``None``."""
-        return self.sinks.main.place if self.sinks.main else None
+    def sink_position(self) -> int | str:
+        """Place that the numbers are about: a position, ``"null"``, or ``"token 198"``."""
+        return self.asked.require().place
+
+    def about(self, sinks: Sinks) -> Self:
+        """The same probe, told where the sinks were found."""
+        self.sinks = sinks
+        self.asked = sinks if sinks.main else Sinks.at(0)
+        return self
 
     def merge(self, other: Self) -> None:
         require_same(self, other, "sink_position")
         self._means.merge(other._means)
 
     def rows(self) -> Iterator[dict[str, Any]]:
+        sink = self.sinks.describe() if self.sinks.main else f"{self.asked.describe()} (no sink was found)"
         for row in chain(self._means.pooled(), self._means.rows()):
-            yield row if row["metric"] in self.apart else row | {"sink": self.sinks.describe()}
+            yield row if row["metric"] in self.apart else row | {"sink": sink}

@@ -66,14 +66,14 @@ class Entropy(SinkProbe):
         whole, queries = mass.cpu().double(), call.counted[:, None].cpu()
         counted = queries & (whole > 0)
         self._means.add(ENTROPY, call.site, *by_head(entropy, counted))
-        main = self.sinks.main
-        if main is None or (main.kind == "null" and call.sink_scores is None):
+        main = self.asked.require()
+        if main.kind == "null" and call.sink_scores is None:
             return
         if main.kind == "null":  # rows of real keys are divided by their sum as it is
             (weight,) = filled(statistics, "null_mass")
             without, rest = entropy.cpu().double(), whole
         else:
-            weight = weights_of_keys(call, self.sinks.keys(call)[..., None], statistics.log_sum_exp)[..., 0]
+            weight = weights_of_keys(call, self.asked.keys(call)[..., None], statistics.log_sum_exp)[..., 0]
             share = (weight.cpu().double() / whole).clamp(0.0, 1.0)
             rest = 1.0 - share
             without = (entropy.cpu().double() + torch.xlogy(share, share)) / rest + torch.log(rest)

@@ -48,11 +48,11 @@ class ScoreGap(SinkProbe):
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         (mean,) = filled(statistics, "score_mean")
-        seen, main = keys_seen(call), self.sinks.main
-        if main is not None and main.kind == "null":
+        seen = keys_seen(call)
+        if self.asked.require().kind == "null":
             self._update_null(call, statistics, mean, seen)
             return
-        index = self.sinks.keys(call)[..., None]
+        index = self.asked.keys(call)[..., None]
         scores, sees_sink = (values[..., 0] for values in scores_of_keys(call, index))
         counted = call.counted[:, None] & sees_sink & (seen > 1)
         other = (seen * mean - scores) / (seen - 1)

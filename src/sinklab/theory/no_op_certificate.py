@@ -28,6 +28,7 @@ from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.results.metric import Metric
+from sinklab.sinks import Sink, SinkPlace, Sinks
 from sinklab.theory.hull_certificate import Certificate, certify_hulls
 
 __all__ = ["LayerCertificate", "NoOpCertificate", "certify"]
@@ -101,7 +102,7 @@ class NoOpCertificate(Probe):
         found: one :class:`LayerCertificate` for every call, in the order of the calls.
 
     Args:
-        sink_position: 0-based position of the sink in the document, such as an audit found it; or ``"null"``: the sink is the
+        sink_position: 0-based position of the sink in the document; a sink that was found; or ``"null"``: the sink is the
             operation's null, and modules without one are passed over.
         max_queries: so many queries of a call, evenly spread, the last among them.
         delta: also the weight on the sink needed for outputs of this norm, in units of the largest norm of a visible
@@ -125,13 +126,17 @@ class NoOpCertificate(Probe):
 
     def __init__(
         self,
-        sink_position: int | Literal["null"] = 0,
+        sink_position: SinkPlace = 0,
         *,
         max_queries: int = 64,
         delta: float | Literal["measured"] | None = None,
         tolerance: float = 1e-4,
     ) -> None:
-        if sink_position != "null" and not (isinstance(sink_position, int) and sink_position >= 0):
+        if not (
+            isinstance(sink_position, Sink)
+            or sink_position == "null"
+            or (isinstance(sink_position, int) and sink_position >= 0)
+        ):
             raise ConfigurationError(f"sink_position {sink_position!r} must be a position, 0 or more, or 'null'")
         if max_queries < 1:
             raise ConfigurationError(f"max_queries {max_queries} must be at least 1")
@@ -191,10 +196,7 @@ class NoOpCertificate(Probe):
         shape = (call.queries.shape[0], call.num_heads, len(queries))
         if self.sink_position == "null":
             return torch.full(shape, call.kv_len)
-        there = (call.key_positions.cpu() == self.sink_position)[:, None]
-        mine = there & (call.key_documents.cpu()[:, None] == call.query_documents.cpu()[:, queries, None])
-        sink = torch.where(mine.any(-1), mine.int().argmax(-1), -1)
-        return sink[:, None].expand(shape)
+        return Sinks.at(self.sink_position).keys(call).cpu()[:, None, queries].expand(shape)
 
     def merge(self, other: Self) -> None:
         for name in ("sink_position", "max_queries", "delta", "tolerance"):
