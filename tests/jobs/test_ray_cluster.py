@@ -13,6 +13,7 @@ import time
 import pandas as pd
 import psutil
 import pytest
+from tests.jobs.conftest import cells_of
 from tests.training.conftest import short
 
 from sinklab import __version__
@@ -68,9 +69,9 @@ def test_a_killed_worker_changes_no_number(cluster, text, cache, tmp_path, run):
 
     threading.Thread(target=kill, daemon=True).start()
     result = sweep(short(text), {"lr": [5e-3, 1e-3]}, folder, changes=changes, ray=cluster, cache=cache, progress=False)
-    assert result.errors == {}
-    assert list(result.cells["status"]) == ["finished", "finished"]
-    for name, rate in zip(result.cells["cell"], (5e-3, 1e-3), strict=True):
+    assert result.summary["errors"] == []
+    assert list(cells_of(result)["status"]) == ["finished", "finished"]
+    for name, rate in zip(cells_of(result)["cell"], (5e-3, 1e-3), strict=True):
         alone = run(*changes, f"optimizer.learning_rate={rate}", folder=str(rate))
         pd.testing.assert_frame_equal(numbers(read_table(folder / name / "table.parquet")), numbers(alone.table))
     (name,) = killed

@@ -20,6 +20,7 @@ from filelock import FileLock
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 from tests.command_line import CliRunner
+from tests.jobs.conftest import cells_of
 from tests.training.conftest import EIGHT_STEPS, short
 
 from sinklab.arguments import parse_seeds
@@ -345,9 +346,9 @@ def numbers(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def test_a_sweep_leaves_runs_a_table_and_what_the_seeds_agree_on(six, finished):
-    assert six.errors == {}
+    assert six.summary["errors"] == []
     cells = pd.read_csv(six.folder / "cells.csv")
-    pd.testing.assert_frame_equal(cells.drop(columns="error"), six.cells.drop(columns="error"))
+    pd.testing.assert_frame_equal(cells.drop(columns="error"), cells_of(six).drop(columns="error"))
     assert cells["error"].isna().all()
     assert list(cells["seed"]) == [0, 0, 1, 1, 2, 2]
     assert set(cells["status"]) == {"finished"}
@@ -357,10 +358,10 @@ def test_a_sweep_leaves_runs_a_table_and_what_the_seeds_agree_on(six, finished):
     (first,) = cells["cell"][:1]
     run = read_run(six.folder / first)
     assert run["run_id"] == cells["run_id"][0]
-    assert run["config"] == finished.run["config"]
+    assert run["config"] == finished.record["config"]
     pd.testing.assert_frame_equal(numbers(table[table["run_id"] == run["run_id"]]), numbers(finished.table))
     # Mean and interval: half a width is 4.302653 standard errors for three values.
-    fast, slow = six.settings
+    fast, slow = six.summary["settings"]
     assert (fast["settings"], fast["finished"], fast["diverged"], fast["other"]) == ({RATE: 5e-3}, 3, 0, 0)
     values = cells["held_out_loss"][::2]
     loss = fast["held_out_loss"]
@@ -376,9 +377,9 @@ def test_a_resumed_sweep_keeps_what_has_ended_and_may_grow(swept, here, tmp_path
     with pytest.raises(InputError, match=r"sweep holds a sweep; go on with it with --resume, or choose another with --out"):
         swept({"lr": [5e-3]}, seeds=[0])
     grown = swept({"lr": [5e-3]}, "training.keep=1", seeds=[0, 1], resume=True)
-    assert here == [list(first.cells["cell"]), list(grown.cells["cell"][1:])]
-    assert grown.cells["run_id"][0] == first.cells["run_id"][0]
-    assert "mean" not in grown.settings[0]["held_out_loss"]  # of two seeds there are values, and no interval
+    assert here == [list(cells_of(first)["cell"]), list(cells_of(grown)["cell"][1:])]
+    assert cells_of(grown)["run_id"][0] == cells_of(first)["run_id"][0]
+    assert "mean" not in grown.summary["settings"][0]["held_out_loss"]  # of two seeds there are values, and no interval
     swept({"lr": [5e-3]}, seeds=[0, 1], resume=True)
     assert len(here) == 2  # nothing was left to do
     with pytest.raises(
@@ -391,11 +392,11 @@ def test_a_resumed_sweep_keeps_what_has_ended_and_may_grow(swept, here, tmp_path
 
 def test_one_that_diverges_is_a_result(swept):
     result = swept({"lr": [1e-2, 1e6]}, "optimizer.name=sgd", "optimizer.max_grad_norm=0")
-    assert result.errors == {}
-    assert list(result.cells["status"]) == ["finished", "diverged"]
-    assert [(row["finished"], row["diverged"]) for row in result.settings] == [(1, 0), (0, 1)]
-    assert result.settings[1]["held_out_loss"] == {"values": []}
-    assert set(result.table["run_id"]) == set(result.cells["run_id"])
+    assert result.summary["errors"] == []
+    assert list(cells_of(result)["status"]) == ["finished", "diverged"]
+    assert [(row["finished"], row["diverged"]) for row in result.summary["settings"]] == [(1, 0), (0, 1)]
+    assert result.summary["settings"][1]["held_out_loss"] == {"values": []}
+    assert set(result.table["run_id"]) == set(cells_of(result)["run_id"])
 
 
 def test_another_text_than_planned_is_refused_and_the_others_are_kept(swept, here, monkeypatch, text, tmp_path):
@@ -412,12 +413,12 @@ def test_another_text_than_planned_is_refused_and_the_others_are_kept(swept, her
         result = swept({"lr": [5e-3, 1e-3]})
     finally:
         text.write_text(before)
-    (name,) = result.errors
-    assert "gives another text on" in result.errors[name]
-    assert list(result.cells["status"]) == ["finished", "failed"]
-    assert result.cells["error"][1] == result.errors[name]
-    assert set(result.table["run_id"]) == {result.cells["run_id"][0]}
-    assert result.settings[1]["other"] == 1
+    (error,) = result.summary["errors"]
+    assert "gives another text on" in error
+    assert list(cells_of(result)["status"]) == ["finished", "failed"]
+    assert f"{cells_of(result)['cell'][1]}: {cells_of(result)['error'][1]}" == error
+    assert set(result.table["run_id"]) == {cells_of(result)["run_id"][0]}
+    assert result.summary["settings"][1]["other"] == 1
 
 
 def test_an_interrupted_sweep_writes_what_there_is(swept, monkeypatch, tmp_path, capsys):
@@ -468,11 +469,11 @@ def test_a_sweep_that_never_began_is_begun_anew(swept, monkeypatch):
         patch.setattr(sweep_module, "run_local", refuses)
         with pytest.raises(ConfigurationError, match="no cluster"):
             swept({"lr": [1e-3]})
-    assert list(swept({"lr": [5e-3]}).cells["status"]) == ["finished"]
+    assert list(cells_of(swept({"lr": [5e-3]}))["status"]) == ["finished"]
 
 
 def test_two_processes_do_not_share_a_sweep_or_a_cell(swept, here, tmp_path, monkeypatch):
-    (name,) = swept({"lr": [5e-3]}).cells["cell"]
+    (name,) = cells_of(swept({"lr": [5e-3]}))["cell"]
     monkeypatch.setattr(cell_module, "PATIENCE", 0)
     with (
         FileLock(tmp_path / "sweep" / "locks" / f"{name}.lock"),
@@ -496,7 +497,7 @@ def test_half_a_record_of_a_cell_killed_early_is_in_nobodys_way(swept, here, tmp
         return here_first(plan, names, **options)
 
     sweep_module.run_local = run_local  # the fixture puts the real one back
-    assert list(swept({"lr": [5e-3]}).cells["status"]) == ["finished"]
+    assert list(cells_of(swept({"lr": [5e-3]}))["status"]) == ["finished"]
 
 
 def test_as_many_jobs_as_cores_have_threads_for(tmp_path, monkeypatch):
@@ -521,8 +522,8 @@ def test_a_killed_cell_goes_on_to_the_same_numbers(text, cache, tmp_path, run):
 
     threading.Thread(target=kill, daemon=True).start()
     result = sweep(short(text), {"lr": [5e-3]}, folder, changes=changes, jobs=1, cache=cache, progress=False)
-    assert result.errors == {}
-    (name,) = result.cells["cell"]
+    assert result.summary["errors"] == []
+    (name,) = cells_of(result)["cell"]
     assert read_run(folder / name)["resumed"][0]["from"].startswith("checkpoint-")
     assert (folder / "logs" / f"{name}.log").read_text().count("--- process") == 2
     pd.testing.assert_frame_equal(numbers(result.table), numbers(run(*changes).table))
@@ -550,7 +551,7 @@ def test_the_command_says_what_the_seeds_agree_on(six, sinklab, tmp_path):
     assert (status, err) == (0, "all 6 cells have ended already\n")
     heading, first, second, *_ = out.splitlines()
     assert heading.split() == ["learning_rate", "runs", "held-out", "loss", "(nats)", "sink", "rate", "(%)"]
-    assert first.split()[:4] == ["0.005", "3", f"{six.cells['held_out_loss'][::2].mean():.3f}", "±"]
+    assert first.split()[:4] == ["0.005", "3", f"{cells_of(six)['held_out_loss'][::2].mean():.3f}", "±"]
     assert second.split()[0] == "0.001"
     assert "cells.csv" in out
     assert "table.parquet" in out
@@ -561,7 +562,7 @@ def test_the_command_tells_of_every_cell_and_prints_json(sinklab):
     assert status == 0, err
     result = json.loads(out)
     assert [row["settings"] for row in result["settings"]] == [{RATE: 5e-3}, {RATE: 1e-3}]
-    assert result["failed"] == {}
+    assert result["errors"] == []
     # Not a terminal: a line per cell.
     first, second = err.splitlines()
     loss = result["settings"][0]["held_out_loss"]["values"][0]
@@ -590,7 +591,7 @@ def test_the_examples_of_the_help_are_sweeps(line):
     ("arguments", "message"),
     [
         (["tiny", "--grid", "lr"], "error: --grid 'lr': expected path=value"),
-        (["tiny", "--seeds", "x"], "error: `seeds` 'x': expected seeds such as 0..4"),
+        (["tiny", "--seeds", "x"], "error: --seeds 'x': expected seeds such as 0..4"),
         (["tinny", "--grid", "lr=1"], "error: no recipe is called 'tinny'. Did you mean 'tiny'?"),
         (["tiny", "--grid", "heads=2,3"], "error: cell num_attention_heads=3-"),
     ],

@@ -127,8 +127,8 @@ def test_shards_are_resumed_as_shards_only(two, text, monkeypatch, begun, proces
 def test_replicas_may_be_fewer_when_resumed(two, finished, run, tmp_path):
     forget_the_second_half(Path(shutil.copytree(two / "ddp", tmp_path / "run")))
     resumed = run(resume=True)
-    assert resumed.run["resumed"] == [{"from": "checkpoint-4", "passed_over": []}]
-    assert resumed.run["resolved"]["processes"] == 1
+    assert resumed.record["resumed"] == [{"from": "checkpoint-4", "passed_over": []}]
+    assert resumed.record["resolved"]["processes"] == 1
     difference = numbers(finished.folder)["value"] - numbers(resumed.folder)["value"]
     assert difference.abs().max() < 4 * TOLERANCE
 

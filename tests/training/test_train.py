@@ -37,17 +37,17 @@ def values(table: pd.DataFrame, metric: str) -> dict[int, float]:
 
 def test_a_run_leaves_a_table_a_record_checkpoints_and_a_model(finished):
     folder = finished.folder
-    assert finished.status == "finished"
-    assert finished.steps == 8
+    assert finished.summary["status"] == "finished"
+    assert finished.summary["steps"] == 8
     table = read_table(folder / "table.parquet")
     pd.testing.assert_frame_equal(table, finished.table.reset_index(drop=True))
     assert list(values(table, "train_loss")) == [2, 4, 6, 8]
     assert list(values(table, "held_out_loss")) == [4, 8]
     assert list(values(table, "sink_loss_gap")) == [0, 4, 8]
-    assert values(table, "held_out_loss")[8] == finished.held_out_loss
-    assert set(table["run_id"]) == {finished.run["run_id"]}
+    assert values(table, "held_out_loss")[8] == finished.summary["held_out_loss"]
+    assert set(table["run_id"]) == {finished.record["run_id"]}
     run = json.loads((folder / "run.json").read_text())
-    assert run == json.loads(json.dumps(finished.run))
+    assert run == json.loads(json.dumps(finished.record))
     assert (run["status"], run["kind"], run["steps"]) == ("finished", "pretrain", 8)
     assert run["config"]["training"]["steps"] == 8
     known = {(row["probe"], row["metric"], row["unit"]) for row in run["definitions"]}
@@ -57,8 +57,8 @@ def test_a_run_leaves_a_table_a_record_checkpoints_and_a_model(finished):
     assert model.num_parameters() == run["resolved"]["parameters"]
     assert AutoTokenizer.from_pretrained(folder / "model").vocab_size == model.config.vocab_size
     again = read_result(folder)
-    assert again.run == run
-    assert again.tokens_per_second == finished.tokens_per_second
+    assert again.record == run
+    assert again.summary["tokens_per_second"] == finished.summary["tokens_per_second"]
 
 
 KILLED = """
@@ -98,8 +98,8 @@ def test_a_killed_run_resumes_to_the_same_numbers(finished, tmp_path, text, cach
     assert json.loads((killed / "run.json").read_text())["status"] == "running"
 
     resumed = pretrain(short(text), killed, resume=True, cache=cache, progress=False)
-    assert resumed.status == "finished"
-    assert resumed.run["resumed"] == [{"from": "checkpoint-4", "passed_over": []}]
+    assert resumed.summary["status"] == "finished"
+    assert resumed.record["resumed"] == [{"from": "checkpoint-4", "passed_over": []}]
     pd.testing.assert_frame_equal(without_times(resumed.table), without_times(finished.table))
     for name in ("model.safetensors", "tokenizer.json"):
         assert (killed / "model" / name).read_bytes() == (finished.folder / "model" / name).read_bytes()
@@ -108,8 +108,8 @@ def test_a_killed_run_resumes_to_the_same_numbers(finished, tmp_path, text, cach
 def test_a_finished_run_is_not_trained_again(finished, run, tmp_path):
     shutil.copytree(finished.folder, tmp_path / "run")
     again = run(resume=True)
-    assert again.run == finished.run
-    assert again.held_out_loss == finished.held_out_loss
+    assert again.record == finished.record
+    assert again.summary["held_out_loss"] == finished.summary["held_out_loss"]
 
 
 def interrupted(finished, folder: Path) -> Path:
@@ -153,9 +153,9 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(finished, run, t
     (checkpoints / "checkpoint-8" / "trainer_state.json").unlink()
     (checkpoints / ".incomplete").mkdir()
     resumed = run(resume=True)
-    (passed_over,) = resumed.run["resumed"][0]["passed_over"]
+    (passed_over,) = resumed.record["resumed"][0]["passed_over"]
     assert "checkpoint-8 is damaged and was passed over: trainer_state.json is missing" in passed_over
-    assert resumed.run["resumed"][0]["from"] == "checkpoint-4"
+    assert resumed.record["resumed"][0]["from"] == "checkpoint-4"
     pd.testing.assert_frame_equal(without_times(resumed.table), without_times(finished.table))
     assert usable(checkpoints) == (checkpoints / "checkpoint-8", [])
 
@@ -165,8 +165,8 @@ def test_a_run_without_a_whole_checkpoint_begins_again(finished, run, tmp_path):
     for step in (4, 8):
         (folder / "checkpoints" / f"checkpoint-{step}" / "complete.json").unlink()
     resumed = run(resume=True)
-    assert resumed.run["resumed"][0]["from"] is None
-    assert len(resumed.run["resumed"][0]["passed_over"]) == 2
+    assert resumed.record["resumed"][0]["from"] is None
+    assert len(resumed.record["resumed"][0]["passed_over"]) == 2
     pd.testing.assert_frame_equal(without_times(resumed.table), without_times(finished.table))
 
 
@@ -174,7 +174,10 @@ def test_a_run_killed_after_its_last_checkpoint_only_saves_the_model(finished, r
     interrupted(finished, tmp_path / "run")
     resumed = run(resume=True)
     pd.testing.assert_frame_equal(resumed.table, finished.table)
-    assert (resumed.held_out_loss, resumed.sink_rate) == (finished.held_out_loss, finished.sink_rate)
+    assert (resumed.summary["held_out_loss"], resumed.summary["sink_rate"]) == (
+        finished.summary["held_out_loss"],
+        finished.summary["sink_rate"],
+    )
     assert (resumed.folder / "model" / "model.safetensors").is_file()
 
 
@@ -186,7 +189,7 @@ def test_another_configuration_is_refused_with_the_fields_that_differ(finished, 
     )
     with pytest.raises(ConfigurationError, match=expected):
         run("model.hidden_size=48", "optimizer.learning_rate=1e-3", resume=True)
-    assert run("training.keep=1", "training.micro_batch_size=2", resume=True).status == "finished"
+    assert run("training.keep=1", "training.micro_batch_size=2", resume=True).summary["status"] == "finished"
 
 
 def test_another_text_is_refused(finished, text, cache, tmp_path):
@@ -238,13 +241,13 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(run, tmp_path, finished, 
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
     monkeypatch.undo()
     resumed = run(resume=True)
-    assert "error" not in resumed.run
+    assert "error" not in resumed.record
     pd.testing.assert_frame_equal(without_times(resumed.table), without_times(finished.table))
 
 
 def test_accumulated_gradients_are_those_of_the_big_batch(finished, run):
     accumulated = run("training.micro_batch_size=1", "training.save_every=8")
-    assert accumulated.run["resolved"]["accumulation"] == 4
+    assert accumulated.record["resolved"]["accumulation"] == 4
     for metric in ("train_loss", "gradient_norm", "held_out_loss"):
         one, four = values(finished.table, metric), values(accumulated.table, metric)
         # Sums of some thousand float32 terms in another order, through eight updates of Adam.
@@ -261,12 +264,12 @@ def test_a_batch_that_cannot_be_divided_is_refused(run, monkeypatch):
 
 def test_divergence_is_found_recorded_and_ends_the_run(run):
     diverged = run("optimizer.learning_rate=100", "optimizer.max_grad_norm=0", "training.steps=40", "schedule.warmup_steps=0")
-    assert diverged.status == "diverged"
-    assert diverged.steps < 40
-    divergence = diverged.run["divergence"]
-    assert divergence["found_at"] == diverged.steps
+    assert diverged.summary["status"] == "diverged"
+    assert diverged.summary["steps"] < 40
+    divergence = diverged.record["divergence"]
+    assert divergence["found_at"] == diverged.summary["steps"]
     assert "above 2 times its best" in divergence["reason"]
-    assert values(diverged.table, "diverged") == {diverged.steps: divergence["step"]}
+    assert values(diverged.table, "diverged_at") == {diverged.summary["steps"]: divergence["step"]}
     assert (diverged.folder / "model").is_dir()
 
 
@@ -279,12 +282,12 @@ def test_the_step_of_the_first_nan_is_known(run, monkeypatch):
 
     monkeypatch.setattr(PretrainingTrainer, "compute_loss", poisoned)
     diverged = run("training.log_every=4", "training.save_every=8", "training.micro_batch_size=2")
-    assert diverged.status == "diverged"
+    assert diverged.summary["status"] == "diverged"
     # Step 5, counted from 1, is the first bad one; step 8 the next record; its weights are not kept.
-    assert diverged.run["divergence"] == {"step": 5, "found_at": 8, "reason": "the training loss is nan from step 5 on"}
+    assert diverged.record["divergence"] == {"step": 5, "found_at": 8, "reason": "the training loss is nan from step 5 on"}
     assert not (diverged.folder / "checkpoints").exists() or not any((diverged.folder / "checkpoints").iterdir())
     assert not (diverged.folder / "model").exists()
-    (row,) = diverged.table[diverged.table["metric"] == "diverged"].itertuples()
+    (row,) = diverged.table[diverged.table["metric"] == "diverged_at"].itertuples()
     assert (row.value, row.step) == (5, 8)
     assert diverged.table[(diverged.table["metric"] == "train_loss") & (diverged.table["step"] == 8)]["value"].isna().all()
 
@@ -292,8 +295,8 @@ def test_the_step_of_the_first_nan_is_known(run, monkeypatch):
 def test_a_run_that_may_diverge_goes_on(run):
     changes = ("optimizer.learning_rate=100", "optimizer.max_grad_norm=0", "schedule.warmup_steps=0")
     result = run("training.stop_when_diverged=false", *changes)
-    assert result.steps == 8
-    assert result.run["divergence"]["found_at"] < 8
+    assert result.summary["steps"] == 8
+    assert result.record["divergence"]["found_at"] < 8
 
 
 def test_a_loss_of_next_to_nothing_may_double(finished):
@@ -317,12 +320,12 @@ def test_ctrl_c_stops_with_a_checkpoint_and_resumes(finished, run, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(Bookkeeper, "on_step_begin", on_step_begin)
     stopped = run()
-    assert (stopped.status, stopped.steps) == ("stopped", 3)
+    assert (stopped.summary["status"], stopped.summary["steps"]) == ("stopped", 3)
     assert usable(stopped.folder / "checkpoints")[0].name == "checkpoint-3"
     assert signal.getsignal(signal.SIGINT) is before
     monkeypatch.undo()
     resumed = run(resume=True)
-    assert resumed.status == "finished"
+    assert resumed.summary["status"] == "finished"
     assert (resumed.folder / "model" / "model.safetensors").read_bytes() == (
         finished.folder / "model" / "model.safetensors"
     ).read_bytes()
@@ -338,14 +341,14 @@ def test_snapshots_are_models_of_their_own(run):
 
 def test_weights_of_a_run_under_another_operation(finished, run):
     same = run(init_from=finished.folder, folder="same")
-    assert same.run["init_from"]["new"] == same.run["init_from"]["dropped"] == []
+    assert same.record["init_from"]["new"] == same.record["init_from"]["dropped"] == []
     # The first loss is that of the trained weights, on the same tokenizer.
     assert values(same.table, "loss")[0] == values(finished.table, "loss")[8]
     other = run("model.operation.name=sink_token", init_from=finished.folder, folder="other")
-    assert other.run["init_from"]["operation"] == "softmax"
-    assert other.run["init_from"]["new"] == ["front_tokens.weight"]
+    assert other.record["init_from"]["operation"] == "softmax"
+    assert other.record["init_from"]["new"] == ["front_tokens.weight"]
     back = run(init_from=other.folder / "checkpoints" / "checkpoint-4", folder="back")
-    assert back.run["init_from"]["dropped"] == ["front_tokens.weight"]
+    assert back.record["init_from"]["dropped"] == ["front_tokens.weight"]
 
 
 def test_weights_that_do_not_fit_are_refused(finished, run, tmp_path):

@@ -62,5 +62,5 @@ def numbers_of(name: str, seed: int, *wanted: str) -> Mapping[str, float]:
     trained = EmbeddedModel(name, seed)
     numbers: dict[str, float] = {}
     for read_out in wanted:
-        numbers |= read_outs[read_out](trained)  # type: ignore[call-arg, arg-type]
+        numbers |= read_outs[read_out](trained)
     return numbers

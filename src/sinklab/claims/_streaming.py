@@ -84,6 +84,7 @@ class LongTexts:
         """
         windows = self.rows[:, -LAST - self.budget - 1 :].unfold(1, self.budget + 2, 1).clone()
         if with_bos:
+            assert self.bos is not None, "the tokenizer has no such token"
             windows[..., 0] = self.bos
         device, at_once = self.loaded.device, max(1, TOKENS_AT_ONCE // (self.budget + 2))
         with torch.no_grad():

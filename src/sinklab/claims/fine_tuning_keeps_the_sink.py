@@ -81,7 +81,7 @@ def tune(config: PretrainingConfig) -> Mapping[str, Any]:
 
 def on_the_first_text(trained: TrainedModel) -> Mapping[str, float]:
     """Sink rate and loss on held-out text of the scale's own configuration, after whichever training."""
-    first: PretrainingConfig = recipes[trained.config.name]()  # type: ignore[operator, assignment]
+    first: PretrainingConfig = recipes[trained.config.name]()
     rows = prepare_data(first, trained.cache).probe_rows(
         min(100, first.data.held_out_rows), min(64, first.model.max_position_embeddings)
     )

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from sinklab.arguments import WHOLE, AsJson, command
 from sinklab.cli import output
 from sinklab.cli.quiet import quiet_libraries
-
-if TYPE_CHECKING:
-    from sinklab.training.record import RunResult
 
 __all__ = ["pretrain"]
 
@@ -63,24 +60,8 @@ def pretrain(
     folder = Path("sinklab-runs") / config.name if out is None else out
     result = run(config, folder, resume=resume, init_from=init_from, overwrite=overwrite, cache=cache)
     if is_main() and as_json:  # of several processes one speaks
-        output.print_json({"folder": str(folder), "status": result.status, **result.run["result"]})
+        output.print_json(result.summary)
     elif is_main():
-        _print_result(result)
-    if result.status != "finished":
-        raise SystemExit(DIVERGED if result.status == "diverged" else 130)
-
-
-def _print_result(result: RunResult) -> None:
-    """The few numbers that say how the run went, and where the rest is."""
-    lines = {
-        "status": f"{result.status} after {result.steps} steps",
-        "why": (result.run.get("divergence") or {}).get("reason", ""),
-        "loss": "" if result.held_out_loss is None else f"{result.held_out_loss:.3f} nats per held-out token",
-        "sink rate": "" if result.sink_rate is None else f"{result.sink_rate:.2f} % at position 0 (Gu et al. 2024)",
-        "speed": "" if result.tokens_per_second is None else f"{result.tokens_per_second:,.0f} tokens/s",
-        "table": str(result.folder / "table.parquet"),
-        "model": str(result.folder / "model") if (result.folder / "model").is_dir() else "",
-    }
-    for name, text in lines.items():
-        if text:
-            print(f"{name:<10}{text}")
+        result.show()
+    if result.summary["status"] != "finished":
+        raise SystemExit(DIVERGED if result.summary["status"] == "diverged" else 130)

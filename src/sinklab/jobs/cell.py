@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
@@ -131,7 +131,8 @@ def run_cell(folder: Path, name: str) -> Status:
         begun = (folder / name / "run.json").is_file()  # a run that has begun knows where from, also in a folder that was moved
         before = plan.cells[name].init_from
         init_from = None if begun or before is None else folder / before
-        return pretrain(config, folder / name, resume=True, init_from=init_from, cache=plan.cache).status
+        result = pretrain(config, folder / name, resume=True, init_from=init_from, cache=plan.cache)
+        return cast(Status, result.summary["status"])
 
 
 def text_of(data: PreparedData) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,47 +10,28 @@ from typing import Any
 
 import pandas as pd
 from filelock import FileLock, Timeout
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
 
 from sinklab.auditing.output import new_run_id
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs.cell import ENDED, NUMBERS, PLAN, SweepPlan, read_plan, text_of
-from sinklab.jobs.grid import Cell, make_cells
+from sinklab.jobs.grid import Cell, make_cells, short_label
 from sinklab.jobs.local import default_jobs, run_local
 from sinklab.jobs.watch import watching
+from sinklab.results.run import Result
 from sinklab.results.statistics import mean_interval
 from sinklab.results.table import append, read_run, read_table, write_table, write_text
+from sinklab.training import progress as training_progress
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
 from sinklab.training.process import compiles, default_cache
-from sinklab.training.progress import display
 from sinklab.training.resuming import require_same_config
 
-__all__ = ["SweepResult", "check_machine", "prepare_texts", "run_waiting", "sweep"]
+__all__ = ["check_machine", "prepare_texts", "run_waiting", "sweep"]
 
 LOCK, CACHE = ".sweep.lock", "cache"
-
-
-@dataclasses.dataclass(frozen=True)
-class SweepResult:
-    """What a sweep gives.
-
-    Attributes:
-        folder: its output directory.
-        cells: one row per cell: ``cell``, a column per varied field, ``seed``, ``status`` (finished, diverged, failed, stopped
-            or waiting), ``held_out_loss`` in nats, ``sink_rate`` in percent, ``steps``, ``tokens_per_second``, ``seconds`` of
-            all attempts, ``run_id`` (as in the table) and ``error``; also ``cells.csv``.
-        table: the long tables of all cells that finished or diverged; also ``table.parquet``.
-        settings: one dictionary per combination of settings: ``settings``; how many cells ``finished``, ``diverged`` and did
-            ``other`` things; for ``held_out_loss`` and ``sink_rate`` the ``values`` of the finished ones, and from three seeds
-            on their ``mean`` and ``interval`` (95 %, Student's t).
-        errors: cell to why it failed.
-    """
-
-    folder: Path
-    cells: pd.DataFrame
-    table: pd.DataFrame
-    settings: list[dict[str, Any]]
-    errors: dict[str, str]
 
 
 def sweep(
@@ -67,7 +47,7 @@ def sweep(
     resume: bool = False,
     cache: Path | None = None,
     progress: bool = True,
-) -> SweepResult:
+) -> Result:
     """Run all combinations of settings and seeds, each as :func:`~sinklab.training.train.pretrain` in a process of its own.
 
     Everything is validated, and the text encoded, before the first cell runs. A cell that dies goes on from its last
@@ -84,6 +64,17 @@ def sweep(
         resume: go on with the sweep in ``out``, if there is one. Cells that have ended are kept; cells may be added.
         cache: directory for encoded text; with ``ray`` it must be shared by all nodes, and is ``out/cache`` by default.
         progress: show bars on a terminal's stderr, lines elsewhere.
+
+    Returns:
+        The long tables of all cells that finished or diverged as one, and in ``summary``:
+
+        - ``cells``, one record each, also ``cells.csv``: ``cell``, every varied field, ``seed``, ``status`` (finished,
+          diverged, failed, stopped or waiting), ``held_out_loss`` in nats, ``sink_rate`` in percent, ``steps``,
+          ``tokens_per_second``, ``seconds`` of all attempts, ``run_id`` (as in the table) and ``error``;
+        - ``settings``, one record for every combination: ``settings``; how many cells ``finished``, ``diverged`` and did
+          ``other`` things; for ``held_out_loss`` and ``sink_rate`` the ``values`` of the finished ones, and from three seeds on
+          their ``mean`` and ``interval`` (95 %, Student's t);
+        - ``errors``: a sentence for every cell that failed.
 
     Raises:
         ConfigurationError: a grid that names no field, a cell that cannot be, or a sweep to resume that was another.
@@ -191,7 +182,7 @@ def prepare_texts(cells: Mapping[str, Cell], cache: Path, progress: bool) -> dic
         ConfigurationError, InputError: as :func:`~sinklab.training.data.prepare_data`, with the name of the cell.
     """
     texts: dict[str, dict[str, str]] = {}
-    with display(1, wanted=progress) as screen:
+    with training_progress.display(1, wanted=progress) as screen:
         for cell in cells.values():
             try:
                 texts[cell.name] = text_of(prepare_data(cell.config, cache, screen.preparing))
@@ -210,7 +201,7 @@ def _alone(out: Path) -> Iterator[None]:
         raise InputError(f"another process is running the sweep in {out}; wait for it, or end it") from None
 
 
-def _collect(plan: SweepPlan, errors: dict[str, str]) -> SweepResult:
+def _collect(plan: SweepPlan, errors: dict[str, str]) -> Result:
     """Put together what there is and write it."""
     rows = [_row(plan, cell, errors.get(cell.name)) for cell in plan.cells.values()]
     cells = pd.DataFrame(rows)
@@ -218,7 +209,37 @@ def _collect(plan: SweepPlan, errors: dict[str, str]) -> SweepResult:
     table = append(tables)
     write_table(table, plan.folder / "table.parquet")
     write_text(cells.to_csv(index=False), plan.folder / "cells.csv")
-    return SweepResult(plan.folder, cells, table, _by_settings(plan, rows), errors)
+    summary = {
+        "folder": str(plan.folder),
+        "settings": _by_settings(plan, rows),
+        "cells": rows,
+        "errors": [f"{name}: {error}" for name, error in errors.items()],
+    }
+    return Result(summary, table, read_run(plan.folder, PLAN), plan.folder, display)
+
+
+def display(result: Result) -> Iterator[RenderableType]:
+    """One row per combination of settings, and where the rest is."""
+    shown = Table(box=None, pad_edge=False)
+    settings = result.summary["settings"]
+    paths = list(settings[0]["settings"])
+    for heading in (*(short_label(path) for path in paths), "runs", "held-out loss (nats)", "sink rate (%)"):
+        shown.add_column(escape(heading))
+    for row in settings:
+        others = ((row["diverged"], "diverged"), (row["other"], "failed or unfinished"))
+        runs = ", ".join([str(row["finished"]), *(f"{count} {word}" for count, word in others if count)])
+        values = (escape(str(row["settings"][path])) for path in paths)
+        shown.add_row(*values, runs, _written(row["held_out_loss"], ".3f"), _written(row["sink_rate"], ".2f"))
+    yield shown
+    folder = Path(result.summary["folder"])
+    yield escape(f"\ncells  {folder / 'cells.csv'}\ntable  {folder / 'table.parquet'}")
+
+
+def _written(number: dict[str, Any], form: str) -> str:
+    """``mean ± half the width of its 95 % interval``, or the values where there are fewer than three."""
+    if "mean" not in number:
+        return ", ".join(format(value, form) for value in number["values"]) or "–"
+    return f"{number['mean']:{form}} ± {number['interval'][1] - number['mean']:{form}}"
 
 
 def _row(plan: SweepPlan, cell: Cell, error: str | None) -> dict[str, Any]:

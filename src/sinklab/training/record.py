@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib.metadata
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
+from rich.markup import escape
 
 from sinklab.errors import InputError
+from sinklab.results.run import Result
 from sinklab.results.table import read_run, read_table, write_json
 
-__all__ = ["RunRecord", "RunResult", "Status", "library_versions", "newest", "read_result", "weights_sha256"]
+__all__ = ["RunRecord", "Status", "library_versions", "newest", "read_result", "result_of", "weights_sha256"]
 
 Status = Literal["finished", "diverged", "stopped"]
-
-
-@dataclasses.dataclass(frozen=True)
-class RunResult:
-    """What a run gives.
-
-    Attributes:
-        folder: its output directory.
-        table: the long table: probe ``training`` and those of the sinks, by ``step``.
-        held_out_loss: newest held-out loss in nats, or ``None`` before the first.
-        sink_rate: newest sink rate of position 0 in percent (Gu et al. 2024).
-        status: ``finished``, ``diverged`` or ``stopped`` (by a signal; it can be resumed).
-        tokens_per_second: median speed of training, measurements left out.
-        steps: steps done.
-        run: the contents of ``run.json``.
-    """
-
-    folder: Path
-    table: pd.DataFrame
-    held_out_loss: float | None
-    sink_rate: float | None
-    status: Status
-    tokens_per_second: float | None
-    steps: int
-    run: dict[str, Any]
 
 
 class RunRecord:
@@ -65,16 +42,42 @@ class RunRecord:
             write_json(self.fields, self.path)
 
 
-def read_result(folder: Path) -> RunResult:
+def result_of(folder: Path, table: pd.DataFrame, record: dict[str, Any]) -> Result:
+    """What a run gives.
+
+    ``summary`` has the ``folder``, the ``status`` (``finished``, ``diverged``, or ``stopped`` by a signal; it can be resumed),
+    the newest ``held_out_loss`` in nats and ``sink_rate`` of position 0 in percent (Gu et al. 2024), the median
+    ``tokens_per_second`` without measurements, and the ``steps`` that are done.
+    """
+    return Result({"folder": str(folder), "status": record["status"], **record["result"]}, table, record, folder, display)
+
+
+def read_result(folder: Path) -> Result:
     """The result of a run that has ended, from its output directory.
 
     Raises:
         InputError: no run there, or one that has not ended.
     """
-    run = read_run(folder)
-    if run.get("kind") != "pretrain" or "result" not in run:
-        raise InputError(f"{folder} holds no run of pretrain that has ended (status {run.get('status')!r} in run.json)")
-    return RunResult(folder=folder, table=read_table(folder / "table.parquet"), status=run["status"], run=run, **run["result"])
+    record = read_run(folder)
+    if record.get("kind") != "pretrain" or "result" not in record:
+        raise InputError(f"{folder} holds no run of pretrain that has ended (status {record.get('status')!r} in run.json)")
+    return result_of(folder, read_table(folder / "table.parquet"), record)
+
+
+def display(result: Result) -> Iterator[str]:
+    """The few numbers that say how the run went, and where the rest is."""
+    found, folder = result.summary, Path(result.summary["folder"])
+    loss, rate, speed = (found[name] for name in ("held_out_loss", "sink_rate", "tokens_per_second"))
+    lines = {
+        "status": f"{found['status']} after {found['steps']} steps",
+        "why": (result.record.get("divergence") or {}).get("reason", ""),
+        "loss": "" if loss is None else f"{loss:.3f} nats per held-out token",
+        "sink rate": "" if rate is None else f"{rate:.2f} % at position 0 (Gu et al. 2024)",
+        "speed": "" if speed is None else f"{speed:,.0f} tokens/s",
+        "table": str(folder / "table.parquet"),
+        "model": str(folder / "model") if (folder / "model").is_dir() else "",
+    }
+    yield from (escape(f"{name:<10}{text}") for name, text in lines.items() if text)
 
 
 def newest(table: pd.DataFrame) -> dict[str, float | None]:

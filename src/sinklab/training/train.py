@@ -19,6 +19,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM
 from sinklab.models.loading import wrap_model
 from sinklab.results.metric import definitions
+from sinklab.results.run import Result
 from sinklab.training.bookkeeping import METRICS, Bookkeeper, save_model, stoppable
 from sinklab.training.callback import PROBES, READOUT, SinkCallback
 from sinklab.training.checkpoints import step_of, usable
@@ -35,7 +36,7 @@ from sinklab.training.process import (
     training_arguments,
 )
 from sinklab.training.progress import Display, display
-from sinklab.training.record import RunRecord, RunResult, Status, library_versions, newest, read_result, weights_sha256
+from sinklab.training.record import RunRecord, Status, library_versions, newest, read_result, result_of, weights_sha256
 from sinklab.training.resuming import earlier_run, require_same_text
 from sinklab.training.run_table import RunTable
 from sinklab.training.trainer import PretrainingTrainer
@@ -68,7 +69,7 @@ def pretrain(
     overwrite: bool = False,
     cache: Path | None = None,
     progress: bool = True,
-) -> RunResult:
+) -> Result:
     """Train a model as a configuration says, and watch its sinks on the way.
 
     ``out`` gets ``run.json``, ``table.parquet`` (written while training goes), ``checkpoints/checkpoint-N``,
@@ -146,7 +147,7 @@ def _prepare(
     return prepared
 
 
-def _train(run: Prepared) -> RunResult:
+def _train(run: Prepared) -> Result:
     config, arguments, out, table, record = run.config, run.arguments, run.folder, run.table, run.record
 
     def before_saving() -> None:
@@ -204,7 +205,7 @@ def _train(run: Prepared) -> RunResult:
     divergence = None if book.divergence is None else dataclasses.asdict(book.divergence)
     weights = weights_sha256(out / "model")
     record.update(status=status, steps=steps, result=result, divergence=divergence, weights_sha256=weights)
-    return RunResult(folder=out, table=table.table(), status=status, run=record.fields, **result)
+    return result_of(out, table.table(), record.fields)
 
 
 def _take_down(run: Prepared, start: dict[str, Any] | None, passed_over: list[str]) -> None:
