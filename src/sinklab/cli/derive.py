@@ -51,9 +51,10 @@ def derive(function: Callable[..., Any], name: str) -> cyclopts.App:
 
     def call(*positional: Any, **given: Any) -> int:
         as_json = given.pop("as_json", False) if gives_result else False
+        if gives_result:
+            quiet_libraries()
         if "progress" not in signature.parameters:
             return output.print_result(function(*positional, **given), as_json)
-        quiet_libraries()
         with output.progress() as progress:
             result = function(*positional, **given, progress=progress)
         return output.print_result(result, as_json)
