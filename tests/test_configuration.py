@@ -50,7 +50,7 @@ def test_another_operation_drops_the_settings_of_the_former():
     [
         ("model.windw=3", r"there is no field 'model\.windw'\. Did you mean 'window'\? Known: "),
         ("modle.window=3", r"there is no field 'modle'\. Did you mean 'model'\?"),
-        ("model.window", r"--set 'model\.window': expected path=value, such as optimizer\.learning_rate=1e-3"),
+        ("model.window", r"`changes` 'model\.window': expected path=value, such as optimizer\.learning_rate=1e-3"),
         ("training.steps=many", r"training\.steps = 'many': input should be a valid integer"),
         ("model.window=0", r"model\.window = 0: input should be greater than or equal to 1"),
         ("training.dtype=float16", r"training\.dtype = 'float16': input should be 'bfloat16' or 'float32'"),

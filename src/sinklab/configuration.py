@@ -57,7 +57,7 @@ def with_overrides(config: S, overrides: Iterable[str]) -> S:
     given = list(overrides)
     for item in given:
         if "=" not in item:
-            raise ConfigurationError(f"--set {item!r}: expected path=value, such as optimizer.learning_rate=1e-3")
+            raise ConfigurationError(f"`changes` {item!r}: expected path=value, such as optimizer.learning_rate=1e-3")
         path = item.partition("=")[0].split(".")
         if path[-1] == "name" and len(path) > 1:
             inner = fields
@@ -68,7 +68,7 @@ def with_overrides(config: S, overrides: Iterable[str]) -> S:
     try:
         merged = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(fields), OmegaConf.from_dotlist(given)), resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigurationError(f"--set {' '.join(given)}: {str(error).splitlines()[0]}") from None
+        raise ConfigurationError(f"`changes` {' '.join(given)}: {str(error).splitlines()[0]}") from None
     assert isinstance(merged, dict)
     return type(config).parse({str(name): value for name, value in merged.items()})
 

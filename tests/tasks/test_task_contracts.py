@@ -120,7 +120,9 @@ def test_what_a_task_says_when_it_cannot_be_made(encoder):
             sheets(tasks[name](), bare)
     with pytest.raises(InputError, match="task 'passkey' asks for digits, and this tokenizer does not give each"):
         sheets(tasks["passkey"](), Encoder(vocab_size=64, bos_token_id=0, tokenizer=NoDigits()))
-    with pytest.raises(ConfigurationError, match=r"fact and question take \d+ tokens .* window of 12 never .* choose --window"):
+    with pytest.raises(
+        ConfigurationError, match=r"fact and question take \d+ tokens .* window of 12 never .* choose a `window`"
+    ):
         sheets(tasks["passkey"](), budget=12)
     with pytest.raises(ConfigurationError, match=r"1000 labels, which are used up before 2 questions 2000 lines back"):
         sheets(tasks["line_lookup"](back=(2000,), shares=()))
@@ -140,7 +142,7 @@ def test_a_text_that_is_too_short(encoder, tmp_path):
     (tmp_path / "short.txt").write_text("one two three\n\nfour five six")
     task = tasks["long_text"](corpus=str(tmp_path / "short.txt"))
     with pytest.raises(
-        InputError, match=r"task 'long_text': .* too short: it gives 0 of 2 passages of 432 tokens; lower --items or --window"
+        InputError, match=r"task 'long_text': .* too short: it gives 0 of 2 passages of 432 tokens; lower `items` or `window`"
     ):
         list(task.sheets(encoder, budget=100, rows=2, seed=0, bos=True))
 

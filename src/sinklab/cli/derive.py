@@ -69,7 +69,7 @@ def derive(function: Callable[..., Any], name: str) -> cyclopts.App:
 def option_names(function: Callable[..., Any]) -> dict[str, str]:
     """Parameter to how the command line calls it: ``seq_len`` to ``--seq-len``, ``model`` to ``MODEL``."""
     return {
-        name: f"--{name.replace('_', '-')}" if not _by_position(parameter) else name.upper()
+        name: name.upper() if _by_position(parameter) else _names(name, _notes(_resolved(function, parameter.annotation)))[0]
         for name, parameter in _options(function).items()
     }
 
@@ -107,14 +107,14 @@ def _options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def _parameter(function: Callable[..., Any], parameter: inspect.Parameter, texts: Mapping[str, str]) -> inspect.Parameter:
     """One argument or option, as cyclopts takes it."""
     annotation = _resolved(function, parameter.annotation)
-    notes = getattr(annotation, "__metadata__", ())
+    notes = _notes(annotation)
     text = texts.get(parameter.name) or next((note.documentation for note in notes if isinstance(note, Doc)), "")
     if not text:
         raise TypeError(f"{function.__qualname__}: parameter {parameter.name!r} needs an entry under Args, or a Doc")
     kind, item = _type(annotation)
     about: dict[str, Any] = {"help": text, "negative": "", "allow_repeating": True}  # of two values the last one holds
     if not _by_position(parameter):
-        names = [note for note in notes if str(note).startswith("--")] or [f"--{parameter.name.replace('_', '-')}"]
+        names = _names(parameter.name, notes)
         about["name"] = names
         if item is not None:
             about |= {
@@ -129,6 +129,15 @@ def _parameter(function: Callable[..., Any], parameter: inspect.Parameter, texts
         kind=parameter.POSITIONAL_ONLY if _by_position(parameter) else parameter.kind,
         annotation=Annotated[kind, cyclopts.Parameter(**about)],
     )
+
+
+def _notes(annotation: Any) -> tuple[Any, ...]:
+    return getattr(annotation, "__metadata__", ())
+
+
+def _names(parameter: str, notes: Sequence[Any]) -> list[str]:
+    """How an option is called on the line."""
+    return [note for note in notes if str(note).startswith("--")] or [f"--{parameter.replace('_', '-')}"]
 
 
 def _by_position(parameter: inspect.Parameter) -> bool:

@@ -53,7 +53,7 @@ def write_causes_report(folder: Path) -> Path:
     """
     run = read_run(folder)
     if run.get("kind") != "causes":
-        raise InputError(f"{folder} holds a run of kind {run.get('kind')!r}, expected causes; give the --out of sinklab causes")
+        raise InputError(f"{folder} holds a run of kind {run.get('kind')!r}, expected causes; give what sinklab causes wrote")
     summary = read_run(folder, "summary.json")
     context = {
         "title": summary["model"],

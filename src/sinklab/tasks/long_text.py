@@ -25,7 +25,7 @@ class LongText(Task):
     the loss no further, what lies farther back is of no use under the policy. Perplexity is ``exp(-score)``.
 
     Args:
-        corpus: what ``--corpus`` of the other commands takes: a name, a text file or a folder.
+        corpus: what ``corpus`` of the commands is: a name, a text file or a folder.
         scored: tokens at the end of each passage that are scored.
         contexts: tokens before them, as shares of the budget.
     """
