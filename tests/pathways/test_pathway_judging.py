@@ -93,7 +93,7 @@ def test_softmax_is_not_compared_with_itself():
 
 
 def test_bounds_are_about_columns_that_there_are():
-    units = {column.name: column.unit for column in COLUMNS}
+    units = {column.name: column.metric.unit for column in COLUMNS}
     assert all(units[bound.column] == bound.unit for bound in BOUNDS)
 
 

@@ -106,5 +106,5 @@ def _print(rows: Sequence[Row]) -> None:
     for column in COLUMNS:
         if any(column.name in row.numbers for row in rows):
             cells = (format(row.numbers[column.name].mean, column.form) if column.name in row.numbers else "–" for row in rows)
-            shown.add_row(f"{column.heading} ({column.unit})", *cells)
+            shown.add_row(f"{column.heading} ({column.metric.unit})", *cells)
     Console(soft_wrap=True, highlight=False, width=None if Console().is_terminal else output.PIPE_WIDTH).print(shown)

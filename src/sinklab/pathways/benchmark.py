@@ -28,7 +28,7 @@ from sinklab.trigger.problem import TriggerProblem
 
 __all__ = ["Comparison", "run_pathways"]
 
-PROBE, VERSION = "pathways", 1
+PROBE = "pathways"
 Progress = Callable[[str, int, int], None]
 
 
@@ -136,26 +136,26 @@ def _table(
     scale: Scale,
     run_id: str,
 ) -> pd.DataFrame:
-    units = {column.name: column.unit for column in COLUMNS}
+    metrics = {column.name: column.metric for column in COLUMNS}
     corpora = {
         column.name: {"trigger": "trigger_task", "cost": None}.get(column.source, base_config(scale).data.corpus)
         for column in COLUMNS
     }
     names = {pathway.label: pathway.fields["name"] for pathway in pathways}
     rows: list[dict[str, Any]] = [
-        {"model": label, "metric": metric, "seed": seed, "value": value, "unit": units[metric], "corpus": corpora[metric]}
+        {"model": label, "metric": metrics[name], "seed": seed, "value": value, "corpus": corpora[name]}
         for seed, by_label in numbers.items()
         for label, values in by_label.items()
-        for metric, value in values.items()
+        for name, value in values.items()
     ]
     rows += [
-        {"model": label, "metric": metric + suffix, "seed": None, "value": spread[name], "unit": "ratio", "corpus": None}
-        for label, by_metric in times.items()
-        for metric, spread in by_metric.items()
-        for suffix, name in (("", "value"), ("_low", "low"), ("_high", "high"))
+        {"model": label, "metric": metric, "seed": None, "value": spread[end], "corpus": None}
+        for label, by_name in times.items()
+        for name, spread in by_name.items()
+        for end, metric in (("value", metrics[name]), *((end, metrics[name].bound(end)) for end in ("low", "high")))
     ]
     rows = [{**row, "operation": names[row["model"]], "count": 1} for row in rows]
-    return make_table(rows, run_id=run_id, probe=PROBE, version=VERSION)
+    return make_table(rows, run_id=run_id, probe=PROBE)
 
 
 def _record(
@@ -184,7 +184,15 @@ def _record(
             }
             for pathway in pathways
         },
-        "columns": {column.name: {**dataclasses.asdict(column), "metric": column.of} for column in COLUMNS},
+        "columns": {
+            column.name: {
+                **dataclasses.asdict(column),
+                "unit": column.metric.unit,
+                "text": column.metric.definition,
+                "metric": column.of,
+            }
+            for column in COLUMNS
+        },
         "trainings": {source: {"what": GROUPS[source], "read_outs": list(READ_OUTS[source])} for source in CHANGES},
         "cells": cells,
         "rows": [row.to_dict() for row in result.rows],

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
+from sinklab.results.metric import Metric, catalogue
+
 __all__ = ["COLUMNS", "FAST", "GROUPS", "READ_OUTS", "Column", "Source"]
 
 Source = Literal["base", "fast", "longer", "trigger", "cost"]
@@ -31,67 +33,76 @@ READ_OUTS: Mapping[Source, tuple[str, ...]] = {
 """What is read from the models of each training."""
 
 
+DECLARED_HERE = (
+    Metric("distortion", "nats", "window_gap and int8_gap together, each from 0 on."),
+    Metric("fast_gap", "nats", f"held_out_loss at {FAST:g} times the learning rate, less that at the scale's."),
+    Metric("fast_spikes", "count", f"loss_spikes at {FAST:g} times the learning rate."),
+    Metric("fast_diverged", "fraction", f"Share of the seeds that diverged at {FAST:g} times the learning rate."),
+    Metric("trigger_solved", "fraction", "Share of the seeds that met the stop rule of the trigger task."),
+    Metric("trigger_steps", "steps", "Steps to the stop rule of the trigger task, or the cap."),
+    Metric("trigger_error", "coordinate", "Largest error on fresh sequences of the trigger task."),
+    Metric("train_time", "ratio", "Time of forward and backward over softmax's, at the scale's context."),
+    Metric("forward_time", "ratio", "Time of forward over softmax's, at the scale's context."),
+    Metric("train_time_long", "ratio", "train_time at 1,024 tokens or the context, if it is longer."),
+    Metric("forward_time_long", "ratio", "forward_time at 1,024 tokens or the context, if it is longer."),
+    Metric("parameters", "ratio", "Number of parameters over softmax's."),
+)
+"""Numbers of the comparison alone; the others are those of trainings and read-outs."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Column:
     """One number of every operation.
 
     Args:
-        name: in the long table.
+        name: of its metric.
         heading: in tables for people.
-        metric: of the read-out; the same as ``name`` if empty.
+        read: metric that it is read from, in another training; the same as ``name`` if empty.
         form: format of the number.
     """
 
     name: str
     heading: str
-    unit: str
     source: Source
-    text: str
-    metric: str = ""
+    read: str = ""
     form: str = ".3f"
 
     @property
     def of(self) -> str:
         """The metric that it is read from."""
-        return self.metric or self.name
+        return self.read or self.name
+
+    @property
+    def metric(self) -> Metric:
+        """What it is, as declared where it is measured."""
+        return catalogue()[self.name].metric
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("held_out_loss", "loss", "nats", "base", "held-out loss at the end of the training"),
-    Column("sink_rate", "sink rate", "percent", "base", "of the first token (Gu et al. 2024, arXiv 2410.10781)", form=".1f"),
-    Column("sink_rate_star", "sink rate on nothing", "percent", "base", "the same rule for the mass on nothing", form=".1f"),
-    Column("first_attention", "weight on first", "fraction", "base", "mean row-normalised weight on the first token"),
-    Column("null_mass", "null mass", "fraction", "base", "mean mass on nothing, where rows have a fixed sum"),
-    Column("massive_ratio", "largest / median", "ratio", "base", "largest activation over the median of its row", form=".1f"),
-    Column("hidden_ratio", "first norm", "ratio", "base", "norm of the first hidden state over that of others", form=".2f"),
-    Column("kurtosis", "kurtosis", "ratio", "base", "of attention outputs; 3 for a Gaussian", form=".1f"),
-    Column("int8_gap", "int8 gap", "nats", "base", "loss with 8-bit weights and activations less the float loss", form=".4f"),
-    Column(
-        "window_gap", "window gap", "nats", "base", "loss with a window of a quarter of the context and no sinks, less dense"
-    ),
-    Column("sink_worth", "sink worth", "nats", "base", "what of the window gap the first four tokens give back"),
-    Column("distortion", "distortion", "nats", "base", "window gap and int8 gap together, each from 0 on"),
-    Column("loss_spikes", "spikes", "count", "base", "training-loss records 0.5 nats above the best before", form=".1f"),
-    Column("fast_gap", "rate ×4", "nats", "fast", "held-out loss at four times the learning rate, less that at the scale's"),
-    Column("fast_spikes", "spikes ×4", "count", "fast", "loss spikes at four times the rate", "loss_spikes", ".1f"),
-    Column("fast_diverged", "diverged ×4", "fraction", "fast", "share of the seeds that diverged there", "diverged", ".2f"),
-    Column("longer_gap", "4 × context", "nats", "longer", "loss beyond the context of the training less that at its end"),
-    Column("trigger_solved", "trigger", "fraction", "trigger", "share of the seeds that met the stop rule", form=".2f"),
-    Column("trigger_steps", "trigger steps", "steps", "trigger", "steps to the stop rule, or the cap", form=",.0f"),
-    Column("trigger_error", "trigger error", "coordinate", "trigger", "largest error on fresh sequences", form=".4f"),
-    Column(
-        "train_time", "train time", "ratio", "cost", "forward and backward over softmax's, at the scale's context", form=".2f"
-    ),
-    Column("forward_time", "forward time", "ratio", "cost", "forward over softmax's, at the scale's context", form=".2f"),
-    Column(
-        "train_time_long",
-        "train, long",
-        "ratio",
-        "cost",
-        "the same at 1,024 tokens or the context, if it is longer",
-        form=".2f",
-    ),
-    Column("forward_time_long", "forward, long", "ratio", "cost", "likewise", form=".2f"),
-    Column("parameters", "parameters", "ratio", "cost", "number of parameters over softmax's", form=".4f"),
+    Column("held_out_loss", "loss", "base"),
+    Column("sink_rate", "sink rate", "base", form=".1f"),
+    Column("sink_rate_star", "sink rate on nothing", "base", form=".1f"),
+    Column("first_attention", "weight on first", "base"),
+    Column("null_mass", "null mass", "base"),
+    Column("massive_ratio", "largest / median", "base", form=".1f"),
+    Column("hidden_ratio", "first norm", "base", form=".2f"),
+    Column("kurtosis", "kurtosis", "base", form=".1f"),
+    Column("int8_gap", "int8 gap", "base", form=".4f"),
+    Column("window_gap", "window gap", "base"),
+    Column("sink_worth", "sink worth", "base"),
+    Column("distortion", "distortion", "base"),
+    Column("loss_spikes", "spikes", "base", form=".1f"),
+    Column("fast_gap", "rate ×4", "fast"),
+    Column("fast_spikes", "spikes ×4", "fast", "loss_spikes", ".1f"),
+    Column("fast_diverged", "diverged ×4", "fast", "diverged", ".2f"),
+    Column("longer_gap", "4 × context", "longer"),
+    Column("trigger_solved", "trigger", "trigger", form=".2f"),
+    Column("trigger_steps", "trigger steps", "trigger", form=",.0f"),
+    Column("trigger_error", "trigger error", "trigger", form=".4f"),
+    Column("train_time", "train time", "cost", form=".2f"),
+    Column("forward_time", "forward time", "cost", form=".2f"),
+    Column("train_time_long", "train, long", "cost", form=".2f"),
+    Column("forward_time_long", "forward, long", "cost", form=".2f"),
+    Column("parameters", "parameters", "cost", form=".4f"),
 )
 """In the order of the table."""

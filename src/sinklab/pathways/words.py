@@ -41,7 +41,7 @@ def cell(summary: Summary | None, column: Column) -> str:
 def markdown(rows: Sequence[Row]) -> str:
     """One row an operation, one column a number; columns that nothing was measured for are left out."""
     columns = [column for column in COLUMNS if any(column.name in row.numbers for row in rows)]
-    headings = ["operation", "low-distortion", *(f"{column.heading} ({column.unit})" for column in columns)]
+    headings = ["operation", "low-distortion", *(f"{column.heading} ({column.metric.unit})" for column in columns)]
     lines = ["| " + " | ".join(headings) + " |", "|---|---|" + "---:|" * len(columns)]
     for row in rows:
         cells = [cell(row.numbers.get(column.name), column) for column in columns]
