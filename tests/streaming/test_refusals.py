@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from tests.architectures.zoo import ENCODER_DECODERS, ZOO, build
@@ -148,6 +150,12 @@ def test_policies_by_name():
 def test_no_model():
     with pytest.raises(ConfigurationError, match=r"does not know its model, which only generate\(\) can tell it"):
         read(decoder("llama"), text(3), SinkCache())
+    with warnings.catch_warnings():  # of the hook that is called after a failure too
+        warnings.simplefilter("error")
+        bound = small(decoder("llama"))
+        with pytest.raises(ConfigurationError, match="does not know its model"):
+            read(decoder("llama"), text(3), SinkCache())
+        assert gap(read(decoder("llama"), text(9), bound), read(decoder("llama"), text(9))) == 0
 
 
 def test_another_model():

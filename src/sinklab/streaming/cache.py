@@ -220,9 +220,10 @@ class PolicyCache(Cache, Planner):
         if not isinstance(step, Step) or not isinstance(step.slot, int):
             return
         if self._static is None:
-            self._static = StaticStep(table.policy, [layer.rotation for layer in layers], layers[0].device)
+            rotations, first = [layer.rotation for layer in layers], layers[0]
+            self._static = StaticStep(table.policy, rotations, first.device, first.masters.dtype)
             for layer in layers:
-                layer.static_matrices = self._static.matrices_of(layer.rotation, layer.masters.dtype)
+                layer.static_matrices = self._static.matrices_of(layer.rotation)
         self._static.set(step, step.slot, table.index[0] >= 0, table.columns - 1)
         table.step = self._static
 
@@ -280,7 +281,8 @@ class PolicyCache(Cache, Planner):
 
     def close(self, output: Any) -> Any:
         """The forward is over; its output with those of the chunks before it in front."""
-        self.table.step = None
+        if self._table is not None:
+            self._table.step = None
         outputs, self._outputs = self._outputs, []
         if output is None:  # an exception is on its way up
             return None

@@ -62,18 +62,15 @@ class OrderedStep:
         held: columns in front of the new ones.
         source: which columns of before these are: ``None`` for all of them, int64 ``(held,)`` alike for all rows, or
             ``(rows, held)``.
+        filled: both, the keys that a layer returns.
         attention_mask: 2-D ``(rows, held + length)``, 1 for tokens; ``None`` where there is no padding.
     """
 
     length: int
     held: int
     source: Tensor | None
+    filled: int
     attention_mask: Tensor | None
-
-    @property
-    def filled(self) -> int:
-        """Keys that a layer returns."""
-        return self.held + self.length
 
 
 class OrderedTable(IndexedTable):
@@ -135,7 +132,7 @@ class OrderedTable(IndexedTable):
         self.seen = self.seen + (tokens >= 0).sum(dim=1)
         self.columns += length
         mask = None if self.rows == 1 else (self.index >= 0).long().to(self.device)
-        return OrderedStep(length, held, source, mask)
+        return OrderedStep(length, held, source, held + length, mask)
 
     def note(self, ids: Tensor | None, batch: int) -> None:
         step = self.step

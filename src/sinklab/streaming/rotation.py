@@ -91,7 +91,7 @@ class KeyRotations:
     limit: int | None
 
 
-_rotations: weakref.WeakKeyDictionary[nn.Module, tuple[list[Tensor], KeyRotations]] = weakref.WeakKeyDictionary()
+_rotations: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], KeyRotations]] = weakref.WeakKeyDictionary()
 
 
 def read_rotations(model: PreTrainedModel) -> KeyRotations:
@@ -105,24 +105,17 @@ def read_rotations(model: PreTrainedModel) -> KeyRotations:
             cache is the one that is rotated (multi-head latent attention), or keys rotate in a way that none of the model's
             frequencies explains; layers that are no attention.
     """
-    cached = _rotations.get(model)
-    if cached is None or not _same(cached[0], _fingerprint(model)):
-        rotations = _read(model)
-        cached = _rotations[model] = _fingerprint(model), rotations
-    return cached[1]
+    fingerprint = _fingerprint(model)
+    if model not in _rotations or _rotations[model][0] != fingerprint:
+        rotations = _read(model)  # a model may change its frequencies in its first forward
+        _rotations[model] = _fingerprint(model), rotations
+    return _rotations[model][1]
 
 
-def _fingerprint(model: PreTrainedModel) -> list[Tensor]:
+def _fingerprint(model: PreTrainedModel) -> tuple[object, ...]:
     """What the rotations of a model depend on and may change: its frequencies, their dtype, and that of the keys."""
-    buffers = [buffer.detach().clone() for name, buffer in model.named_buffers() if "inv_freq" in name]
-    return [*buffers, torch.empty(0, dtype=model.dtype, device=model.device)]
-
-
-def _same(some: list[Tensor], others: list[Tensor]) -> bool:
-    return len(some) == len(others) and all(
-        left.dtype == right.dtype and left.device == right.device and torch.equal(left, right)
-        for left, right in zip(some, others, strict=True)
-    )
+    buffers = (buffer for name, buffer in model.named_buffers() if "inv_freq" in name)
+    return model.dtype, model.device, *((buffer.dtype, buffer.device, buffer.tolist()) for buffer in buffers)
 
 
 def _read(model: PreTrainedModel) -> KeyRotations:

@@ -76,8 +76,6 @@ class ScoredCache(PolicyCache):
         self._table = table = ScoredTable(self.policy, model.device, model)
         self.layers = [ScoredLayer(table, rotation) for rotation in rotations.layers.values()]
 
-    # --- one forward ---------------------------------------------------------------------------------------------------------
-
     def open(self, module: nn.Module, arguments: Arguments) -> Arguments:
         arguments = super().open(module, arguments)
         self._stop_looking()
@@ -95,8 +93,6 @@ class ScoredCache(PolicyCache):
         self._looking.close()
         if self._table is not None:
             self.table.waiting = None
-
-    # --- the observer that the seam calls ---
 
     def owns(self, module: nn.Module) -> bool:
         """Whether the module is one of this model's attention modules."""
@@ -253,11 +249,7 @@ class ScoredTable(Table):
         self.waiting = layer
 
     def miss(self) -> None:
-        """Refuse to go on without the weights of a layer.
-
-        Raises:
-            UnsupportedModelError: always.
-        """
+        """Refuse to go on without the weights of a layer."""
         raise UnsupportedModelError(
             f"a layer of {type(self.model).__name__} wrote keys and its attention was not seen, so policy {self.policy.name!r} "
             "has no weights to go by: it computes attention in its own code, or an attend() on this model is open and sees it "
@@ -335,9 +327,8 @@ class ScoredLayer(HeldLayer):
         """Take in what was computed for the newest token; ``weights`` are ``(batch, num_kv_heads, filled)``, if needed."""
         step = self.table.step
         assert step is not None
-        keys, values, scores, tokens = (
-            held[:, :, : step.filled] for held in (self.keys, self.values, self.scores, self.tokens)
-        )
+        buffers = (self.keys, self.values, self.scores, self.tokens)
+        keys, values, scores, tokens = (buffer[:, :, : step.filled] for buffer in buffers)
         new = self.table.policy.score(scores, keys, values, weights).to(torch.float32)
         counts = tokens >= 0 if step.valid is None else (tokens >= 0) & step.valid[:, None, None]
         scores.copy_(torch.where(counts, new, scores))

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.policies.base import SlotPolicy
+from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.step import StaticStep, Step
 from sinklab.streaming.table import IndexedTable
 
@@ -96,7 +97,7 @@ class SlotTable(IndexedTable):
             first = 0 if self.shifted else int((shifts[0] != 0).any(dim=1).logical_not().cumprod(dim=0).sum())
             shifts = shifts.to(self.device).transpose(0, 1)
         positions = (tokens - self.base)[:, None].to(self.device)
-        matrices: dict[tuple[int, torch.dtype], Tensor] = {}
+        matrices: dict[tuple[Rotation, torch.dtype], Tensor] = {}
         return [
             (Step(1, slot, slots, shifts if at >= first else None, None, None, 0, positions[at : at + 1], matrices, at), slot)
             for at, slot in enumerate(self.policy.slots(tokens).tolist())
@@ -149,28 +150,23 @@ class SlotTable(IndexedTable):
         queries = tokens.clamp(min=0)
         shifts, copies = self._copies(queries, tokens)
         self.shifted |= shifts is not None and bool(shifts.any())
-        old = self._sees(queries, before) & (before >= 0)[:, None]
-        new = self._sees(queries, tokens) & (valid & (slot >= pinned))[:, None]
+        old = self.policy.visible(queries[:, :, None], before[:, None]) & (before >= 0)[:, None]
+        new = self.policy.visible(queries[:, :, None], tokens[:, None]) & (valid & (slot >= pinned))[:, None]
         # Padding sees itself: what a row without a visible key comes out as depends on the kernel, and may not be a number.
         new |= torch.eye(length, dtype=torch.bool) & ~valid[:, None]
         visible = torch.cat([*copies, old, new], dim=2)[:, None].to(self.device)
         positions = torch.where(valid, queries - self.base[:, None], 0).to(self.device)
         return Step(length, None, visible.shape[-1], shifts, visible, source.to(self.device), used, positions)
 
-    def _sees(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return self.policy.visible(queries[:, :, None], keys[:, None])
-
     def _copies(self, queries: Tensor, tokens: Tensor) -> tuple[Tensor | None, list[Tensor]]:
         """Shifts ``(rows, copies, 1 or pinned)`` of the copies of the pinned keys, and which query sees which of them."""
         shifts = self.shifts(queries)
         if shifts is None:
             return None, []
-        length = queries.shape[1]
+        which = torch.arange(queries.shape[1])
         if self.rows == 1:
             distinct, which = torch.unique(shifts[0], dim=0, return_inverse=True)
             shifts = distinct[None]
-        else:
-            which = torch.arange(length)
         mine = torch.nn.functional.one_hot(which, shifts.shape[1]).bool()  # (length, copies)
         held = self.policy.visible(queries[:, :, None], self.pinned) & self._written()[:, None] & (tokens >= 0)[..., None]
         seen = mine[None, :, :, None] & held[:, :, None]

@@ -39,12 +39,12 @@ class Step:
     source: Tensor | None
     used: int
     position_ids: Tensor
-    matrices: dict[tuple[int, torch.dtype], Tensor] = dataclasses.field(default_factory=dict)
+    matrices: dict[tuple[Rotation, torch.dtype], Tensor] = dataclasses.field(default_factory=dict)
     at: int | None = None
 
     def rotation_matrices(self, rotation: Rotation, dtype: torch.dtype) -> Tensor:
         """Matrices ``(rows, copies, 1 or pinned, head_dim, head_dim)`` for layers that rotate like ``rotation``; made once."""
-        key = (id(rotation), dtype)
+        key = (rotation, dtype)
         matrices = self.matrices.get(key)
         if matrices is None:
             assert self.shifts is not None
@@ -69,7 +69,7 @@ class StaticStep:
 
     length = 1
 
-    def __init__(self, policy: SlotPolicy, rotations: list[Rotation | None], device: torch.device) -> None:
+    def __init__(self, policy: SlotPolicy, rotations: list[Rotation | None], device: torch.device, dtype: torch.dtype) -> None:
         pinned = len(policy.pinned)
         self.filled = policy.num_slots
         self.slots = torch.arange(pinned + 1, device=device)
@@ -78,20 +78,14 @@ class StaticStep:
         self.position_ids = torch.zeros(1, 1, dtype=torch.long, device=device)
         self.seen = torch.zeros((), dtype=torch.long, device=device)
         self._matrices = {
-            id(rotation): (rotation, torch.empty(pinned, rotation.head_dim, rotation.head_dim, device=device))
+            rotation: torch.empty(pinned, rotation.head_dim, rotation.head_dim, device=device, dtype=dtype)
             for rotation in rotations
             if rotation is not None
         }
 
-    def matrices_of(self, rotation: Rotation | None, dtype: torch.dtype) -> Tensor | None:
+    def matrices_of(self, rotation: Rotation | None) -> Tensor | None:
         """Matrices ``(pinned, head_dim, head_dim)`` for the pinned keys of a layer, the same tensor at every step."""
-        if rotation is None:
-            return None
-        rotation, matrices = self._matrices[id(rotation)]
-        if matrices.dtype != dtype:
-            matrices = matrices.to(dtype)
-            self._matrices[id(rotation)] = rotation, matrices
-        return matrices
+        return None if rotation is None else self._matrices[rotation]
 
     def set(self, step: Step, slot: int, present: Tensor, seen: int) -> None:
         """Become ``step``, which writes ``slot``; ``present`` is boolean ``(slots,)``, those that hold a token behind it."""
@@ -99,7 +93,7 @@ class StaticStep:
         self.slot.fill_(slot)
         self.visible.copy_(present)
         self.position_ids.copy_(step.position_ids)
-        for rotation, matrices in self._matrices.values():
+        for rotation, matrices in self._matrices.items():
             if step.shifts is None:
                 matrices.copy_(torch.eye(rotation.head_dim, device=matrices.device))
             else:
