@@ -9,12 +9,12 @@ from typing import ClassVar
 import pytest
 import torch
 
-from sinklab.errors import ContractError
-from sinklab.policies.base import ScoredPolicy
+from sinklab.errors import ConfigurationError, ContractError
+from sinklab.policies.base import Policy, ScoredPolicy
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies
 from sinklab.streaming.cache import PolicyCache
-from sinklab.streaming.reader import CacheReader, reader_of
+from sinklab.streaming.reader import CacheReader, open_reader, reader_of
 from sinklab.testing import check_policy
 
 
@@ -319,3 +319,15 @@ def test_correct_policies_of_an_outsider(monkeypatch):
         monkeypatch.setitem(policies._objects, "broken", policy)
         monkeypatch.setattr(policy, "name", "broken", raising=False)
         check_policy(policy())
+
+
+def test_a_policy_of_a_third_kind_needs_a_reader():
+    @dataclass(frozen=True, kw_only=True)
+    class Nothing(Policy):
+        name: ClassVar[str] = "nothing"
+
+        def max_held(self, seq_len):
+            return 1
+
+    with pytest.raises(ConfigurationError, match="policy 'nothing' is neither a SlotPolicy nor a ScoredPolicy, and no reader"):
+        open_reader(None, Nothing())
