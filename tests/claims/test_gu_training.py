@@ -39,8 +39,11 @@ def test_excess_of_weights_by_hand():
     for heads, expected in (([oldest], 1.0), ([even], 0.0), ([own], -1.0), ([oldest, even], 0.5)):
         weights = torch.tensor(heads)[None]
         watcher = ExcessOfOldest(window=2)
-        watcher.block = 2  # the last query is in a block of its own
-        watcher.update(SimpleNamespace(q_len=3, weights=lambda start, stop, weights=weights: weights[:, :, start:stop]), None)
+        call = SimpleNamespace(
+            weights=lambda start, stop, weights=weights: weights[:, :, start:stop],
+            blocks=lambda: [(0, 2), (2, 3)],  # the last query is in a block of its own
+        )
+        watcher.update(call, None)
         assert watcher.by_query[0][1:].tolist() == [expected, expected]
 
 

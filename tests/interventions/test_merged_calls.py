@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from sinklab import attend
-from sinklab.attention import editing
 from sinklab.attention.call import AttentionCall, Site
 from sinklab.attention.columns import column_statistics
 from sinklab.attention.editing import Editing, edited_outputs
@@ -179,7 +178,7 @@ def test_numbers_of_heads_follow_a_call_that_is_cut_down():
 def test_blocks_of_rows_of_any_size(rows, monkeypatch):
     call, interventions = make_call(), [HideKey(), Redirect(place=1), AddScore(place=2)]
     whole = edited_outputs(call, interventions, want_weights=True)
-    monkeypatch.setattr(editing, "BLOCK", rows * BATCH * HEADS * LENGTH)
+    monkeypatch.setattr("sinklab.attention.call.SCORES_AT_ONCE", rows * BATCH * HEADS * LENGTH)
     parts = edited_outputs(call, interventions, want_weights=True)
     assert (whole[1] - parts[1]).abs().max() < ROUNDING
     assert (whole[2] - parts[2]).abs().max() < ROUNDING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from sinklab.attention.operation import Operation, repeat_groups
 from sinklab.attention.visibility import Visibility
 
 __all__ = ["AttentionCall", "LayerOutput", "Site", "Statistics"]
+
+SCORES_AT_ONCE = 2**22
+"""Scores of one block of queries, 16 MiB in float32; a handful of temporaries of this size live at the same time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +53,7 @@ class AttentionCall:
             ``(1, num_heads, 1, 1)`` where interventions made heads differ.
         bias: additive scores ``(batch or 1, num_heads or 1, q_len, kv_len)``, or ``None``.
         sink_scores: scores of nothing ``(batch or 1, num_heads, q_len or 1)``: a learned sink logit, a key bias; or ``None``.
-        null_value: ``(num_heads or 1, value_dim)`` that the mass on nothing carries to the output, or ``None`` for 0.
+        null_value: ``(num_heads or 1, value_dim)`` that the null mass carries to the output, or ``None`` for 0.
         output_bias: ``(num_heads or 1, value_dim)`` added to every head output, or ``None``.
         gain: factor on the head outputs ``(batch, num_heads, q_len, 1 or value_dim)`` (output gates), or ``None``.
         head_outputs: what the model's own function returned, ``(batch, q_len, num_heads, value_dim)``.
@@ -127,6 +131,17 @@ class AttentionCall:
         """Boolean ``(batch, q_len)``: the queries that are tokens and not padding."""
         return self.query_positions >= 0
 
+    def blocks(self, multiple: int = 1) -> Iterator[tuple[int, int]]:
+        """Ranges of queries, ``start`` and ``stop``, whose scores over all samples and heads are few enough to be held at once.
+
+        Args:
+            multiple: of how many queries a block is, but for the last one.
+        """
+        row = self.queries.shape[0] * self.num_heads * self.kv_len
+        rows = max(1, SCORES_AT_ONCE // max(1, row) // multiple) * multiple
+        for start in range(0, self.q_len, rows):
+            yield start, min(start + rows, self.q_len)
+
     def scores(self, query_start: int, query_stop: int) -> Tensor:
         """Scores of a block of queries against every key, float32 (or float64) ``(batch, num_heads, block, kv_len)``.
 
@@ -166,7 +181,7 @@ class AttentionCall:
         return self.operation.weights(scores, visible, self.sink_rows(query_start, query_stop))
 
     def null_mass(self, query_start: int, query_stop: int, scores: Tensor | None = None) -> Tensor:
-        """Mass on nothing of a block of queries, ``(batch, num_heads, block)``; 0 where the operation knows of none."""
+        """Null mass of a block of queries, ``(batch, num_heads, block)``; 0 where the operation knows of none."""
         scores = self.scores(query_start, query_stop) if scores is None else scores
         visible = self.visible.block(query_start, query_stop, 0, self.kv_len)
         mass = self.operation.null_mass(scores, visible, self.sink_rows(query_start, query_stop))
@@ -213,7 +228,7 @@ class Statistics:
             of absolute values, denominators + 1e-8); the same tensor as ``column_sum`` for normalised operations.
         column_count: float32 ``(batch or 1, num_heads or 1, kv_len)``: counted queries that see the key.
         row_mass: float32 ``(batch, num_heads, q_len)``: weight on all keys together.
-        null_mass: same shape: mass on nothing; with ``row_mass`` it makes one. 0 for plain softmax, ``None`` for operations
+        null_mass: same shape: what goes to no key; with ``row_mass`` it makes one. 0 for plain softmax, ``None`` for operations
             that are not normalised.
         log_sum_exp: same shape: natural logarithm of the sum of exp(score) over visible keys, without the sink logit; ``None``
             for operations that are not a softmax.

@@ -93,10 +93,9 @@ def weights_of_keys(call: AttentionCall, indices: Tensor, log_sum_exp: Tensor | 
             total = torch.logaddexp(total, call.sink_scores.to(scores.dtype))
         return torch.exp(scores - total[..., None]).masked_fill(~visible, 0.0)
     blocks = []
-    step = max(1, _BLOCK_NUMBERS // (call.queries.shape[0] * call.num_heads * call.kv_len))
-    for start in range(0, call.q_len, step):
-        weights = call.weights(start, min(start + step, call.q_len))
-        here = indices[:, None, start : start + step].expand(-1, call.num_heads, -1, -1)
+    for start, stop in call.blocks():
+        weights = call.weights(start, stop)
+        here = indices[:, None, start:stop].expand(-1, call.num_heads, -1, -1)
         blocks.append(weights.gather(3, here.clamp(min=0)).masked_fill(here < 0, 0.0))
     return torch.cat(blocks, dim=2)
 

@@ -11,24 +11,14 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.columns_tiles import bucket_starts, plan_tiles, visible_counts
 from sinklab.attention.operation import Operation
 
-__all__ = ["blocked_statistics", "rows_per_block"]
-
-_BLOCK_BYTES = 16 * 2**20
-"""Size of one block of scores; a handful of temporaries of this size live at the same time."""
+__all__ = ["blocked_statistics"]
 
 
-def rows_per_block(call: AttentionCall) -> int:
-    """How many rows of scores, over all samples and heads, fit into one block."""
-    row = call.queries.shape[0] * call.num_heads * call.kv_len * max(4, call.queries.element_size())
-    return max(1, min(call.q_len, _BLOCK_BYTES // row))
+def blocked_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: int) -> Statistics:
+    """Statistics from :meth:`AttentionCall.weights`, a block of queries at a time over the full width.
 
-
-def blocked_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: int, rows: int | None = None) -> Statistics:
-    """Statistics from :meth:`AttentionCall.weights`, ``rows`` queries at a time over the full width.
-
-    See :func:`sinklab.attention.columns.column_statistics`; memory is O(rows · kv_len) per head.
+    See :func:`sinklab.attention.columns.column_statistics`.
     """
-    rows = rows_per_block(call) if rows is None else rows
     operation = call.operation
     shape = (*call.queries.shape[:2],)
     dtype = torch.promote_types(call.queries.dtype, torch.float32)
@@ -40,8 +30,7 @@ def blocked_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: 
     buckets = torch.zeros(*shape, num_buckets, call.kv_len, dtype=dtype, device=device) if num_buckets else None
     fields: dict[str, list[Tensor]] = {name: [] for name in _row_fields(needs, operation)}
 
-    for start in range(0, call.q_len, rows):
-        stop = min(start + rows, call.q_len)
+    for start, stop in call.blocks():
         scores = call.scores(start, stop)
         visible = call.visible.block(start, stop, 0, call.kv_len)
         weights = call.weights(start, stop, scores)

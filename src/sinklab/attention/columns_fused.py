@@ -25,7 +25,7 @@ __all__ = ["fused_statistics"]
 
 _LOG2E = 1.0 / math.log(2.0)
 _HIDDEN = -1e30
-"""Base-two logarithm of the weight of a hidden pair: exp2 gives exactly 0, and being finite it breeds no NaN."""
+"""Base-two logarithm of the weight of a hidden pair: exp2 gives exactly 0, and being finite it does not produce NaN."""
 _FEATURE_BYTES = 24 * 2**20
 """Bound on the copies of queries and keys that live at a time; heads are worked through in chunks of this size."""
 

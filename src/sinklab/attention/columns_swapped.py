@@ -26,7 +26,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
 """``(queries, keys, values, is_causal, scale)`` to outputs and natural log-sum-exp; value size equal to head size."""
 
 _HIDDEN = -1e30
-"""Offset of a query that is padding: its weights vanish, and being finite it breeds no NaN."""
+"""Offset of a query that is padding: its weights vanish, and being finite it does not produce NaN."""
 _BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Largest relative error of a column sum that :func:`swapped_is_exact` lets pass: rounding of the kernel's scores, ten times
 what sound kernels show. A wrong mask, a wrong scale or another base of the logarithm is off by half or more."""

@@ -26,9 +26,6 @@ from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelErr
 
 __all__ = ["Edited", "Editing", "edited_outputs"]
 
-BLOCK = 2**22
-"""Weights of one head outputs' block of rows; what bounds the memory of an edit."""
-
 
 @dataclasses.dataclass(eq=False)
 class Edited:
@@ -245,10 +242,8 @@ def edited_outputs(
             kept.append(call.weights(0, call.q_len))
     else:
         values = repeat_groups(call.values.to(dtype), call.groups)
-        rows = max(1, BLOCK // max(1, call.queries.shape[0] * call.num_heads * call.kv_len))
         blocks = []
-        for start in range(0, call.q_len, rows):
-            stop = min(start + rows, call.q_len)
+        for start, stop in call.blocks():
             scores = call.scores(start, stop)
             weights, mass = call.signed_weights(start, stop, scores), call.null_mass(start, stop, scores)
             for one in weighing:

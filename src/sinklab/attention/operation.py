@@ -111,7 +111,7 @@ class Operation(abc.ABC):
         """
 
     def null_mass(self, scores: Tensor, visible: Tensor | None, null_scores: Tensor | None = None) -> Tensor | None:
-        """Mass on nothing ``(batch, num_heads, q_len)``, or ``None`` where the operation does not define one.
+        """Null mass ``(batch, num_heads, q_len)``, or ``None`` where the operation does not define one.
 
         Same arguments as :meth:`weights`. The default serves normalised operations with a null score: one minus the row sum
         would lose the digits of a small mass, so it is computed as the probability that it is.

@@ -13,7 +13,7 @@ __all__ = ["LOG2E", "LOWEST", "RowKernel", "Rows", "visible_count"]
 LOG2E = 1.4426950408889634
 """Unit of kernels that work with powers of two: ``exp2`` is several times as fast as ``exp`` where MKL serves the latter."""
 LOWEST = -1e30
-"""A score whose exponential is exactly 0, and which, being finite, breeds no NaN."""
+"""A score whose exponential is exactly 0, and which, being finite, does not produce NaN."""
 
 
 @dataclasses.dataclass(eq=False)

@@ -129,7 +129,7 @@ class Session:
 
     @property
     def normalized(self) -> bool:
-        """Whether every operation seen gives rows that, with their mass on nothing, sum to one."""
+        """Whether every operation seen gives rows that, with their null mass, sum to one."""
         return all(operation.normalized for operation in self._operations)
 
     @property

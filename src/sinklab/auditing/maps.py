@@ -16,9 +16,6 @@ from sinklab.errors import SessionError
 
 __all__ = ["AttentionMaps"]
 
-SCORES_PER_BLOCK = 2**22
-"""Scores held at once; 16 MiB in float32."""
-
 
 class AttentionMaps(Probe):
     """Keeps one tile map per sample and self-attention head; state is samples × heads × tiles², whatever the length.
@@ -45,9 +42,7 @@ class AttentionMaps(Probe):
         batch, heads = call.queries.shape[:2]
         weights = torch.zeros(batch, heads, rows, math.ceil(call.kv_len / tile))
         scores = torch.full_like(weights, -math.inf)
-        step = max(tile, SCORES_PER_BLOCK // (batch * heads * call.kv_len) // tile * tile)
-        for start in range(0, call.q_len, step):
-            stop = min(start + step, call.q_len)
+        for start, stop in call.blocks(tile):
             visible = call.visible.block(start, stop, 0, call.kv_len)
             raw = call.scores(start, stop).masked_fill(~visible, -math.inf)
             into = slice(start // tile, math.ceil(stop / tile))

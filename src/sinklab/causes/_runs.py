@@ -36,7 +36,6 @@ __all__ = [
     "of_all",
     "place_of",
     "random_places",
-    "row_blocks",
     "row_shares",
     "runs",
     "text_losses",
@@ -44,9 +43,6 @@ __all__ = [
 
 Edits = Callable[[int, int], Sequence[Intervention]]
 """The interventions for the samples ``start`` to ``stop``."""
-
-BLOCK = 2**22
-"""Scores of one block of rows; what bounds the memory of a probe that forms weights."""
 
 
 def no_edits(start: int, stop: int) -> Sequence[Intervention]:
@@ -188,13 +184,6 @@ def random_places(samples: Samples, place: Place, sinks: Sinks, generator: torch
     return torch.tensor(drawn)[:, None]
 
 
-def row_blocks(call: AttentionCall) -> Iterator[tuple[int, int]]:
-    """Blocks of queries whose scores are few enough to be held."""
-    rows = max(1, BLOCK // max(1, call.queries.shape[0] * call.num_heads * call.kv_len))
-    for start in range(0, call.q_len, rows):
-        yield start, min(start + rows, call.q_len)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowShares:
     """The rows of a block of queries as shares of their whole mass, the null mass included.
@@ -214,7 +203,7 @@ class RowShares:
 
 def row_shares(call: AttentionCall) -> Iterator[RowShares]:
     """All rows of a call, a block of queries at a time."""
-    for start, stop in row_blocks(call):
+    for start, stop in call.blocks():
         scores = call.scores(start, stop)
         weights, mass = call.weights(start, stop, scores).double(), call.null_mass(start, stop, scores).double()
         whole = (weights.sum(-1) + mass).clamp_min(1e-8)

@@ -65,12 +65,11 @@ class Evidence:
         spread = np.sqrt(between - of_texts * (1 - measured / texts))
         return np.maximum(p, _p_of_rotated(mean, spread, number))
 
-    def of_head(self, place: int) -> Evidence:
+    def of_head(self, number: int) -> Evidence:
         """That of one head alone."""
-        one = slice(place, place + 1)
-        return dataclasses.replace(
-            self, values=self.values[one], rotated=None if self.rotated is None else self.rotated[:, one]
-        )
+        head = slice(number, number + 1)
+        rotated = None if self.rotated is None else self.rotated[:, head]
+        return dataclasses.replace(self, values=self.values[head], rotated=rotated)
 
 
 def evidence_of(effects: Effects, domain: int, minimal_effect: float) -> dict[str, Evidence]:
@@ -103,32 +102,32 @@ def evidence_of(effects: Effects, domain: int, minimal_effect: float) -> dict[st
 
     broken = np.argwhere(~np.isfinite(effects.loss[:, :, texts, domain]))
     if len(broken):
-        variant, place = effects.variants[broken[0][0]], effects.heads[broken[0][1]]
+        variant, head = effects.variants[broken[0][0]], effects.heads[broken[0][1]]
         raise MeasurementError(
-            f"domain {name!r}: the loss is not finite under {variant!r} on head {place} ({len(broken)} such effects in all); "
+            f"domain {name!r}: the loss is not finite under {variant!r} on head {head} ({len(broken)} such effects in all); "
             "run the model in float32, or leave the head out"
         )
-    found: dict[str, Evidence] = {}
+    contrasts: dict[str, Evidence] = {}
     for variant in ("redirect", "hide", "zero", "zero_value"):
         if variant in effects.variants:
-            found[variant] = Evidence(of(variant), minimal_effect)
+            contrasts[variant] = Evidence(of(variant), minimal_effect)
             if variant == "redirect":
-                found["redirect is nothing"] = Evidence(of(variant), -minimal_effect, minimal_effect)
+                contrasts["redirect is nothing"] = Evidence(of(variant), -minimal_effect, minimal_effect)
             if variant == "zero_value":
-                found["zero_value costs nothing"] = Evidence(of(variant), -np.inf, minimal_effect)
+                contrasts["zero_value costs nothing"] = Evidence(of(variant), -np.inf, minimal_effect)
             rotated = group(f"{variant} rotated")
             if len(rotated) > 1:
-                found[f"{variant} - rotated"] = Evidence(of(variant) - rotated.mean(0), 0.0, rotated=of(variant) - rotated)
+                contrasts[f"{variant} - rotated"] = Evidence(of(variant) - rotated.mean(0), 0.0, rotated=of(variant) - rotated)
     rotated = group("rotated")
     if len(rotated) > 1:
-        found["rotated"] = Evidence(rotated.mean(0), 0.0, rotated=rotated)
+        contrasts["rotated"] = Evidence(rotated.mean(0), 0.0, rotated=rotated)
     controls = group("hide control")
     if len(controls):
-        found["hide - control"] = Evidence(of("hide") - controls.mean(0), minimal_effect)
+        contrasts["hide - control"] = Evidence(of("hide") - controls.mean(0), minimal_effect)
     controls = group("redirect control")
     if len(controls):
-        found["redirect control - redirect"] = Evidence(controls.mean(0) - of("redirect"), 0.0)
-    return found
+        contrasts["redirect control - redirect"] = Evidence(controls.mean(0) - of("redirect"), 0.0)
+    return contrasts
 
 
 # --- tests ------------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from sinklab.causes._runs import (
     of_all,
     place_of,
     random_places,
-    row_blocks,
     runs,
     text_losses,
 )
@@ -244,7 +243,7 @@ class _Scores(HeadSums):
             summed = values.double().masked_fill(~counted, 0.0).sum((0, 2)).cpu()
             total[name] = total.get(name, 0.0) + summed
 
-        for start, stop in row_blocks(call):
+        for start, stop in call.blocks():
             queries = call.queries[:, :, start:stop].to(dtype)
             visible = call.visible.block(start, stop, 0, call.kv_len) & real
             own = (call.query_positions[:, start:stop, None] == call.key_positions[:, None])[:, None]

@@ -86,7 +86,7 @@ def label_heads(
     and a head that solves its task could not be told from noise.
 
     **What is controlled.** Claims have one-sided p-values, a label in a domain the largest of its claims (an intersection-union
-    test, valid however they hang together); Benjamini and Hochberg's procedure runs over all heads, domains and labels. Of
+    test, valid however they correlate); Benjamini and Hochberg's procedure runs over all heads, domains and labels. Of
     the labels given in domains a share of at most ``level`` is false in expectation; where all are false, the chance that any
     is given is at most ``level``. This rests on independent texts, on means over texts that are near normal, and for rotated
     copies on the shape above. Labels of heads ask for all domains and are false more seldom. ``dormant`` claims sizes of
@@ -104,16 +104,13 @@ def label_heads(
     """
     judged = _Judged(effects, sinks, level, minimal_effect)
     names = effects.domain_names
-    contrasts = [{name: one.contrasts() for name, one in evidence.items()} for evidence in judged.evidence]
+    contrasts = [{name: contrast.contrasts() for name, contrast in evidence.items()} for evidence in judged.evidence]
     labels = []
-    for place, head in enumerate(effects.heads):
-        by_domain = {name: judged.label(place, number) for number, name in enumerate(names)}
-        p = {
-            name: {rule: float(judged.p[place, number, index]) for index, rule in enumerate(judged.rules)}
-            for number, name in enumerate(names)
-        }
+    for index, head in enumerate(effects.heads):
+        by_domain = {name: judged.label(index, number) for number, name in enumerate(names)}
+        p = {name: dict(zip(judged.rules, judged.p[index, number].tolist(), strict=True)) for number, name in enumerate(names)}
         evidence = {
-            contrast: {name: contrasts[number][contrast][place] for number, name in enumerate(names)}
+            contrast: {name: contrasts[number][contrast][index] for number, name in enumerate(names)}
             for contrast in contrasts[0]
         }
         labels.append(HeadLabel(head, _overall(by_domain), by_domain, p, evidence))
@@ -179,7 +176,7 @@ class _Judged:
         claims = [self.evidence[domain][name].of_head(place) for name in self.rules[rule]]
 
         def decided(texts: int) -> bool:
-            return all(one.p_of_texts(texts)[0] <= self.critical for one in claims)
+            return all(claim.p_of_texts(texts)[0] <= self.critical for claim in claims)
 
         low, high = claims[0].values.shape[1], SEARCHED
         if not decided(high):

@@ -56,7 +56,6 @@ class ExcessOfOldest(Watcher):
 
     name = "excess"
     needs: ClassVar[frozenset[str]] = frozenset()
-    block = 256
 
     def __init__(self, window: int) -> None:
         self.window = window
@@ -65,9 +64,9 @@ class ExcessOfOldest(Watcher):
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         parts = []
-        for start in range(0, call.q_len, self.block):
-            weights = call.weights(start, min(start + self.block, call.q_len))
-            queries = torch.arange(start, start + weights.shape[2], device=weights.device)
+        for start, stop in call.blocks():
+            weights = call.weights(start, stop)
+            queries = torch.arange(start, stop, device=weights.device)
             oldest = (queries - self.window + 1).clamp(min=0)
             weight = weights.gather(3, oldest[None, None, :, None].expand(*weights.shape[:3], 1))[..., 0]
             even = 1 / (queries - oldest + 1)

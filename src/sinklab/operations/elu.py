@@ -22,7 +22,7 @@ class Elu(Operation):
     """``weights = elu(scores) + 1`` where visible, else 0: ``exp(s)`` below 0 and ``s + 1`` above; positive, not bounded.
 
     Gu et al. 2024 (arXiv 2410.10781), who find no sink without normalisation; with it their training failed. This maps the
-    *score*; the operation that maps queries and keys is ``elu_kernel``. No mass on nothing is defined.
+    *score*; the operation that maps queries and keys is ``elu_kernel``. No null mass is defined.
 
     Args:
         normalize: divide each row by its sum.

@@ -23,7 +23,7 @@ class Relu(Operation):
 
     n is the number of keys that the query sees, i for the i-th query of a causal sequence. Guo et al. 2024 (arXiv 2410.13835)
     divide by i, Ran-Milo 2026 (arXiv 2603.11487) by ``max(i - 1, 1)``, which leaves the BOS token uncounted; Wortsman et al.
-    2023 (arXiv 2309.08586) try powers. These are fixed factors, no normalisation, and no mass on nothing is defined.
+    2023 (arXiv 2309.08586) try powers. These are fixed factors, no normalisation, and no null mass is defined.
 
     Args:
         normalize: divide each row by its sum instead. A row without a positive score is 0, and all its mass is on nothing.

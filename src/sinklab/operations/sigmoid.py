@@ -26,7 +26,7 @@ class Sigmoid(Operation):
 
     Gu et al. 2024 (arXiv 2410.10781) use no bias, and find that the sink goes without normalisation and stays with it.
     Ramapuram et al. 2024 (arXiv 2409.04431) add ``-log(n)`` for a sequence of n tokens, so that the mass of a row starts near
-    one. No mass on nothing is defined: rows of independent weights have no sum that something could be missing from.
+    one. No null mass is defined: rows of independent weights have no sum that something could be missing from.
 
     Args:
         bias: number added to every score; any finite number, in units of the score.

@@ -24,7 +24,7 @@ class EndedColumns:
 
     Attributes:
         site: the module.
-        positions: int64 ``(columns,)``; :data:`NOTHING` for the mass on nothing.
+        positions: int64 ``(columns,)``; :data:`NOTHING` for the null mass.
         sums: float64 ``(columns, heads)``: weight on the column, summed over the queries that see it.
         counts: float64, same shape: how many queries those are; at least one.
     """
@@ -61,7 +61,7 @@ class GrowingColumns:
             call: for positions and documents.
             sums: ``(batch, heads, kv_len)`` column sums over counted queries.
             counts: same shape, counted queries that see the key.
-            null_mass: ``(batch, heads, q_len)`` mass on nothing, where it is a column of its own.
+            null_mass: ``(batch, heads, q_len)`` null mass, where it is a column of its own.
 
         Raises:
             SessionError: the call goes on with cached keys and another number of rows.

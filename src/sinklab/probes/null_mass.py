@@ -1,4 +1,4 @@
-"""Mass on nothing: how much of its unit of attention a head gives to no key at all."""
+"""Null mass: how much of its unit of attention a head gives to no key at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["NULL_MASS", "NullMass"]
 NULL_MASS = Metric(
     "null_mass",
     "fraction",
-    "Mean over counted queries of the mass on nothing: what a softmax gives to its sink logit or key bias, what "
+    "Mean over counted queries of the null mass: what a softmax gives to its sink logit or key bias, what "
     "clipping or rectifying leaves; 0 for plain softmax, absent for operations whose rows have no fixed sum.",
     paper="OpenAI 2025, gpt-oss (arXiv 2508.10925)",
     range=(0.0, 1.0),
@@ -32,7 +32,7 @@ OUTPUT_GAIN = Metric(
 
 @probes.register("null_mass")
 class NullMass(Probe):
-    """Mean mass on real keys and, where the operation defines it, mean mass on nothing, per layer and head.
+    """Mean mass on real keys and, where the operation defines it, mean null mass, per layer and head.
 
     A learned sink logit, softmax-plus-one and their kin let a head abstain. That mass is reported as such and never inferred
     from row sums: the rows of a sigmoid need not sum to one, and nothing is missing from them.

@@ -84,12 +84,11 @@ class ScoreGap(SinkProbe):
         log_share = (scores - total).cpu().double()
         rest = total.cpu().double() + torch.log(-torch.expm1(log_share.clamp(max=_WELL_BELOW)))
         lost = counted.cpu() & (log_share > _WELL_BELOW)
-        step = max(1, (1 << 22) // (call.queries.shape[0] * call.num_heads * call.kv_len))
-        for start in range(0, call.q_len, step):
-            block = slice(start, min(start + step, call.q_len))
+        for start, stop in call.blocks():
+            block = slice(start, stop)
             if bool(lost[:, :, block].any()):
-                hidden = ~call.visible.block(start, block.stop, 0, call.kv_len)
+                hidden = ~call.visible.block(start, stop, 0, call.kv_len)
                 sink = torch.arange(call.kv_len, device=index.device) == index[:, None, block, None]
-                exact = torch.logsumexp(call.scores(start, block.stop).masked_fill(hidden | sink, float("-inf")), dim=-1)
+                exact = torch.logsumexp(call.scores(start, stop).masked_fill(hidden | sink, float("-inf")), dim=-1)
                 rest[:, :, block] = torch.where(lost[:, :, block], exact.cpu().double(), rest[:, :, block])
         return scores.cpu().double() - rest

@@ -11,7 +11,6 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from sinklab.attention import editing
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.intervention import HeadIntervention, Heads, HiddenIntervention, InputIntervention, Intervention
 from sinklab.attention.probe import Watcher
@@ -171,7 +170,7 @@ class _Decoder:
         checks.require(others, self.label("other heads"), "bit-identical outputs of heads that are not named", "others")
         apart = [one for head in every for one in self.edits(heads={0: (head,), 1: (head,)})]
         checks.close(self.run(self.batch, apart), edited, _ROUNDING, self.label("one by one"), "outputs")
-        with mock.patch.object(editing, "BLOCK", 1):
+        with mock.patch("sinklab.attention.call.SCORES_AT_ONCE", 1):
             checks.close(self.run(self.batch), edited, _ROUNDING, self.label("blocks"), "outputs")
         if self.name == "llama":
             repeated = _outputs(_ungrouped(self.model), self.batch, self.edits())

@@ -278,7 +278,7 @@ def certify(model: nn.Module, batch: Tensor | Mapping[str, Tensor], **options: A
 
 
 def _rows(call: AttentionCall, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Visibility and weights of some queries, ``(batch, heads, queries, kv_len)``, and their mass on nothing, ``(…, 1)``."""
+    """Visibility and weights of some queries, ``(batch, heads, queries, kv_len)``, and their null mass, ``(…, 1)``."""
     scores = call.scores(start, stop)
     visible = call.visible.block(start, stop, 0, call.kv_len)
     # Not call.weights(), which takes absolute values of signed operations.

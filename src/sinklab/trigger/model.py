@@ -80,7 +80,7 @@ class TriggerAttention(nn.Module):
         return self.o_proj(outputs.transpose(1, 2).flatten(2)), weights
 
     def null_mass(self, inputs: Tensor, placed: Placed) -> Tensor | None:
-        """Mass on nothing, ``(batch, heads, length)``, or ``None`` where the operation does not define one."""
+        """Null mass, ``(batch, heads, length)``, or ``None`` where the operation does not define one."""
         operation, state = self.operation, state_of(self, self.operation, inputs)
         queries, keys, _ = self.projected(inputs, placed)
         queries, keys = operation.features(queries, keys, state)
@@ -163,7 +163,7 @@ class TriggerModel(nn.Module):
         return self.answer(tokens, states)
 
     def with_weights(self, inputs: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
-        """Answers, and per layer the weights ``(batch, heads, front + length, front + length)`` and the mass on nothing.
+        """Answers, and per layer the weights ``(batch, heads, front + length, front + length)`` and the null mass.
 
         Null masses are ``(batch, heads, length)``, or ``None`` where the operation does not define one.
         """
