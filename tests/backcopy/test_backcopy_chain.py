@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sinklab.backcopy.chain import BigramChain, estimate_chain, only_letters
-from sinklab.backcopy.task import BackcopyTask
+from sinklab.backcopy.problem import BackcopyProblem
 from sinklab.errors import ConfigurationError, InputError
 
 # "t" is the trigger; a goes to t or b, b always to a. Behind "at" comes a again.
@@ -70,7 +70,7 @@ def test_shares_tend_to_the_stationary_ones_and_the_floor_is_the_entropy(seed):
     assert limit @ chain.entropies()[:-1] == pytest.approx(chain.entropy_floor(200_000), rel=1e-4)
 
 
-def plain(task: BackcopyTask, numbers: list[float]) -> list[int]:
+def plain(task: BackcopyProblem, numbers: list[float]) -> list[int]:
     """One sequence, character by character, as the rule says it."""
     chain = task.chain
     sequence = [chain.bos]
@@ -87,21 +87,21 @@ def plain(task: BackcopyTask, numbers: list[float]) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_sequences_are_those_of_the_plain_rule(seed):
-    task = BackcopyTask(chain_of(seed), 20)
+    task = BackcopyProblem(chain_of(seed), 20)
     uniforms = torch.rand(50, 20, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    assert task.place(uniforms).tolist() == [plain(task, row) for row in uniforms.tolist()]
+    assert task.from_uniforms(uniforms).tolist() == [plain(task, row) for row in uniforms.tolist()]
 
 
 def test_what_cannot_follow_is_never_drawn():
     # The extreme numbers: 0 must not draw a first character of probability 0, nor the largest one below 1 a last.
-    task = BackcopyTask(BigramChain("tab", BY_HAND.following, np.array([0.2, 0.8, 0.0]), 1), 6)
+    task = BackcopyProblem(BigramChain("tab", BY_HAND.following, np.array([0.2, 0.8, 0.0]), 1), 6)
     uniforms = torch.tensor([0.0, math.nextafter(1.0, 0.0)], dtype=torch.float64)[:, None].expand(-1, 6)
-    assert [task.chain.text(row) for row in task.place(uniforms).tolist()] == ["^atatat", "^abababa"[:7]]
+    assert [task.chain.text(row) for row in task.from_uniforms(uniforms).tolist()] == ["^atatat", "^abababa"[:7]]
 
 
 def test_the_trigger_rule_and_the_shares_in_what_is_drawn():
     chain = chain_of(1)
-    tokens = BackcopyTask(chain, 30).draw(4000, torch.Generator().manual_seed(0))
+    tokens = BackcopyProblem(chain, 30).draw(4000, torch.Generator().manual_seed(0))
     assert (tokens[:, 0] == chain.bos).all()
     assert (tokens[:, 1:] < chain.size).all()
     triggers = tokens < chain.num_triggers
@@ -118,7 +118,7 @@ def test_the_trigger_rule_and_the_shares_in_what_is_drawn():
 
 def test_the_best_prediction_has_no_excess_and_its_loss_is_the_floor():
     chain = chain_of(2)
-    task = BackcopyTask(chain, 12)
+    task = BackcopyProblem(chain, 12)
     tokens = task.draw(20_000, torch.Generator().manual_seed(0))
     read, targets = tokens[:, :-1], tokens[:, 1:]
     laws = torch.from_numpy(chain.laws())[read]
@@ -134,7 +134,7 @@ def test_the_best_prediction_has_no_excess_and_its_loss_is_the_floor():
 
 
 def test_excess_by_hand():
-    task = BackcopyTask(BY_HAND, 4)
+    task = BackcopyProblem(BY_HAND, 4)
     tokens = torch.tensor([[3, 1, 0, 1]])  # ^ a t a
     excess = task.excess(tokens, torch.zeros(1, 4, 4))
     # Uniform over four tokens: ln 4 less the entropy of the truth, which at the trigger is 0.
@@ -153,7 +153,7 @@ def test_excess_by_hand():
         (lambda: BigramChain("tab", BY_HAND.following, np.eye(3)[0], 1), InputError, "no sequence can begin"),
         (lambda: BigramChain("tab", np.eye(3), BY_HAND.marginal, 1).stationary(), InputError, "parts that are never left"),
         (lambda: BY_HAND.shares(1), ConfigurationError, "length 1 must be at least 2"),
-        (lambda: BackcopyTask(BY_HAND, 3), ConfigurationError, "length 3 must be at least 4"),
+        (lambda: BackcopyProblem(BY_HAND, 3), ConfigurationError, "length 3 must be at least 4"),
         (lambda: estimate_chain(["abc"], 4, 1), InputError, "has 3 characters, and 4 were asked for"),
         (lambda: estimate_chain([], 4, 1), InputError, "has 0 characters"),
         (lambda: estimate_chain(["aabc"], 3, 1), InputError, "nothing follows 'c'"),

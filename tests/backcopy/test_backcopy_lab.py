@@ -1,4 +1,4 @@
-"""run_lab() and the command sinklab backcopy: records, table, figure, taking up a run, one line for what cannot be."""
+"""run_backcopy() and the command sinklab backcopy: records, table, figure, taking up a run, one line for what cannot be."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import math
 import pytest
 from tests.command_line import CliRunner
 
-from sinklab.backcopy.lab import label_of, run_lab
-from sinklab.backcopy.readout import BY_HEAD, BY_LAYER
-from sinklab.backcopy.training import Setting
+from sinklab.backcopy.evaluation import BY_HEAD, BY_LAYER
+from sinklab.backcopy.lab import run_backcopy
+from sinklab.backcopy.training import BackcopySettings
 from sinklab.cli.app import app
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.operations.relu import Relu
 from sinklab.operations.softmax import Softmax
 from sinklab.results.table import read_run, read_table
 
-SETTING = Setting(width=16, length=12, batch=4, steps=6, readouts=3, heads=2)
+SETTINGS = BackcopySettings(width=16, length=12, batch=4, steps=6, evaluations=3, heads=2)
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,8 @@ def text(tmp_path_factory):
 @pytest.fixture
 def lab(text):
     def call(operations, seeds=(0,), **options):
-        setting = Setting(**{**SETTING.__dict__, "characters": 11, **options.pop("fields", {})})
-        return run_lab(operations, seeds, setting, corpus=str(text), sequences=options.pop("sequences", 8), **options)
+        settings = BackcopySettings(**{**SETTINGS.__dict__, "characters": 11, **options.pop("fields", {})})
+        return run_backcopy(operations, seeds, settings, corpus=str(text), samples=options.pop("samples", 8), **options)
 
     return call
 
@@ -47,17 +47,18 @@ def lab(text):
 def test_records_and_files(lab, tmp_path):
     out = tmp_path / "out"
     result = lab([Softmax(), Relu(power=0.0)], (0, 1), layers=[1, 2], optimizers=["adamw", "sgd"], out=out)
-    assert result.chain.characters[0] == " "
-    assert [(run["operation"], run["optimizer"], run["layers"], run["seed"]) for run in result.runs] == [
+    runs, chain = result.summary["runs"], result.record["chain"]
+    assert chain["characters"][0] == " "
+    assert [(run["operation"], run["optimizer"], run["layers"], run["seed"]) for run in runs] == [
         (operation, optimizer, layers, seed)
-        for operation in ("softmax", "relu(power=0.0)")
+        for operation in ("softmax", "relu:power=0")
         for optimizer in ("adamw", "sgd")
         for layers in (1, 2)
         for seed in (0, 1)
     ]
-    run = result.runs[2]
+    run = runs[2]
     assert run["learning_rate"] == 1e-3
-    assert run["floor"] == result.chain.entropy_floor(12)
+    assert run["floor"] == chain["floor"]
     assert [entry["layer"] for entry in run["by_layer"]] == [-1, 0, 1]
     assert [(entry["layer"], entry["head"]) for entry in run["by_head"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     copying = max(run["by_head"], key=lambda head: head["knock_out_trigger_excess"])
@@ -65,16 +66,16 @@ def test_records_and_files(lab, tmp_path):
     assert all(run[name] == copying[name] for name in BY_HEAD)
     assert copying["active"] == (copying["previous_weight_trigger"] - copying["previous_weight_trigger_interval"] > 0.5)
     assert copying["dormant"] == (copying["bos_weight"] - copying["bos_weight_interval"] > 0.5)
-    assert result.runs[-1]["active"] is result.runs[-1]["dormant"] is None  # ReLU
+    assert runs[-1]["active"] is runs[-1]["dormant"] is None  # ReLU
     assert run["residual_peak"] == max(entry["residual_ratio"] for entry in run["by_layer"][1:])
     assert run["residual_peak_inside"] == run["by_layer"][1]["residual_ratio"]
-    assert result.runs[0]["residual_peak_inside"] is None
+    assert runs[0]["residual_peak_inside"] is None
     assert [step for step, _ in run["loss"]] == [1, 2, 3, 4, 5, 6]
     assert [point["step"] for point in run["curve"]] == [0, 2, 6]
-    assert json.loads((out / "runs.json").read_text())["runs"] == result.runs
+    assert json.loads((out / "summary.json").read_text())["runs"] == runs
     record = read_run(out)
     assert record["kind"] == "backcopy"
-    assert record["chain"]["triggers"] == result.chain.characters[:3]
+    assert record["chain"]["triggers"] == chain["characters"][:3]
     assert (out / "curves.png").stat().st_size > 10_000
     table = read_table(out / "table.parquet")
     assert set(table["metric"]) == {
@@ -92,52 +93,45 @@ def test_records_and_files(lab, tmp_path):
 def test_what_is_done_is_not_done_again(lab, tmp_path):
     out = tmp_path / "out"
     first = lab([Softmax()], (0,), out=out)
-    done = sorted((out / "runs").iterdir())
-    stamp = done[0].stat().st_mtime_ns
-    (out / "runs.json").unlink()  # as if it had been stopped before the end
+    (done,) = (out / "store").glob("softmax-*.json")
+    stamp = done.stat().st_mtime_ns
+    (out / "run.json").unlink()  # as if it had been stopped before the end
     more = lab([Softmax()], (0, 1), out=out)
-    assert (first.resumed, more.resumed) == (0, 1)
-    assert more.runs[0] == first.runs[0]
-    assert done[0].stat().st_mtime_ns == stamp
-    assert len(json.loads((out / "runs.json").read_text())["runs"]) == 2
+    assert (first.record["resumed"], more.record["resumed"]) == (0, 1)
+    assert more.summary["runs"][0] == first.summary["runs"][0]
+    assert done.stat().st_mtime_ns == stamp
+    assert len(json.loads((out / "summary.json").read_text())["runs"]) == 2
     # Other settings are another run.
-    assert lab([Softmax()], (0,), out=out, fields={"steps": 7}).resumed == 0
-    assert lab([Softmax()], (0,), out=out, overwrite=True).resumed == 0
-    assert len(list((out / "runs").iterdir())) == 1
+    assert lab([Softmax()], (0,), out=out, fields={"steps": 7}).record["resumed"] == 0
+    assert lab([Softmax()], (0,), out=out, overwrite=True).record["resumed"] == 0
+    assert len(list((out / "store").glob("softmax-*.json"))) == 1
     # The same numbers but for the time that they took.
-    again = lab([Softmax()], (0,)).runs[0]
-    assert {**again, "cpu_seconds": 0} == {**first.runs[0], "cpu_seconds": 0}
+    (again,) = lab([Softmax()], (0,)).summary["runs"]
+    assert {**again, "cpu_seconds": 0} == {**first.summary["runs"][0], "cpu_seconds": 0}
 
 
 def test_divergence_is_written_down(lab, tmp_path):
     result = lab([Softmax()], out=tmp_path / "out", fields={"learning_rate": 1e12, "optimizer": "sgd", "steps": 40})
-    (run,) = result.runs
+    (run,) = result.summary["runs"]
     assert run["outcome"] == "diverged"
     assert run["steps"] < 40
     assert run["trigger_excess"] is None or math.isfinite(run["trigger_excess"])
     assert read_table(tmp_path / "out" / "table.parquet")["value"].isna().any()
 
 
-def test_labels():
-    assert label_of(Softmax()) == "softmax"
-    assert label_of(Relu(power=0.0)) == "relu(power=0.0)"
-
-
 def test_refusals(lab, tmp_path):
-    with pytest.raises(ConfigurationError, match="0 operations, 1 seeds and 8 sequences"):
+    with pytest.raises(ConfigurationError, match="0 operations, 1 seeds and 8 samples"):
         lab([])
-    with pytest.raises(ConfigurationError, match="1 sequences; expected"):
-        lab([Softmax()], sequences=1)
+    with pytest.raises(ConfigurationError, match="1 samples; expected"):
+        lab([Softmax()], samples=1)
     (tmp_path / "mine.txt").write_text("something else")
-    for out in (tmp_path, tmp_path / "mine.txt"):
-        with pytest.raises(InputError, match="is not a directory of this lab alone"):
-            lab([Softmax()], out=out, overwrite=True)
-    foreign = tmp_path / "foreign"
-    (foreign / "runs").mkdir(parents=True)
-    (foreign / "runs" / "events.out").write_text("of another tool")
-    with pytest.raises(InputError, match="is not a directory of this lab alone"):
-        lab([Softmax()], out=foreign, overwrite=True)
-    assert (foreign / "runs" / "events.out").is_file()
+    with pytest.raises(InputError, match=r"holds no run\.json, so it is no earlier result and is not replaced"):
+        lab([Softmax()], out=tmp_path, overwrite=True)
+    with pytest.raises(InputError, match=r"holds no store/settings\.json, so there is no run to go on with"):
+        lab([Softmax()], out=tmp_path)
+    with pytest.raises(InputError, match="exists and is a file"):
+        lab([Softmax()], out=tmp_path / "mine.txt", overwrite=True)
+    assert (tmp_path / "mine.txt").is_file()
     with pytest.raises(InputError, match="the text has 27 characters, and 28 were asked for"):
         lab([Softmax()], fields={"characters": 28})
 
@@ -163,7 +157,7 @@ def test_the_command_prints_a_table(text, tmp_path):
     again = run(*options, "--json")
     runs = json.loads(again.stdout)["runs"]
     assert [entry["no_feed_forward"] for entry in runs] == [[0], [0]]
-    assert runs == json.loads((out / "runs.json").read_text())["runs"]
+    assert runs == json.loads((out / "summary.json").read_text())["runs"]
     assert "2 of 2 runs were there already; --overwrite trains them again" in run(*options).stdout
 
 

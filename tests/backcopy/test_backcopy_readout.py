@@ -1,4 +1,4 @@
-"""The model as released, the read-outs against plain loops over its weights, knock-outs, and what training on the way does."""
+"""The model as released, the numbers against plain loops over its weights, knock-outs, and what training on the way does."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tests.backcopy.test_backcopy_chain import chain_of
 from torch import nn
 
 from sinklab.attention.session import attend
+from sinklab.backcopy.evaluation import HeadNumbers, evaluate, risks
 from sinklab.backcopy.model import knocked_out, make_model
-from sinklab.backcopy.readout import HeadNumbers, read_out, risks
-from sinklab.backcopy.task import BackcopyTask
-from sinklab.backcopy.training import SCALES, Setting, train
+from sinklab.backcopy.problem import BackcopyProblem
+from sinklab.backcopy.training import SCALES, BackcopySettings, train
 from sinklab.errors import ConfigurationError
 from sinklab.operations.relu import Relu
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-TASK = BackcopyTask(chain_of(), 12)
+PROBLEM = BackcopyProblem(chain_of(), 12)
 
 
 def model_of(operation=None, **changes):
     fields = {"width": 16, "layers": 2, "heads": 2, **changes}
-    return make_model(operation or Softmax(), TASK.chain.vocab_size, TASK.length, **fields)
+    return make_model(operation or Softmax(), PROBLEM.chain.vocab_size, PROBLEM.length, **fields)
 
 
 def test_the_model_starts_like_the_released_one():
@@ -48,7 +48,7 @@ def test_the_model_starts_like_the_released_one():
 @torch.no_grad()
 def test_sublayers_taken_out_add_nothing():
     model = model_of(no_attention=(0,), no_feed_forward=(0, 1))
-    tokens = TASK.draw(3)[:, :-1]
+    tokens = PROBLEM.draw(3)[:, :-1]
     states = model(tokens, output_hidden_states=True, use_cache=False).hidden_states
     assert torch.equal(states[0], states[1])
     attention = model.layers[1]
@@ -61,7 +61,7 @@ def test_sublayers_taken_out_add_nothing():
 
 @torch.no_grad()
 def test_a_head_that_is_knocked_out_is_one_without_output():
-    model, tokens = model_of(), TASK.draw(4)[:, :-1]
+    model, tokens = model_of(), PROBLEM.draw(4)[:, :-1]
     before = model(tokens, use_cache=False).logits
     with knocked_out(model, 1, 0):
         without = model(tokens, use_cache=False).logits
@@ -77,8 +77,8 @@ def test_a_head_that_is_knocked_out_is_one_without_output():
 @torch.no_grad()
 def test_read_outs_are_those_of_plain_loops(operation):
     model = model_of(operation).eval()
-    tokens = TASK.draw(5, torch.Generator().manual_seed(3))[:, :-1]
-    probe = HeadNumbers(TASK.is_trigger(tokens))
+    tokens = PROBLEM.draw(5, torch.Generator().manual_seed(3))[:, :-1]
+    probe = HeadNumbers(PROBLEM.is_trigger(tokens))
     with attend(model, [probe]):
         states = model(tokens, output_hidden_states=True, use_cache=False).hidden_states
     layer, head, inner = 1, 1, model.layers[1].self_attn
@@ -90,10 +90,10 @@ def test_read_outs_are_those_of_plain_loops(operation):
     for row in range(len(tokens)):
         found = {"bos_weight": [], "bos_weight_trigger": [], "previous_weight": [], "previous_weight_trigger": []}
         mass = 0.0
-        for query in range(2, TASK.length):
+        for query in range(2, PROBLEM.length):
             seen = scores[row, query, : query + 1]
             weights = torch.softmax(seen, -1) if isinstance(operation, Softmax) else torch.relu(seen) / (query + 1)
-            trigger = int(tokens[row, query]) < TASK.chain.num_triggers
+            trigger = int(tokens[row, query]) < PROBLEM.chain.num_triggers
             found["bos_weight_trigger" if trigger else "bos_weight"].append(float(weights[0]))
             found["previous_weight_trigger" if trigger else "previous_weight"].append(float(weights[query - 1]))
             mass += 0.0 if trigger else float(weights.sum())
@@ -113,10 +113,10 @@ def test_read_outs_are_those_of_plain_loops(operation):
 
 @torch.no_grad()
 def test_two_halves_merge_to_the_whole_and_rows_are_means():
-    model, tokens = model_of().eval(), TASK.draw(6, torch.Generator().manual_seed(1))[:, :-1]
+    model, tokens = model_of().eval(), PROBLEM.draw(6, torch.Generator().manual_seed(1))[:, :-1]
     probes = []
     for part in (tokens, tokens[:4], tokens[4:]):
-        probes.append(HeadNumbers(TASK.is_trigger(part)))
+        probes.append(HeadNumbers(PROBLEM.is_trigger(part)))
         with attend(model, [probes[-1]]) as session:
             model(part, use_cache=False)
     whole, first, second = probes
@@ -131,7 +131,7 @@ def test_two_halves_merge_to_the_whole_and_rows_are_means():
 
 
 def test_a_layer_without_attention_keeps_the_numbers_of_the_others_in_place():
-    readout = read_out(model_of(layers=3, no_attention=(0, 2)), TASK, 4, knock_out=True)
+    readout = evaluate(model_of(layers=3, no_attention=(0, 2)), PROBLEM, 4, knock_out=True)
     assert list(readout.heads) == [1]
     assert sorted(readout.layers) == [-1, 0, 1, 2]
     assert list(readout.knock_outs) == [(1, 0), (1, 1)]
@@ -140,7 +140,7 @@ def test_a_layer_without_attention_keeps_the_numbers_of_the_others_in_place():
 @pytest.mark.parametrize("name", operations.names())
 def test_every_operation_can_be_read(name):
     model = model_of(operations.make({"name": name}), layers=1)
-    readout = read_out(model, TASK, 4)
+    readout = evaluate(model, PROBLEM, 4)
     numbers = readout.heads[0]
     assert all(bool(values.isfinite().all()) for values in numbers.values())
     if name == "sink_token":
@@ -150,9 +150,9 @@ def test_every_operation_can_be_read(name):
 
 @torch.no_grad()
 def test_risks_are_by_sequence():
-    model, tokens = model_of(), TASK.draw(8, torch.Generator().manual_seed(0))[:, :-1]
-    at_triggers, elsewhere = risks(model, TASK, tokens)
-    excess, triggers = TASK.excess(tokens, model(tokens, use_cache=False).logits), TASK.is_trigger(tokens)
+    model, tokens = model_of(), PROBLEM.draw(8, torch.Generator().manual_seed(0))[:, :-1]
+    at_triggers, elsewhere = risks(model, PROBLEM, tokens)
+    excess, triggers = PROBLEM.excess(tokens, model(tokens, use_cache=False).logits), PROBLEM.is_trigger(tokens)
     for row in range(8):
         if bool(triggers[row].any()):
             assert float(at_triggers[row]) == pytest.approx(float(excess[row][triggers[row]].mean()))
@@ -163,30 +163,30 @@ def test_risks_are_by_sequence():
 
 
 def test_training_is_that_of_its_seed_and_reads_on_the_way():
-    setting = Setting(steps=12, width=16, length=12, batch=4, readouts=3)
-    assert setting.read_at == [0, 3, 12]
-    first, second = (train(Softmax(), setting, TASK, 0, sequences=4) for _ in range(2))
+    setting = BackcopySettings(steps=12, width=16, length=12, batch=4, evaluations=3)
+    assert setting.evaluated_at == [0, 3, 12]
+    first, second = (train(Softmax(), setting, PROBLEM, 0, samples=4) for _ in range(2))
     assert first.losses == second.losses
     assert len(first.losses) == 12
-    assert list(first.readouts) == [0, 3, 12]
+    assert list(first.numbers) == [0, 3, 12]
     assert not first.diverged
     assert not first.model.training
-    assert train(Softmax(), setting, TASK, 1, sequences=4).losses != first.losses
+    assert train(Softmax(), setting, PROBLEM, 1, samples=4).losses != first.losses
 
 
 def test_a_run_that_diverges_says_so():
-    setting = Setting(steps=50, width=16, length=12, batch=4, readouts=2, optimizer="sgd", learning_rate=1e12)
-    trained = train(Softmax(), setting, TASK, 0, sequences=4)
+    setting = BackcopySettings(steps=50, width=16, length=12, batch=4, evaluations=2, optimizer="sgd", learning_rate=1e12)
+    trained = train(Softmax(), setting, PROBLEM, 0, samples=4)
     assert trained.diverged
     assert len(trained.losses) < 50
 
 
 def test_rates_are_those_of_the_scale():
-    paper = Setting(**SCALES["paper"])
+    paper = BackcopySettings(**SCALES["paper"])
     assert [paper.rate(operation) for operation in (Softmax(), Relu())] == [3e-4, 3e-3]
     sgd = dataclasses.replace(paper, optimizer="sgd")
     assert [sgd.rate(operation) for operation in (Softmax(), Relu())] == [0.03, 0.03]
-    small = Setting()
+    small = BackcopySettings()
     assert small.rate(Softmax()) == small.rate(Relu())
     assert dataclasses.replace(sgd, learning_rate=1.0).rate(Relu()) == 1.0
 
@@ -195,7 +195,7 @@ def test_rates_are_those_of_the_scale():
     ("fields", "message"),
     [
         ({"layers": 0}, "layers 0 must be at least 1"),
-        ({"readouts": 1}, "readouts 1 must be at least 2"),
+        ({"evaluations": 1}, "evaluations 1 must be at least 2"),
         ({"optimizer": "lion"}, "optimizer 'lion' must be adamw or sgd"),
         ({"learning_rate": 0.0}, "learning rate 0.0 must be a positive number"),
         ({"sgd_rate": math.inf}, "sgd rate inf must be a positive number"),
@@ -206,15 +206,15 @@ def test_rates_are_those_of_the_scale():
 )
 def test_refusals(fields, message):
     with pytest.raises(ConfigurationError, match=message):
-        train(Softmax(), Setting(**{"steps": 1, "width": 16, **fields}), TASK, 0)
+        train(Softmax(), BackcopySettings(**{"steps": 1, "width": 16, **fields}), PROBLEM, 0)
 
 
 @pytest.mark.slow
 def test_a_minute_of_training_grows_a_sink_and_drains_its_value():
     """The first finding of the paper in one layer, and that ReLU has neither: a minute a run."""
-    from sinklab.backcopy.lab import run_lab
+    from sinklab.backcopy.lab import run_backcopy
 
-    sinks, silent = run_lab([Softmax(), Relu()], [0]).runs
+    sinks, silent = run_backcopy([Softmax(), Relu()], [0]).summary["runs"]
     assert sinks["bos_weight"] > 0.9
     assert sinks["value_ratio"] < 0.3
     assert sinks["active"]

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from sinklab.backcopy.training import Setting
+from sinklab.backcopy.training import BackcopySettings
 from sinklab.claims import backcopy_dormant as dormant
 from sinklab.claims._rates import course
 from sinklab.claims._trigger import trained_numbers
@@ -73,7 +73,7 @@ def test_the_relu_solution_is_measured_exactly(monkeypatch):
 
 
 def test_numbers_of_a_backcopy_model(monkeypatch):
-    short = Setting(width=8, length=8, batch=2, steps=2, readouts=2)
+    short = BackcopySettings(width=8, length=8, batch=2, steps=2, evaluations=2)
     monkeypatch.setattr(dormant, "SETTINGS", {"tiny": short})
     numbers = dormant.measure(0, "tiny")["softmax"]
     assert set(numbers) <= {metric.name for metric in dormant.METRICS}

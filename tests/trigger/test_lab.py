@@ -28,7 +28,7 @@ def test_names_are_those_of_the_paper():
 
 
 def test_divergence_is_written_down(tmp_path):
-    result = trigger("softmax", seeds=[0], cap=200, learning_rate=1e30, samples=8, out=tmp_path / "out")
+    result = trigger(operation="softmax", seeds=[0], cap=200, learning_rate=1e30, samples=8, out=tmp_path / "out")
     (run,) = result.summary["runs"]
     assert run["outcome"] == "diverged"
     assert run["max_error"] is run["train_error"] is run["bos_weight_mean"] is run["bos_weight_bound"] is None
@@ -41,7 +41,7 @@ def test_divergence_is_written_down(tmp_path):
 
 def test_a_lab_that_was_killed_goes_on_where_it_was(tmp_path, monkeypatch):
     def call(chosen="softmax,sigma_reparam", seeds=(0, 1), **fields):
-        return trigger(chosen, seeds=seeds, **{"cap": 4, "samples": 8, **fields})
+        return trigger(operation=chosen, seeds=seeds, **{"cap": 4, "samples": 8, **fields})
 
     whole = call()
     trained = []
@@ -85,7 +85,7 @@ def test_resume_takes_nothing_that_is_not_its_own(tmp_path):
     (out / "notes.txt").write_text("mine")
 
     def resumed(seed):
-        return trigger("relu", seeds=[seed], cap=1, samples=8, out=out, resume=True)
+        return trigger(operation="relu", seeds=[seed], cap=1, samples=8, out=out, resume=True)
 
     with pytest.raises(InputError, match=r"holds no store/settings\.json, so there is no run to go on with"):
         resumed(0)
@@ -103,18 +103,18 @@ def test_resume_takes_nothing_that_is_not_its_own(tmp_path):
 
 def test_what_has_no_construction_is_refused_before_anything_is_trained_or_written(tmp_path):
     with pytest.raises(ConfigurationError, match="constructions are known for softmax"):
-        trigger("softmax,gated", seeds=[0], start="construction", out=tmp_path / "out")
+        trigger(operation="softmax,gated", seeds=[0], start="construction", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("operations", "seeds", "samples"), [([], [0], 8), ([Relu(uncounted=1)], [], 8), ([Relu()], [0], 1)])
 def test_nothing_to_do_is_refused(operations, seeds, samples):
     with pytest.raises(ConfigurationError, match="expected at least one, one, and two"):
-        trigger(operations, seeds=seeds, samples=samples)
+        trigger(operation=operations, seeds=seeds, samples=samples)
 
 
 def test_an_operation_without_a_solution_stands_beside_the_others():
-    summary = trigger([Relu(), Relu(uncounted=1)], seeds=[0], cap=1, samples=8).summary
+    summary = trigger(operation=[Relu(), Relu(uncounted=1)], seeds=[0], cap=1, samples=8).summary
     assert [run["operation"] for run in summary["runs"]] == ["relu"]
     (entry,) = summary["cannot"]
     assert entry["operation"] == "relu:uncounted=0"

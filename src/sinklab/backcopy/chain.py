@@ -208,23 +208,23 @@ def estimate_chain(texts: Iterable[str], characters: int, triggers: int, budget:
         budget -= len(codes)
         if budget <= 0:
             break
-    found, counts = np.unique(np.concatenate(read), return_counts=True) if read else (np.zeros(0), np.zeros(0))
-    if len(found) < characters:
-        raise InputError(f"bigram chain: the text has {len(found)} characters, and {characters} were asked for; take fewer")
-    kept = found[np.lexsort((found, -counts))[:characters]]
-    order = np.argsort(kept)
+    present, counts = np.unique(np.concatenate(read), return_counts=True) if read else (np.zeros(0), np.zeros(0))
+    if len(present) < characters:
+        raise InputError(f"bigram chain: the text has {len(present)} characters, and {characters} were asked for; take fewer")
+    chosen = present[np.lexsort((present, -counts))[:characters]]
+    order = np.argsort(chosen)
     pairs = np.zeros((characters, characters))
     single = np.zeros(characters)
     for codes in read:
-        codes = codes[np.isin(codes, kept)]
-        tokens = order[np.searchsorted(kept[order], codes)]
+        codes = codes[np.isin(codes, chosen)]
+        tokens = order[np.searchsorted(chosen[order], codes)]
         single += np.bincount(tokens, minlength=characters)
         pairs += np.bincount(tokens[:-1] * characters + tokens[1:], minlength=characters**2).reshape(characters, characters)
     totals = pairs.sum(axis=1)
     if (totals == 0).any():
         raise InputError(
-            f"bigram chain: nothing follows {chr(int(kept[int(np.argmin(totals))]))!r} in the text; take fewer characters or a "
-            "longer text"
+            f"bigram chain: nothing follows {chr(int(chosen[int(np.argmin(totals))]))!r} in the text; take fewer characters or "
+            "a longer text"
         )
-    letters = "".join(chr(int(code)) for code in kept)
+    letters = "".join(chr(int(code)) for code in chosen)
     return BigramChain(letters, pairs / totals[:, None], single / single.sum(), triggers)

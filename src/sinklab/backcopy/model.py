@@ -104,17 +104,16 @@ def make_model(
 @contextlib.contextmanager
 def knocked_out(model: SinkLM, layer: int, head: int) -> Iterator[None]:
     """The model without one head: its output is 0 on the way into the output map, until the block ends."""
-    output_map = model.get_submodule(f"layers.{layer}.self_attn.o_proj")
-    head_dim, heads = model.config.head_dim, model.config.num_attention_heads
+    o_proj, heads = model.get_submodule(f"layers.{layer}.self_attn.o_proj"), int(model.config.num_attention_heads)
     if not 0 <= head < heads:
         raise ConfigurationError(f"bigram-backcopy: no head {head} to knock out: layer {layer} has {heads}, counted from 0")
 
     def zero(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         merged = inputs[0].clone()
-        merged[..., head * head_dim : (head + 1) * head_dim] = 0
+        merged.unflatten(-1, (heads, -1))[..., head, :] = 0
         return (merged, *inputs[1:])
 
-    handle = output_map.register_forward_pre_hook(zero)
+    handle = o_proj.register_forward_pre_hook(zero)
     try:
         yield
     finally:

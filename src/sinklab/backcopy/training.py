@@ -1,9 +1,10 @@
-"""Training on the bigram-backcopy task: one model, one seed, with read-outs on the way."""
+"""Training on the bigram-backcopy task: one model, one seed, with evaluations on the way."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +12,14 @@ import torch
 from torch import nn
 
 from sinklab.attention.operation import Operation
+from sinklab.backcopy.evaluation import BackcopyNumbers, evaluate
 from sinklab.backcopy.model import make_model
-from sinklab.backcopy.readout import Readout, read_out
-from sinklab.backcopy.task import BackcopyTask
+from sinklab.backcopy.problem import BackcopyProblem
 from sinklab.errors import ConfigurationError
 from sinklab.losses import cross_entropies
 from sinklab.models.language_model import SinkLM
 
-__all__ = ["SCALES", "Setting", "Trained", "train"]
+__all__ = ["SCALES", "BackcopySettings", "BackcopyTraining", "train"]
 
 SCALES: dict[str, dict[str, Any]] = {
     "small": {},
@@ -34,11 +35,11 @@ SCALES: dict[str, dict[str, Any]] = {
         "sgd_rate": 0.03,
     },
 }
-"""Fields of :class:`Setting` by name: what trains in minutes on one core, and the release: about a day a layer."""
+"""Fields of :class:`BackcopySettings` by name: what trains in minutes on one core, and the release: about a day a layer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Setting:
+class BackcopySettings:
     """What is trained, besides operation and seed. The defaults are small; :data:`SCALES` has the paper's sizes.
 
     Attributes:
@@ -50,8 +51,8 @@ class Setting:
             0.03; small models get the same rate for both operations, so that it cannot be what tells them apart.
         letters: read text as :func:`~sinklab.backcopy.chain.only_letters` does; else as it stands, like the paper.
         characters, triggers: size of the chain, and how many of the most frequent characters are triggers.
-        length, width, batch, steps: tokens of a sequence, width of the model, sequences a step, and updates.
-        readouts: how often the model is read on the way, the start and the end included; at least 2.
+        length, width, batch, steps: tokens of a sample, width of the model, samples a step, and updates.
+        evaluations: how often the model is evaluated on the way, the start and the end included; at least 2.
     """
 
     layers: int = 1
@@ -70,7 +71,7 @@ class Setting:
     width: int = 64
     batch: int = 32
     steps: int = 4000
-    readouts: int = 21
+    evaluations: int = 21
 
     def rate(self, operation: Operation) -> float:
         """The learning rate that is used."""
@@ -84,7 +85,7 @@ class Setting:
         Raises:
             ConfigurationError: a field out of its range.
         """
-        least = {"layers": 1, "heads": 1, "batch": 1, "steps": 1, "width": 1, "readouts": 2}
+        least = {"layers": 1, "heads": 1, "batch": 1, "steps": 1, "width": 1, "evaluations": 2}
         for name, smallest in least.items():
             if getattr(self, name) < smallest:
                 raise ConfigurationError(f"bigram-backcopy: {name} {getattr(self, name)} must be at least {smallest}")
@@ -96,13 +97,13 @@ class Setting:
                 raise ConfigurationError(f"bigram-backcopy: {name.replace('_', ' ')} {rate} must be a positive number")
 
     @property
-    def read_at(self) -> list[int]:
-        """Steps after which the model is read: 0, the last, and between them evenly on the scale of square roots.
+    def evaluated_at(self) -> list[int]:
+        """Steps after which the model is evaluated: 0, the last, and between them evenly on the scale of square roots.
 
         What happens happens early, and growth that goes on must be seen too.
         """
-        count = self.readouts - 1
-        return sorted({round(self.steps * (number / count) ** 2) for number in range(self.readouts)})
+        count = self.evaluations - 1
+        return sorted({round(self.steps * (number / count) ** 2) for number in range(self.evaluations)})
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -110,62 +111,65 @@ class Setting:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Trained:
+class BackcopyTraining:
     """A trained model and how it came about.
 
     Attributes:
         model: in evaluation mode.
         losses: training loss of every step, nats; shorter than ``steps`` where it diverged.
-        readouts: step to what was read then.
+        numbers: step to what was measured then.
         diverged: the loss became something that is not finite, and training stopped there.
+        seconds: CPU time.
     """
 
     model: SinkLM
     losses: list[float]
-    readouts: dict[int, Readout]
+    numbers: dict[int, BackcopyNumbers]
     diverged: bool
+    seconds: float
 
 
 def train(
     operation: Operation,
-    setting: Setting,
-    task: BackcopyTask,
+    settings: BackcopySettings,
+    problem: BackcopyProblem,
     seed: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
     *,
-    sequences: int = 32,
-) -> Trained:
-    """Train one model on fresh sequences at every step. The same seed gives the same model on the same machine.
+    samples: int = 32,
+) -> BackcopyTraining:
+    """Train one model on fresh samples at every step. The same seed gives the same model on the same machine.
 
     Args:
         progress: called with steps done and their number.
-        sequences: that a read-out on the way is made of.
+        samples: that an evaluation on the way is made of.
 
     Raises:
-        ConfigurationError: a field of the setting out of its range.
+        ConfigurationError: a field of the settings out of its range.
     """
-    setting.check()
+    settings.check()
+    begun = time.process_time()
     model = make_model(
         operation,
-        task.chain.vocab_size,
-        task.length,
-        width=setting.width,
-        layers=setting.layers,
-        heads=setting.heads,
-        no_attention=setting.no_attention,
-        no_feed_forward=setting.no_feed_forward,
+        problem.chain.vocab_size,
+        problem.length,
+        width=settings.width,
+        layers=settings.layers,
+        heads=settings.heads,
+        no_attention=settings.no_attention,
+        no_feed_forward=settings.no_feed_forward,
         seed=seed,
     ).train()
-    optimizer = make_optimizer(model, setting, operation)
+    optimizer = make_optimizer(model, settings, operation)
     generator = torch.Generator().manual_seed(seed)
-    read_at, losses, readouts, diverged = set(setting.read_at), [], {}, False
-    for step in range(setting.steps + 1):
-        if step in read_at:
-            readouts[step] = read_out(model, task, sequences)
-            progress(step, setting.steps)
-        if step == setting.steps:
+    evaluated_at, losses, numbers, diverged = set(settings.evaluated_at), [], {}, False
+    for step in range(settings.steps + 1):
+        if step in evaluated_at:
+            numbers[step] = evaluate(model, problem, samples)
+            progress(step, settings.steps)
+        if step == settings.steps:
             break
-        tokens = task.draw(setting.batch, generator)
+        tokens = problem.draw(settings.batch, generator)
         logits = model(tokens[:, :-1], use_cache=False).logits
         loss = cross_entropies(logits, tokens[:, 1:]).mean()
         if not bool(torch.isfinite(loss)):
@@ -175,12 +179,12 @@ def train(
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-    return Trained(model.eval(), losses, readouts, diverged)
+    return BackcopyTraining(model.eval(), losses, numbers, diverged, time.process_time() - begun)
 
 
-def make_optimizer(model: nn.Module, setting: Setting, operation: Operation) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, settings: BackcopySettings, operation: Operation) -> torch.optim.Optimizer:
     """The optimiser of the release, over all parameters alike."""
-    rate = setting.rate(operation)
-    if setting.optimizer == "sgd":
+    rate = settings.rate(operation)
+    if settings.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4)
     return torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=1e-4, fused=True)

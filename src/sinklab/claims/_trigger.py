@@ -38,7 +38,7 @@ def trained_numbers(operation: str, seed: int, **fields: Any) -> dict[str, float
         the largest and with the smallest one; ``sinking_heads``, how many have a mean of 0.9 or more; ``bos_weight_bound``,
         what mass counting leaves possible. What a model has not, or what is not finite, is absent.
     """
-    record = trigger(operation, seeds=[seed], **fields).summary["runs"][0]
+    record = trigger(operation=operation, seeds=[seed], **fields).summary["runs"][0]
     numbers = {name: record[name] for name in ("steps", "max_error", "bos_weight_mean", "bos_weight_min", "bos_weight_bound")}
     by_head = record["head_bos_weight_mean"]
     if by_head is not None:

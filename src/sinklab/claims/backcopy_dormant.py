@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sinklab.backcopy.lab import NUMBERS, run_lab
-from sinklab.backcopy.training import SCALES, Setting
+from sinklab.backcopy.lab import run_backcopy
+from sinklab.backcopy.record import NUMBERS
+from sinklab.backcopy.training import SCALES, BackcopySettings
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import claims
 from sinklab.reproduction.claim import Claim, Difference, Numbers, Part, Scale, Value
@@ -18,10 +19,10 @@ HALF = 0.5
 LEARNED = 0.1
 """Nats above the entropy of the language, at triggers, below which copying is learned."""
 
-SETTINGS: Mapping[Scale, Setting] = {
-    "tiny": Setting(width=32, length=32, steps=2000, readouts=2),
-    "small": Setting(readouts=2),
-    "60m": Setting(**SCALES["paper"], readouts=2),
+SETTINGS: Mapping[Scale, BackcopySettings] = {
+    "tiny": BackcopySettings(width=32, length=32, steps=2000, evaluations=2),
+    "small": BackcopySettings(evaluations=2),
+    "60m": BackcopySettings(**SCALES["paper"], evaluations=2),
 }
 """One layer with one head; the paper's own sizes under the name of the scale that is for GPUs."""
 
@@ -42,7 +43,7 @@ METRICS = tuple(
 
 def measure(seed: int, scale: Scale) -> Numbers:
     """The one head of the model, trained on a chain counted from the installed Python source."""
-    run = run_lab([Softmax()], [seed], SETTINGS[scale]).runs[0]
+    run = run_backcopy([Softmax()], [seed], SETTINGS[scale]).summary["runs"][0]
     return {"softmax": {metric.name: run[metric.name] for metric in METRICS if run[metric.name] is not None}}
 
 

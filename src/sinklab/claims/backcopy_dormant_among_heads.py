@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sinklab.attention.session import attend
-from sinklab.backcopy.readout import HeadNumbers
+from sinklab.backcopy.evaluation import HeadNumbers
 from sinklab.claims._architecture import UNCHANGED
 from sinklab.registry import claims
 from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Value

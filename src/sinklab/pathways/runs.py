@@ -151,7 +151,9 @@ def trigger_numbers(
     if label_in_lab:
         trained = [operation for label, operation in chosen.items() if label not in cannot]
         fields = dataclasses.asdict(problem)
-        for run in trigger(trained, seeds=seeds, out=folder, resume=True, progress=progress, **fields).summary["runs"]:
+        for run in trigger(operation=trained, seeds=seeds, out=folder, resume=True, progress=progress, **fields).summary[
+            "runs"
+        ]:
             numbers[run["seed"]][label_in_lab[run["operation"]]] = _of_run(run)
     words = {label: f"{why}; the largest error is {error:.3g} or more" for label, (why, error) in cannot.items()}
     for label in cannot:

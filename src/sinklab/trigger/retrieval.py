@@ -14,8 +14,8 @@ __all__ = ["retrieval"]
 
 @command
 def retrieval(
-    operation: Operations = "softmax,relu:power=0",
     *,
+    operation: Operations = "softmax,relu:power=0",
     target: Literal["value", "token"] = "value",
     seeds: Seeds = "0..2",
     length: int = 16,
@@ -61,9 +61,7 @@ def retrieval(
 
     Examples:
         sinklab retrieval
-
         sinklab retrieval --target token --seeds 0 --json
-
         sinklab retrieval --operation softmax,softpick,sink_logit --seeds 0..2 --out build/retrieval
     """
     from sinklab.registry import operations

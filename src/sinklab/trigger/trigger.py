@@ -14,8 +14,8 @@ __all__ = ["trigger"]
 
 @command
 def trigger(
-    operation: Operations = "softmax,relu",
     *,
+    operation: Operations = "softmax,relu",
     layers: int = 1,
     heads: int = 1,
     seeds: Seeds = "0..2",
@@ -75,13 +75,9 @@ def trigger(
 
     Examples:
         sinklab trigger
-
         sinklab trigger --operation all --seeds 0 --out build/trigger
-
         sinklab trigger --operation softmax,relu --layers 2 --heads 2 --seeds 0..4 --out build/two  (half a minute a run)
-
         sinklab trigger --positions rotary --triggers 3
-
         sinklab trigger --operation softpick,sink_logit --no-bos --json
     """
     from sinklab.trigger.evaluation import evaluate

@@ -1,4 +1,4 @@
-"""Bigram-backcopy sequences drawn from a chain, the best possible prediction at every place, and how far a model is from it."""
+"""Bigram-backcopy samples drawn from a chain, the best possible prediction at every place, and how far a model is from it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 from sinklab.backcopy.chain import BigramChain
 from sinklab.errors import ConfigurationError
 
-__all__ = ["BackcopyTask"]
+__all__ = ["BackcopyProblem"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BackcopyTask:
-    """Sequences of one length.
+class BackcopyProblem:
+    """Samples of one length.
 
     Args:
         chain: where they come from.
@@ -55,11 +55,11 @@ class BackcopyTask:
         return torch.from_numpy(self.chain.entropies())
 
     def draw(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
-        """Sequences and the last target, int64 ``(batch, length + 1)``: read ``[:, :-1]``, predict ``[:, 1:]``."""
-        return self.place(torch.rand(batch, self.length, generator=generator, dtype=torch.float64))
+        """Samples and the last target, int64 ``(batch, length + 1)``: read ``[:, :-1]``, predict ``[:, 1:]``."""
+        return self.from_uniforms(torch.rand(batch, self.length, generator=generator, dtype=torch.float64))
 
-    def place(self, uniforms: Tensor) -> Tensor:
-        """Sequences from numbers in [0, 1), float64 ``(batch, length)``, by the inverse of the distribution function."""
+    def from_uniforms(self, uniforms: Tensor) -> Tensor:
+        """Samples from numbers in [0, 1), float64 ``(batch, length)``, by the inverse of the distribution function."""
         chain, thresholds = self.chain, self._thresholds
         tokens = torch.empty(len(uniforms), self.length + 1, dtype=torch.int64)
         tokens[:, 0] = chain.bos

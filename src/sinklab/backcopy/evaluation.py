@@ -1,4 +1,4 @@
-"""What the heads of a backcopy model do: the three extreme-token read-outs, who is active where, and what a head is worth."""
+"""What the heads of a backcopy model do: the three numbers of extreme tokens, who is active where, and what a head is worth."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend
 from sinklab.backcopy.model import knocked_out
-from sinklab.backcopy.task import BackcopyTask
+from sinklab.backcopy.problem import BackcopyProblem
 from sinklab.models.language_model import SinkLM
 from sinklab.results.metric import VALUE_RATIO, Metric
 
-__all__ = ["BY_HEAD", "BY_LAYER", "HeadNumbers", "Readout", "read_out", "risks"]
+__all__ = ["BY_HEAD", "BY_LAYER", "BackcopyNumbers", "HeadNumbers", "evaluate", "risks"]
 
 _GUO = "Guo et al. 2024 (arXiv 2410.13835)"
 
@@ -33,7 +33,7 @@ BY_HEAD: dict[str, Metric] = {
         VALUE_RATIO,
     )
 }
-"""Numbers of one head on one sequence. Queries count from the second character on: before it, the token before is BOS."""
+"""Numbers of one head on one sample. Queries count from the second character on: before it, the token before is BOS."""
 
 BY_LAYER: dict[str, Metric] = {
     metric.name: metric
@@ -42,20 +42,20 @@ BY_LAYER: dict[str, Metric] = {
         Metric("residual_bos", "norm", "Norm of the residual stream at BOS."),
     )
 }
-"""Numbers of the output of one layer on one sequence; layer -1 is what enters the first one."""
+"""Numbers of the output of one layer on one sample; layer -1 is what enters the first one."""
 
 FIRST_COUNTED = 2
 
 
 class HeadNumbers(Probe):
-    """The read-outs of one batch, sequence by sequence; made for one forward with :func:`~sinklab.attention.session.attend`.
+    """The numbers of one batch, sample by sample; made for one forward with :func:`~sinklab.attention.session.attend`.
 
     Args:
         is_trigger: boolean ``(batch, length)``.
         front: learned tokens that the model puts in front of BOS.
 
     Attributes:
-        heads: layer to the name of a number to float32 ``(batch, heads)``; nan where a sequence has no such query.
+        heads: layer to the name of a number to float32 ``(batch, heads)``; nan where a sample has no such query.
         layers: layer to the name of a number to float32 ``(batch,)``.
     """
 
@@ -125,8 +125,8 @@ class HeadNumbers(Probe):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Readout:
-    """Numbers of one model on the same fresh sequences, sequence by sequence.
+class BackcopyNumbers:
+    """Numbers of one model on the same fresh sequences, sample by sample.
 
     Attributes:
         trigger_excess, other_excess: expected loss above the floor at triggers and at all other places, nats, ``(batch,)``.
@@ -142,36 +142,36 @@ class Readout:
     knock_outs: dict[tuple[int, int], tuple[Tensor, Tensor]]
 
 
-def risks(model: SinkLM, task: BackcopyTask, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Excess loss at triggers and at other places by sequence, nats, float64 ``(batch,)`` each; nan where there are none."""
-    excess, triggers = task.excess(tokens, model(tokens, use_cache=False).logits), task.is_trigger(tokens)
+def risks(model: SinkLM, problem: BackcopyProblem, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Excess loss at triggers and at other places by sample, nats, float64 ``(batch,)`` each; nan where there are none."""
+    excess, triggers = problem.excess(tokens, model(tokens, use_cache=False).logits), problem.is_trigger(tokens)
     at_triggers = (excess * triggers).sum(1) / triggers.sum(1)
     return at_triggers, (excess * ~triggers).sum(1) / (~triggers).sum(1)
 
 
 @torch.no_grad()
-def read_out(
-    model: SinkLM, task: BackcopyTask, sequences: int = 128, seed: int = 1_000_003, *, knock_out: bool = False
-) -> Readout:
-    """Read a model on fresh sequences.
+def evaluate(
+    model: SinkLM, problem: BackcopyProblem, samples: int = 128, seed: int = 1_000_003, *, knock_out: bool = False
+) -> BackcopyNumbers:
+    """Evaluate a model on fresh samples.
 
     Args:
-        sequences: how many.
+        samples: how many.
         seed: of these; seeds of training are small numbers.
         knock_out: measure the excess without each head in turn, too.
     """
     was_training = model.training
     model.eval()
-    tokens = task.draw(sequences, torch.Generator().manual_seed(seed))[:, :-1]
-    probe = HeadNumbers(task.is_trigger(tokens), model.tokens_in_front)
+    tokens = problem.draw(samples, torch.Generator().manual_seed(seed))[:, :-1]
+    probe = HeadNumbers(problem.is_trigger(tokens), model.tokens_in_front)
     # Of a model that diverged there is nothing to verify; its numbers are no numbers, and say so.
     sound = bool(model(tokens, use_cache=False).logits.isfinite().all())
     with attend(model, [probe], verify=sound):
-        at_triggers, elsewhere = risks(model, task, tokens)
+        at_triggers, elsewhere = risks(model, problem, tokens)
     without = {}
     for layer, numbers in probe.heads.items() if knock_out else ():
         for head in range(numbers["bos_weight"].shape[1]):
             with knocked_out(model, layer, head):
-                without[layer, head] = risks(model, task, tokens)
+                without[layer, head] = risks(model, problem, tokens)
     model.train(was_training)
-    return Readout(at_triggers, elsewhere, probe.heads, probe.layers, without)
+    return BackcopyNumbers(at_triggers, elsewhere, probe.heads, probe.layers, without)
