@@ -22,7 +22,7 @@ from sinklab.report.figures import (
 )
 from sinklab.report.page import render
 from sinklab.report.words import (
-    DEFINITIONS,
+    TITLES,
     condition_name,
     display_token,
     is_number,
@@ -157,7 +157,7 @@ def _numbers(audit: Audit) -> dict[str, Any]:
         "loss (nats per token)": _float(summary.get("loss")),
         "sink rate, gu2024 (%)": _float(summary.get("sink_rate_gu2024")),
     }
-    for name, (title, _, _) in DEFINITIONS.items():
+    for name, title in TITLES.items():
         if not name.startswith("gu2024"):
             numbers[f"{title[0].lower()}{title[1:]}, {name}{_PERCENT}"] = named_rate(audit, name)
     learned = named_rate(audit, "gu2024_null")

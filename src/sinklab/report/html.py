@@ -12,7 +12,7 @@ from sinklab.report.figures import add_maps, cards, head_data, layer_figures, la
 from sinklab.report.page import environment, facts_of, json_text, render
 from sinklab.report.policies import policy_curves, policy_section
 from sinklab.report.words import (
-    DEFINITIONS,
+    TITLES,
     condition_name,
     named_rate,
     number,
@@ -20,6 +20,7 @@ from sinklab.report.words import (
     sink_positions,
     verdict,
 )
+from sinklab.results.metric import definitions, metrics_of
 from sinklab.results.table import read_run, write_text
 
 __all__ = ["PAGE_BUDGET", "render_report", "write_report"]
@@ -133,21 +134,21 @@ def _conditions(audit: Audit) -> list[dict[str, Any]]:
 def _definitions(audit: Audit) -> list[dict[str, Any]]:
     """One checkpoint read under each published definition of a sink rate."""
     texts = {entry["metric"]: entry for entry in _metrics(audit) if entry["probe"] == "sink_rate"}
+    declared = {entry["metric"]: entry for entry in definitions({"sink_rate": metrics_of("probes", "sink_rate")})}
     named = audit.summary.get("definitions")
     result = []
-    for name in dict.fromkeys([*DEFINITIONS, *(named if isinstance(named, dict) else {})]):
+    for name in dict.fromkeys([*TITLES, *(named if isinstance(named, dict) else {})]):
         value = named_rate(audit, name)
         if value is None:
             continue
-        title, text, paper = DEFINITIONS.get(name, (name, "", ""))
-        known = texts.get(name, {})
+        entry = {"text": "", "paper": "", **declared.get(name, {}), **texts.get(name, {})}
         # One unit for all: a fraction is shown as the percentage it is.
         result.append(
             {
                 "name": name,
-                "title": title,
-                "text": known.get("text") or text,
-                "paper": known.get("paper") or paper,
+                "title": TITLES.get(name, name),
+                "text": entry["text"],
+                "paper": entry["paper"],
                 "percent": value,
             }
         )

@@ -7,9 +7,10 @@ from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 from sinklab.report.data import Audit
+from sinklab.results.metric import metrics_of
 
 __all__ = [
-    "DEFINITIONS",
+    "TITLES",
     "condition_name",
     "display_token",
     "is_number",
@@ -22,38 +23,16 @@ __all__ = [
     "verdict",
 ]
 
-DEFINITIONS: dict[str, tuple[str, str, str]] = {
-    "gu2024": (
-        "Sink rate",
-        "Share of samples × layers × heads whose mean weight on the key, over the queries that see it, exceeds the threshold.",
-        "Gu et al. 2024, arXiv 2410.10781",
-    ),
-    "gu2024_null": (
-        "Sink rate of the null score",
-        "The same rule for the mass that a head gives to nothing through its null score: a learned sink logit, a key bias.",
-        "Gu et al. 2024, arXiv 2410.10781",
-    ),
-    "qiu2025_first_attention": (
-        "First-token attention (F-Attn)",
-        "Mean weight on the first token, over queries, heads and layers.",
-        "Qiu et al. 2025, arXiv 2505.06708",
-    ),
-    "kaul2024_first_argmax": (
-        "First token is the arg-max",
-        "Share of queries × heads × layers whose largest weight is on the first token.",
-        "Kaul et al. 2024, arXiv 2410.17174",
-    ),
-    "first_token_share": ("First-token share", "Share of all attention that goes to the first token.", ""),
-    "first_four_share": (
-        "First-four share",
-        "Share of all attention that goes to the first four tokens.",
-        "after Xiao et al. 2023, arXiv 2309.17453",
-    ),
+TITLES: dict[str, str] = {
+    "gu2024": "Sink rate",
+    "gu2024_null": "Sink rate of the null score",
+    "qiu2025_first_attention": "First-token attention (F-Attn)",
+    "kaul2024_first_argmax": "First token is the arg-max",
+    "first_token_share": "First-token share",
+    "first_four_share": "First-four share",
 }
-"""Metric of ``sink_rate`` to its title, its meaning and its paper; the run record's own texts take precedence."""
+"""Metric of ``sink_rate`` to its heading."""
 
-_IN_PERCENT = frozenset({"gu2024", "gu2024_null", "kaul2024_first_argmax"})
-"""Definitions that are rates, for values that come without their unit; the others are fractions of the weight."""
 NO_SINK_BELOW = 1.0
 """Percent: a rate below it is called no sink in the verdict. It is wording only; every number is shown."""
 
@@ -182,18 +161,18 @@ def rest_sentence(audit: Audit) -> str:
 
 
 def named_rate(audit: Audit, name: str) -> float | None:
-    """The whole model's number under one definition of ``DEFINITIONS``, in percent, whatever unit the table has."""
+    """The whole model's number under one definition of a sink rate, in percent, whatever unit the table has."""
     value = audit.numbers.whole("sink_rate", name, position=0)
     rows = audit.numbers.rows("sink_rate", name)
-    unit = rows.unit if rows is not None else ""
+    declared = {metric.name: metric.unit for metric in metrics_of("probes", "sink_rate")}
+    unit = (rows.unit if rows is not None else "") or declared.get(name, "")
     if value is None:
         values = audit.summary.get("definitions")
         value = values.get(name) if isinstance(values, dict) else None
     if not is_number(value):
         return None
     assert value is not None
-    already = unit == "percent" or (not unit and name in _IN_PERCENT)
-    return float(value) if already else 100 * float(value)
+    return float(value) if unit == "percent" else 100 * float(value)
 
 
 def quote(token: Any) -> str:
