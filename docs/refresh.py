@@ -19,7 +19,7 @@ from sinklab.cli.stated import stated
 from sinklab.registry import KINDS
 from sinklab.reproduction.claim import SCALES
 from sinklab.reproduction.kept import StoredClaim, hardware_of, read_results, summary_of
-from sinklab.results.metric import Metric, metrics_of
+from sinklab.results.metric import Metric, catalogue, metrics_of
 from sinklab.results.table import COLUMNS
 
 ROOT = Path(__file__).parents[1]
@@ -71,6 +71,17 @@ def metrics() -> str:
     for name in KINDS["probes"]:
         sections.append("\n".join([f"## {name}", "", KINDS["probes"].summary(name), "", *_table(metrics_of("probes", name))]))
     return "\n\n".join(sections)
+
+
+def other_metrics() -> str:
+    """Every metric that is declared elsewhere than in a probe or a read-out, with its module."""
+    rows = [
+        f"| `{metric.name}` | {_cell(metric.definition)} | {metric.unit} | `{declared.module.removeprefix('sinklab.')}` |"
+        for declared in catalogue().values()
+        for metric in (declared.metric,)
+        if declared.module.split(".")[1] not in ("probes", "read_outs")
+    ]
+    return "\n".join(["| metric | definition | unit | declared in |", "|---|---|---|---|", *rows])
 
 
 def read_out_pages() -> str:
@@ -209,6 +220,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "claim_details": claim_details,
     "columns": columns,
     "metrics": metrics,
+    "other_metrics": other_metrics,
 }
 
 
