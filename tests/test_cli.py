@@ -6,17 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.command_line import CliRunner
 from tests.conftest import make_sinklm
 
 import sinklab
+from sinklab.auditing.audit_display import display
 from sinklab.cli import output
 from sinklab.cli.app import app
 from sinklab.cli.audit import _folder_name
 from sinklab.registry import KINDS
-from sinklab.results.table import read_run, read_table
+from sinklab.results.run import Result
+from sinklab.results.table import make_table, read_run, read_table
 
 QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12"]
 
@@ -269,7 +272,7 @@ def test_markup_in_what_users_name_is_shown_as_it_is(capsys):
         "sink_positions": [{"position": 0, "token": "[bold]\n", "rate": 50.0}],
         "conditions": [{}],
     }
-    output.print_summary(summary, "r")
+    Result(summary, make_table([]), {"kind": "audit"}, Path("[r]"), display).show()
     printed = capsys.readouterr().out
     assert "[red]model[/red]" in printed
     assert '"[bold]\\n"' in printed

@@ -15,7 +15,7 @@ from tests.conftest import make_sinklm
 from sinklab import audit, measure
 from sinklab.attention.session import attend
 from sinklab.auditing.maps import AttentionMaps
-from sinklab.auditing.measure import check_identity, run_probes
+from sinklab.auditing.probing import check_identity, run_probes
 from sinklab.errors import ConfigurationError, InputError, MeasurementError
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.registry import probes
@@ -47,7 +47,7 @@ def test_table_follows_the_schema_and_has_every_probe(result):
 def test_summary_keys(result):
     summary = json.loads((result.folder / "summary.json").read_text())
     assert summary == result.summary
-    assert summary["model"] == result.run["model"]["name"]
+    assert summary["model"] == result.record["model"]["name"]
     assert summary["operation"] == "softmax"
     assert 0.0 <= summary["sink_rate_gu2024"] <= 100.0
     # Untrained weights predict nothing: the loss is that of a uniform guess, up to the small random logits.
@@ -79,7 +79,9 @@ def test_batch_size_does_not_matter(checkpoint, result):
 
 
 def test_seed_decides_the_tokens(checkpoint):
-    first, again, other = (measure(str(checkpoint), probes=["entropy"], seq_len=16, samples=3, seed=s).run for s in (0, 0, 1))
+    first, again, other = (
+        measure(str(checkpoint), probes=["entropy"], seq_len=16, samples=3, seed=s).record for s in (0, 0, 1)
+    )
     assert first["token_sha256"] == again["token_sha256"] != other["token_sha256"]
 
 
@@ -108,7 +110,7 @@ def test_sigmoid_is_measured_with_the_proxy(tmp_path):
 
 def test_output_directory_is_not_overwritten(checkpoint, result):
     before = (result.folder / "run.json").read_bytes()
-    with pytest.raises(InputError, match=r"exists; choose another with --out, or replace it with --overwrite"):
+    with pytest.raises(InputError, match=r"exists; choose another with `out`, or replace it with `overwrite`"):
         audit(str(checkpoint), seq_len=8, samples=2, out=result.folder)
     assert (result.folder / "run.json").read_bytes() == before
 
@@ -233,7 +235,7 @@ def test_a_bos_outside_the_vocabulary_is_none():
 
 
 def test_the_record_counts_what_was_proved(result):
-    checks = result.run["checks"]
+    checks = result.record["checks"]
     # Logits are the only output; 16 tokens are the whole sample; two layers, each seen and verified on four rows a sample.
     assert (checks["outputs_found_bit_identical"], checks["tokens_of_identity_check"]) == (1, 16)
     assert (checks["attention_modules_seen"], checks["calls_verified"], checks["rows_verified"]) == (2, 2, 2 * 4 * 6)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from tests.conftest import TEXT, make_sinklm
 
-from sinklab.auditing.cache_policies import _completed, _recomputed, compare_policies
+from sinklab.auditing.cache import compare_policies
+from sinklab.auditing.cache_policies import _completed, _recomputed
 from sinklab.auditing.long_texts import long_texts
 from sinklab.auditing.policy_plan import plan_policies, sinks_of_texts
 from sinklab.auditing.recommendation import recommend
@@ -275,7 +276,7 @@ class TestTexts:
 
     def test_too_short(self, checkpoint, tmp_path):
         (tmp_path / "text.txt").write_text("a few words\n")
-        with pytest.raises(InputError, match=r"too short: its longest text has \d+ tokens and 199 are wanted; lower --tokens"):
+        with pytest.raises(InputError, match=r"too short: its longest text has \d+ tokens and 199 are wanted; lower `tokens`"):
             compare_policies(str(checkpoint), corpus=str(tmp_path / "text.txt"), tokens=200, windows=[16])
 
 
@@ -288,13 +289,13 @@ class TestBadInput:
                 InputError,
                 "a window of 200 tokens covers the 120 tokens of a text, so nothing is ever evicted",
             ),
-            ({"windows": [119]}, InputError, "choose a smaller --window or more --tokens than 120"),
+            ({"windows": [119]}, InputError, "choose a smaller `window` or more `tokens` than 120"),
             ({"windows": [4]}, ConfigurationError, "a window of 4 tokens has no room for 4 sinks and one recent token"),
-            ({"sinks": ()}, ConfigurationError, r"--sinks \[\] must be numbers of tokens"),
-            ({"sinks": (-1,)}, ConfigurationError, r"--sinks \[-1\] must be numbers of tokens"),
+            ({"sinks": ()}, ConfigurationError, r"`sinks` \[\] must be numbers of tokens"),
+            ({"sinks": (-1,)}, ConfigurationError, r"`sinks` \[-1\] must be numbers of tokens"),
             ({"policies": ["sink_windw"]}, UnknownNameError, "no policy is called 'sink_windw'. Did you mean 'sink_window'"),
-            ({"tokens": 1}, ConfigurationError, "--tokens must be at least 2"),
-            ({"documents": 0}, ConfigurationError, "--documents at least 1"),
+            ({"tokens": 1}, ConfigurationError, "`tokens` must be at least 2"),
+            ({"documents": 0}, ConfigurationError, "`documents` at least 1"),
             ({"corpus": "python_source"}, InputError, "no tokenizer, so it cannot read text; use `corpus` random_tokens"),
         ],
     )

@@ -28,8 +28,8 @@ def test_a_family(family):
     )
     assert len(found.summary["heads"]) in (4, 8)
     assert all("refused" not in found.summary[name] for name in ("read_outs", "location", "key_bias", "massive", "spread"))
-    assert set(found.run["measured"].values()) == {"replayed"}
-    json.dumps([found.summary, found.run], allow_nan=False)
+    assert set(found.record["measured"].values()) == {"replayed"}
+    json.dumps([found.summary, found.record], allow_nan=False)
     changed = found.table[(found.table["metric"] == "divergence") & (found.table["intervention"] == "zero")]
     assert (changed["value"] > 0).all()
     assert len(changed) == len(found.summary["heads"])

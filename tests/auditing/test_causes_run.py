@@ -134,7 +134,7 @@ def test_what_another_model_left_is_not_taken(checkpoint, tmp_path, monkeypatch)
     said = []
     other = find_causes(str(checkpoint), **{**QUICK, "seq_len": 20}, out=out, say=said.append)
     assert "earlier run" not in said[0]
-    assert other.run["config"]["positions"] == 20
+    assert other.record["config"]["positions"] == 20
 
 
 def test_some_heads_in_any_order(result, checkpoint, tmp_path):
@@ -237,24 +237,24 @@ def test_an_encoder_from_python():
     [
         (
             {"sink": "auto"},
-            r"no sink found: .*tried.*position 0 \(0\.\d\d\).*options of sinklab causes: --threshold, --sink POSITION",
+            r"no sink found: .*tried.*position 0 \(0\.\d\d\).*\(see `threshold`, `sink` as a position, null or none\)",
         ),
         ({"sink": 99}, "place 99: no such place; on these texts the model has positions 0 to 23"),
         ({"sink": "null"}, "place 'null': no such place; .*not a null score in every module"),
-        ({"sink": -1}, "--sink -1 must be auto, a position from 0, null or none"),
+        ({"sink": -1}, "`sink` -1 must be auto, a position from 0, null or none"),
         (
             {"texts": 4},
-            r"4 texts .* too few: 12 hypotheses .* take 8 texts or more.*--texts, --heads, --level\)",
+            r"4 texts .* too few: 12 hypotheses .* take 8 texts or more.*`texts`, `heads`, `level`\)",
         ),
-        ({"heads": [(0, 0), (2, 1)]}, r"--heads 2\.1: there is no such head; the model has 2 layers of 2 heads, .* to 1\.1"),
-        ({"heads": []}, "--heads names no head"),
-        ({"budget": "slow"}, "--budget 'slow' must be fast or full"),
-        ({"level": 0.0}, "--level 0 must lie between 0 and 1"),
-        ({"minimal_effect": 0.0}, "--minimal-effect 0 must be above 0"),
-        ({"threshold": 1.0}, "--threshold 1 must lie between 0 and 1"),
-        ({"batch_size": 0}, "--batch-size must be at least 1"),
+        ({"heads": [(0, 0), (2, 1)]}, r"`heads` 2\.1: there is no such head; the model has 2 layers of 2 heads, .* to 1\.1"),
+        ({"heads": []}, "`heads` names no head"),
+        ({"budget": "slow"}, "`budget` 'slow' must be fast or full"),
+        ({"level": 0.0}, "`level` 0 must lie between 0 and 1"),
+        ({"minimal_effect": 0.0}, "`minimal_effect` 0 must be above 0"),
+        ({"threshold": 1.0}, "`threshold` 1 must lie between 0 and 1"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1"),
         ({"domains": []}, "name at least one corpus"),
-        ({"domains": ["random_tokens", "random_tokens"]}, "--domains random_tokens,random_tokens: name .* each once"),
+        ({"domains": ["random_tokens", "random_tokens"]}, "`domains` random_tokens,random_tokens: name .* each once"),
         ({"readout": SquaredError()}, "samples and readout go together"),
     ],
 )
@@ -340,7 +340,7 @@ def test_planted_heads_get_their_labels_from_the_whole_run(name, tmp_path):
     found = find_causes(known.model, samples=known.samples, readout=readout, sink=sink, out=tmp_path / "out")
     assert [head["label"] for head in found.summary["heads"]] == known.labels
     assert found.summary["sink"]["place"] == known.place
-    assert (found.run["dtype"], found.run["versions"]["torch"]) == ("float64", torch.__version__)
+    assert (found.record["dtype"], found.record["versions"]["torch"]) == ("float64", torch.__version__)
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     for label in set(known.labels):
         assert f'class="l-{label}"' in page

@@ -117,7 +117,7 @@ def test_everything_is_written(results):
     assert set(rows["bos"]) == {1}
     gaps = rows[(rows["metric"] == "no_op_gap") & rows["head"].notna()]["value"].tolist()
     assert gaps == [head["gap"] for head in result.summary["certificate"]["heads"]]
-    defined = {entry["metric"] for entry in result.run["definitions"] if entry["probe"] == "no_op_certificate"}
+    defined = {entry["metric"] for entry in result.record["definitions"] if entry["probe"] == "no_op_certificate"}
     assert set(rows["metric"]) <= defined
     page = (result.folder / "report.html").read_text(encoding="utf-8")
     assert "Whether the sink is forced" in page
@@ -129,7 +129,7 @@ def test_without_it_an_audit_is_what_it_was(results):
     assert "certificate" not in plain.summary
     assert plain.summary == {key: value for key, value in certified_one.summary.items() if key != "certificate"}
     assert "no_op_certificate" not in set(plain.table["probe"])
-    assert "no_op_certificate" not in {entry["probe"] for entry in plain.run["definitions"]}
+    assert "no_op_certificate" not in {entry["probe"] for entry in plain.record["definitions"]}
     assert "Whether the sink is forced" not in (plain.folder / "report.html").read_text(encoding="utf-8")
     rest = certified_one.table[certified_one.table["probe"] != "no_op_certificate"].drop(columns="run_id")
     assert rest.reset_index(drop=True).equals(plain.table.drop(columns="run_id").reset_index(drop=True))
@@ -221,7 +221,7 @@ def test_threads_are_given_back():
 def test_what_cannot_be_certified_says_why():
     section, table, also = section_of(make_sinklm(), random_tokens(), sink=30)
     assert section == {
-        "refused": "no query of the samples sees its sink (position 30) and another key; give longer samples (--seq-len)"
+        "refused": "no query of the samples sees its sink (position 30) and another key; give longer samples (`seq_len`)"
     }
     assert len(table) == len(also) == 0
     section, _, _ = section_of(heads_that_add(), random_tokens())

@@ -185,14 +185,14 @@ class TestDepend:
         assert 2 <= outcome["items"] < outcome["documents"] == 24  # the short ones never fill the cache
         assert set(result.table["policy"]) == {"0+40", "4+36", "full", "0+1"}
         assert set(result.table["metric"]) == {"acc"}
-        assert result.run["tasks"][0]["bos"]["full"]["texts_by_count"] == {"1": 96}
+        assert result.record["tasks"][0]["bos"]["full"]["texts_by_count"] == {"1": 96}
 
     def test_refusals(self, embedded, task_folder):
         with pytest.raises(
             InputError, match=r"lm-evaluation-harness \S+ has no task 'no_such_task' in \S+; list its tasks with"
         ):
             depend(embedded, [f"lm_eval:{task_folder}:no_such_task"], window=40, policies=[])
-        with pytest.raises(ConfigurationError, match=r"--bos none: the harness leaves the token in front to the tokenizer"):
+        with pytest.raises(ConfigurationError, match=r"`bos` none: the harness leaves the token in front to the tokenizer"):
             depend(embedded, [f"lm_eval:{task_folder}:defined_name"], window=40, policies=[], bos="none")
         with pytest.raises(
             ConfigurationError, match=r"0 of 24 documents are longer than the window of 200 tokens, the longest"

@@ -71,7 +71,7 @@ class TestWhole:
         assert run(None).summary == {"stored": [1]}
         assert list(tmp_path.iterdir()) == []
         for option in ("overwrite", "resume"):
-            with pytest.raises(ConfigurationError, match=f"`{option}` is about an output directory; give one as `out`"):
+            with pytest.raises(ConfigurationError, match=f"`{option}` is about an output directory; give one with `out`"):
                 Run("trial", **{option: True})
 
     def test_a_failure_leaves_what_was_there(self, tmp_path):
@@ -90,7 +90,7 @@ class TestWhole:
 
     def test_what_is_in_the_way(self, tmp_path):
         run(tmp_path / "out")
-        with pytest.raises(InputError, match="out exists; choose another `out`, or set `overwrite`"):
+        with pytest.raises(InputError, match="out exists; choose another with `out`, or replace it with `overwrite`"):
             run(tmp_path / "out")
         run(tmp_path / "out", overwrite=True)
         (tmp_path / "mine").mkdir()
@@ -139,7 +139,7 @@ class TestInPlace:
         with pytest.raises(KeyboardInterrupt):
             interrupted(out, resume=False, settings=settings)
         assert not (out / "run.json").exists()
-        with pytest.raises(InputError, match=r"holds a run of trial that was not finished; set `resume` to go on"):
+        with pytest.raises(InputError, match=r"holds a run of trial that was not finished; go on with `resume`, or replace"):
             run(out, resume=False, settings=settings)
         with pytest.raises(
             ConfigurationError, match=r"other settings: shape was \[2, 3\], is \[2, 4\]. Resume it with its own"
@@ -151,7 +151,7 @@ class TestInPlace:
             pass
         assert run(out, resume=True, settings=settings).summary == {"stored": ["from before"]}
         assert (out / "run.json").is_file()
-        with pytest.raises(InputError, match="out exists; choose another `out`, or set `overwrite`"):
+        with pytest.raises(InputError, match="out exists; choose another with `out`, or replace it with `overwrite`"):
             run(out, resume=False, settings=settings)
         assert run(out, 2, resume=True, settings=settings).summary == {"stored": [2]}
         assert run(out, resume=True, settings=settings).summary == {"stored": ["from before"]}
@@ -292,7 +292,7 @@ class TestResult:
         assert 'srcdoc="&lt;p class=&quot;x&quot;&gt;trial &amp;amp; more' in result._repr_html_()
         with pytest.raises(InputError, match="a result of trial has no page"):
             run(None).report()
-        with pytest.raises(InputError, match="was not written, so it has no page; give a directory as `out`"):
+        with pytest.raises(InputError, match="was not written, so it has no page; give a directory with `out`"):
             Run("trial").finish(table=TABLE, display=display, page=page).report()
 
     def test_in_a_notebook_without_a_page(self):

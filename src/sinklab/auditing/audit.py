@@ -2,91 +2,51 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-import pandas as pd
-from torch import Tensor
-from transformers import PreTrainedModel
-
-from sinklab.attention.probe import Probe
-from sinklab.attention.session import Session
-from sinklab.auditing.cache_policies import compared
-from sinklab.auditing.causes import causes_section
-from sinklab.auditing.certificate import certified
-from sinklab.auditing.long_texts import long_texts
-from sinklab.auditing.maps import AttentionMaps
-from sinklab.auditing.measure import (
+from sinklab.arguments import (
+    BatchSize,
+    Bos,
+    CorpusSource,
+    Device,
+    Dtype,
+    ModelSource,
+    Out,
+    Overwrite,
     Progress,
-    Seen,
-    check_identity,
-    checks,
-    is_causal_lm,
-    labelled,
-    make_probe,
-    model_facts,
-    opened,
-    run_probes,
-    uses_bos,
+    Revision,
+    Samples,
+    Seed,
+    SeqLen,
+    Threshold,
+    TrustRemoteCode,
 )
-from sinklab.auditing.output import check_free, environment, new_run_id, whole_folder
-from sinklab.auditing.policy_plan import checked_budgets, default_length
-from sinklab.auditing.summary import Condition, summarize
-from sinklab.corpora import resolve_corpus
-from sinklab.corpora.base import Corpus, hash_tokens
-from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
-from sinklab.models.loading import LoadedModel
-from sinklab.probes._of_sink import SinkProbe
-from sinklab.registry import policies as policy_registry
-from sinklab.registry import probes as probe_registry
-from sinklab.results.metric import definitions
-from sinklab.results.table import append, make_table, write_json, write_table
-from sinklab.sinks import SinkFinder, Sinks, SinkWeights
+from sinklab.results.run import Result, Run
 
-__all__ = ["AuditResult", "audit"]
-
-MAP_SAMPLES = 3
-MAP_TILES = 64
-POLICIES = ("full", "recompute", "window", "sink_window", "pinned")
-SINKS, TEXTS, LARGEST_CACHE, LONGEST_TEXT, DECODED = (0, 1, 4), 4, 256, 2048, 64
-"""What an audit compares: numbers of sinks, texts, and the most tokens held, read of a text, and decoded one by one."""
-
-
-@dataclasses.dataclass(frozen=True)
-class AuditResult:
-    """What :func:`audit` gives: summary, long table, run record, and the directory they were written to, if any."""
-
-    summary: dict[str, Any]
-    table: pd.DataFrame
-    run: dict[str, Any]
-    folder: Path | None
+__all__ = ["audit"]
 
 
 def audit(
-    model: str | LoadedModel | PreTrainedModel,
+    model: ModelSource,
     *,
-    corpus: str | Corpus = "python_source",
-    seq_len: int = 64,
-    samples: int = 100,
-    threshold: float = 0.3,
-    device: str = "auto",
-    dtype: str = "auto",
-    seed: int = 0,
-    bos: str = "auto",
-    batch_size: int | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
+    corpus: CorpusSource = "python_source",
+    seq_len: SeqLen = 64,
+    samples: Samples = 100,
+    threshold: Threshold = 0.3,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    seed: Seed = 0,
+    bos: Bos = "auto",
+    batch_size: BatchSize = None,
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
     cache: bool = True,
     certificate: bool = False,
     causes: bool = False,
-    out: Path | None = None,
-    overwrite: bool = False,
+    out: Out = None,
+    overwrite: Overwrite = False,
     progress: Progress | None = None,
-) -> AuditResult:
+) -> Result:
     """Find the sinks of a model: at which positions and tokens, in which layers and heads, under which conditions.
 
     The defaults are those of Gu et al. 2024 (arXiv 2410.10781): 100 samples of 64 tokens, threshold 0.3. All registered probes
@@ -111,193 +71,28 @@ def audit(
     Raises:
         SinklabError: see the errors of loading, corpora and sessions.
     """
-    if out is not None:
-        check_free(out, overwrite)
-    text = resolve_corpus(corpus)
-    loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
-    started = time.time()
-    run_id = new_run_id()
-    main_bos = uses_bos(loaded.encoder, bos)
-    takes_loss = is_causal_lm(loaded.model)
-    min_queries = max(1, seq_len // 2)
+    from sinklab.auditing.audit_display import display
+    from sinklab.auditing.audit_measure import measure_audit, write_maps
+    from sinklab.auditing.probing import opened
+    from sinklab.corpora import resolve_corpus
+    from sinklab.report.html import write_report
 
-    tables: list[pd.DataFrame] = []
-    conditions: list[Condition] = []
-    identity: dict[str, int] = {}
-    main: tuple[Tensor, Seen, list[Probe]] | None = None
-    by_token: list[dict[str, Any]] = []
-    for source, with_bos in _plan(text, main_bos, loaded.encoder.bos_token_id is not None):
-        tokens = source.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
-        if main is None:
-            identity = check_identity(loaded.model, tokens)
-        names = list(probe_registry) if main is None else ["sink_rate"]
-        probes = [make_probe(name, threshold) for name in names]
-        finder = SinkFinder(threshold)
-        first = [*(probe for probe in probes if not isinstance(probe, SinkProbe)), finder]
-        stage = f"{source.name}, {'with' if with_bos else 'without'} BOS"
-        seen = run_probes(
-            loaded.model,
-            tokens,
-            first,
-            batch_size=batch_size,
-            loss=takes_loss,
-            progress=progress,
-            stage=stage,
-        )
-        sinks = finder.sinks(decode=decoder(loaded), corpus=source.name, bos=int(with_bos))
-        constants: dict[str, Any] = {"run_id": run_id, "corpus": source.name, "bos": int(with_bos), "seed": seed}
-        table = labelled(seen.session, loaded, **constants)
-        tables.append(table)
-        if main is None:
-            # Numbers about the sink need a second look: where it is, is known only after the first.
-            again, sinks = about_sinks(loaded, tokens, probes, sinks, batch_size=batch_size, progress=progress)
-            tables.append(labelled(again, loaded, **constants))
-            main, by_token = (tokens, seen, probes), finder.by_token(decoder(loaded))
-        conditions.append(Condition(source.name, with_bos, seen.loss, table, hash_tokens(tokens), sinks))
-    assert main is not None  # the plan always has a first condition
-    (tokens, seen, probes), sinks = main, conditions[0].sinks
-
-    maps = AttentionMaps(MAP_TILES)
-    run_probes(loaded.model, tokens[:MAP_SAMPLES], [maps], batch_size=MAP_SAMPLES, progress=progress, stage="attention maps")
-
-    summary = summarize(
-        loaded,
-        conditions,
-        by_token,
-        tokens,
-        threshold=threshold,
-        normalized=seen.session.normalized,
-        off_seam=seen.session.off_seam,
-    )
-    summary["cache"] = None
-    if cache:
-        summary["cache"], policy_table = _policies(loaded, text, summary, sinks, run_id=run_id, seed=seed, progress=progress)
-        tables.append(policy_table)
-    also: list[Probe] = []
-    if certificate:
-        summary["certificate"], certificate_table, also = certified(
-            loaded, tokens, summary, sinks, run_id=run_id, seed=seed, progress=progress
-        )
-        tables.append(certificate_table)
-    if causes:
-        summary["causes"], causes_table = causes_section(
-            loaded, text, summary, sinks, run_id=run_id, seed=seed, progress=progress
-        )
-        tables.append(causes_table)
-    run = {
-        "run_id": run_id,
-        "kind": "audit",
-        "model": model_facts(loaded, seen.session),
-        "config": {
-            "corpus": text.name,
-            "seq_len": seq_len,
-            "samples": samples,
-            "threshold": threshold,
-            "min_queries": min_queries,
-            "seed": seed,
-            "bos": bos,
-            "bos_tokens_per_sample": int(main_bos),
-        },
-        "corpus": {"name": text.name, **dataclasses.asdict(text.identity)},
-        "token_sha256": hash_tokens(tokens),
-        "conditions": [{"corpus": c.corpus, "bos": int(c.bos), "token_sha256": c.token_sha256} for c in conditions],
-        "definitions": definitions({probe.name: probe.metrics for probe in (*probes, *also)}),
-        "checks": checks(seen.session, identity),
-        "calls": dict(seen.session.calls),
-        **environment(loaded),
-        "wall_seconds": round(time.time() - started, 3),
-    }
-    table = append(tables)
-    if out is not None:
-        from sinklab.report.html import write_report
-
-        with whole_folder(out) as folder:
-            write_table(table, folder / "table.parquet")
-            write_json(summary, folder / "summary.json")
-            write_json(run, folder / "run.json")
-            _write_maps(maps, loaded, tokens[:MAP_SAMPLES], folder / "maps.safetensors")
-            write_report(folder)
-    return AuditResult(summary, table, run, out)
-
-
-def _policies(
-    loaded: LoadedModel,
-    text: Corpus,
-    summary: dict[str, Any],
-    sinks: Sinks,
-    *,
-    run_id: str,
-    seed: int,
-    progress: Progress | None,
-) -> tuple[dict[str, Any], pd.DataFrame]:
-    """The section on cache policies: one size and few texts, to be quick; ``{"refused": why}`` where it cannot be had."""
-    bos = bool(summary["bos"])
-    names = [name for name in POLICIES if name in policy_registry]
-    try:
-        (budget,) = checked_budgets(loaded, None, SINKS)[-1:]
-        budget = max(max(SINKS) + 1, min(budget, LARGEST_CACHE))
-        length = max(4 * budget, min(default_length(loaded, [budget]), LONGEST_TEXT))
-        rows = long_texts(text, loaded.encoder, tokens=length, documents=TEXTS, seed=seed, bos=bos)
-        return compared(
-            loaded, rows, names=names, budgets=[budget], sinks=SINKS, corpus=text.name, bos=bos, run_id=run_id, seed=seed,
-            found=sinks, steps=DECODED, progress=progress,
+    settings: dict[str, Any] = {"seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos}
+    with Run("audit", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
+        text = resolve_corpus(corpus)
+        loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+        min_queries = max(1, seq_len // 2)
+        found = measure_audit(
+            loaded, text, **settings, batch_size=batch_size, cache=cache, certificate=certificate,
+            causes=causes, run_id=run.id, progress=run.progress,
         )  # fmt: skip
-    except (ConfigurationError, InputError, UnsupportedModelError) as error:
-        return {"refused": str(error)}, make_table([])
-
-
-def about_sinks(
-    loaded: LoadedModel,
-    tokens: Tensor,
-    probes: Sequence[Probe],
-    sinks: Sinks,
-    *,
-    batch_size: int | None,
-    progress: Progress | None,
-) -> tuple[Session, Sinks]:
-    """A second pass over the samples for the probes of a sink, now that it is known, and for what every head gives to it."""
-    chosen = [probe.about(sinks) for probe in probes if isinstance(probe, SinkProbe)]
-    weights = SinkWeights(sinks)
-    seen = run_probes(loaded.model, tokens, [*chosen, weights], batch_size=batch_size, progress=progress, stage="the sinks")
-    return seen.session, weights.completed() if sinks.main else sinks
-
-
-def decoder(loaded: LoadedModel) -> Callable[[int], str]:
-    """From ids to texts of tokens; to numbers where the model has no tokenizer."""
-    return lambda token: token_texts(loaded, [token])[0]
-
-
-def _plan(text: Corpus, main_bos: bool, has_bos: bool) -> list[tuple[Corpus, bool]]:
-    """The conditions: first the one that all probes see, then the ones that only the sink rate and the loss are taken under."""
-    plan: list[tuple[Corpus, bool]] = [(text, main_bos)]
-    if has_bos:
-        plan.append((text, not main_bos))
-    for name in ("random_tokens", "repeated_token"):
-        if name == text.name:
-            continue
-        # Gu et al.'s propositions on repeated tokens speak of sequences without anything in front.
-        for with_bos in dict.fromkeys((main_bos, False)) if name == "repeated_token" else (main_bos,):
-            plan.append((resolve_corpus(name), with_bos))
-    return plan
-
-
-def _write_maps(maps: AttentionMaps, loaded: LoadedModel, tokens: Tensor, path: Path) -> None:
-    from safetensors.numpy import save_file
-
-    arrays = maps.arrays()
-    if arrays:
-        metadata = {
-            "tokens": json.dumps([token_texts(loaded, row) for row in tokens.tolist()], ensure_ascii=False),
-            "modules": json.dumps(maps.modules),
-            "seq_len": str(tokens.shape[1]),
-            "tile": str(-(-tokens.shape[1] // MAP_TILES)),
-        }
-        save_file(arrays, path, metadata=metadata)
-        path.chmod(0o644)  # safetensors makes files private
-
-
-def token_texts(loaded: LoadedModel, ids: Sequence[int]) -> list[str]:
-    """Tokens as text, one string each; numbers when the model has no tokenizer."""
-    if loaded.tokenizer is None:
-        return [str(token) for token in ids]
-    return [loaded.tokenizer.decode([token]) for token in ids]
+        return run.finish(
+            summary=found.summary,
+            table=found.table,
+            display=display,
+            files=lambda folder: write_maps(found.maps, loaded, found.tokens, folder / "maps.safetensors"),
+            page=write_report,
+            loaded=loaded,
+            config={"corpus": text.name, "min_queries": min_queries, "bos_tokens_per_sample": found.summary["bos"]},
+            **found.record,
+        )

@@ -1,12 +1,12 @@
-"""compare_policies(): loss, speed and memory of a model under every cache policy, over long texts, and which one to use."""
+"""Cache policies compared: loss, speed and memory of a model under each, over long texts, and which one to use."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -14,32 +14,22 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.auditing.long_texts import long_texts
-from sinklab.auditing.measure import Progress, is_causal_lm, opened, uses_bos
-from sinklab.auditing.output import check_free, environment, new_run_id, whole_folder
-from sinklab.auditing.policy_plan import (
-    checked_budgets,
-    checked_names,
-    default_length,
-    label,
-    left_out_row,
-    plan_policies,
-    trained_length,
-)
+from sinklab.auditing.policy_plan import label, left_out_row, plan_policies, trained_length
+from sinklab.auditing.probing import is_causal_lm
 from sinklab.auditing.recommendation import recommend
-from sinklab.corpora import resolve_corpus
-from sinklab.corpora.base import Corpus, hash_tokens
+from sinklab.corpora.base import hash_tokens
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.registry import policies as policy_registry
 from sinklab.results.metric import LOSS, Metric
-from sinklab.results.table import make_table, write_json, write_table
+from sinklab.results.run import Progress, silent
+from sinklab.results.table import make_table
 from sinklab.sinks import Sinks
 from sinklab.streaming.perplexity import Decoding, Estimate, decoding, estimate, losses
 from sinklab.streaming.rotation import read_rotations
 
-__all__ = ["CacheResult", "compare_policies", "compared"]
+__all__ = ["compared"]
 
 SUMMARY_VERSION = 1
 LOSS_BY_POSITION = Metric(
@@ -58,16 +48,6 @@ STEPS, WARM_UP = 128, 16
 """Single tokens that are timed, and those before them that are not."""
 
 
-@dataclasses.dataclass(frozen=True)
-class CacheResult:
-    """What :func:`compare_policies` gives: summary, long table, run record, and the directory they were written to, if any."""
-
-    summary: dict[str, Any]
-    table: pd.DataFrame
-    run: dict[str, Any]
-    folder: Path | None
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Measured:
     """One policy: losses ``(documents, tokens - 1)`` in nats, NaN where not scored, and tokens scored in a second."""
@@ -76,88 +56,6 @@ class _Measured:
     budget: int | None
     losses: Tensor
     reading: float
-
-
-def compare_policies(
-    model: str | LoadedModel | PreTrainedModel,
-    *,
-    corpus: str | Corpus = "python_source",
-    policies: Sequence[str] | None = None,
-    windows: Sequence[int] | None = None,
-    sinks: Sequence[int] = (0, 1, 2, 4, 8),
-    tokens: int | None = None,
-    documents: int = 8,
-    seed: int = 0,
-    bos: str = "auto",
-    device: str = "auto",
-    dtype: str = "auto",
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    out: Path | None = None,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-) -> CacheResult:
-    """Read long texts under every cache policy: what each loses, how fast it decodes, what it holds, and which one to use.
-
-    Policies of bounded memory are compared at equal size: the sinks are part of the window's budget, as in Table 2 of Xiao et
-    al. 2024 (arXiv 2309.17453).
-
-    Args:
-        model: a name for :func:`sinklab.load_model`, or a model in memory.
-        corpus: a registered name, the path of a text, or a corpus; of a corpus with documents, those held out of training.
-        policies: registered names; by default all, those that no recommendation rests on at the largest size only.
-        windows: tokens held before the query, sinks included; by default a quarter and half of what the model was trained on.
-        sinks: numbers of first tokens that ``sink_window`` keeps; 0 is the plain window.
-        tokens: tokens of a document, the beginning-of-sequence token included.
-        documents: how many texts, at most.
-        seed: of corpora that are drawn; documents are taken in their order.
-        bos: ``auto`` (as the tokenizer does by itself), ``always`` or ``none``.
-        out: directory for ``summary.json``, ``table.parquet``, ``run.json`` and ``loss.png``.
-        overwrite: replace an earlier result in ``out``.
-        progress: told about every chunk.
-
-    Raises:
-        UnknownNameError: no such policy, corpus or model.
-        InputError: a text too short, or of no more tokens than the policies hold.
-        ConfigurationError: sizes that do not fit together.
-        UnsupportedModelError: a model that predicts no next token.
-    """
-    if out is not None:
-        check_free(out, overwrite)
-    names = checked_names(policies)
-    text = resolve_corpus(corpus)
-    loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
-    started = time.time()
-    budgets = checked_budgets(loaded, windows, sinks)
-    length = tokens or default_length(loaded, budgets)
-    with_bos = uses_bos(loaded.encoder, bos)
-    rows = long_texts(text, loaded.encoder, tokens=length, documents=documents, seed=seed, bos=with_bos)
-    run_id = new_run_id()
-    summary, table = compared(
-        loaded, rows, names=names, budgets=budgets, sinks=sinks, corpus=text.name, bos=with_bos, run_id=run_id, seed=seed,
-        briefly=policies is None, progress=progress,
-    )  # fmt: skip
-    run = {
-        "run_id": run_id,
-        "kind": "cache",
-        "model": {"name": loaded.name, "class": type(loaded.model).__name__, "revision": loaded.revision},
-        "config": {"corpus": text.name, "tokens": length, "documents": len(rows), "windows": budgets,
-                   "sinks": sorted(set(sinks)), "policies": names, "seed": seed, "bos": bos,
-                   "bos_tokens_per_sample": int(with_bos)},
-        "corpus": {"name": text.name, **dataclasses.asdict(text.identity)},
-        "token_sha256": hash_tokens(rows),
-        **environment(loaded),
-        "wall_seconds": round(time.time() - started, 3),
-    }  # fmt: skip
-    if out is not None:
-        from sinklab.report.policies import write_policy_plot
-
-        with whole_folder(out) as folder:
-            write_table(table, folder / "table.parquet")
-            write_json(summary, folder / "summary.json")
-            write_json(run, folder / "run.json")
-            write_policy_plot(summary, folder / "loss.png")
-    return CacheResult(summary, table, run, out)
 
 
 def compared(
@@ -174,11 +72,12 @@ def compared(
     found: Sinks | None = None,
     steps: int = STEPS,
     briefly: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Summary and long table of :func:`compare_policies`, for texts ``rows``, int64 ``(documents, tokens)``.
+    """Summary and long table of a comparison.
 
     Args:
+        rows: texts, int64 ``(documents, tokens)``.
         found: where the sinks are, if that is known; looked for if ``None``.
         steps: single tokens that are timed.
         briefly: take policies that no recommendation rests on at the largest size only.
@@ -191,7 +90,7 @@ def compared(
     if length <= held + 1:
         raise InputError(
             f"a window of {held} tokens covers the {length} tokens of a text, so nothing is ever evicted and all policies are "
-            f"one; choose a smaller --window or more --tokens than {held + 1}"
+            f"one; choose a smaller `window` or more `tokens` than {held + 1}"
         )
     trained = trained_length(loaded)
     # Where every policy has long evicted and, if the text is long enough, dense attention is past its training.
@@ -201,7 +100,7 @@ def compared(
     plan = list(plan_policies(loaded, rows, names, budgets, sinks, found, bos, left_out, briefly=briefly))
     for number, (policy, budget) in enumerate(plan, start=1):
         stage = f"{number}/{len(plan)} {label(policy)}"
-        report = None if progress is None else (lambda done, total, stage=stage: progress(stage, done, total))
+        report = functools.partial(progress, stage)
         try:
             if not policy.bounded and length > (trained or length):
                 _require_positions(loaded, length)
@@ -216,7 +115,7 @@ def compared(
     steps = max(1, min(steps, length - WARM_UP - 1))
     timed = decoding(
         loaded.model, rows[:1], [entry.policy for entry in measured], steps=steps, warm_up=min(WARM_UP, length - steps - 1),
-        progress=None if progress is None else (lambda done, total: progress("decoding", done, total)),
+        progress=functools.partial(progress, "decoding"),
     )  # fmt: skip
     summary = _summary(loaded, rows, measured, timed, left_out, first, trained, budgets, corpus, bos)
     return summary, _table(summary, loaded, corpus, bos, run_id, seed)
@@ -242,7 +141,7 @@ def _measure(
     policy: Policy,
     budget: int | None,
     first: int,
-    report: Callable[[int, int], None] | None,
+    report: Callable[[int, int], None],
 ) -> _Measured:
     started = time.perf_counter()
     if policy.name == "recompute":

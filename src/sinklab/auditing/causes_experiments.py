@@ -8,7 +8,6 @@ from typing import Any, Literal
 from torch import nn
 
 from sinklab.auditing.causes_samples import Texts
-from sinklab.auditing.measure import Progress
 from sinklab.causes.effects import Effects
 from sinklab.causes.key_bias import key_bias
 from sinklab.causes.location import location
@@ -16,6 +15,7 @@ from sinklab.causes.massive import massive_activations
 from sinklab.causes.read_outs import read_outs
 from sinklab.causes.spread import spread
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnsupportedModelError
+from sinklab.results.run import Progress, silent
 from sinklab.sinks import Sinks
 
 __all__ = ["EXPERIMENTS", "experiments"]
@@ -38,7 +38,7 @@ def experiments(
     minimal_effect: float,
     batch_size: int,
     seed: int,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run those of a budget.
 
@@ -71,6 +71,5 @@ def experiments(
         else:
             found[name] = result.to_dict()
             rows += result.rows()
-        if progress is not None:
-            progress("experiments", len([one for one in found.values() if one is not None]), len(chosen))
+        progress("experiments", len([one for one in found.values() if one is not None]), len(chosen))
     return found, rows

@@ -5,38 +5,45 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import nn
 
-from sinklab import __version__
 from sinklab.auditing.causes_experiments import experiments
-from sinklab.auditing.causes_samples import Texts
+from sinklab.auditing.causes_samples import Texts, texts_of, usual_length
 from sinklab.auditing.causes_words import duration, sentences
-from sinklab.auditing.measure import Progress
+from sinklab.auditing.probing import classes_of
 from sinklab.causes.effects import Effects, Variant
 from sinklab.causes.engine import estimate, measure_effects
 from sinklab.causes.finding import LOSS_CHANGE, SINK_SHARE
 from sinklab.causes.labels import LABELS, HeadLabel, label_heads, require_texts, texts_needed
 from sinklab.causes.variants import make_variants
-from sinklab.errors import ConfigurationError
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora.base import Corpus
+from sinklab.errors import ConfigurationError, SinklabError
+from sinklab.models.loading import LoadedModel, hash_weights
+from sinklab.registry import operations
 from sinklab.results.metric import VALUE_RATIO, Metric
-from sinklab.results.table import write_json
+from sinklab.results.run import Progress, silent
+from sinklab.results.sources import digest_of
+from sinklab.results.store import Store
+from sinklab.results.table import make_table
 from sinklab.sinks import Head, Sinks, find_sinks
 
-__all__ = ["Asked", "Examined", "examine"]
+__all__ = ["Asked", "Examined", "causes_section", "examine", "facts_of", "texts_of_budget"]
 
 PROBE = "causes"
 DIVERGENCE = Metric(
     "divergence", "nats", "Mean over texts of the divergence of the predictions under the intervention from the model's."
 )
+
+TEXTS = {"fast": 16, "full": 64}
+"""Texts of each domain, by budget."""
 
 PIECES = 12
 """Into about how many pieces the work of a long run is cut: what a killed one loses."""
@@ -66,21 +73,21 @@ class Asked:
             or (isinstance(self.sink, int) and self.sink < 0)
             or (isinstance(self.sink, str) and self.sink not in ("auto", "null", "none"))
         ):
-            raise ConfigurationError(f"--sink {self.sink} must be auto, a position from 0, null or none")
+            raise ConfigurationError(f"`sink` {self.sink} must be auto, a position from 0, null or none")
         if self.budget not in ("fast", "full"):
-            raise ConfigurationError(f"--budget {self.budget!r} must be fast or full")
+            raise ConfigurationError(f"`budget` {self.budget!r} must be fast or full")
         if not 0 < self.level < 1:
-            raise ConfigurationError(f"--level {self.level:g} must lie between 0 and 1: the share of labels that may be false")
+            raise ConfigurationError(f"`level` {self.level:g} must lie between 0 and 1: the share of labels that may be false")
         if self.minimal_effect <= 0:
             raise ConfigurationError(
-                f"--minimal-effect {self.minimal_effect:g} must be above 0: no effect can be shown to be none"
+                f"`minimal_effect` {self.minimal_effect:g} must be above 0: no effect can be shown to be none"
             )
         if not 0 < self.threshold < 1:
-            raise ConfigurationError(f"--threshold {self.threshold:g} must lie between 0 and 1")
+            raise ConfigurationError(f"`threshold` {self.threshold:g} must lie between 0 and 1")
         if self.batch_size < 1:
-            raise ConfigurationError(f"--batch-size must be at least 1, got {self.batch_size}")
+            raise ConfigurationError(f"`batch_size` must be at least 1, got {self.batch_size}")
         if self.heads is not None and not self.heads:
-            raise ConfigurationError("--heads names no head; leave it out for all of them")
+            raise ConfigurationError("`heads` names no head; leave it out for all of them")
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -96,18 +103,11 @@ class Examined:
         summary: for ``summary.json``.
         rows: of the long table.
         record: attention module to how its heads were measured, or why one by one.
-        work: the folder with what a killed run would take up again.
     """
 
     summary: dict[str, Any]
     rows: list[dict[str, Any]]
     record: dict[str, str]
-    work: Path | None
-
-    def forget(self) -> None:
-        """Remove the folder, once the results are written elsewhere."""
-        if self.work is not None:
-            shutil.rmtree(self.work, ignore_errors=True)
 
 
 def examine(
@@ -117,16 +117,16 @@ def examine(
     *,
     identity: dict[str, Any],
     sinks: Sinks | None = None,
-    work: Path | None = None,
+    store: Store | None = None,
     say: Callable[[str], None] = lambda text: None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Examined:
     """Find the sink, measure every variant on every head, and label.
 
     Args:
         sinks: where the sinks are, if that is known; found on these texts otherwise.
-        identity: what the model is; effects that a killed run left are of no use to another model.
-        work: folder for effects measured so far, a file for each attention module.
+        identity: what the model is, besides its weights.
+        store: of effects measured so far, an entry for a few attention modules.
 
     Raises:
         SinklabError: see :func:`~sinklab.auditing.causes.find_causes`.
@@ -138,17 +138,18 @@ def examine(
     place: Any = asked.sink if isinstance(asked.sink, int) else {"auto": "find", "null": "null", "none": None}[asked.sink]
     if sinks is not None:
         place = sinks.main
-    with _options("--threshold, --sink POSITION, --sink null or --sink none"):
+    with _named("`threshold`, `sink` as a position, null or none"):
         sinks = find_sinks(
             model, samples.inputs, threshold=asked.threshold, place=place, groups=samples.groups(), batch_size=asked.batch_size
         )
         if place == "find":
             sinks.require()
     heads = _chosen(sinks.heads, asked)
-    with _options("--texts, --heads, --level"):
+    with _named("`texts`, `heads`, `level`"):
         require_texts(samples, sinks, heads, level=asked.level)
     variants = make_variants(sinks, samples, budget=asked.budget, seed=asked.seed)
-    effects = _effects(model, given, asked, variants, heads, identity, work, say, progress)
+    identity = {**identity, "main_sink": sinks.describe(), "other_sinks": sinks.secondary}
+    effects = _effects(model, given, asked, variants, heads, identity, store or Store(None), say, progress)
     labels = label_heads(effects, sinks, level=asked.level, minimal_effect=asked.minimal_effect)
     needed = texts_needed(effects, sinks, level=asked.level, minimal_effect=asked.minimal_effect)
     listed = [_head(label, sinks, effects) for label in labels]
@@ -172,16 +173,72 @@ def examine(
         batch_size=asked.batch_size, seed=asked.seed, progress=progress,
     )  # fmt: skip
     summary.update(also)
-    return Examined(summary, [*_effect_rows(effects), *_head_rows(listed), *rows], effects.record, work)
+    return Examined(summary, [*_effect_rows(effects), *_head_rows(listed), *rows], effects.record)
+
+
+def causes_section(
+    loaded: LoadedModel,
+    text: Corpus,
+    summary: dict[str, Any],
+    sinks: Sinks,
+    *,
+    run_id: str,
+    seed: int,
+    progress: Progress = silent,
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """The causes as a section of an audit: the fast budget on texts of its corpus, with its threshold, seed and BOS.
+
+    Args:
+        summary: of the same audit.
+        sinks: that it found.
+
+    Returns:
+        What ``summary.json`` has under ``causes``, ``{"refused": why}`` where they cannot be had; and rows of the long table.
+    """
+    asked = Asked(threshold=summary["threshold"], seed=seed)
+    try:
+        given = texts_of_budget(loaded, [text], "fast", seed=seed, bos=bool(summary["bos"]))
+        facts = facts_of(loaded.model, loaded)
+        found = examine(loaded.model, given, asked, identity=facts, sinks=sinks, progress=progress)
+    except SinklabError as error:
+        return {"refused": str(error)}, make_table([])
+    return found.summary, make_table(found.rows, run_id=run_id, seed=seed, bos=int(summary["bos"]), **facts)
+
+
+def texts_of_budget(
+    loaded: LoadedModel,
+    domains: Sequence[str | Corpus],
+    budget: str,
+    *,
+    texts: int | None = None,
+    seq_len: int | None = None,
+    seed: int,
+    bos: bool,
+) -> Texts:
+    """Texts of every domain, by default as many and as long as the budget says.
+
+    Raises:
+        SinklabError: see :func:`~sinklab.auditing.causes_samples.texts_of`.
+    """
+    corpora = [(domain if isinstance(domain, str) else domain.name, resolve_corpus(domain)) for domain in domains]
+    count, length = TEXTS[budget] if texts is None else texts, usual_length(loaded) if seq_len is None else seq_len
+    return texts_of(loaded, corpora, texts=count, seq_len=length, seed=seed, bos=bos)
+
+
+def facts_of(module: nn.Module, loaded: LoadedModel | None) -> dict[str, Any]:
+    """Columns of the table that say what was examined; a model that is not of transformers has its class alone."""
+    if loaded is not None:
+        return {"model": loaded.name, "revision": loaded.revision, "operation": loaded.operation}
+    return {"model": type(module).__name__, "revision": None, "operation": None}
 
 
 @contextlib.contextmanager
-def _options(names: str) -> Iterator[None]:
-    """Say by which options a setting that cannot be is changed."""
+def _named(parameters: str) -> Iterator[None]:
+    """Say by which parameters a setting that cannot be is changed."""
     try:
         yield
     except ConfigurationError as error:
-        raise ConfigurationError(f"{error} (options of sinklab causes: {names})") from error
+        raise ConfigurationError(f"{error} (see {parameters})") from error
 
 
 def _chosen(heads: Sequence[Head], asked: Asked) -> list[Head]:
@@ -195,7 +252,7 @@ def _chosen(heads: Sequence[Head], asked: Asked) -> list[Head]:
             f"{min(counts.values())}" if len(set(counts.values())) == 1 else f"{min(counts.values())} to {max(counts.values())}"
         )
         raise ConfigurationError(
-            f"--heads {','.join(missing)}: there is no such head; the model has {len(counts)} layers of {sizes} heads, "
+            f"`heads` {','.join(missing)}: there is no such head; the model has {len(counts)} layers of {sizes} heads, "
             f"written layer.head from 0.0 to {max(known)[0]}.{max(known)[1]}"
         )
     return [known[pair] for pair in dict.fromkeys(asked.heads)]
@@ -208,18 +265,19 @@ def _effects(
     variants: Sequence[Variant],
     heads: Sequence[Head],
     identity: dict[str, Any],
-    work: Path | None,
+    store: Store,
     say: Callable[[str], None],
-    progress: Progress | None,
+    progress: Progress,
 ) -> Effects:
-    """Effects of all heads, a few modules at a time if what is measured is to be kept."""
+    """Effects of all heads, a few modules at a time if what is measured is to be stored."""
     modules = list(dict.fromkeys(head.module for head in heads))
-    size = len(modules) if work is None else max(1, len(modules) // PIECES)
+    size = len(modules) if store.folder is None else max(1, len(modules) // PIECES)
     pieces = [set(modules[start : start + size]) for start in range(0, len(modules), size)]
     groups = [[head for head in heads if head.module in piece] for piece in pieces]
-    store = None if work is None else _Store(work, _signature(given, asked, variants, identity))
-    kept = [None if store is None else store.read(group, given) for group in groups]
-    missing = [group for group, found in zip(groups, kept, strict=True) if found is None]
+    settings, sources = _store_key(model, given, asked, variants, identity) if store.folder is not None else ({}, "")
+    keys = [(f"layer-{group[0].layer}", {**settings, "heads": list(map(str, group))}, sources) for group in groups]
+    stored = [store.get(*key) for key in keys]
+    missing = [group for group, found in zip(groups, stored, strict=True) if found is None]
     if missing:
         waiting = [head for group in missing for head in group]
         seconds = estimate(model, given.samples, given.readout, variants, waiting, batch_size=asked.batch_size)
@@ -229,19 +287,23 @@ def _effects(
         say(f"{what} take {duration(seconds)}{rest}")
     parts: list[Effects] = []
     done = 0
-    for group, found in zip(groups, kept, strict=True):
+    for group, key, found in zip(groups, keys, stored, strict=True):
         if found is None:
 
             def shown(stage: str, part: int, total: int, done: int = done, share: int = len(group)) -> None:
-                if progress is not None:
-                    progress(stage, round(100 * (done + share * part / total)), 100 * len(heads))
+                progress(stage, round(100 * (done + share * part / total)), 100 * len(heads))
 
-            found = measure_effects(
+            part = measure_effects(
                 model, given.samples, given.readout, variants, group, batch_size=asked.batch_size, progress=shown
             )
-            if store is not None:
-                store.write(found)
-        parts.append(found)
+            arrays = {"loss": part.loss, "divergence": part.divergence, "clean_loss": part.clean_loss}
+            store.put(*key, part.record, arrays)
+        else:
+            names = [variant.name for variant in variants]
+            part = Effects(
+                names, group, given.samples.domain_names, unit=given.readout.unit, record=found.record, **found.arrays
+            )
+        parts.append(part)
         done += len(group)
     record = {module: how for part in parts for module, how in part.record.items()}
     return Effects(
@@ -251,61 +313,26 @@ def _effects(
     )  # fmt: skip
 
 
-class _Store:
-    """Effects of each attention module in a file, so that a killed run is taken up where it was.
-
-    Args:
-        folder: made when the first effects are written; emptied if it holds those of other settings.
-        signature: of everything that the effects depend on.
-    """
-
-    def __init__(self, folder: Path, signature: dict[str, Any]) -> None:
-        self.folder = folder
-        path = folder / "signature.json"
-        if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != signature:
-            shutil.rmtree(folder)
-        self._signature = signature
-
-    def read(self, heads: Sequence[Head], given: Texts) -> Effects | None:
-        """The effects on some heads of one module, ``None`` where they are not there."""
-        path = self._path(heads)
-        if not path.is_file():
-            return None
-        with np.load(path, allow_pickle=False) as held:
-            arrays = {name: held[name] for name in ("loss", "divergence", "clean_loss")}
-            record = json.loads(str(held["record"]))
-        names = given.samples.domain_names
-        return Effects(self._signature["variants"], list(heads), names, unit=given.readout.unit, record=record, **arrays)
-
-    def write(self, effects: Effects) -> None:
-        """Keep the effects on some heads of one module; the file is there whole or not at all."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self._signature, self.folder / "signature.json")
-        path = self._path(effects.heads)
-        half = path.with_name(f"half-{path.name}")
-        record = np.array(json.dumps(effects.record))
-        np.savez(half, loss=effects.loss, divergence=effects.divergence, clean_loss=effects.clean_loss, record=record)
-        half.replace(path)
-
-    def _path(self, heads: Sequence[Head]) -> Path:
-        digest = hashlib.sha256(" ".join(map(str, heads)).encode()).hexdigest()[:12]  # names of 64 heads are no file name
-        return self.folder / f"layer-{heads[0].layer}-{digest}.npz"
-
-
-def _signature(given: Texts, asked: Asked, variants: Sequence[Variant], identity: dict[str, Any]) -> dict[str, Any]:
+def _store_key(
+    model: nn.Module, given: Texts, asked: Asked, variants: Sequence[Variant], identity: dict[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """What effects depend on besides the heads: the settings, and the digest of the code."""
     digest = hashlib.sha256()
     samples = given.samples
     for tensor in (*samples.inputs.values(), samples.domains, *(() if samples.targets is None else (samples.targets,))):
         digest.update(str(tuple(tensor.shape)).encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return {
+    settings = {
         **identity,
         **{name: value for name, value in asked.to_dict().items() if name in ("sink", "budget", "threshold", "seed")},
+        "weights": hash_weights(model),
         "variants": [variant.name for variant in variants],
         "readout": type(given.readout).__qualname__,
         "samples": digest.hexdigest(),
-        "sinklab": __version__,
     }
+    operation = [operations[identity["operation"]]] if identity["operation"] in operations else []
+    origins = (measure_effects, make_variants, find_sinks, type(given.readout), *operation, *classes_of(model))
+    return settings, digest_of(*origins)
 
 
 def _head(label: HeadLabel, sinks: Sinks, effects: Effects) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def texts_of(
     """
     names = [name for name, _ in corpora]
     if len(set(names)) < len(names) or not names:
-        raise ConfigurationError(f"--domains {','.join(names) or 'with nothing'}: name at least one corpus, and each once")
+        raise ConfigurationError(f"`domains` {','.join(names) or 'with nothing'}: name at least one corpus, and each once")
     try:
         readout = readout_for(loaded.model)
     except UnsupportedModelError as error:

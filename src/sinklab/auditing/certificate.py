@@ -8,9 +8,10 @@ import pandas as pd
 from torch import Tensor
 
 from sinklab.attention.probe import Probe
-from sinklab.auditing.measure import Progress, labelled, run_probes
+from sinklab.auditing.probing import labelled, run_probes
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
+from sinklab.results.run import Progress, silent
 from sinklab.results.table import make_table
 from sinklab.sinks import Sink, Sinks
 from sinklab.theory.no_op_certificate import NoOpCertificate
@@ -39,7 +40,7 @@ def certified(
     *,
     run_id: str,
     seed: int,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> tuple[dict[str, Any], pd.DataFrame, list[Probe]]:
     """Certify all heads on the first samples of an audit's main condition.
 
@@ -65,7 +66,7 @@ def certified(
         heads = _heads(table, summary["threshold"], summary["normalized"])
         if not heads:
             raise InputError(
-                f"no query of the samples sees its sink ({_place(sink)}) and another key; give longer samples (--seq-len)"
+                f"no query of the samples sees its sink ({_place(sink)}) and another key; give longer samples (`seq_len`)"
             )
     except (ConfigurationError, InputError, MeasurementError, UnsupportedModelError) as error:
         return {"refused": str(error)}, make_table([]), []

@@ -29,7 +29,7 @@ def long_texts(text: Corpus, encoder: Encoder, *, tokens: int, documents: int, s
         ConfigurationError: fewer than 2 tokens or 1 document.
     """
     if tokens < 2 or documents < 1:
-        raise ConfigurationError(f"--tokens must be at least 2 and --documents at least 1, got {tokens} and {documents}")
+        raise ConfigurationError(f"`tokens` must be at least 2 and `documents` at least 1, got {tokens} and {documents}")
     if type(text).documents is Corpus.documents:
         return text.sample(encoder, seq_len=tokens, samples=documents, seed=seed, bos=bos)
     own = tokens - bos
@@ -42,7 +42,7 @@ def long_texts(text: Corpus, encoder: Encoder, *, tokens: int, documents: int, s
     if not rows:
         raise InputError(
             f"corpus {text.name!r} ({text.identity.source}) is too short: its longest text has {longest} tokens and {own} are "
-            "wanted; lower --tokens, or give a longer text"
+            "wanted; lower `tokens`, or give a longer text"
         )
     result = torch.tensor(rows, dtype=torch.int64)
     return torch.nn.functional.pad(result, (1, 0), value=encoder.bos_token_id) if bos else result

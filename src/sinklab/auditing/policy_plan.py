@@ -45,14 +45,14 @@ def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: S
         ConfigurationError: no room for the sinks.
     """
     if not sinks or min(sinks) < 0:
-        raise ConfigurationError(f"--sinks {list(sinks)} must be numbers of tokens, 0 or more")
+        raise ConfigurationError(f"`sinks` {list(sinks)} must be numbers of tokens, 0 or more")
     if windows is None:
         half = min((trained_length(loaded) or 2 * LARGEST_WINDOW) // 2, LARGEST_WINDOW)
         windows = [half // 2, half] if half // 2 > max(sinks) else [half]
     if not windows or min(windows) <= max(sinks):
         raise ConfigurationError(
             f"a window of {min(windows, default=0)} tokens has no room for {max(sinks)} sinks and one recent token: the sinks "
-            "are part of it, so that policies of one size are compared; choose a larger --window or fewer --sinks"
+            "are part of it, so that policies of one size are compared; choose a larger `window` or fewer `sinks`"
         )
     return sorted(set(windows))
 

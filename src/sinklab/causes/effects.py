@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,11 +13,10 @@ from sinklab.attention.intervention import HeadIntervention
 from sinklab.attention.session import attend
 from sinklab.causes.readout import Readout
 from sinklab.causes.samples import Samples
+from sinklab.results.run import Progress, silent
 from sinklab.sinks import Head
 
-__all__ = ["Effects", "Progress", "Variant", "one_by_one"]
-
-Progress = Callable[[str, int, int], None]
+__all__ = ["Effects", "Variant", "one_by_one"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,7 +78,7 @@ def one_by_one(
     heads: Sequence[Head],
     *,
     batch_size: int = 16,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Effects:
     """Run the whole model once for every variant, head and batch; the definition that everything faster is tested against.
 
@@ -103,8 +102,7 @@ def one_by_one(
                 loss[number, place, start:stop] = part.by_domain(readout.loss(edited, part) - own).cpu().numpy()
                 divergence[number, place, start:stop] = part.by_domain(readout.divergence(edited, clean)).cpu().numpy()
                 done += 1
-                if progress is not None:
-                    progress("effects", done, total)
+                progress("effects", done, total)
     return Effects(
         [variant.name for variant in variants], list(heads), samples.domain_names, loss, divergence, clean_loss, readout.unit
     )

@@ -25,12 +25,13 @@ from sinklab.attention.intervention import HeadIntervention
 from sinklab.attention.matmul_precision import fast_float32, linear_sizes
 from sinklab.attention.session import attend
 from sinklab.attention.some_heads import of_heads
-from sinklab.causes.effects import Effects, Progress, Variant, one_by_one
+from sinklab.causes.effects import Effects, Variant, one_by_one
 from sinklab.causes.engine_call import SharedHead
 from sinklab.causes.readout import Changes, Readout
 from sinklab.causes.replay import Recording, Replay
 from sinklab.causes.samples import Samples
 from sinklab.errors import ConfigurationError, MeasurementError
+from sinklab.results.run import Progress, silent
 from sinklab.sinks import Head
 
 __all__ = ["REPLAYED", "estimate", "measure_effects"]
@@ -59,7 +60,7 @@ def measure_effects(
     heads: Sequence[Head],
     *,
     batch_size: int = 16,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Effects:
     """The same as :func:`~sinklab.causes.effects.one_by_one`, up to rounding.
 
@@ -86,8 +87,7 @@ def measure_effects(
     def advance(number: int) -> None:
         nonlocal done
         done += number
-        if progress is not None:
-            progress("effects", done, total)
+        progress("effects", done, total)
 
     with torch.no_grad(), _fast_products(model, samples):
         plan = _make_plan(model, samples, readout, variants, heads)

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sinklab.auditing.measure import uses_bos
 from sinklab.auditing.policy_plan import trained_length
+from sinklab.auditing.probing import uses_bos
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import UnsupportedModelError
 from sinklab.models.loading import LoadedModel, load_model

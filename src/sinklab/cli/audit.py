@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,7 +67,7 @@ def audit(
         sinklab audit org/model --bos none --json > summary.json
     """
     quiet_libraries()
-    from sinklab.auditing import audit as run_audit
+    from sinklab.auditing.audit import audit as run_audit
 
     folder = Path("sinklab-audit") / _folder_name(str(model)) if out is None else out
     with output.progress() as progress:
@@ -92,10 +91,7 @@ def audit(
             overwrite=overwrite,
             progress=progress,
         )
-    if as_json:
-        output.print_json(result.summary)
-    else:
-        output.print_summary(result.summary, str(folder / "report.html"))
+    output.print_result(result, as_json)
 
 
 @command
@@ -128,7 +124,7 @@ def measure(
         sinklab measure ./my-checkpoint --probe null_mass --corpus random_tokens --out build/null
     """
     quiet_libraries()
-    from sinklab.auditing import measure as run_measure
+    from sinklab.auditing.measure import measure as run_measure
 
     with output.progress() as progress:
         result = run_measure(
@@ -148,12 +144,7 @@ def measure(
             overwrite=overwrite,
             progress=progress,
         )
-    if as_json:
-        result.table.to_json(sys.stdout, orient="records", lines=True, force_ascii=False)
-    else:
-        output.print_measurement(result.table)
-        if out is not None:
-            print(f"\ntable  {out / 'table.parquet'}")
+    output.print_result(result, as_json)
 
 
 def _folder_name(model: str) -> str:

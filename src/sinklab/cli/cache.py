@@ -56,7 +56,7 @@ def cache(
         sinklab cache embedded:sigmoid --json > policies.json
     """
     quiet_libraries()
-    from sinklab.auditing.cache_policies import compare_policies
+    from sinklab.auditing.cache import compare_policies
 
     with output.progress() as progress:
         result = compare_policies(
@@ -77,9 +77,4 @@ def cache(
             overwrite=overwrite,
             progress=progress,
         )
-    if as_json:
-        output.print_json(result.summary)
-        return
-    output.print_policies(result.summary)
-    if out is not None:
-        print(f"\nplot  {out / 'loss.png'}")
+    output.print_result(result, as_json)

@@ -5,11 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from typing import TYPE_CHECKING, Literal
 
 from sinklab.arguments import (
     AsJson,
@@ -28,20 +24,13 @@ from sinklab.cli.quiet import quiet_libraries
 from sinklab.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    pass
 
 __all__ = ["causes"]
 
 
-COLOURS = {"semantic": "blue", "dormant": "magenta", "switch": "yellow", "broadcast": "green", "undecided": "dim"}
-COLUMNS = {"redirect": "all to the sink", "hide": "sink hidden", "zero_value": "its value zeroed", "zero": "head zeroed"}
-"""Interventions that the table shows, with their headings."""
-
 WORDS: tuple[Literal["auto", "null", "none"], ...] = ("auto", "null", "none")
 """What --sink may be, besides a position."""
-
-PER_HEAD = 40
-"""Heads that the terminal shows; a larger model's undecided ones are in summary.json alone."""
 
 
 @command
@@ -125,12 +114,7 @@ def causes(
             say=lambda text: print(text, file=sys.stderr),
             progress=progress,
         )
-    if as_json:
-        output.print_json(result.summary)
-        return
-    _print(result.summary)
-    if out is not None:
-        print(f"\nreport  {out / 'report.html'}")
+    output.print_result(result, as_json)
 
 
 def parse_heads(text: str) -> list[tuple[int, int]] | None:
@@ -161,38 +145,3 @@ def parse_sink(text: str) -> int | Literal["auto", "null", "none"]:
     if not text.isdecimal():
         raise ConfigurationError(f"--sink {text} must be auto, a position from 0, null or none")
     return int(text)
-
-
-def _print(summary: Mapping[str, Any]) -> None:
-    console = Console(soft_wrap=True, highlight=False, width=None if Console().is_terminal else output.PIPE_WIDTH)
-    every = summary["heads"]
-    shown = [head for head in every if head["label"] != "undecided"] if len(every) > PER_HEAD else every
-    used = [name for name in COLUMNS if any(name in head["effects"] for head in every)]
-    for domain in summary["domains"]:
-        table = Table(box=None, pad_edge=False)
-        for name in ("head", "label", "sink weight", "value", *(COLUMNS[name] for name in used)):
-            table.add_column(name, justify="left" if name in ("head", "label") else "right")
-        for head in shown:
-            label = head["domains"].get(domain, head["label"])
-            numbers = (head["sink_weight"], head["value_ratio"])
-            table.add_row(
-                f"{head['layer']}.{head['head']}",
-                f"[{COLOURS[label]}]{label}[/]",
-                *("–" if number is None else f"{number:.2f}" for number in numbers),
-                *(_effect(head["effects"].get(name, {}).get(domain)) for name in used),
-            )
-        console.print(f"[bold]{escape(domain)}[/bold], change of the loss in {summary['unit']} with its interval")
-        console.print(table)
-        console.print()
-    if len(shown) < len(every):
-        console.print(f"{len(every) - len(shown)} undecided heads are not shown\n")
-    counts = ", ".join(f"{count} {label}" for label, count in summary["counts"].items() if count)
-    console.print(f"[bold]{counts}[/bold]")
-    console.print(summary["text"], markup=False)
-
-
-def _effect(effect: Mapping[str, float] | None) -> str:
-    if effect is None or effect["mean"] is None:
-        return "–"
-    interval = f"[{effect['low']:+z.4f}, {effect['high']:+z.4f}]"
-    return f"{effect['mean']:+z.4f} {escape(interval)}"

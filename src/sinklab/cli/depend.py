@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from sinklab.arguments import AsJson, Bos, Device, Dtype, ModelSource, Overwrite, Revision, TrustRemoteCode, command
 from sinklab.cli import output
 from sinklab.cli.quiet import quiet_libraries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    pass
 
 __all__ = ["depend"]
 
@@ -85,45 +82,4 @@ def depend(
             overwrite=overwrite,
             progress=progress,
         )
-    if as_json:
-        output.print_json(result.summary)
-        return
-    for number, outcome in enumerate(result.summary["tasks"]):
-        _print(outcome, first=number == 0)
-    if out is not None:
-        print(f"\ntable  {out / 'table.parquet'}")
-
-
-def _print(outcome: Mapping[str, Any], first: bool) -> None:
-    console = Console(soft_wrap=True, highlight=False, width=None if Console().is_terminal else output.PIPE_WIDTH)
-    unit = {"log_likelihood": "nats per token", "choice": "share of digits right"}.get(outcome["metric"], outcome["metric"])
-    shown = Table(box=None, pad_edge=False)
-    for name in ("policy", unit, "interval", f"less {outcome['without']}", "interval", AXES.get(outcome["axis"], "")):
-        shown.add_column(name, justify="left" if name == "policy" else "right")
-    for row in outcome["policies"]:
-        if "refused" in row:
-            shown.add_row(row["policy"], "not run")
-            continue
-        shown.add_row(row["policy"], *_cells(row["score"], ""), *_cells(row["difference"], "+"), _length(outcome, row))
-    console.print(f"{'' if first else chr(10)}[bold]{outcome['task']}[/bold], {outcome['items']} items")
-    console.print(shown)
-    for row in outcome["policies"]:
-        if "refused" in row:
-            console.print(f"{row['policy']} was not run: {row['refused']}", markup=False)
-    console.print(outcome["sentence"], markup=False, style="bold")
-
-
-AXES = {"distance": "found back to", "context": "context of use", "position": "answered up to"}
-"""Heading of the effective length, by the task's axis."""
-
-
-def _cells(interval: Mapping[str, float] | None, sign: str) -> tuple[str, str]:
-    if interval is None:
-        return "", ""
-    return f"{interval['mean']:{sign}.3f}", f"{interval['low']:{sign}.3f} … {interval['high']:{sign}.3f}"
-
-
-def _length(outcome: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    if outcome["axis"] is None:
-        return ""
-    return "at chance" if row["effective_length"] is None else f"{row['effective_length']} tokens"
+    output.print_result(result, as_json)

@@ -1,5 +1,5 @@
 """Evaluation: scores of a model under several cache policies, and whether they depend on the sink tokens."""
 
-from sinklab.evaluation.depend import DependResult, depend
+from sinklab.evaluation.depend import depend
 
-__all__ = ["DependResult", "depend"]
+__all__ = ["depend"]

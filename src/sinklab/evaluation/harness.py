@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from sinklab.evaluation.contenders import Contenders
 from sinklab.evaluation.lm_eval import PolicyLM, TaskManager, evaluate
 from sinklab.evaluation.outcome import outcome
 from sinklab.models.loading import LoadedModel
+from sinklab.results.run import Progress, silent
 
 __all__ = ["run_harness"]
 
@@ -36,7 +36,7 @@ def run_harness(
     items: int,
     seed: int,
     level: float,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress = silent,
 ) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
     """The summary, the rows of the table and the record of one task, as :func:`~sinklab.evaluation.depend.depend` takes them.
 
@@ -89,16 +89,15 @@ def run_harness(
             raise InputError(f"task {name!r} has none of {', '.join(SCORES)} for each document, and the verdict needs one")
         found[label] = [_document(sample, metric, lm) for sample in samples]
         bos[label] = lm.bos_record()
-        if progress is not None:
-            progress(f"lm_eval:{name}", number + 1, len(contenders.policies))
+        progress(f"lm_eval:{name}", number + 1, len(contenders.policies))
     documents = found[contenders.without]
     counted = [index for index, document in enumerate(documents) if document.longest >= contenders.budget + 2]
     if len(counted) < 2:
         longest = max((document.longest for document in documents), default=0)
         raise ConfigurationError(
             f"task {name!r}: {len(counted)} of {len(documents)} documents are longer than the window of "
-            f"{contenders.budget} tokens, the longest has {longest}; choose a smaller --window or more "
-            "--items"
+            f"{contenders.budget} tokens, the longest has {longest}; choose a smaller `window` or more "
+            "`items`"
         )
     choices = [documents[index].choices for index in counted]
     summary = outcome(

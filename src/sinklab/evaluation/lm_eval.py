@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.auditing.measure import opened
+from sinklab.auditing.probing import opened
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.losses import cross_entropies
 from sinklab.models.loading import LoadedModel

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["write_plot"]
+__all__ = ["write_plots"]
 
 AXES = {
     "distance": "tokens from the fact to the end of the answer",
@@ -16,8 +16,18 @@ AXES = {
 COLOURS = ("#4269d0", "#ff725c", "#3ca951", "#efb118", "#a463f2", "#6cc5b0", "#9c6b4e", "#9498a0")
 
 
-def write_plot(summary: Mapping[str, Any], path: Path) -> None:
-    """Draw one task of the summary of :func:`~sinklab.evaluation.depend.depend`."""
+def write_plots(tasks: Iterable[Mapping[str, Any]], folder: Path) -> None:
+    """Draw every task that has curves, ``TASK.png`` in a folder.
+
+    Args:
+        tasks: of the summary of :func:`~sinklab.evaluation.depend.depend`.
+    """
+    for task in tasks:
+        if task["curves"]:
+            _write_plot(task, folder / f"{task['task'].replace(':', '-')}.png")
+
+
+def _write_plot(summary: Mapping[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")

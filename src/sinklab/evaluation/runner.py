@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from sinklab.evaluation.judge import effective_length, useful_context
 from sinklab.evaluation.score import METRICS, Scores, score_sheet
 from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy
+from sinklab.results.run import Progress
 from sinklab.streaming.reader import open_reader
 from sinklab.tasks.base import Sheet, Task
 
@@ -49,7 +50,7 @@ def run_task(
     items: int,
     seed: int,
     bos: bool,
-    progress: Callable[[str, int, int], None] | None,
+    progress: Progress,
 ) -> ScoredTask:
     """Score every sheet under every policy; a policy that the model refuses is noted, unless the verdict needs it."""
     sheets = list(task.sheets(loaded.encoder, budget=contenders.budget, rows=items, seed=seed, bos=bos))
@@ -61,8 +62,7 @@ def run_task(
         try:
             for index, sheet in enumerate(sheets):
                 found.append(_score_all(loaded, policy, sheet))
-                if progress is not None:
-                    progress(task.name, number * len(sheets) + index + 1, total)
+                progress(task.name, number * len(sheets) + index + 1, total)
         except UnsupportedModelError as error:
             if name in (contenders.with_sinks, contenders.without, contenders.floor):
                 raise

@@ -24,7 +24,7 @@ from sinklab.models.checkpoint import first_line, hash_files, locate, read_confi
 from sinklab.models.language_model import SinkLMConfig
 from sinklab.registry import operations
 
-__all__ = ["DTYPES", "LoadedModel", "load_model", "wrap_model"]
+__all__ = ["DTYPES", "LoadedModel", "hash_weights", "load_model", "wrap_model"]
 
 DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
@@ -144,19 +144,24 @@ def wrap_model(model: PreTrainedModel, tokenizer: Any = None, *, name: str = "in
         InputError: NaN or infinity in its weights.
     """
     _check_finite(model, name)
-    digest = hashlib.sha256()
-    for key, tensor in sorted(model.state_dict().items()):
-        digest.update(key.encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return LoadedModel(
         name=name,
         model=model.eval(),
         tokenizer=tokenizer,
         encoder=_encoder(model, tokenizer),
-        revision=f"sha256-{digest.hexdigest()[:16]}",
+        revision=hash_weights(model),
         operation=_operation(model),
         num_parameters=model.num_parameters(),
     )
+
+
+def hash_weights(model: nn.Module) -> str:
+    """Identity of the weights of a model in memory: ``sha256-`` and the first 16 digits of the hash of names and values."""
+    digest = hashlib.sha256()
+    for key, tensor in sorted(model.state_dict().items()):
+        digest.update(key.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return f"sha256-{digest.hexdigest()[:16]}"
 
 
 def _device(name: str) -> torch.device:

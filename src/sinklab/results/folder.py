@@ -21,10 +21,10 @@ def check_free(out: Path, overwrite: bool) -> None:
         InputError: it exists and ``overwrite`` is off, or it cannot be made here.
     """
     if out.exists() and not out.is_dir():
-        raise InputError(f"output {out} exists and is a file; give a directory as `out`")
+        raise InputError(f"output {out} exists and is a file; give a directory with `out`")
     if out.exists() and any(out.iterdir()):
         if not overwrite:
-            raise InputError(f"output directory {out} exists; choose another `out`, or set `overwrite` to replace it")
+            raise InputError(f"output directory {out} exists; choose another with `out`, or replace it with `overwrite`")
         if not (out / "run.json").is_file():
             raise InputError(
                 f"output directory {out} holds no run.json, so it is no earlier result and is not replaced; remove it by hand"
@@ -33,7 +33,7 @@ def check_free(out: Path, overwrite: bool) -> None:
     parent = next(parent for parent in out.absolute().parents if parent.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(
-            f"output directory {out} cannot be made: {parent} is not a directory that you may write; choose another `out`"
+            f"output directory {out} cannot be made: {parent} is not a directory that you may write; choose another with `out`"
         )
 
 
@@ -70,13 +70,13 @@ class FolderLock:
                 os.close(handle)
                 raise InputError(
                     f"output directory {self.out} is in use by {holder or 'another process'}; wait for it, end it, or choose "
-                    "another `out`"
+                    "another with `out`"
                 ) from None
             except OSError as error:
                 os.close(handle)
                 raise InputError(
                     f"output directory {self.out} is on a file system without locks ({error.strerror}), so another process "
-                    "could write there at the same time; choose another `out`"
+                    "could write there at the same time; choose another with `out`"
                 ) from error
             if self._is(handle):
                 os.ftruncate(handle, 0)

@@ -95,7 +95,7 @@ class Result:
         if self.page is None:
             raise InputError(f"a result of {self.kind} has no page; show() prints it")
         if self.folder is None:
-            raise InputError(f"this result of {self.kind} was not written, so it has no page; give a directory as `out`")
+            raise InputError(f"this result of {self.kind} was not written, so it has no page; give a directory with `out`")
         path = self.folder / "report.html"
         return path if path.is_file() else self.page(self.folder)
 
@@ -164,7 +164,7 @@ class Run:
             raise ConfigurationError("`overwrite` begins anew and `resume` goes on; give one of them")
         if out is None and (overwrite or resume):
             name = "overwrite" if overwrite else "resume"
-            raise ConfigurationError(f"`{name}` is about an output directory; give one as `out`")
+            raise ConfigurationError(f"`{name}` is about an output directory; give one with `out`")
 
     _lock: FolderLock | None
 
@@ -274,7 +274,7 @@ class Run:
             if self.resume:
                 raise InputError(
                     f"output directory {self.out} holds no {STORE}/settings.json, so there is no run to go on with; choose "
-                    "another `out`"
+                    "another with `out`"
                 )
             check_free(self.out, self.overwrite)
         elif self.resume:
@@ -283,14 +283,14 @@ class Run:
             if (self.out / "run.json").is_file():
                 check_free(self.out, overwrite=False)
             raise InputError(
-                f"output directory {self.out} holds a run of {plan['kind']} that was not finished; set `resume` to go on with "
-                "it, or `overwrite` to replace it"
+                f"output directory {self.out} holds a run of {plan['kind']} that was not finished; go on with `resume`, or "
+                "replace it with `overwrite`"
             )
 
     def _require_same(self, plan: Mapping[str, Any]) -> None:
         if plan["kind"] != self.kind:
             raise InputError(
-                f"output directory {self.out} holds a run of {plan['kind']}, not of {self.kind}; choose another `out`"
+                f"output directory {self.out} holds a run of {plan['kind']}, not of {self.kind}; choose another with `out`"
             )
         earlier, wanted = plan["settings"], json.loads(json.dumps(self.settings))
         changed = [
@@ -301,7 +301,7 @@ class Run:
         if changed:
             raise ConfigurationError(
                 f"the run in {self.out} has other settings: {'; '.join(changed)}. Resume it with its own, or choose another "
-                "`out`"
+                "with `out`"
             )
 
     def _plan(self) -> dict[str, Any] | None:

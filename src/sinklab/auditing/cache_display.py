@@ -1,0 +1,33 @@
+"""What the terminal shows of ``sinklab cache``: a row a policy, what was left out and why, and what to use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from sinklab.report.policies import HEADINGS, left_out_lines, policy_rows
+from sinklab.results.run import Result
+
+__all__ = ["display"]
+
+
+def display(result: Result) -> Iterator[RenderableType]:
+    """The table of the policies and the recommendation."""
+    summary = result.summary
+    shown = Table(box=None, pad_edge=False)
+    for heading in HEADINGS:
+        shown.add_column(heading, justify="left" if heading == HEADINGS[0] else "right")
+    for row in policy_rows(summary):
+        shown.add_row(*row)
+    bos = "with BOS" if summary["bos"] else "without BOS"
+    texts = f"{summary['documents']} texts of {summary['tokens']} tokens of {summary['corpus']} {bos}"
+    yield Text(f"{summary['model']}: {texts}, scored from token {summary['scored_from']} on\n")
+    yield shown
+    for line in left_out_lines(summary):
+        yield Text(f"left out  {line}")
+    yield Text(f"\n{summary['recommendation']}")
+    if result.folder is not None:
+        yield Text(f"\nplot  {result.folder / 'loss.png'}")

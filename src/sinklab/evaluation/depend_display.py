@@ -1,0 +1,56 @@
+"""What the terminal shows of ``sinklab depend``: a table and a verdict for each task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from sinklab.results.run import Result
+
+__all__ = ["display"]
+
+AXES = {"distance": "found back to", "context": "context of use", "position": "answered up to"}
+"""Heading of the effective length, by the task's axis."""
+
+
+def display(result: Result) -> Iterator[RenderableType]:
+    """Every task, one below the other."""
+    for number, outcome in enumerate(result.summary["tasks"]):
+        yield from _task(outcome, first=number == 0)
+    if result.folder is not None:
+        yield Text(f"\ntable  {result.folder / 'table.parquet'}")
+
+
+def _task(outcome: Mapping[str, Any], first: bool) -> Iterator[RenderableType]:
+    unit = {"log_likelihood": "nats per token", "choice": "share of digits right"}.get(outcome["metric"], outcome["metric"])
+    shown = Table(box=None, pad_edge=False)
+    for name in ("policy", unit, "interval", f"less {outcome['without']}", "interval", AXES.get(outcome["axis"], "")):
+        shown.add_column(name, justify="left" if name == "policy" else "right")
+    for row in outcome["policies"]:
+        if "refused" in row:
+            shown.add_row(row["policy"], "not run")
+            continue
+        shown.add_row(row["policy"], *_cells(row["score"], ""), *_cells(row["difference"], "+"), _length(outcome, row))
+    yield f"{'' if first else chr(10)}[bold]{escape(outcome['task'])}[/bold], {outcome['items']} items"
+    yield shown
+    for row in outcome["policies"]:
+        if "refused" in row:
+            yield Text(f"{row['policy']} was not run: {row['refused']}")
+    yield Text(outcome["sentence"], style="bold")
+
+
+def _cells(interval: Mapping[str, float] | None, sign: str) -> tuple[str, str]:
+    if interval is None:
+        return "", ""
+    return f"{interval['mean']:{sign}.3f}", f"{interval['low']:{sign}.3f} … {interval['high']:{sign}.3f}"
+
+
+def _length(outcome: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    if outcome["axis"] is None:
+        return ""
+    return "at chance" if row["effective_length"] is None else f"{row['effective_length']} tokens"
