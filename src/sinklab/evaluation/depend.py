@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["depend"]
 
-VERSION = 1
 HARNESS = "lm_eval:"
 
 
@@ -101,7 +100,7 @@ def depend(
             frames.append(
                 make_table(
                     rows, run_id=run.id, model=loaded.name, revision=loaded.revision, operation=loaded.operation,
-                    corpus=summary["task"], bos=int(with_bos), seed=seed, probe="depend", version=VERSION,
+                    corpus=summary["task"], bos=int(with_bos), seed=seed, probe="depend",
                 )
             )  # fmt: skip
         return run.finish(

@@ -62,7 +62,7 @@ def _summary(scored: ScoredTask, contenders: Contenders, level: float) -> dict[s
     facts = {
         "task": task.name,
         "metric": task.metric,
-        "unit": METRICS[task.metric],
+        "unit": METRICS[task.metric].unit,
         "axis": task.axis,
         "questions": len(counted),
     }

@@ -13,9 +13,14 @@ from sinklab.evaluation.contenders import Contenders
 from sinklab.evaluation.lm_eval import PolicyLM, TaskManager, evaluate
 from sinklab.evaluation.outcome import outcome
 from sinklab.models.loading import LoadedModel
+from sinklab.results.metric import Metric
 from sinklab.results.run import Progress, silent
 
 __all__ = ["run_harness"]
+
+HARNESS_SCORE = Metric(
+    "lm_eval_score", "fraction", "Mean over documents of the metric of lm-evaluation-harness that rows are named by."
+)
 
 SCORES = ("acc", "exact_match")
 """Per-document numbers of the harness that a verdict can be about, in the order in which they are looked for."""
@@ -101,7 +106,7 @@ def run_harness(
         )
     choices = [documents[index].choices for index in counted]
     summary = outcome(
-        {"task": f"lm_eval:{name}", "metric": metric, "unit": "fraction", "axis": None, "documents": len(documents)},
+        {"task": f"lm_eval:{name}", "metric": metric, "unit": HARNESS_SCORE.unit, "axis": None, "documents": len(documents)},
         {label: np.array([found[label][index].score for index in counted]) for label in found},
         contenders,
         chance=float(np.mean([1.0 / number for number in choices])) if min(choices) > 1 else None,
@@ -116,10 +121,9 @@ def run_harness(
     rows = [
         {
             "policy": label,
-            "metric": metric,
+            "metric": dataclasses.replace(HARNESS_SCORE, name=metric),
             "value": float(np.mean([one.score for one in found[label]])),
             "count": len(documents),
-            "unit": "fraction",
         }
         for label in found
     ]

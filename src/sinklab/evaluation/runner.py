@@ -127,17 +127,16 @@ def table_rows(scored: ScoredTask) -> list[dict[str, Any]]:
     """One row for every policy, question and metric: the mean over items."""
     return [
         {
-            "policy": name,
-            "metric": metric,
+            "policy": policy,
+            "metric": METRICS[name],
             "query_position": one.question.start - 1,
             # Where the fact begins; of a text without one, nothing.
             "key_position": one.question.stop - 2 - one.question.distance if one.question.distance else None,
             "value": float(np.mean(np.asarray(values))),
             "count": len(values),
-            "unit": METRICS[metric],
         }
-        for name, sheets in scored.scores.items()
+        for policy, sheets in scored.scores.items()
         for found in sheets
         for one in found
-        for metric, values in one.values.items()
+        for name, values in one.values.items()
     ]

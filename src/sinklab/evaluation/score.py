@@ -8,18 +8,37 @@ import torch
 from torch import Tensor
 
 from sinklab.errors import MeasurementError
+from sinklab.results.metric import Metric
 from sinklab.streaming.base import Reader
 from sinklab.tasks.base import Question, Sheet
 
 __all__ = ["METRICS", "Scores", "score_sheet"]
 
-METRICS: dict[str, str] = {
-    "log_likelihood": "nats per token",
-    "choice": "fraction",
-    "exact_match": "fraction",
-    "margin": "nats per token",
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("log_likelihood", "nats per token", "Mean log-probability of the tokens of the answer."),
+        Metric(
+            "choice",
+            "fraction",
+            "Share of the tokens of the answer at which the right symbol is likelier than every other of the alphabet.",
+            range=(0.0, 1.0),
+        ),
+        Metric(
+            "exact_match",
+            "fraction",
+            "1 where greedy decoding gives the whole answer, that is, where every token of it is the likeliest given the right "
+            "ones before it, so that nothing needs to be generated.",
+            range=(0.0, 1.0),
+        ),
+        Metric(
+            "margin",
+            "nats per token",
+            "Mean of the log-probability of the right symbol less the mean of those of the other symbols of the alphabet.",
+        ),
+    )
 }
-"""What is taken of every answer, and its unit; all but the first need an alphabet."""
+"""What is taken of every answer, by name; all but the first need an alphabet."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,10 +47,7 @@ class Scores:
 
     Attributes:
         question: which one.
-        values: metric to float64 ``(rows,)``. ``log_likelihood`` is the mean over the answer's tokens; ``choice`` the share
-            of them at which the right symbol is likelier than every other of the alphabet; ``margin`` the mean of its
-            log-probability less their mean; ``exact_match`` is 1 where greedy decoding gives the whole answer: it does if and
-            only if every token of it is the likeliest given the right ones before it, so nothing needs to be generated.
+        values: name in :data:`METRICS` to float64 ``(rows,)``.
     """
 
     question: Question
