@@ -16,7 +16,7 @@ import sinklab
 from sinklab.auditing.audit_display import display
 from sinklab.cli import output
 from sinklab.cli.app import app
-from sinklab.cli.audit import _folder_name
+from sinklab.cli.derive import folder_name
 from sinklab.registry import KINDS
 from sinklab.results.run import Result
 from sinklab.results.table import make_table, read_run, read_table
@@ -96,7 +96,7 @@ class TestAudit:
         [("embedded:softmax", "embedded-softmax"), ("org/model-7B", "org-model-7B"), ("../..", None), ("…", "model")],
     )
     def test_folder_names(self, model, folder):
-        name = _folder_name(model)
+        name = folder_name(model)
         assert name == folder or folder is None
         assert "/" not in name
         assert name not in ("", ".", "..")

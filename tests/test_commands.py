@@ -15,10 +15,10 @@ from sinklab.cli.derive import derive, read_docstring
 
 PLANTED = '''"""A planted command."""
 from __future__ import annotations
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-from sinklab.arguments import Seed, command
+from typing import TYPE_CHECKING, Annotated, Literal
+from sinklab.arguments import Seed, WrittenTo, command
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Progress, Result
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ def planted(
     careful: bool = True,
     loud: bool = False,
     seed: Seed = 0,
+    out: Annotated[Path | None, WrittenTo("grown/{{model}}")] = None,
+    tensors: Model | None = None,
+    say: Callable[[str], None] = print,
     {more}
     progress: Progress | None = None,
 ) -> Result:
@@ -47,6 +50,9 @@ def planted(
         careful: Take care.
         loud: Say more.
         more: Much more.
+        out: Where it grows.
+        tensors: For those who call it from Python.
+        say: Told how it goes.
 
     Raises:
         ConfigurationError: never shown.
@@ -58,6 +64,8 @@ def planted(
         raise ConfigurationError("`seed` must be 0 or more, as `probes` knows, and `other` does not")
     progress("growing", 1, 1)
     said = dict(model=model, probes=probes, sizes=sizes, colour=colour, careful=careful, loud=loud, seed=seed)
+    said["out"] = str(out)
+    say("it grows") if loud else None
     said |= {{"errors": ["it wilts"] if seed == 7 else [], {given}}}
     return Result(said, None, {{"kind": "planted"}}, None, lambda result: ["grown"])
 '''
@@ -95,7 +103,8 @@ def test_help_comes_from_the_function(planted):
     assert "--no-loud" not in shown
     assert "Seed of the sampling" in shown
     assert "--json Print JSON on stdout" in shown
-    assert "progress" not in shown
+    assert "--out PATH Where it grows. By default grown/<model>." in shown
+    assert not {"--progress", "--tensors", "--say"} & set(shown.split())
     assert "never shown" not in shown
     assert shown.endswith("Examples: sinklab planted rose --size 1,2")
 
@@ -109,9 +118,12 @@ def test_values_reach_the_function(planted):
         '"sizes": [\n    1,\n    2,\n    3\n  ]',
         '"careful": false',
         '"colour": "green"',
+        '"out": "grown/rose"',
     ):
         assert part in done.stdout
-    assert planted("rose").stdout == "grown\n"
+    assert '"out": "here"' in planted("rose", "--out", "here", "--json").stdout
+    loud = planted("a rose", "--loud")
+    assert (loud.stdout, loud.stderr) == ("grown\n", "it grows\n")
 
 
 def test_an_option_is_one_line(planted):

@@ -7,6 +7,7 @@ signature is read, and the help shown, without it.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -52,12 +53,21 @@ __all__ = [
     "SeqLen",
     "Threshold",
     "TrustRemoteCode",
+    "WrittenTo",
     "command",
     "parse_seeds",
 ]
 
 WHOLE = "whole"
 """In the annotation of a list: the command line does not split its parts at commas."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WrittenTo:
+    """In the annotation of a path: where the command line writes if nothing is said, such as ``sinklab-audit/{model}``."""
+
+    template: str
+
 
 AsJson = Annotated[bool, "--json", Doc("Print JSON on stdout and nothing else there.")]
 ModelSource = Annotated[_Model, Doc("embedded:softmax, embedded:sigmoid, a directory, or a hub id.")]
@@ -102,6 +112,8 @@ def command(function: Any) -> Any:
     - Help is the text in ``Doc`` of the annotation, or the entry under ``Args:``. An option is called as its parameter, with
       hyphens, or as words of the annotation say: ``Annotated[bool, "--json"]``. Options that are lists can be repeated, and
       their parts separated by commas.
+    - With a :class:`WrittenTo` in the annotation of a path, the command line always writes a folder.
+    - What only Python can give (a callback, a tensor) is no option; ``say`` is handed in too, and prints a sentence on stderr.
     - With :data:`WHOLE` in its annotation a list is taken as it is given: one part each time, whatever commas are in it.
     - A :class:`~sinklab.results.run.Result` is shown, and gives the command ``--json``; text or a path is printed.
     """

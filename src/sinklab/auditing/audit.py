@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 from sinklab.arguments import (
     BatchSize,
@@ -11,7 +12,6 @@ from sinklab.arguments import (
     Device,
     Dtype,
     ModelSource,
-    Out,
     Overwrite,
     Progress,
     Revision,
@@ -20,12 +20,15 @@ from sinklab.arguments import (
     SeqLen,
     Threshold,
     TrustRemoteCode,
+    WrittenTo,
+    command,
 )
 from sinklab.results.run import Result, Run
 
 __all__ = ["audit"]
 
 
+@command
 def audit(
     model: ModelSource,
     *,
@@ -43,33 +46,30 @@ def audit(
     cache: bool = True,
     certificate: bool = False,
     causes: bool = False,
-    out: Out = None,
+    out: Annotated[Path | None, WrittenTo("sinklab-audit/{model}")] = None,
     overwrite: Overwrite = False,
     progress: Progress | None = None,
 ) -> Result:
     """Find the sinks of a model: at which positions and tokens, in which layers and heads, under which conditions.
 
-    The defaults are those of Gu et al. 2024 (arXiv 2410.10781): 100 samples of 64 tokens, threshold 0.3. All registered probes
-    run on the corpus; the sink rate and the loss are also taken on random tokens, on one repeated token, and with or without
-    the beginning-of-sequence token.
+    Writes run.json, table.parquet, summary.json, maps.safetensors and report.html into the output directory. The defaults are
+    those of Gu et al. 2024 (arXiv 2410.10781): 100 samples of 64 tokens, threshold 0.3. All registered probes run on the
+    corpus; the sink rate and the loss are also taken on random tokens, on one repeated token, and with or without the
+    beginning-of-sequence token.
 
     Args:
-        model: a name for :func:`sinklab.load_model`, or a model in memory.
-        corpus: a registered name, the path of a text file, or a corpus.
-        seq_len, samples: tokens per sample and number of samples.
-        threshold: of the sink rate.
-        bos: ``auto`` (as the tokenizer does by itself), ``always`` or ``none``.
-        batch_size: samples per forward; by default as many as make 8,192 tokens.
-        cache: read a few long texts under cache policies too: what a window loses without the sinks, and with them.
-        certificate: certify on a few samples which heads could not be silent without their sink (docs/theory.md).
-        causes: label every head by what interventions on it do to the loss, with the fast budget (docs/causes.md).
-        out: directory for ``report.html``, ``summary.json``, ``table.parquet``, ``maps.safetensors`` and ``run.json``; written
-            whole or not at all.
-        overwrite: replace an earlier result in ``out``.
-        progress: told about every batch.
+        cache: Read a few long texts under cache policies too: what a window loses without the sinks, and with them.
+        certificate: Certify on a few samples which heads could not be silent without their sink (docs/theory.md).
+        causes: Find out what every head does with the sink, by taking it away (docs/causes.md); a minute or more.
+        out: Output directory, whole or not at all; a result in Python is written nowhere without it.
 
     Raises:
         SinklabError: see the errors of loading, corpora and sessions.
+
+    Examples:
+        sinklab audit embedded:softmax
+        sinklab audit ./my-checkpoint --corpus notes.txt --seq-len 256
+        sinklab audit org/model --bos none --json > summary.json
     """
     from sinklab.auditing.audit_display import display
     from sinklab.auditing.audit_measure import measure_audit, write_maps

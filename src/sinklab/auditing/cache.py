@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Annotated
 
 from sinklab.arguments import (
     Bos,
@@ -17,18 +18,20 @@ from sinklab.arguments import (
     Revision,
     Seed,
     TrustRemoteCode,
+    command,
 )
 from sinklab.results.run import Result, Run
 
 __all__ = ["compare_policies"]
 
 
+@command("cache")
 def compare_policies(
     model: ModelSource,
     *,
-    corpus: CorpusSource = "python_source",
+    corpus: Annotated[CorpusSource, "--text", "--corpus"] = "python_source",
     policies: Sequence[str] | None = None,
-    windows: Sequence[int] | None = None,
+    windows: Annotated[Sequence[int] | None, "--window", "--windows"] = None,
     sinks: Sequence[int] = (0, 1, 2, 4, 8),
     tokens: int | None = None,
     documents: int = 8,
@@ -42,23 +45,35 @@ def compare_policies(
     overwrite: Overwrite = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Read long texts under every cache policy: what each loses, how fast it decodes, what it holds, and which one to use.
+    """Compare cache policies on long texts: what each loses, how fast it is, what it holds, and which one to use.
 
-    Policies of bounded memory are compared at equal size: the sinks are part of the window's budget, as in Table 2 of Xiao et
-    al. 2024 (arXiv 2309.17453). Of a corpus with documents those held out of training are read, in their order.
+    Dense attention, a window, sinks and a window, the window computed anew for every token, and every other policy at the same
+    size: the sinks are part of the window's budget, as in Table 2 of Xiao et al. 2024 (arXiv 2309.17453). Of a corpus with
+    documents those held out of training are read, in their order.
 
     Args:
-        policies: registered names; by default all, those that no recommendation rests on at the largest size only.
-        windows: tokens held before the query, sinks included; by default a quarter and half of what the model was trained on.
-        sinks: numbers of first tokens that ``sink_window`` keeps; 0 is the plain window.
-        tokens: tokens of a document, the beginning-of-sequence token included.
-        documents: how many texts, at most.
+        corpus: A UTF-8 text, or a name from 'sinklab list corpora'.
+        policies: Names from 'sinklab list policies'; all by default, those that no recommendation rests on at the largest
+            size only.
+        windows: Tokens held before the query, sinks included; by default a quarter and half of the trained length, at most
+            1024.
+        sinks: Numbers of first tokens that sink_window keeps; 0 is the plain window.
+        tokens: Tokens of a text, BOS included; by default 4 times the trained length, at most 8192, at least 4 windows.
+        documents: Texts to average over, at most.
+        seed: Seed of corpora that are drawn from.
+        out: Directory for summary.json, table.parquet, run.json and loss.png; none by default.
 
     Raises:
         UnknownNameError: no such policy, corpus or model.
         InputError: a text too short, or of no more tokens than the policies hold.
         ConfigurationError: sizes that do not fit together.
         UnsupportedModelError: a model that predicts no next token.
+
+    Examples:
+        sinklab cache embedded:softmax
+        sinklab cache ./my-checkpoint --text book.txt --window 256,1024 --sinks 0,1,4
+        sinklab cache org/model --policies window,sink_window,full --tokens 4096 --documents 4 --out build/cache
+        sinklab cache embedded:sigmoid --json > policies.json
     """
     from sinklab.auditing.cache_display import display
     from sinklab.auditing.cache_policies import compared

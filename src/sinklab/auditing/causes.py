@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +18,7 @@ from sinklab.arguments import (
     Seed,
     Threshold,
     TrustRemoteCode,
+    command,
 )
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
@@ -31,12 +33,16 @@ if TYPE_CHECKING:
 
 __all__ = ["find_causes"]
 
+WORDS: tuple[Literal["auto", "null", "none"], ...] = ("auto", "null", "none")
+"""What a sink may be, besides a position."""
 
+
+@command("causes")
 def find_causes(
     model: str | LoadedModel | PreTrainedModel | nn.Module,
     *,
-    heads: Sequence[tuple[int, int]] | None = None,
-    sink: int | Literal["auto", "null", "none"] = "auto",
+    heads: str | Sequence[tuple[int, int]] | None = "all",
+    sink: int | str = "auto",
     domains: Sequence[CorpusSource] = ("python_source",),
     texts: int | None = None,
     seq_len: int | None = None,
@@ -58,33 +64,43 @@ def find_causes(
     say: Callable[[str], None] = lambda text: None,
     progress: Progress | None = None,
 ) -> Result:
-    """Label every head by what interventions on it do to the loss: semantic, dormant, switch, broadcast or undecided.
+    """Say what every head does with its sink: semantic, dormant, switch, broadcast, or undecided.
+
+    Changes one head at a time, takes the loss again, and compares with random changes of the same size. With an output
+    directory a run that is killed goes on where it was.
+
+    semantic: sending all of a head's attention to the sink costs loss on every domain. dormant: it costs nothing, and hiding
+    the sink costs more than hiding other keys. switch: one on some domains, the other on others. broadcast: the sink's value is
+    used. undecided: anything else, at the error rate asked for. docs/causes.md has the rules and their limits.
 
     Args:
-        model: a name for :func:`sinklab.load_model`, or a model in memory; with ``samples`` any module.
-        heads: pairs of layer and head, both from 0; all heads by default.
-        sink: where the mass is parked: ``auto`` finds it, a position of the document, ``null`` for the null score (a sink
-            logit, a key bias), ``none`` for a model without a sink, whose heads are judged by zeroing alone.
-        domains: corpora, each a domain of its own: a registered name, the path of a text file, or a corpus.
-        texts: of each domain; 16 in a fast run, 64 in a full one.
-        seq_len: tokens of a text; 256, or what the model was trained on if that is less.
-        budget: ``fast``, or ``full`` for more texts, more controls, replacement by means and by other texts, and all
-            experiments.
-        level: false discovery rate over all heads and hypotheses (Benjamini and Hochberg).
-        minimal_effect: change of the loss, in its unit, below which a head is said to cost nothing.
-        threshold: mean weight of a head on a key from which on the key counts as its sink.
+        model: embedded:softmax, embedded:sigmoid, a directory, or a hub id; from Python also a model in memory, and with
+            ``samples`` any module.
+        heads: Heads to examine, written layer.head from 0 with commas between, or all; from Python also pairs.
+        sink: Where the sink is: auto finds it, a position of the document, null for the null score, or none (heads are then
+            zeroed).
+        domains: Names from 'sinklab list corpora' or text files; each is a domain.
+        texts: Texts of each domain; more decide more heads; by default 16, or 64 in full.
+        seq_len: Tokens of a text, BOS included; by default 256, or the trained length if less.
+        budget: full: more texts, more controls, replacement by means and other texts, all experiments.
+        level: Expected share of false labels among those given (Benjamini and Hochberg, over all heads and hypotheses).
+        minimal_effect: Change of the loss, in nats, below which it counts as nothing.
         samples, readout: inputs of your own and what is read off the outputs, instead of ``domains``: for encoders, vision
             models and anything that does not read tokens.
-        batch_size: samples a forward pass.
-        out: directory for ``report.html``, ``summary.json``, ``table.parquet`` and ``run.json``; written whole or not at all.
-            What a killed run had measured is kept beside it and taken up by the next run with the same settings.
-        overwrite: replace an earlier result in ``out``.
+        seed: Seed of texts and controls; the same seed gives the same numbers.
+        batch_size: Texts a forward pass.
+        out: Directory for report.html, summary.json, table.parquet and run.json, whole or not at all.
         say: told in a sentence how long it will take.
-        progress: told about every step.
 
     Raises:
         SinklabError: see the errors of loading and corpora. No sink, heads that are not there, an error rate that so few texts
             cannot reach, an intervention that the model's attention cannot express: the message says what to do.
+
+    Examples:
+        sinklab causes embedded:softmax
+        sinklab causes embedded:softmax --heads 2.0,3.1 --texts 64 --out build/causes
+        sinklab causes ORG/MODEL --domains python_source,notes.txt --budget full --out build/causes
+        sinklab causes ORG/MODEL --sink null --json
     """
     import torch
     from torch import nn
@@ -99,7 +115,7 @@ def find_causes(
     from sinklab.results.table import make_table
 
     asked = Asked(
-        heads=None if heads is None else tuple(heads), sink=sink, budget=budget, level=level, minimal_effect=minimal_effect,
+        heads=parse_heads(heads), sink=parse_sink(sink), budget=budget, level=level, minimal_effect=minimal_effect,
         threshold=threshold, seed=seed, batch_size=batch_size,
     )  # fmt: skip
     asked.check()
@@ -140,3 +156,37 @@ def find_causes(
             domains=given.record,
             measured=found.record,
         )
+
+
+def parse_heads(heads: str | Sequence[tuple[int, int]] | None) -> tuple[tuple[int, int], ...] | None:
+    """Pairs of layer and head from ``0.1,3.0``; ``None`` for ``all``.
+
+    Raises:
+        ConfigurationError: anything else.
+    """
+    if heads is None or not isinstance(heads, str):
+        return None if heads is None else tuple(heads)
+    if heads.strip() == "all":
+        return None
+    parts = [part.strip() for part in heads.split(",") if part.strip()]
+    if not parts or not all(re.fullmatch(r"\d+\.\d+", part) for part in parts):
+        raise ConfigurationError(
+            f"`heads` {heads!r} must be all, or heads written layer.head with commas between, such as 0.1,3.0"
+        )
+    return tuple((int(layer), int(head)) for layer, head in (part.split(".") for part in parts))
+
+
+def parse_sink(sink: int | str) -> int | Literal["auto", "null", "none"]:
+    """``auto``, ``null``, ``none`` or a position, which may be written as text.
+
+    Raises:
+        ConfigurationError: anything else.
+    """
+    if isinstance(sink, int):
+        return sink
+    for word in WORDS:
+        if sink == word:
+            return word
+    if not sink.isdecimal():
+        raise ConfigurationError(f"`sink` {sink} must be auto, a position from 0, null or none")
+    return int(sink)

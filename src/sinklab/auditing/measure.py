@@ -22,6 +22,7 @@ from sinklab.arguments import (
     SeqLen,
     Threshold,
     TrustRemoteCode,
+    command,
 )
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["measure"]
 
 
+@command
 def measure(
     model: ModelSource,
     *,
@@ -51,16 +53,21 @@ def measure(
     overwrite: Overwrite = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Run chosen probes over samples of a corpus.
+    """Run chosen probes over a model. With --json: one row of the table a line.
 
     Args:
-        probes: registered names (``sinklab list probes``), with settings if need be (``sink_rate:threshold=0.5``), or probes.
+        probes: Names from 'sinklab list probes', with settings if need be: entropy:sink_position=2. From Python also probes.
+        out: Directory for table.parquet and run.json; nothing is written without.
 
     Returns:
         The table is the answer; there is no summary.
 
     Raises:
         SinklabError: see the errors of loading, corpora and sessions.
+
+    Examples:
+        sinklab measure embedded:softmax --probe sink_rate --probe entropy
+        sinklab measure ./my-checkpoint --probe null_mass --corpus random_tokens --out build/null
     """
     from sinklab.auditing import probing
     from sinklab.auditing.measure_display import display
@@ -90,6 +97,7 @@ def measure(
             model=probing.model_facts(loaded, session),
             corpus={"name": text.name, **dataclasses.asdict(text.identity)},
             token_sha256=hash_tokens(tokens),
+            probes=[registry.settings(probe) for probe in chosen],
             definitions=definitions({probe.name: probe.metrics for probe in chosen}),
             checks=probing.checks(session, identity),
             calls=dict(session.calls),

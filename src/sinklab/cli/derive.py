@@ -12,27 +12,37 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import cyclopts
 from typing_extensions import Doc
 
-from sinklab.arguments import WHOLE, AsJson
+from sinklab.arguments import WHOLE, AsJson, WrittenTo
 from sinklab.cli import output
 from sinklab.cli.quiet import quiet_libraries
 from sinklab.errors import ConfigurationError
 from sinklab.registry import split_specs
 
-__all__ = ["derive", "option_names", "read_docstring"]
+__all__ = ["derive", "folder_name", "option_names", "read_docstring"]
 
 OPTIONS = cyclopts.Group("Options")
 
 
-class _InMemory:
-    """Stands for types that are imported for type checkers only: models and plug-ins in memory, which no line can name."""
+class _Unknown(type):
+    """What is read off a module that is imported for type checkers only (``nn.Module``) is as unknown as the module."""
 
-    def __class_getitem__(cls, item: object) -> type[_InMemory]:
+    def __getattr__(cls, name: str) -> _Unknown:
+        if name.startswith("__"):
+            raise AttributeError(name)
         return cls
+
+    def __getitem__(cls, item: object) -> _Unknown:
+        return cls
+
+
+class _InMemory(metaclass=_Unknown):
+    """Stands for types that are imported for type checkers only: models and plug-ins in memory, which no line can name."""
 
 
 def derive(function: Callable[..., Any], name: str) -> cyclopts.App:
@@ -49,10 +59,19 @@ def derive(function: Callable[..., Any], name: str) -> cyclopts.App:
         wanted.append(inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson))
     parameters = [_parameter(function, parameter, texts) for parameter in wanted]
 
+    places = _places(function)
+
     def call(*positional: Any, **given: Any) -> int:
         as_json = given.pop("as_json", False) if gives_result else False
         if gives_result:
             quiet_libraries()
+        arguments = signature.bind_partial(*positional, **given).arguments
+        for parameter, template in places.items():
+            if arguments.get(parameter) is None:
+                words = {word: folder_name(str(value)) for word, value in arguments.items()}
+                given[parameter] = Path(template.format_map(words))
+        if "say" in signature.parameters:
+            given["say"] = lambda text: print(text, file=sys.stderr)
         if "progress" not in signature.parameters:
             return output.print_result(function(*positional, **given), as_json)
         with output.progress() as progress:
@@ -100,8 +119,29 @@ def _plain(text: str) -> str:
     return text.replace("``", "")
 
 
+def folder_name(text: str) -> str:
+    """A name as one folder name: ``embedded-softmax``, ``org-model``, or the last part of a path that exists."""
+    path = Path(text).expanduser()
+    return re.sub(r"[^\w.-]+", "-", path.resolve().name if path.exists() else text).strip("-.") or "model"
+
+
 def _options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    return {name: parameter for name, parameter in inspect.signature(function).parameters.items() if name != "progress"}
+    """The parameters that a line can give."""
+    return {
+        name: parameter
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in ("progress", "say") and _members(_resolved(function, parameter.annotation))
+    }
+
+
+def _places(function: Callable[..., Any]) -> dict[str, str]:
+    """Parameter to where the command line writes if it is not given."""
+    return {
+        name: note.template
+        for name, parameter in _options(function).items()
+        for note in _notes(_resolved(function, parameter.annotation))
+        if isinstance(note, WrittenTo)
+    }
 
 
 def _parameter(function: Callable[..., Any], parameter: inspect.Parameter, texts: Mapping[str, str]) -> inspect.Parameter:
@@ -109,6 +149,9 @@ def _parameter(function: Callable[..., Any], parameter: inspect.Parameter, texts
     annotation = _resolved(function, parameter.annotation)
     notes = _notes(annotation)
     text = texts.get(parameter.name) or next((note.documentation for note in notes if isinstance(note, Doc)), "")
+    text += "".join(
+        f" By default {note.template.replace('{', '<').replace('}', '>')}." for note in notes if isinstance(note, WrittenTo)
+    )
     if not text:
         raise TypeError(f"{function.__qualname__}: parameter {parameter.name!r} needs an entry under Args, or a Doc")
     kind, item = _type(annotation)
@@ -168,22 +211,27 @@ def _resolved(function: Callable[..., Any], annotation: Any) -> Any:
 
 def _type(annotation: Any) -> tuple[Any, Any]:
     """The type that the command line reads, and that of its items where it is a list (else ``None``)."""
-    if get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    members = _members(annotation)
     none = [type(None)] if type(None) in members else []
     # What can be written as text is; the rest of a union is what callers from Python may give instead.
-    real = [part for part in members if part not in (_InMemory, type(None), Any) and get_origin(part) not in _MAPPINGS]
-    if str in real:
-        real = [str]
+    real = [str] if str in members else [member for member in members if member is not type(None)]
     if len(real) == 1 and get_origin(real[0]) in _LISTS:
         item, _ = _type(get_args(real[0])[0])
         return functools.reduce(operator.or_, [list[item], *none]), item  # type: ignore[valid-type]
-    return functools.reduce(operator.or_, [*(real or [str]), *none]), None
+    return functools.reduce(operator.or_, [*real, *none]), None
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The types of a union that a line can give; nothing where there is none but ``None``."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    given = [part for part in members if part not in (_InMemory, Any) and get_origin(part) not in _IN_MEMORY]
+    return given if set(given) - {type(None)} else []
 
 
 _LISTS = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
-_MAPPINGS = (dict, collections.abc.Mapping, collections.abc.Callable)
+_IN_MEMORY = (dict, collections.abc.Mapping, collections.abc.Callable)
 
 
 def _of_list(item: Any, name: str, whole: bool) -> Callable[[Any, Sequence[cyclopts.Token]], list[Any]]:

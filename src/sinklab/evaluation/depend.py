@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from sinklab.arguments import Bos, Device, Dtype, ModelSource, Out, Overwrite, Progress, Revision, Seed, TrustRemoteCode
+from sinklab.arguments import (
+    Bos,
+    Device,
+    Dtype,
+    ModelSource,
+    Out,
+    Overwrite,
+    Progress,
+    Revision,
+    Seed,
+    TrustRemoteCode,
+    command,
+)
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
 
@@ -18,9 +30,10 @@ __all__ = ["depend"]
 HARNESS = "lm_eval:"
 
 
+@command
 def depend(
     model: ModelSource,
-    tasks: Sequence[str | Task] = ("long_text",),
+    tasks: Annotated[Sequence[str | Task], "--task", "--tasks"] = ("long_text",),
     *,
     policies: Sequence[str | Policy] | None = None,
     window: int | None = None,
@@ -37,29 +50,35 @@ def depend(
     overwrite: Overwrite = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Score a model on some tasks under every policy and say whether the scores depend on the sink tokens.
+    """Say which scores depend on the sink tokens: every task under every cache policy, with intervals.
 
-    The verdict compares the policy with the most sinks to the one without, both holding ``window`` tokens before the query,
-    over those questions that are asked after the cache is full and whose fact both still hold; see
-    :func:`~sinklab.evaluation.judge.judge`.
+    Gives a table and a verdict (yes, no, undecided) for each task, and up to where context is of use under each policy.
+
+    The verdict compares two caches of the same size, one with sinks and one without, over those questions that are asked after
+    the cache is full and whose fact both still hold. yes: the score is better with sinks by more than the task's minimal
+    effect, whole interval. no: the whole interval lies within the minimal effect. undecided: neither, or a score at chance.
+    docs/scores-that-depend-on-the-sink.md has the rules.
 
     Args:
-        model: a name for :func:`sinklab.load_model`, or a model in memory.
-        tasks: registered names (``sinklab list tasks``), with settings if need be (``"needle:corpus=book.txt"``); tasks made
-            by hand; or ``lm_eval:TASK``.
-        policies: what to run beside the two that are compared and the floor; ``None`` for the usual ones.
-        window: tokens before the query that bounded policies hold, sinks included; half of what the model was trained on, and
-            at most 1,024, by default.
-        sinks: numbers of sinks.
-        items: independent texts for each task.
-        bos: ``auto`` (as the tokenizer does by itself), ``always`` or ``none``.
-        level: of all intervals.
-        out: directory for ``table.parquet``, ``summary.json``, ``run.json`` and one plot a task.
-        progress: told about every sheet.
+        tasks: From 'sinklab list tasks', with settings if need be: needle:corpus=FILE; or lm_eval:TASK. From Python also tasks.
+        policies: What to run besides the two that are compared: full, 8+1016 (sinks+window), or a name with settings; by
+            default full, every number of sinks, recompute.
+        window: Tokens before the query that a cache holds, sinks included; by default half the trained length, ≤ 1024.
+        sinks: First tokens that are kept; the verdict is on the largest.
+        items: Independent texts, or documents of the harness; more make intervals shorter.
+        seed: Seed of the texts; the same seed gives the same tokens.
+        level: Of all intervals.
+        out: Directory for table.parquet, summary.json, run.json and a plot for each task.
 
     Raises:
         SinklabError: see the errors of loading, tasks and policies. A policy other than the two compared that the model
             cannot run is reported with the reason and left out.
+
+    Examples:
+        sinklab depend embedded:softmax --task long_text
+        sinklab depend embedded:softmax --task needle,line_lookup --window 120 --out build/depend
+        sinklab depend ORG/MODEL --task long_text:corpus=book.txt --policies 8+1016,strided --json
+        sinklab depend ORG/MODEL --task lm_eval:arc_easy --window 64 --items 200  (needs sinklab[evaluation])
     """
     from sinklab.auditing.probing import opened, uses_bos
     from sinklab.evaluation.contenders import make_contenders
