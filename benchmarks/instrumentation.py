@@ -15,7 +15,7 @@ from sinklab.configuration import with_overrides
 from sinklab.recipes.emergence import emergence
 from sinklab.training.callback import SinkCallback
 from sinklab.training.config import PretrainingConfig, WatchConfig
-from sinklab.training.train import pretrain
+from sinklab.training.train import run_training
 
 
 def share(config: PretrainingConfig) -> float:
@@ -43,7 +43,7 @@ def share(config: PretrainingConfig) -> float:
     short = with_overrides(config, ["training.steps=12", "watch.every=1", "data.max_tokens=200000", "data.held_out_rows=32"])
     try:
         with tempfile.TemporaryDirectory() as folder, between_steps(after_step):
-            pretrain(short, Path(folder) / "run", cache=Path(folder) / "cache", progress=False)
+            run_training(short, Path(folder) / "run", cache=Path(folder) / "cache", progress=False)
     finally:
         SinkCallback._measure = native  # type: ignore[method-assign]
     every = WatchConfig().every

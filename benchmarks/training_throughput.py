@@ -1,4 +1,4 @@
-"""Training throughput: a run of pretrain() against a plain hand-written loop over an SDPA Llama of the same shape, on a CPU."""
+"""Training throughput: run_training() against a plain hand-written loop over an SDPA Llama of the same shape, on a CPU."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def compare(plain: Callable[[], object], folder: Path, *changes: str) -> float:
 
     with between_steps(other_candidate):
         config = with_overrides(ten_million(), changes)
-        train.pretrain(config, folder / "run", cache=folder / "cache", overwrite=True, progress=False)
+        train.run_training(config, folder / "run", cache=folder / "cache", overwrite=True, progress=False)
     print(f"{' '.join(changes) or 'default'}: {1e3 * min(ours[WARM_UP:-1]):.0f} ms a step, plain {1e3 * min(theirs):.0f} ms")
     return min(theirs) / min(ours[WARM_UP:-1])
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sinklab.streaming.stream import Stream, stream
     from sinklab.training.callback import SinkCallback
     from sinklab.training.config import PretrainingConfig
-    from sinklab.training.train import pretrain
+    from sinklab.training.pretrain import pretrain
 
 __version__ = "0.1.0"
 
@@ -42,7 +42,7 @@ _HOMES = {
     "load_model": "sinklab.models.loading",
     "measure": "sinklab.auditing.measure",
     "open_reader": "sinklab.streaming.reader",
-    "pretrain": "sinklab.training.train",
+    "pretrain": "sinklab.training.pretrain",
     "save_model": "sinklab.models.attach",
     "stream": "sinklab.streaming.stream",
     "write_report": "sinklab.report.html",

@@ -20,7 +20,7 @@ from sinklab import __version__
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs import ray_cluster
 from sinklab.jobs.cell import read_plan
-from sinklab.jobs.sweep import sweep
+from sinklab.jobs.driver import run_sweep
 from sinklab.results.table import read_run, read_table
 
 MEMORY = 80 * 2**20
@@ -68,7 +68,7 @@ def test_a_killed_worker_changes_no_number(cluster, text, cache, tmp_path, run):
         killed.append(name)
 
     threading.Thread(target=kill, daemon=True).start()
-    result = sweep(short(text), {"lr": [5e-3, 1e-3]}, folder, changes=changes, ray=cluster, cache=cache, progress=False)
+    result = run_sweep(short(text), {"lr": [5e-3, 1e-3]}, folder, changes=changes, ray=cluster, cache=cache, progress=False)
     assert result.summary["errors"] == []
     assert list(cells_of(result)["status"]) == ["finished", "finished"]
     for name, rate in zip(cells_of(result)["cell"], (5e-3, 1e-3), strict=True):
@@ -80,9 +80,9 @@ def test_a_killed_worker_changes_no_number(cluster, text, cache, tmp_path, run):
     with pytest.raises(
         ConfigurationError, match=r"takes 3 CPUs \(training.threads\) and 0 GPUs, and no node has them: .* has 1 "
     ):
-        sweep(short(text), {"threads": [3]}, tmp_path / "wide", ray=cluster, cache=cache, progress=False)
+        run_sweep(short(text), {"threads": [3]}, tmp_path / "wide", ray=cluster, cache=cache, progress=False)
     with pytest.raises(ConfigurationError, match=r"Ray must know how many threads it takes; set training\.threads"):
-        sweep(short(text), {"threads": [None]}, tmp_path / "open", ray=cluster, cache=cache, progress=False)
+        run_sweep(short(text), {"threads": [None]}, tmp_path / "open", ray=cluster, cache=cache, progress=False)
 
     import ray
 
@@ -99,7 +99,7 @@ def test_a_worker_tells_version_and_sweep(tmp_path):
 def test_without_ray_the_sweep_says_what_to_install(text, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigurationError, match=r"--ray needs Ray, which is not installed; try: pip install 'sinklab\[ray\]'"):
-        sweep(short(text), {"lr": [1e-3]}, tmp_path / "sweep", ray="auto", progress=False)
+        run_sweep(short(text), {"lr": [1e-3]}, tmp_path / "sweep", ray="auto", progress=False)
     assert not (tmp_path / "sweep").exists()
 
 
@@ -111,4 +111,4 @@ def test_where_no_cluster_listens_is_found_out_at_once(text, cache, tmp_path):
         with pytest.raises(
             ConfigurationError, match=rf"--ray {address}: no Ray cluster answers \(.*refused.*\); start one with"
         ):
-            sweep(short(text), {"lr": [1e-3]}, tmp_path / "sweep", ray=address, cache=cache, progress=False)
+            run_sweep(short(text), {"lr": [1e-3]}, tmp_path / "sweep", ray=address, cache=cache, progress=False)

@@ -25,15 +25,14 @@ from tests.training.conftest import EIGHT_STEPS, short
 
 from sinklab.arguments import parse_seeds
 from sinklab.cli.app import app
-from sinklab.cli.sweep import sweep as sweep_command
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.jobs import cell as cell_module
-from sinklab.jobs import local
-from sinklab.jobs import sweep as sweep_module
+from sinklab.jobs import driver, local
 from sinklab.jobs.cell import SweepPlan, read_plan, run_cell
+from sinklab.jobs.driver import run_sweep
 from sinklab.jobs.grid import ALIASES, field_path, make_cells, parse_grid
 from sinklab.jobs.processes import REFUSED, last_line, run_processes, stop_with_driver
-from sinklab.jobs.sweep import sweep
+from sinklab.jobs.sweep import sweep as sweep_command
 from sinklab.jobs.watch import Bars, Watch
 from sinklab.results.table import read_run, read_table
 from sinklab.training.config import PretrainingConfig
@@ -316,7 +315,7 @@ def here(monkeypatch):
         ran.append(list(names))
         return run_here(plan, names, **options)
 
-    monkeypatch.setattr(sweep_module, "run_local", run_local)
+    monkeypatch.setattr(driver, "run_local", run_local)
     return ran
 
 
@@ -324,9 +323,9 @@ def here(monkeypatch):
 def six(tmp_path_factory, text, cache):
     """A sweep of two rates and three seeds. Shared: copy its folder before changing it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep_module, "run_local", run_here)
+        patch.setattr(driver, "run_local", run_here)
         out = tmp_path_factory.mktemp("sweeps") / "six"
-        return sweep(short(text), {"lr": [5e-3, 1e-3]}, out, seeds=[0, 1, 2], cache=cache, progress=False)
+        return run_sweep(short(text), {"lr": [5e-3, 1e-3]}, out, seeds=[0, 1, 2], cache=cache, progress=False)
 
 
 @pytest.fixture
@@ -335,7 +334,7 @@ def swept(here, text, cache, tmp_path):
 
     def call(grid, *changes, **options):
         options = {"cache": cache, "progress": False, **options}
-        return sweep(short(text), grid, tmp_path / "sweep", changes=changes, **options)
+        return run_sweep(short(text), grid, tmp_path / "sweep", changes=changes, **options)
 
     return call
 
@@ -400,7 +399,7 @@ def test_one_that_diverges_is_a_result(swept):
 
 
 def test_another_text_than_planned_is_refused_and_the_others_are_kept(swept, here, monkeypatch, text, tmp_path):
-    inner = sweep_module.run_local
+    inner = driver.run_local
 
     def run_local(plan, names, **options):
         errors = inner(plan, names[:1], **options)
@@ -408,7 +407,7 @@ def test_another_text_than_planned_is_refused_and_the_others_are_kept(swept, her
         return errors | inner(plan, names[1:], **options)
 
     before = text.read_text()
-    monkeypatch.setattr(sweep_module, "run_local", run_local)
+    monkeypatch.setattr(driver, "run_local", run_local)
     try:
         result = swept({"lr": [5e-3, 1e-3]})
     finally:
@@ -426,7 +425,7 @@ def test_an_interrupted_sweep_writes_what_there_is(swept, monkeypatch, tmp_path,
         run_cell(plan.folder, names[0])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep_module, "run_local", run_local)
+    monkeypatch.setattr(driver, "run_local", run_local)
     with pytest.raises(KeyboardInterrupt):
         swept({"lr": [5e-3, 1e-3]}, progress=True)
     assert capsys.readouterr().err.endswith("stopped; the same command with --resume goes on\n")
@@ -466,7 +465,7 @@ def test_a_sweep_that_never_began_is_begun_anew(swept, monkeypatch):
         raise ConfigurationError("no cluster")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sweep_module, "run_local", refuses)
+        patch.setattr(driver, "run_local", refuses)
         with pytest.raises(ConfigurationError, match="no cluster"):
             swept({"lr": [1e-3]})
     assert list(cells_of(swept({"lr": [5e-3]}))["status"]) == ["finished"]
@@ -489,14 +488,14 @@ def test_two_processes_do_not_share_a_sweep_or_a_cell(swept, here, tmp_path, mon
 
 def test_half_a_record_of_a_cell_killed_early_is_in_nobodys_way(swept, here, tmp_path):
     (cell,) = make_cells(PretrainingConfig(), {"lr": [5e-3]})
-    here_first = sweep_module.run_local
+    here_first = driver.run_local
 
     def run_local(plan, names, **options):
         (tmp_path / "sweep" / cell.name).mkdir()
         (tmp_path / "sweep" / cell.name / ".run.json.abc").write_text("{")
         return here_first(plan, names, **options)
 
-    sweep_module.run_local = run_local  # the fixture puts the real one back
+    driver.run_local = run_local  # the fixture puts the real one back
     assert list(cells_of(swept({"lr": [5e-3]}))["status"]) == ["finished"]
 
 
@@ -521,7 +520,7 @@ def test_a_killed_cell_goes_on_to_the_same_numbers(text, cache, tmp_path, run):
         os.kill(int(log.read_text().split()[2]), signal.SIGKILL)
 
     threading.Thread(target=kill, daemon=True).start()
-    result = sweep(short(text), {"lr": [5e-3]}, folder, changes=changes, jobs=1, cache=cache, progress=False)
+    result = run_sweep(short(text), {"lr": [5e-3]}, folder, changes=changes, jobs=1, cache=cache, progress=False)
     assert result.summary["errors"] == []
     (name,) = cells_of(result)["cell"]
     assert read_run(folder / name)["resumed"][0]["from"].startswith("checkpoint-")
@@ -571,7 +570,7 @@ def test_the_command_tells_of_every_cell_and_prints_json(sinklab):
 
 
 def test_failed_cells_are_told_and_end_in_status_1(sinklab, monkeypatch):
-    monkeypatch.setattr(sweep_module, "run_local", lambda plan, names, **options: {names[1]: "KeyError: 'x' (attempt 3)"})
+    monkeypatch.setattr(driver, "run_local", lambda plan, names, **options: {names[1]: "KeyError: 'x' (attempt 3)"})
     status, out, err = sinklab("tiny", "--grid", "lr=5e-3,1e-3")
     assert status == 1
     assert "failed: learning_rate=0.001-" in err

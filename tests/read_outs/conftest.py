@@ -12,7 +12,7 @@ from sinklab.configuration import with_overrides
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.reproduction.trained import TrainedModel
-from sinklab.training.train import pretrain
+from sinklab.training.train import run_training
 
 SHORT = (
     *("training.steps=12", "training.save_every=12", "training.log_every=2", "training.evaluate_every=12"),
@@ -24,7 +24,7 @@ SHORT = (
 def trained(tmp_path_factory) -> TrainedModel:
     """Twelve steps of the smallest scale. Shared: read-outs must not change it, and a test says so."""
     folder, cache = tmp_path_factory.mktemp("read_outs") / "run", tmp_path_factory.mktemp("encoded")
-    pretrain(with_overrides(backcopy_tiny(), SHORT), folder, cache=cache, progress=False)
+    run_training(with_overrides(backcopy_tiny(), SHORT), folder, cache=cache, progress=False)
     return TrainedModel(folder, cache)
 
 

@@ -10,7 +10,7 @@ import pytest
 from sinklab.configuration import with_overrides
 from sinklab.recipes.tiny import tiny
 from sinklab.training.config import PretrainingConfig
-from sinklab.training.train import pretrain
+from sinklab.training.train import run_training
 
 EIGHT_STEPS = (
     *("training.steps=8", "training.save_every=4", "training.log_every=2", "training.evaluate_every=4"),
@@ -43,7 +43,7 @@ def cache(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory, text, cache):
     """The result of a run that went well. Shared: copy its folder before changing it."""
-    return pretrain(short(text), tmp_path_factory.mktemp("runs") / "finished", cache=cache, progress=False)
+    return run_training(short(text), tmp_path_factory.mktemp("runs") / "finished", cache=cache, progress=False)
 
 
 @pytest.fixture
@@ -51,6 +51,6 @@ def run(text, cache, tmp_path):
     """Train the eight steps with changes: ``run("training.steps=4", resume=True)``."""
 
     def train(*changes: str, folder: str = "run", **options):
-        return pretrain(short(text, *changes), tmp_path / folder, cache=cache, progress=False, **options)
+        return run_training(short(text, *changes), tmp_path / folder, cache=cache, progress=False, **options)
 
     return train

@@ -23,7 +23,7 @@ from sinklab.results.table import read_table
 from sinklab.training.bookkeeping import Bookkeeper
 from sinklab.training.checkpoints import usable
 from sinklab.training.record import read_result
-from sinklab.training.train import pretrain
+from sinklab.training.train import run_training
 from sinklab.training.trainer import PretrainingTrainer
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from sinklab.training.bookkeeping import Bookkeeper
-from sinklab.training.train import pretrain
+from sinklab.training.train import run_training
 from tests.training.conftest import short
 
 native = Bookkeeper.on_log
@@ -76,7 +76,7 @@ def on_log(self, args, state, control, logs, **kwargs):
         os.kill(os.getpid(), signal.SIGKILL)
 
 Bookkeeper.on_log = on_log
-pretrain(short(Path(sys.argv[3])), Path(sys.argv[1]), cache=Path(sys.argv[2]), progress=False)
+run_training(short(Path(sys.argv[3])), Path(sys.argv[1]), cache=Path(sys.argv[2]), progress=False)
 """
 
 
@@ -97,7 +97,7 @@ def test_a_killed_run_resumes_to_the_same_numbers(finished, tmp_path, text, cach
     assert read_table(killed / "table.parquet")["step"].max() in (4, 6)  # the last one if writing was cheap enough
     assert json.loads((killed / "run.json").read_text())["status"] == "running"
 
-    resumed = pretrain(short(text), killed, resume=True, cache=cache, progress=False)
+    resumed = run_training(short(text), killed, resume=True, cache=cache, progress=False)
     assert resumed.summary["status"] == "finished"
     assert resumed.record["resumed"] == [{"from": "checkpoint-4", "passed_over": []}]
     pd.testing.assert_frame_equal(without_times(resumed.table), without_times(finished.table))
@@ -198,7 +198,7 @@ def test_another_text_is_refused(finished, text, cache, tmp_path):
     record["data"]["sha256"] = "0" * 64
     (folder / "run.json").write_text(json.dumps(record))
     with pytest.raises(InputError, match=r"the text of .* has changed since the run was begun: .* tokens of .* then"):
-        pretrain(short(text), folder, resume=True, cache=cache, progress=False)
+        run_training(short(text), folder, resume=True, cache=cache, progress=False)
 
 
 def test_an_output_directory_in_use_is_refused(finished, run, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,9 +54,19 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
         yield update
 
 
+STATUSES = {"diverged": 3, "stopped": 130}
+"""What became of a training to the exit status of its command."""
+
+
 def print_result(result: Any, as_json: bool = False) -> int:
-    """Show what a command returned; the exit status: 1 if it says that parts of it failed, which follow on stderr."""
+    """Show what a command returned, and give the exit status: that of :data:`STATUSES`, or 1 if parts failed (on stderr).
+
+    Of the processes of ``torchrun`` the first one speaks.
+    """
     if isinstance(result, Result):
+        status = STATUSES.get(result.summary.get("status"), 0)
+        if os.environ.get("RANK", "0") != "0":
+            return status
         if as_json:
             sys.stdout.write(result.to_json())
         else:
@@ -63,7 +74,7 @@ def print_result(result: Any, as_json: bool = False) -> int:
         errors = result.summary.get("errors") or []
         for error in errors:
             sys.stderr.write(f"failed: {error}\n")
-        return 1 if errors else 0
+        return 1 if errors else status
     if result is not None:
         sys.stdout.write(f"{result}\n")
     return 0

@@ -21,7 +21,7 @@ from sinklab.results.table import read_run, write_json
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.record import Status
-from sinklab.training.train import pretrain
+from sinklab.training.train import run_training
 
 __all__ = ["ENDED", "NUMBERS", "PLAN", "SweepPlan", "read_plan", "run_cell", "text_of"]
 
@@ -113,7 +113,7 @@ def run_cell(folder: Path, name: str) -> Status:
 
     Raises:
         InputError: no such sweep here, another process runs the cell, or the text is not that of the sweep.
-        SinklabError: as :func:`~sinklab.training.train.pretrain`.
+        SinklabError: as :func:`~sinklab.training.train.run_training`.
     """
     plan = read_plan(folder)
     with _alone(plan, name):
@@ -131,7 +131,7 @@ def run_cell(folder: Path, name: str) -> Status:
         begun = (folder / name / "run.json").is_file()  # a run that has begun knows where from, also in a folder that was moved
         before = plan.cells[name].init_from
         init_from = None if begun or before is None else folder / before
-        result = pretrain(config, folder / name, resume=True, init_from=init_from, cache=plan.cache)
+        result = run_training(config, folder / name, resume=True, init_from=init_from, cache=plan.cache)
         return cast(Status, result.summary["status"])
 
 

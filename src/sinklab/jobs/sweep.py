@@ -1,282 +1,80 @@
-"""sweep(): one recipe over a grid of settings and seeds, every cell a run folder, all of them one table."""
+"""sweep(): a recipe over a grid of settings and seeds, on this machine or on a Ray cluster; every cell a run folder."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-import pandas as pd
-from filelock import FileLock, Timeout
-from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
+from sinklab.arguments import WHOLE, command, parse_seeds
 
-from sinklab.auditing.output import new_run_id
-from sinklab.errors import ConfigurationError, InputError
-from sinklab.jobs.cell import ENDED, NUMBERS, PLAN, SweepPlan, read_plan, text_of
-from sinklab.jobs.grid import Cell, make_cells, short_label
-from sinklab.jobs.local import default_jobs, run_local
-from sinklab.jobs.watch import watching
-from sinklab.results.run import Result
-from sinklab.results.statistics import mean_interval
-from sinklab.results.table import append, read_run, read_table, write_table, write_text
-from sinklab.training import progress as training_progress
-from sinklab.training.config import PretrainingConfig
-from sinklab.training.data import prepare_data
-from sinklab.training.process import compiles, default_cache
-from sinklab.training.resuming import require_same_config
+if TYPE_CHECKING:
+    from sinklab.results.run import Result
+    from sinklab.training.config import PretrainingConfig
 
-__all__ = ["check_machine", "prepare_texts", "run_waiting", "sweep"]
-
-LOCK, CACHE = ".sweep.lock", "cache"
+__all__ = ["sweep"]
 
 
+@command
 def sweep(
-    config: PretrainingConfig,
-    grid: Mapping[str, Sequence[Any]],
-    out: Path,
+    recipe: str | PretrainingConfig,
     *,
-    seeds: Sequence[int] | None = None,
-    changes: Sequence[str] = (),
+    grid: Annotated[list[str] | None, WHOLE] = None,
+    seeds: str | None = None,
+    changes: Annotated[list[str] | None, "--set", WHOLE] = None,
+    out: Path | None = None,
     jobs: int | None = None,
     retries: int = 2,
     ray: str | None = None,
     resume: bool = False,
     cache: Path | None = None,
-    progress: bool = True,
+    quiet: bool = False,
 ) -> Result:
-    """Run all combinations of settings and seeds, each as :func:`~sinklab.training.train.pretrain` in a process of its own.
+    """Run a recipe over a grid of settings and seeds, and say what the seeds agree on.
 
-    Everything is validated, and the text encoded, before the first cell runs. A cell that dies goes on from its last
-    checkpoint; one that diverges is a result; one that fails does not keep the others from running. ``out`` gets
-    ``sweep.json`` (the plan), a run folder per cell, ``logs``, ``table.parquet`` and ``cells.csv``.
-
-    Args:
-        grid: field to values; see :func:`~sinklab.jobs.grid.make_cells`.
-        seeds: each is the seed of the initialisation and of the data; by default those of ``config``.
-        changes: ``path=value``, applied to every cell.
-        jobs: processes at a time; by default one per GPU, or cores over ``training.threads``.
-        retries: how often a cell that died is run again.
-        ray: run on the Ray cluster at this address (``auto`` finds it) instead.
-        resume: go on with the sweep in ``out``, if there is one. Cells that have ended are kept; cells may be added.
-        cache: directory for encoded text; with ``ray`` it must be shared by all nodes, and is ``out/cache`` by default.
-        progress: show bars on a terminal's stderr, lines elsewhere.
-
-    Returns:
-        The long tables of all cells that finished or diverged as one, and in ``summary``:
-
-        - ``cells``, one record each, also ``cells.csv``: ``cell``, every varied field, ``seed``, ``status`` (finished,
-          diverged, failed, stopped or waiting), ``held_out_loss`` in nats, ``sink_rate`` in percent, ``steps``,
-          ``tokens_per_second``, ``seconds`` of all attempts, ``run_id`` (as in the table) and ``error``;
-        - ``settings``, one record for every combination: ``settings``; how many cells ``finished``, ``diverged`` and did
-          ``other`` things; for ``held_out_loss`` and ``sink_rate`` the ``values`` of the finished ones, and from three seeds on
-          their ``mean`` and ``interval`` (95 %, Student's t);
-        - ``errors``: a sentence for every cell that failed.
-
-    Raises:
-        ConfigurationError: a grid that names no field, a cell that cannot be, or a sweep to resume that was another.
-        InputError: text or a directory that cannot be used, or another process that runs this sweep.
-        KeyboardInterrupt: after all cells have stopped with a checkpoint; what has ended is in the tables.
-    """
-    if ray is not None and jobs is not None:
-        raise ConfigurationError("--jobs is for processes of this machine; with --ray the cluster has as many as fit")
-    if (jobs is not None and jobs < 1) or retries < 0:
-        raise ConfigurationError(f"--jobs must be at least 1 and --retries at least 0, got {jobs} and {retries}")
-    cells = {cell.name: cell for cell in make_cells(config, grid, seeds, changes)}
-    if ray is not None:
-        from sinklab.jobs.ray_cluster import import_ray
-
-        import_ray()
-    out = out.expanduser().absolute()
-    earlier = _earlier(out, cells, resume)
-    if ray is None:
-        check_machine(cells)
-    cache = (cache or (out / CACHE if ray is not None else default_cache())).expanduser().absolute()
-    texts = prepare_texts(cells, cache, progress)
-    plan = SweepPlan(out, earlier.sweep_id if earlier else new_run_id(), cells, texts, cache)
-    with _alone(out):
-        plan.write(recipe=config.name, grid={path: list(values) for path, values in grid.items()}, seeds=seeds and list(seeds))
-        errors: dict[str, str] = {}
-        try:
-            errors = run_waiting(plan, jobs=jobs, retries=retries, ray=ray, progress=progress)
-        except KeyboardInterrupt:
-            if progress:
-                print("stopped; the same command with --resume goes on", file=sys.stderr)
-            raise
-        finally:
-            result = _collect(plan, errors)
-    return result
-
-
-def run_waiting(
-    plan: SweepPlan, wanted: Sequence[str] | None = None, *, jobs: int | None, retries: int, ray: str | None, progress: bool
-) -> dict[str, str]:
-    """Run the cells of a plan that have not ended, here or on a cluster; the errors of those that failed.
+    Writes a run folder per cell, and table.parquet and cells.csv of all of them, into the output directory. A cell that
+    diverges is a result. Status 1: cells failed, and the others' results are kept.
 
     Args:
-        wanted: names; all cells of the plan by default.
+        recipe: A name from 'sinklab list recipes', FILE.py[:FUNCTION], or the run.json or YAML of a run; in Python also a
+            configuration.
+        grid: Values of a field, in YAML; repeatable, all combinations are run. The last parts of a path will do where they name
+            one field; lr, operation, position, optimizer, schedule, layers, heads and context are short names.
+        seeds: Run every combination with each of these seeds (of initialisation and data); both ends included; by default the
+            recipe's.
+        changes: Change a field in all cells, such as training.steps=500; repeatable.
+        out: Output directory; by default sinklab-sweeps/<recipe>.
+        jobs: Cells at a time; by default one per GPU, or cores over training.threads.
+        retries: How often a cell that was killed goes on from its last checkpoint.
+        ray: Run on a Ray cluster; the output directory must be shared by its nodes.
+        resume: Go on with the sweep in the output directory; what has ended is kept.
+        cache: Directory for encoded text; by default ~/.cache/sinklab, with --ray OUT/cache.
+        quiet: Show nothing while it goes.
 
     Raises:
-        KeyboardInterrupt: after all cells have stopped with a checkpoint.
+        ConfigurationError, InputError: as :func:`~sinklab.jobs.driver.run_sweep`, which also takes values that are no text.
+
+    Examples:
+        sinklab sweep tiny --grid lr=1e-3,4e-3 --seeds 0..2
+        sinklab sweep emergence --grid operation=softmax,sigmoid --grid optimizer.weight_decay=0,0.1 --seeds 0..4 --jobs 2
+        sinklab sweep emergence --grid 'model.operation={name: sigmoid, normalize: true},{name: softmax}'
+        sinklab sweep emergence --grid lr=1e-3,4e-3 --seeds 0..9 --resume  (after Ctrl-C, or to add seeds)
+        sinklab sweep emergence --grid lr=1e-3,4e-3 --seeds 0..4 --ray auto --out /shared/sweep
     """
-    names = list(plan.cells) if wanted is None else list(wanted)
-    left = [name for name in names if plan.outcome(name) is None]
-    with watching(len(names), len(names) - len(left), wanted=progress) as watch:
-        if not left:
-            watch.note(f"all {len(names)} cells have ended already")
-            return {}
-        if ray is None:
-            return run_local(plan, left, jobs=jobs or default_jobs(plan), retries=retries, watch=watch)
-        from sinklab.jobs.ray_cluster import run_ray
+    from sinklab.jobs.driver import run_sweep
+    from sinklab.jobs.grid import parse_grid
+    from sinklab.training.resolve import resolve_recipe
 
-        return run_ray(plan, left, address=ray, retries=retries, watch=watch)
-
-
-def _earlier(out: Path, cells: Mapping[str, Cell], resume: bool) -> SweepPlan | None:
-    """The plan to go on with, if there is one, when all of its cells are still asked for."""
-    there = {path.name for path in out.iterdir()} - {LOCK, CACHE} if out.is_dir() else set()
-    if not there:
-        return None
-    if PLAN not in there:
-        raise InputError(f"output directory {out} holds something else than a sweep; choose another with --out")
-    earlier = read_plan(out)
-    if not any((out / name).exists() for name in earlier.cells):
-        return None  # refused before any cell had begun
-    if not resume:
-        raise InputError(f"output directory {out} holds a sweep; go on with it with --resume, or choose another with --out")
-    for name, cell in earlier.cells.items():
-        if name in cells:
-            require_same_config({"config": cell.config.model_dump(mode="json")}, cells[name].config, out / name)
-    gone = [name for name in earlier.cells if name not in cells]
-    if gone:
-        raise ConfigurationError(
-            f"the sweep in {out} has {len(gone)} cells that are not asked for now, such as {gone[0]}; resume it with all of "
-            "its settings and seeds (more may be added), or choose another directory with --out"
-        )
-    for name, cell in cells.items():
-        if (out / name / "run.json").is_file():
-            require_same_config(read_run(out / name), cell.config, out / name)
-    return earlier
-
-
-def check_machine(cells: Mapping[str, Cell]) -> None:
-    """Refuse what this machine cannot do in some cell.
-
-    Raises:
-        ConfigurationError: a device or a compiler that is not here, with the name of the cell.
-    """
-    for cell in cells.values():
-        try:
-            compiles(cell.config)  # looks for the device too
-        except ConfigurationError as error:
-            raise ConfigurationError(f"cell {cell.name}: {error}") from None
-
-
-def prepare_texts(cells: Mapping[str, Cell], cache: Path, progress: bool) -> dict[str, dict[str, str]]:
-    """Encode the text of all cells, each once, before several want it at the same time; the hashes of what they read.
-
-    Raises:
-        ConfigurationError, InputError: as :func:`~sinklab.training.data.prepare_data`, with the name of the cell.
-    """
-    texts: dict[str, dict[str, str]] = {}
-    with training_progress.display(1, wanted=progress) as screen:
-        for cell in cells.values():
-            try:
-                texts[cell.name] = text_of(prepare_data(cell.config, cache, screen.preparing))
-            except (ConfigurationError, InputError) as error:
-                raise type(error)(f"cell {cell.name}: {error}") from None
-    return texts
-
-
-@contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(out / LOCK, timeout=0):
-            yield
-    except Timeout:
-        raise InputError(f"another process is running the sweep in {out}; wait for it, or end it") from None
-
-
-def _collect(plan: SweepPlan, errors: dict[str, str]) -> Result:
-    """Put together what there is and write it."""
-    rows = [_row(plan, cell, errors.get(cell.name)) for cell in plan.cells.values()]
-    cells = pd.DataFrame(rows)
-    tables = [read_table(plan.folder / row["cell"] / "table.parquet") for row in rows if row["status"] in ENDED]
-    table = append(tables)
-    write_table(table, plan.folder / "table.parquet")
-    write_text(cells.to_csv(index=False), plan.folder / "cells.csv")
-    summary = {
-        "folder": str(plan.folder),
-        "settings": _by_settings(plan, rows),
-        "cells": rows,
-        "errors": [f"{name}: {error}" for name, error in errors.items()],
-    }
-    return Result(summary, table, read_run(plan.folder, PLAN), plan.folder, display)
-
-
-def display(result: Result) -> Iterator[RenderableType]:
-    """One row per combination of settings, and where the rest is."""
-    shown = Table(box=None, pad_edge=False)
-    settings = result.summary["settings"]
-    paths = list(settings[0]["settings"])
-    for heading in (*(short_label(path) for path in paths), "runs", "held-out loss (nats)", "sink rate (%)"):
-        shown.add_column(escape(heading))
-    for row in settings:
-        others = ((row["diverged"], "diverged"), (row["other"], "failed or unfinished"))
-        runs = ", ".join([str(row["finished"]), *(f"{count} {word}" for count, word in others if count)])
-        values = (escape(str(row["settings"][path])) for path in paths)
-        shown.add_row(*values, runs, _written(row["held_out_loss"], ".3f"), _written(row["sink_rate"], ".2f"))
-    yield shown
-    folder = Path(result.summary["folder"])
-    yield escape(f"\ncells  {folder / 'cells.csv'}\ntable  {folder / 'table.parquet'}")
-
-
-def _written(number: dict[str, Any], form: str) -> str:
-    """``mean ± half the width of its 95 % interval``, or the values where there are fewer than three."""
-    if "mean" not in number:
-        return ", ".join(format(value, form) for value in number["values"]) or "–"
-    return f"{number['mean']:{form}} ± {number['interval'][1] - number['mean']:{form}}"
-
-
-def _row(plan: SweepPlan, cell: Cell, error: str | None) -> dict[str, Any]:
-    run = plan.run(cell.name)
-    status = run["status"] if run["status"] in (*ENDED, "waiting") else "stopped"
-    result = run.get("result", {})
-    return {
-        "cell": cell.name,
-        **cell.settings,
-        "seed": cell.seed,
-        "status": "failed" if error is not None else status,
-        **{name: result.get(name) for name in (*NUMBERS, "steps", "tokens_per_second")},
-        "seconds": run.get("wall_seconds"),
-        "run_id": run.get("run_id"),
-        "error": error,
-    }
-
-
-def _by_settings(plan: SweepPlan, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    settings = {}
-    for row in rows:
-        cell = plan.cells[row["cell"]]
-        groups.setdefault(str(cell.settings), []).append(row)
-        settings[str(cell.settings)] = cell.settings
-    summary = []
-    for key, members in groups.items():
-        counts = {status: sum(row["status"] == status for row in members) for status in ENDED}
-        finished = [row for row in members if row["status"] == "finished"]
-        numbers = {name: _spread([row[name] for row in finished if row[name] is not None]) for name in NUMBERS}
-        other = len(members) - sum(counts.values())
-        summary.append({"settings": settings[key], **counts, "other": other, **numbers})
-    return summary
-
-
-def _spread(values: list[float]) -> dict[str, Any]:
-    if len(values) < 3:
-        return {"values": values}
-    mean, half = mean_interval(values)
-    return {"values": values, "mean": mean, "interval": [mean - half, mean + half]}
+    config = resolve_recipe(recipe)
+    return run_sweep(
+        config,
+        parse_grid(grid or []),
+        Path("sinklab-sweeps") / config.name if out is None else out,
+        seeds=None if seeds is None else parse_seeds(seeds),
+        changes=changes or [],
+        jobs=jobs,
+        retries=retries,
+        ray=ray,
+        resume=resume,
+        cache=cache,
+        progress=not quiet,
+    )

@@ -39,6 +39,8 @@ __all__ = [
     "ReadOut",
     "Scale",
     "Times",
+    "Trend",
+    "Value",
     "Variant",
 ]
 

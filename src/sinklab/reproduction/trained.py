@@ -23,7 +23,7 @@ class TrainedModel:
     Everything is read when it is first asked for.
 
     Args:
-        folder: output directory of a finished run of :func:`~sinklab.training.train.pretrain`.
+        folder: output directory of a finished run of :func:`~sinklab.training.train.run_training`.
         cache: directory of encoded text.
     """
 

@@ -18,7 +18,7 @@ from sinklab.training.config import PretrainingConfig
 __all__ = ["resolve_recipe"]
 
 
-def resolve_recipe(name: str) -> PretrainingConfig:
+def resolve_recipe(name: str | PretrainingConfig) -> PretrainingConfig:
     """The configuration that ``name`` stands for.
 
     Args:
@@ -31,6 +31,8 @@ def resolve_recipe(name: str) -> PretrainingConfig:
         InputError: a file that is missing or cannot be read.
         ConfigurationError: a file whose content is no configuration.
     """
+    if isinstance(name, PretrainingConfig):
+        return name
     file, _, function = name.partition(":")
     path = Path(file).expanduser()
     if path.suffix == ".py":

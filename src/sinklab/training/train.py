@@ -41,7 +41,7 @@ from sinklab.training.resuming import earlier_run, require_same_text
 from sinklab.training.run_table import RunTable
 from sinklab.training.trainer import PretrainingTrainer
 
-__all__ = ["pretrain"]
+__all__ = ["run_training"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Prepared:
     screen: Display
 
 
-def pretrain(
+def run_training(
     config: PretrainingConfig,
     out: Path,
     *,

@@ -1,4 +1,4 @@
-"""The command ``sinklab plot``: curves and maps of pre-training runs, from their tables."""
+"""plot(): curves and maps of training runs, from their tables."""
 
 from __future__ import annotations
 

@@ -1,23 +1,22 @@
-"""The command ``sinklab pretrain``: a recipe, changed by dotted paths, run into a folder."""
+"""pretrain(): a recipe with changes, trained from scratch while its sinks are watched; one folder with all that came of it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from sinklab.arguments import WHOLE, AsJson, command
-from sinklab.cli import output
-from sinklab.cli.quiet import quiet_libraries
+from sinklab.arguments import WHOLE, command
+
+if TYPE_CHECKING:
+    from sinklab.results.run import Result
+    from sinklab.training.config import PretrainingConfig
 
 __all__ = ["pretrain"]
-
-DIVERGED = 3
-"""Exit status of a run whose training went astray."""
 
 
 @command
 def pretrain(
-    recipe: str,
+    recipe: str | PretrainingConfig,
     *,
     changes: Annotated[list[str] | None, "--set", WHOLE] = None,
     out: Path | None = None,
@@ -25,8 +24,8 @@ def pretrain(
     init_from: Path | None = None,
     overwrite: bool = False,
     cache: Path | None = None,
-    as_json: AsJson = False,
-) -> None:
+    quiet: bool = False,
+) -> Result:
     """Train a small model from scratch and watch its sinks appear: one recipe, one folder.
 
     Writes run.json, table.parquet, checkpoints/ and model/ into the output directory. Status 3: the training diverged.
@@ -34,13 +33,19 @@ def pretrain(
     Fields for --set: sinklab show RECIPE. What comes out: sinklab audit OUT/model.
 
     Args:
-        recipe: A name from 'sinklab list recipes', FILE.py[:FUNCTION], or the run.json or YAML of a run.
+        recipe: A name from 'sinklab list recipes', FILE.py[:FUNCTION], or the run.json or YAML of a run; in Python also a
+            configuration.
         changes: Change a field, such as training.steps=500; repeatable.
         out: Output directory; by default sinklab-runs/<recipe>.
         resume: Go on with the run in the output directory, if there is one.
         init_from: Start from the weights of a run, a checkpoint or a model; its operation may differ.
         overwrite: Replace an earlier run in the output directory.
         cache: Directory for encoded text, shared by runs; by default ~/.cache/sinklab.
+        quiet: Show nothing while it goes.
+
+    Raises:
+        ConfigurationError: fields that cannot take effect here, or a run to resume that has another configuration.
+        InputError: text, weights, a folder or a disk that cannot be used.
 
     Examples:
         sinklab pretrain tiny
@@ -50,18 +55,12 @@ def pretrain(
         sinklab pretrain emergence --init-from runs/emergence --set model.operation.name=sigmoid --out runs/dissolve
         torchrun --nproc-per-node 4 -m sinklab pretrain gu2024_60m --set data.corpus=ORG/DATASET
     """
-    quiet_libraries()
     from sinklab.configuration import with_overrides
-    from sinklab.training.process import is_main
     from sinklab.training.resolve import resolve_recipe
-    from sinklab.training.train import pretrain as run
+    from sinklab.training.train import run_training
 
     config = with_overrides(resolve_recipe(recipe), changes or [])
     folder = Path("sinklab-runs") / config.name if out is None else out
-    result = run(config, folder, resume=resume, init_from=init_from, overwrite=overwrite, cache=cache)
-    if is_main() and as_json:  # of several processes one speaks
-        output.print_json(result.summary)
-    elif is_main():
-        result.show()
-    if result.summary["status"] != "finished":
-        raise SystemExit(DIVERGED if result.summary["status"] == "diverged" else 130)
+    return run_training(
+        config, folder, resume=resume, init_from=init_from, overwrite=overwrite, cache=cache, progress=not quiet
+    )
