@@ -203,7 +203,7 @@ def test_another_text_is_refused(finished, text, cache, tmp_path):
 
 def test_an_output_directory_in_use_is_refused(finished, run, tmp_path):
     shutil.copytree(finished.folder, tmp_path / "run")
-    with pytest.raises(InputError, match="exists; choose another with --out, or replace it with --overwrite"):
+    with pytest.raises(InputError, match="exists; choose another with `out`, or replace it with `overwrite`"):
         run()
     with pytest.raises(ConfigurationError, match=r"resume goes on with the run .* and overwrite removes it"):
         run(resume=True, overwrite=True)

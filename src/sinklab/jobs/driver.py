@@ -14,13 +14,12 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from sinklab.auditing.output import new_run_id
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs.cell import ENDED, NUMBERS, PLAN, SweepPlan, read_plan, text_of
 from sinklab.jobs.grid import Cell, make_cells, short_label
 from sinklab.jobs.local import default_jobs, run_local
 from sinklab.jobs.watch import watching
-from sinklab.results.run import Result
+from sinklab.results.run import Result, new_run_id
 from sinklab.results.statistics import mean_interval
 from sinklab.results.table import append, read_run, read_table, write_table, write_text
 from sinklab.training import progress as training_progress

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
-from sinklab.auditing.output import environment, new_run_id
 from sinklab.errors import ConfigurationError
 from sinklab.pathways.columns import COLUMNS, GROUPS, READ_OUTS
 from sinklab.pathways.cost import costs
@@ -22,6 +20,8 @@ from sinklab.pathways.runs import CHANGES, Numbers, train_and_read, trigger_numb
 from sinklab.pathways.words import DEFINITION, markdown, paragraph
 from sinklab.reproduction.claim import SCALES, Scale
 from sinklab.reproduction.scales import base_config
+from sinklab.results.environment import environment
+from sinklab.results.run import new_run_id
 from sinklab.results.table import make_table, write_json, write_table, write_text
 from sinklab.training.process import default_cache
 from sinklab.trigger.problem import TriggerProblem
@@ -199,14 +199,7 @@ def _record(
         "cannot_do_the_trigger_task": result.cannot,
         "trigger_setting": dataclasses.asdict(problem),
         "config": base.model_dump(mode="json"),
-        "environment": environment(_Here()),
+        "environment": environment(),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "errors": result.errors,
     }
-
-
-class _Here:
-    """Where the numbers are computed, as ``environment`` asks for it."""
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.float32

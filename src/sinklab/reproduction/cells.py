@@ -11,13 +11,13 @@ from typing import Any
 
 from filelock import FileLock
 
-from sinklab.auditing.output import new_run_id
 from sinklab.errors import ConfigurationError, SinklabError
 from sinklab.jobs.cell import PLAN, SweepPlan, read_plan
 from sinklab.jobs.driver import check_machine, prepare_texts, run_waiting
 from sinklab.jobs.grid import Cell, short_label
 from sinklab.reproduction.claim import Changes, Scale, Times, Variant
 from sinklab.reproduction.scales import base_config
+from sinklab.results.run import new_run_id
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.token_cache import hash_key
 

@@ -11,10 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sinklab.arguments import parse_seeds
-from sinklab.auditing.output import environment, new_run_id
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.grid import Cell
@@ -24,7 +21,9 @@ from sinklab.reproduction.claim import SCALES, Claim, Numbers, Scale
 from sinklab.reproduction.scales import base_config
 from sinklab.reproduction.verdict import Conclusion, judge
 from sinklab.reproduction.work import Measurement, claim_called, name_of, read_numbers, train_and_read
+from sinklab.results.environment import environment
 from sinklab.results.metric import Metric, catalogue
+from sinklab.results.run import new_run_id
 from sinklab.results.table import make_table, read_run, write_json, write_table
 from sinklab.training.process import default_cache
 
@@ -267,18 +266,11 @@ def _record(
         "conditions": variants,
         "read_outs": one.read_outs,
         "config": base.model_dump(mode="json") if variants else None,
-        "environment": environment(_Here()),
+        "environment": environment(),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
         "errors": errors,
     }
-
-
-class _Here:
-    """Where the runs are computed, as ``environment`` asks for it."""
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.float32
 
 
 def main() -> None:

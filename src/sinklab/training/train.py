@@ -13,13 +13,14 @@ from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from sinklab.attention.matmul_precision import fast_float32, linear_sizes
-from sinklab.auditing.output import check_free, environment, new_run_id
 from sinklab.corpora.base import hash_tokens
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM
 from sinklab.models.loading import wrap_model
+from sinklab.results.environment import environment
+from sinklab.results.folder import check_free
 from sinklab.results.metric import definitions
-from sinklab.results.run import Result
+from sinklab.results.run import Result, new_run_id
 from sinklab.training.bookkeeping import METRICS, Bookkeeper, save_model, stoppable
 from sinklab.training.callback import PROBES, READOUT, SinkCallback
 from sinklab.training.checkpoints import step_of, usable
