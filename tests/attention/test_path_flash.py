@@ -273,7 +273,7 @@ def test_a_session_can_catch_the_log_sum_exp_of_real_keys(grad):
 class Keep(Probe):
     """The calls that a session describes."""
 
-    name, version, needs, definitions = "keep", 1, frozenset(), {}
+    name, needs, metrics = "keep", frozenset(), ()
 
     def __init__(self):
         self.calls = []

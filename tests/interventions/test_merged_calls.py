@@ -210,7 +210,7 @@ def test_an_operation_of_one_head_alone_cannot_be_shown():
 
 
 class _Outputs(Probe):
-    name, needs, definitions = "outputs", frozenset({"columns", "log_sum_exp", "entropy"}), {}
+    name, needs, metrics = "outputs", frozenset({"columns", "log_sum_exp", "entropy"}), ()
 
     def __init__(self):
         self.calls = []

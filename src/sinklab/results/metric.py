@@ -7,14 +7,17 @@ import dataclasses
 import functools
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import ContractError
 from sinklab.registry import KINDS
 
-__all__ = ["LOSS", "STEPS", "VALUE_RATIO", "Declared", "Metric", "catalogue", "definitions", "metrics_of"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["LOSS", "STEPS", "VALUE_RATIO", "Declared", "Metric", "catalogue", "definitions", "definitions_of", "metrics_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +66,7 @@ VALUE_RATIO = Metric(
 )
 
 
-def definitions(measured_by: dict[str, tuple[Metric, ...]]) -> list[dict[str, Any]]:
+def definitions(measured_by: Mapping[str, Iterable[Metric]]) -> list[dict[str, Any]]:
     """What ``run.json`` says of the metrics in a table.
 
     Args:
@@ -74,6 +77,17 @@ def definitions(measured_by: dict[str, tuple[Metric, ...]]) -> list[dict[str, An
         for probe, metrics in measured_by.items()
         for m in metrics
     ]
+
+
+def definitions_of(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The same for the metrics of a long table, as far as they are in the catalogue."""
+    known = catalogue()
+    pairs = table[["probe", "metric"]].dropna().drop_duplicates().itertuples(index=False)
+    measured_by: dict[str, list[Metric]] = {}
+    for probe, name in pairs:
+        if name in known:
+            measured_by.setdefault(probe, []).append(known[name].metric)
+    return definitions(measured_by)
 
 
 @dataclasses.dataclass(frozen=True)

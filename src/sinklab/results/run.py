@@ -226,6 +226,7 @@ class Run:
             InputError: the folder was taken by somebody else meanwhile.
         """
         from sinklab.results.environment import environment
+        from sinklab.results.metric import definitions_of
         from sinklab.results.table import write_json, write_table
 
         about = {
@@ -233,6 +234,7 @@ class Run:
             "kind": self.kind,
             "config": {**self.settings, **(config or {})},
             **record,
+            "definitions": record.get("definitions") or definitions_of(table),
             **environment(loaded),
             "wall_seconds": round(time.time() - self._started, 3),
         }
