@@ -11,7 +11,7 @@ from tests.conftest import TEXT, make_sinklm
 from sinklab.auditing.cache import compare_policies
 from sinklab.auditing.cache_policies import _completed, _recomputed
 from sinklab.auditing.long_texts import long_texts
-from sinklab.auditing.policy_plan import plan_policies, sinks_of_texts
+from sinklab.auditing.policy_plan import checked_names, plan_policies, sinks_of_texts
 from sinklab.auditing.recommendation import recommend
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
@@ -102,6 +102,19 @@ def test_every_policy_is_given_the_same_size(name, budget):
     for policy, size in plan:
         assert policy.name == name
         assert (policy.max_held(2**31) == budget + 1) if policy.bounded else (size is None)
+
+
+def test_settings_that_were_given_hold_and_the_rest_makes_the_size():
+    names, left_out = checked_names(["sink_window:num_sinks=2", "heavy_hitter:heavy=8", "window:window=32"]), []
+    plan = list(plan_policies(None, None, names, [32, 64], (0, 1), sinks_at(0, 1), True, left_out))
+    assert [(policy.describe(), budget) for policy, budget in plan] == [
+        ("2+30", 32),
+        ("2+62", 64),
+        ("8 heavy+24", 32),
+        ("8 heavy+56", 64),
+        ("0+32", 32),
+    ]
+    assert [row["policy"] for row in left_out] == ["window"]
 
 
 def test_pinned_tokens_are_those_that_were_found():

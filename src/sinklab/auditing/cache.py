@@ -53,7 +53,8 @@ def compare_policies(
 
     Args:
         corpus: A UTF-8 text, or a name from 'sinklab list corpora'.
-        policies: Names from 'sinklab list policies'; all by default, those that no recommendation rests on at the largest
+        policies: Names from 'sinklab list policies', with settings that are to hold if need be: sink_window:num_sinks=2; all
+            by default, those that no recommendation rests on at the largest
             size only.
         windows: Tokens held before the query, sinks included; by default a quarter and half of the trained length, at most
             1024.

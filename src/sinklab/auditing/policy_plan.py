@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,12 +30,15 @@ _FOREVER = 2**31
 
 
 def checked_names(names: Sequence[str] | None) -> list[str]:
-    """Names without repetition, all registered ones by default.
+    """Names, with settings where some were given, without repetition; all registered ones by default.
 
     Raises:
         UnknownNameError: no such policy.
+        ConfigurationError: a setting that a policy does not have, or a value it refuses.
     """
-    return list(dict.fromkeys(policy_registry[name].name for name in names or policy_registry))
+    for name in names or policy_registry:
+        policy_registry.make(name)
+    return list(dict.fromkeys(names or policy_registry))
 
 
 def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: Sequence[int]) -> list[int]:
@@ -91,6 +94,16 @@ def plan_policies(
         briefly: take policies other than :data:`AT_EVERY_SIZE` at the largest size only.
     """
     numbers = sorted(set(sinks))
+    chosen = [spec for spec in names if ":" in spec]  # settings that were given hold; what is left makes the size
+    for spec in chosen:
+        settings = policy_registry.read(spec)
+        policy: Policy = policy_registry.make(spec)
+        for budget in budgets if policy.bounded else (None,):
+            try:
+                yield policy if budget is None else _sized(policy, budget, settings.keys()), budget
+            except ConfigurationError as error:
+                left_out.append(left_out_row(policy.name, str(error)))
+    names = [name for name in names if name not in chosen]
     for name in names:
         if not policy_registry[name].bounded:
             yield policy_registry[name](), None
@@ -109,7 +122,7 @@ def plan_policies(
                 continue
             for settings in _settings(name, budget, numbers, pinned, "window" in names):
                 try:
-                    yield policy_registry[name](**settings) if settings else _sized(policy_registry[name], budget), budget
+                    yield policy_registry[name](**settings) if settings else _sized(policy_registry[name](), budget), budget
                 except ConfigurationError as error:
                     left_out.append(left_out_row(name, str(error)))
 
@@ -148,31 +161,33 @@ def left_out_row(name: str, reason: str) -> dict[str, str]:
     return {"policy": name, "label": name, "reason": reason}
 
 
-def _sized(cls: type[Policy], budget: int) -> Policy:
-    """The policy that holds ``budget`` tokens and the query: its sizes in the proportions of their defaults.
+def _sized(policy: Policy, budget: int, given: Collection[str] = ()) -> Policy:
+    """The policy that holds ``budget`` tokens and the query: its sizes in the proportions that they have.
 
-    Sizes are the whole numbers among its settings whose default is :data:`LEAST_SIZE` or more; the others keep theirs.
+    Settings that were ``given`` stay. Sizes are the whole numbers among the others that are :data:`LEAST_SIZE` or more; the
+    rest keep theirs.
 
     Raises:
         ConfigurationError: it has no such settings, or they cannot be made to add up.
     """
-    default = cls()
-    held = default.max_held(_FOREVER) - 1
-    values = {field.name: getattr(default, field.name) for field in dataclasses.fields(cls)}
+    held = policy.max_held(_FOREVER) - 1
+    values = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy) if field.name not in given}
     sizes = {name: value for name, value in values.items() if type(value) is int and value >= LEAST_SIZE}
+    if not sizes and held == budget:
+        return policy
     if not sizes:
-        raise ConfigurationError(f"policy {cls.name!r} has no settings by which it could be given the size of the others")
+        raise ConfigurationError(f"policy {policy.name!r} has no settings by which it could be given the size of the others")
     fixed = held - sum(sizes.values())
     scale = (budget - fixed) / sum(sizes.values())
     sizes = {name: max(1, int(value * scale)) for name, value in sizes.items()}
     last = list(sizes)[-1]
     for _ in range(2):
-        policy = cls(**sizes)  # type: ignore[arg-type]
-        over = policy.max_held(_FOREVER) - 1 - budget
+        sized = dataclasses.replace(policy, **sizes)  # type: ignore[arg-type]
+        over = sized.max_held(_FOREVER) - 1 - budget
         if not over:
-            return policy
+            return sized
         sizes[last] -= over  # what rounding has left
-    raise ConfigurationError(f"policy {cls.name!r} cannot be made to hold {budget} tokens and the query; {sizes} does not")
+    raise ConfigurationError(f"policy {policy.name!r} cannot be made to hold {budget} tokens and the query; {sizes} does not")
 
 
 def sinks_of_texts(loaded: LoadedModel, rows: Tensor, bos: bool) -> Sinks:
