@@ -142,7 +142,8 @@ def metrics_of(plural: str, name: str) -> tuple[Metric, ...]:
     if (source / plural / f"{name}.py").is_file():
         return _Reader(source).file(f"sinklab.{plural}.{name}").metrics()
     plugin: Any = KINDS[plural][name]
-    return tuple(getattr(plugin, "metrics", None) or getattr(sys.modules[plugin.__module__], "METRICS", ()))
+    declared: tuple[Metric, ...] = getattr(plugin, "metrics", ()) or getattr(sys.modules[plugin.__module__], "METRICS", ())
+    return declared
 
 
 @functools.cache
@@ -179,7 +180,7 @@ class _File:
         self._values: dict[str, Any] = {}
         tree = ast.parse(path.read_text(encoding="utf-8"))
         self._imports = {
-            alias.asname or alias.name: (node.module, alias.name)
+            alias.asname or alias.name: (str(node.module), alias.name)
             for node in tree.body
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sinklab.")
             for alias in node.names
@@ -189,7 +190,7 @@ class _File:
         self._fields = [field for node in classes for field in _assigned(node.body)]
         outside = {id(part) for _, value in (*self._constants.items(), *self._fields) for part in ast.walk(value)}
         for node in ast.walk(tree):
-            if _declares(node) and id(node) not in outside:
+            if isinstance(node, ast.Call) and _declares(node) and id(node) not in outside:
                 raise ContractError(f"{path}:{node.lineno}: a Metric is declared at the top of a file or in a class, not here")
 
     def declared(self) -> list[Declared]:
@@ -253,9 +254,10 @@ def _declares(node: ast.AST) -> bool:
 def _assigned(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
     """Names that the statements assign, with what is assigned."""
     for node in body:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        for target in targets:
-            values = [(target, node.value)]  # type: ignore[union-attr]
-            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):  # type: ignore[union-attr]
-                values = list(zip(target.elts, node.value.elts, strict=True))  # type: ignore[union-attr]
-            yield from ((name.id, value) for name, value in values if isinstance(name, ast.Name) and value is not None)
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            values = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                values = list(zip(target.elts, node.value.elts, strict=True))
+            yield from ((name.id, value) for name, value in values if isinstance(name, ast.Name))
