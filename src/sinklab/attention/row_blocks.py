@@ -148,13 +148,13 @@ class _Work:
             else:  # several times as fast as filling
                 edge.add_(self.triangle[:rows, : edge.shape[2]])
         scratch = self.buffer("scratch", self.wide, *scores.shape)
-        told = Rows(
+        rows_of_block = Rows(
             counts=block.counts[: heads * rows],
             blank=None if block.blank is None else block.blank[: heads * rows],
             null_scores=None if null_scores is None else null_scores[part.heads, block.rows].to(self.wide).reshape(-1, 1),
         )
-        weights = kernel.weigh(scores.flatten(0, 1), scratch.flatten(0, 1), told)
-        return scores, scratch, weights.view(scores.shape), told
+        weights = kernel.weigh(scores.flatten(0, 1), scratch.flatten(0, 1), rows_of_block)
+        return scores, scratch, weights.view(scores.shape), rows_of_block
 
 
 def _fast_products(queries: Tensor, values: Tensor, plan: Plan) -> contextlib.AbstractContextManager[bool]:
@@ -206,13 +206,13 @@ def row_attention(
                 value = work.packed("value", values[sample, part.kv_heads, block.keys])
                 _, _, weights, rows = work.weigh(query, key, nulls, part, block)
                 result = work.product("result", work.narrowed("weights", weights), value)
-                place = outputs[sample, part.heads, block.rows]
+                target = outputs[sample, part.heads, block.rows]
                 if rows.factor is None:
-                    place.copy_(result.view(place.shape))
+                    target.copy_(result.view(target.shape))
                 else:
-                    torch.mul(result.view(place.shape), rows.factor.view(*place.shape[:2], 1), out=place)
+                    torch.mul(result.view(target.shape), rows.factor.view(*target.shape[:2], 1), out=target)
                 if rows.null_mass is not None:
-                    null_mass[sample, part.heads, block.rows] = rows.null_mass.view(place.shape[:2])
+                    null_mass[sample, part.heads, block.rows] = rows.null_mass.view(target.shape[:2])
     return outputs, null_mass
 
 
@@ -272,16 +272,16 @@ def _row_attention_backward(
                     rows.term = torch.mul(weights, gradient, out=scratch).sum(dim=2).view(-1, 1)
                     if rows.null_mass is not None:
                         # Nothing is one more term of the softmax, and what it carries has the gradient of the null mass.
-                        place = null_score_gradient[sample, part.heads, block.rows]
+                        target = null_score_gradient[sample, part.heads, block.rows]
                         null_upstream = null_gradient[sample, part.heads, block.rows].reshape(-1, 1)
                         rows.term += rows.null_mass * null_upstream
-                        place.copy_((rows.null_mass * (null_upstream - rows.term)).view(place.shape))
+                        target.copy_((rows.null_mass * (null_upstream - rows.term)).view(target.shape))
                     if rows.factor is not None:
                         rows.term *= rows.factor
                 kernel.differentiate(scores.flatten(0, 1), gradient.flatten(0, 1), scratch.flatten(0, 1), rows)
                 gradient = work.narrowed("gradient", gradient)
-                place = query_gradient[sample, part.heads, block.rows]
-                place.copy_(work.product("result", gradient, key, scaling).view(place.shape))
+                target = query_gradient[sample, part.heads, block.rows]
+                target.copy_(work.product("result", gradient, key, scaling).view(target.shape))
                 work.accumulate(key_sum[part.kv_heads, block.keys], gradient.mT, query)
             key_gradient[sample], value_gradient[sample] = key_sum.mul_(scaling), value_sum
     return gradients

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from sinklab.errors import ContractError
+from sinklab.models.language_model import SinkLM, SinkLMConfig
 
-__all__ = ["Checks", "first_line", "is_frozen"]
+__all__ = ["Checks", "first_line", "is_frozen", "tiny_sinklm"]
 
 
 class Checks:
@@ -34,3 +38,21 @@ def first_line(error: BaseException) -> str:
 def is_frozen(plugin: object) -> bool:
     """Whether it is, or is an instance of, a frozen dataclass."""
     return bool(getattr(getattr(plugin, "__dataclass_params__", None), "frozen", False))
+
+
+def tiny_sinklm(operation: dict[str, Any], vocab_size: int = 50) -> SinkLM:
+    """A model with random weights under an operation, float64: two layers, four heads on two keys; always the same one."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = SinkLMConfig(
+            vocab_size=vocab_size,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            initializer_range=0.3,
+            operation=operation,
+        )
+        return SinkLM(config).double().eval()

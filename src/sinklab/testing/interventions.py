@@ -16,9 +16,8 @@ from sinklab.attention.intervention import HeadIntervention, Heads, HiddenInterv
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, ContractError, SinklabError, UnsupportedModelError
-from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import interventions
-from sinklab.testing._checks import Checks, first_line
+from sinklab.testing._checks import Checks, first_line, tiny_sinklm
 from sinklab.testing.probes import tiny_models
 
 __all__ = ["check_intervention"]
@@ -296,23 +295,7 @@ def _ungrouped(model: transformers.PreTrainedModel) -> nn.Module:
 
 def _decoders() -> dict[str, nn.Module]:
     """Those of :func:`tiny_models`, one with a sink logit and one with sigmoid attention."""
-    models = tiny_models()
-    for operation in ("sink_logit", "sigmoid"):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            config = SinkLMConfig(
-                vocab_size=50,
-                hidden_size=32,
-                intermediate_size=48,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                head_dim=8,
-                initializer_range=0.3,
-                operation={"name": operation},
-            )
-            models[operation] = SinkLM(config).double().eval()
-    return models
+    return tiny_models() | {name: tiny_sinklm({"name": name}) for name in ("sink_logit", "sigmoid")}
 
 
 def _others() -> dict[str, tuple[nn.Module, Inputs]]:

@@ -13,9 +13,8 @@ from sinklab.attention.inputs import Inputs
 from sinklab.attention.operation import HeadShape, Operation, repeat_groups
 from sinklab.attention.paths import PATHS, compute, obstacle
 from sinklab.errors import ContractError, SinklabError
-from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import operations
-from sinklab.testing._checks import Checks, first_line, is_frozen
+from sinklab.testing._checks import Checks, first_line, is_frozen, tiny_sinklm
 
 __all__ = ["check_operation"]
 
@@ -250,25 +249,13 @@ def _check_path(checks: Checks, operation: Operation, call: _Call, path: str) ->
 
 
 def _check_in_model(checks: Checks, operation: Operation) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = SinkLMConfig(
-            vocab_size=40,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            initializer_range=0.3,
-            operation=operation.to_dict(),
-        )
-        model = SinkLM(config).double().eval()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if ".operation_state." in name:
-                    parameter.add_(0.3 * torch.randn_like(parameter))
-        tokens = torch.randint(0, 40, (2, 10))
+    model = tiny_sinklm(operation.to_dict(), vocab_size=40)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".operation_state." in name:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    tokens = torch.randint(0, 40, (2, 10), generator=generator)
     with torch.no_grad():
         logits = model(input_ids=tokens).logits
         cache, pieces = None, []
