@@ -24,7 +24,6 @@ from sinklab.results.run import Progress, silent
 
 __all__ = [
     "Seen",
-    "adds_bos",
     "check_identity",
     "checks",
     "classes_of",
@@ -66,14 +65,6 @@ def make_probe(probe: str | Mapping[str, Any] | Probe, threshold: float) -> Prob
     return probe_registry.make(settings)  # type: ignore[no-any-return]
 
 
-def adds_bos(encoder: Encoder) -> bool:
-    """Whether the tokenizer puts the beginning-of-sequence token in front by itself."""
-    if encoder.tokenizer is None or encoder.bos_token_id is None:
-        return False
-    ids = encoder.tokenizer("a", verbose=False)["input_ids"]
-    return bool(ids) and ids[0] == encoder.bos_token_id
-
-
 def uses_bos(encoder: Encoder, bos: str) -> bool:
     """Whether samples start with the beginning-of-sequence token under ``bos``.
 
@@ -84,7 +75,7 @@ def uses_bos(encoder: Encoder, bos: str) -> bool:
         raise ConfigurationError(f"`bos` {bos!r} must be auto, always or none")
     if bos == "always" and encoder.bos_token_id is None:
         raise ConfigurationError("`bos` always: this model has no beginning-of-sequence token; use `bos` none")
-    return adds_bos(encoder) if bos == "auto" else bos == "always"
+    return encoder.adds_bos if bos == "auto" else bos == "always"
 
 
 def is_causal_lm(model: PreTrainedModel) -> bool:
