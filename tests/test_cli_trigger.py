@@ -29,7 +29,7 @@ def test_table_and_files(tmp_path):
     ]
     assert lines[6] == (
         "relu:uncounted=0 was not trained: each weight depends on its own score, and none is divided by i - 1 of i visible "
-        "keys, so that no mean over i - 1 tokens comes out; every choice of maps is off by 0.0333 or more somewhere (--anyway "
+        "keys, so that no mean over i - 1 tokens comes out; every choice of maps is off by 0.0333 or more somewhere (`anyway` "
         "trains it)"
     )
     assert lines[-1] == f"table  {out / 'table.parquet'}"
@@ -108,7 +108,7 @@ def test_anyway_trains_what_cannot_be():
         (["--start", "construction", "--operation", "gated"], "constructions are known for softmax, and for relu"),
         (["--start", "construction", "--noise", "-1"], "noise -1.0 must be a number from 0"),
         (["--noise", "0.1"], "noise 0.1 is put on a construction, and the start is random"),
-        (["--resume"], "--resume is about an output directory; give one as --out"),
+        (["--resume"], "--resume is about an output directory; give one with --out"),
         (["--overwrite"], "--overwrite is about an output directory"),
         (["--tolerance", "0"], "tolerance 0.0 must be a positive number"),
         (["--target", "all"], '"all" for --target. Choose from'),

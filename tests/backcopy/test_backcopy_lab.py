@@ -158,7 +158,7 @@ def test_the_command_prints_a_table(text, tmp_path):
     runs = json.loads(again.stdout)["runs"]
     assert [entry["no_feed_forward"] for entry in runs] == [[0], [0]]
     assert runs == json.loads((out / "summary.json").read_text())["runs"]
-    assert "2 of 2 runs were there already; --overwrite trains them again" in run(*options).stdout
+    assert "2 of 2 runs were there already; `overwrite` trains them again" in run(*options).stdout
 
 
 @pytest.mark.parametrize(

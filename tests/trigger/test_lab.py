@@ -57,7 +57,7 @@ def test_a_lab_that_was_killed_goes_on_where_it_was(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         call(out=out)
     assert {path.name for path in out.iterdir()} == {"store"}
-    with pytest.raises(InputError, match="holds a run of trigger that was not finished; set `resume` to go on with it, or"):
+    with pytest.raises(InputError, match="holds a run of trigger that was not finished; go on with `resume`, or replace it"):
         call(out=out)
     monkeypatch.setattr(lab, "train", lambda operation, *others: trained.append(operation) or train(operation, *others))
     result = call(out=out, resume=True)
@@ -73,7 +73,7 @@ def test_a_lab_that_was_killed_goes_on_where_it_was(tmp_path, monkeypatch):
         call(out=out, cap=5, resume=True)
     with pytest.raises(ConfigurationError, match="`overwrite` begins anew and `resume` goes on"):
         call(out=out, resume=True, overwrite=True)
-    with pytest.raises(InputError, match="exists; choose another `out`"):
+    with pytest.raises(InputError, match="exists; choose another with `out`"):
         call(out=out)
     call("softmax", [0], cap=5, out=out, overwrite=True)
     assert [path.name[:14] for path in (out / "store").glob("*.safetensors")] == ["softmax-seed0-"]

@@ -3,12 +3,6 @@
 Guo et al. 2024 (arXiv 2410.13835), as released. BOS comes first; the first character is drawn from the marginal law without
 triggers; then the next character follows the law ``P(x, ·)`` of its predecessor ``x``, except behind a trigger, where it *is*
 the token before the trigger. Two triggers never meet: the first character is none, and what follows a trigger stood before it.
-
-So a sequence is a Markov chain with the states "character ``a``" and "a trigger behind ``a``". Leave triggers and copies out,
-and what remains is a chain with ``K(a, b) = P(a, b) / (1 - q(a))``, where ``q(a)`` is the probability of a trigger behind
-``a``. A visit of that chain to ``a`` shows ``a`` 1 / (1 - q(a)) times on average, copies included, and ``q(a)`` triggers for
-each. If ``w`` is stationary for ``K``, the share of ``a`` in a long sequence is so proportional to ``w(a) / (1 - q(a))``, and
-that of triggers behind ``a`` is ``q(a)`` times as large.
 """
 
 from __future__ import annotations
@@ -136,26 +130,6 @@ class BigramChain:
             behind[place] = character[place - 1] * trigger
         return character, behind
 
-    def stationary(self) -> tuple[np.ndarray, np.ndarray]:
-        """Shares of each character, and of triggers behind it, in an endless sequence; float64 ``(size,)`` each.
-
-        Raises:
-            InputError: they depend on how the sequence begins, because the chain falls into parts.
-        """
-        plain = slice(self.num_triggers, None)
-        stay = self.trigger_probability[plain]
-        chain = self.following[plain, plain] / (1 - stay)[:, None]
-        count = len(chain)
-        # w K = w with w summing to 1, as one system; its solution is unique if and only if there is one class that is not left.
-        system = np.vstack((chain.T - np.eye(count), np.ones(count)))
-        if np.linalg.matrix_rank(system[:count], tol=ROUNDING) < count - 1:
-            raise InputError("bigram chain: the characters fall into parts that are never left, so no one law is stationary")
-        solution = np.linalg.lstsq(system, np.append(np.zeros(count), 1.0), rcond=None)[0]
-        visits = solution.clip(min=0) / (1 - stay)
-        character = np.zeros(self.size)
-        character[plain] = visits / (visits * (1 + stay)).sum()
-        return character, character * self.trigger_probability
-
     def entropies(self) -> np.ndarray:
         """Entropy of the next token by token, in nats, float64 ``(vocab_size,)``; 0 for triggers, whose successor is known."""
         laws = self.laws()
@@ -170,10 +144,6 @@ class BigramChain:
         entropies = self.entropies()
         character, _ = self.shares(length) if length > 1 else (np.zeros((0, self.size)), None)
         return float((entropies[self.bos] + (character @ entropies[: self.size]).sum()) / length)
-
-    def text(self, tokens: Iterable[int]) -> str:
-        """Characters of tokens, BOS as ``^``."""
-        return "".join("^" if token == self.bos else self.characters[token] for token in tokens)
 
 
 def only_letters(text: str) -> str:

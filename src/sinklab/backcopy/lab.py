@@ -43,27 +43,16 @@ def run_backcopy(
     scale: str | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Train every operation with every optimiser, depth and seed, and evaluate what its heads do.
+    """:func:`~sinklab.backcopy.backcopy.backcopy` with sizes of its own, which says what it raises.
 
     Args:
-        operations: what takes the place of softmax; at least one.
-        seeds: of initial weights and data; at least one.
         settings: sizes and the rest; small by default.
         optimizers, layers: several values of these fields of the settings; by default the one that they have.
-        corpus: text that the chain is estimated from: a registered name, a file, a folder, a dataset.
-        samples: fresh ones that the last evaluation is made of; at least 2.
-        out: directory. Every run is stored as soon as it is done: called again with the same directory, a run that is there is
-            not trained again.
-        overwrite: forget what is there.
         scale: what the sizes are called, for the record.
 
     Returns:
         A record for every model in ``summary["runs"]``, see docs/backcopy.md; the table has the numbers by layer and head, at
         the end and on the way; ``record`` says of the ``chain`` and how many runs were ``resumed``.
-
-    Raises:
-        ConfigurationError: nothing to train, or a setting out of its range.
-        InputError: a text from which no chain can be made, or a directory that holds something else.
     """
     settings = BackcopySettings() if settings is None else settings
     grid = [

@@ -52,11 +52,8 @@ class TriggerNumbers:
     Attributes:
         error: largest absolute error; not finite for a model that diverged.
         mean, std: attention maps over samples, ``(layers, heads, length, length)``, tokens of the data only.
-        bos_mean, bos_min: weight on BOS off the trigger, mean and least of all, ``(layers, heads)``; ``None`` without BOS.
-        nothing: mean off the trigger of what is on no token of the data, the null mass and learned tokens in front,
-            ``(layers, heads)``; ``None`` where the operation has no such thing.
-        trigger_bos: mean weight of the trigger on BOS, ``(layers, heads)``; ``None`` without BOS.
-        trigger_averaged: mean weight of the trigger on each of the tokens that it is to average, ``(layers, heads)``.
+        bos_mean, bos_min, nothing, trigger_bos, trigger_averaged: see ``BY_HEAD``, ``(layers, heads)``; ``None`` without BOS,
+            and ``nothing`` where the operation has no null mass.
         bound: least weight on BOS off the trigger that the counting argument leaves possible, or ``None`` where its
             assumptions do not hold; see :func:`bos_bound`.
     """

@@ -98,10 +98,7 @@ def run_lab(
         usual: the operation of a name alone, whose settings need no mention.
 
     Raises:
-        ConfigurationError: nothing to train, a field of the problem out of its range, no operation that can do the task, or a
-            lab of another problem to go on with.
-        InputError: the directory exists or cannot be made, or a stored model cannot be read.
-        UnknownNameError: no such position scheme.
+        SinklabError: see :func:`~sinklab.trigger.trigger.trigger`.
     """
     problem.check()
     if not chosen or not seeds or samples < 2:

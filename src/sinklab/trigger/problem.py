@@ -30,16 +30,7 @@ RATE_ALONE, RATE_RESIDUAL = 1e-3, 1e-4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ToyProblem(ABC):
-    """What a trigger model is trained on, besides operation and seed.
-
-    Attributes:
-        length: tokens of a sample, at least 4.
-        position: 0-based position of the trigger in the evaluation; 7 is the paper's 8, which counts from 1.
-        batch: fresh samples a step.
-        learning_rate: by default 1e-3 for one layer with one head and 1e-4 otherwise.
-        cap: largest number of steps.
-        tolerance: training stops when no coordinate of the current batch is off by as much.
-    """
+    """What a trigger model is trained on, besides operation and seed; the fields are arguments of the commands."""
 
     name: ClassVar[str]
     counts: ClassVar[tuple[str, ...]] = ("batch", "cap")
@@ -107,18 +98,7 @@ class ToyProblem(ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TriggerProblem(ToyProblem):
-    """The trigger task; the defaults are those of Ran-Milo 2026 (arXiv 2603.11487), as released.
-
-    Attributes:
-        layers, heads: shape of the model; more than one of either brings residual connections.
-        width: coordinates of a token, at least 4.
-        triggers: in each sample, at distinct positions; in the evaluation one stands at ``position`` and the others anywhere.
-        target: what the trigger averages; see :data:`~sinklab.theory.trigger_task.Target`.
-        positions: name of the position scheme; see :class:`~sinklab.trigger.model.TriggerModel`.
-        start: where the maps start; see :data:`Start`.
-        noise: standard deviation of the noise on a construction, from 0; random maps have the default one.
-        bos: whether samples begin with BOS; without, it is taken off, and a sample has one token less.
-    """
+    """The trigger task of :func:`~sinklab.trigger.trigger.trigger`, whose arguments the fields are; by default as released."""
 
     name: ClassVar[str] = "trigger"
     counts: ClassVar[tuple[str, ...]] = ("layers", "heads", "batch", "cap")

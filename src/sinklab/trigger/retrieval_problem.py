@@ -31,13 +31,7 @@ METRICS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RetrievalProblem(ToyProblem):
-    """Key-query retrieval: one layer with one head, as in Ran-Milo 2026 (arXiv 2603.11487).
-
-    Attributes:
-        keys: number of keys, at least ``length - 2``.
-        values: coordinates of a value.
-        target: what the trigger answers; see :mod:`sinklab.theory.retrieval_task`.
-    """
+    """Key-query retrieval for one layer with one head; fields are arguments of :func:`~sinklab.trigger.retrieval.retrieval`."""
 
     name: ClassVar[str] = "retrieval"
     described: ClassVar[tuple[str, ...]] = ("target",)
@@ -60,15 +54,7 @@ class RetrievalProblem(ToyProblem):
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalNumbers:
-    """Numbers of a model on samples whose trigger is at one position; weights are those of its one head.
-
-    Attributes:
-        max_error: largest absolute error.
-        before_bos_mean, before_bos_min: weight on BOS of content tokens before the trigger: mean, and the least single one.
-        behind_bos_mean, behind_trigger_mean: mean weight on BOS, and on the trigger, of content tokens behind it; ``None`` for
-            a trigger at the end.
-        trigger_bos, trigger_asked: mean weight of the trigger on BOS, and on the token that it asks for.
-    """
+    """Numbers of a model on samples whose trigger is at one position, see ``METRICS``; ``None`` for a trigger at the end."""
 
     max_error: float
     before_bos_mean: float
