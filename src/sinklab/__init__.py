@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from sinklab.results.version import __version__
+
 if TYPE_CHECKING:
     from sinklab.attention.session import attend
     from sinklab.auditing.audit import audit
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from sinklab.training.callback import SinkCallback
     from sinklab.training.config import PretrainingConfig
     from sinklab.training.pretrain import pretrain
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "Chat": "sinklab.streaming.chat",

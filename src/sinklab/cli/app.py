@@ -10,10 +10,10 @@ from typing import NoReturn
 
 import cyclopts
 
-from sinklab import __version__
 from sinklab.cli.commands import find_commands
 from sinklab.cli.derive import derive, option_names
 from sinklab.cli.guard import INTERRUPTED, USER_ERROR, explain
+from sinklab.results.version import __version__
 
 __all__ = ["app", "make_app"]
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sinklab import __version__
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.jobs.cell import PLAN, SweepPlan, read_plan, run_cell
 from sinklab.jobs.processes import last_line
 from sinklab.jobs.watch import Watch
 from sinklab.results.table import read_run
+from sinklab.results.version import __version__
 
 __all__ = ["import_ray", "run_ray"]
 

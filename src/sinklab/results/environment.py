@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, Protocol
 
-from sinklab import __version__
+from sinklab.results.version import __version__
 
 __all__ = ["Placed", "environment"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import importlib
 import importlib.util
 import inspect
 import sys
@@ -13,7 +14,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import sinklab
 from sinklab.errors import ConfigurationError
 
 __all__ = ["digest_of", "modules_behind"]
@@ -91,7 +91,7 @@ def _imports(name: str) -> tuple[str, ...]:
         if _path(module) is not None:
             found.add(module)
         for member in members:
-            home = sinklab._HOMES.get(member) if module == "sinklab" else None
+            home = importlib.import_module("sinklab")._HOMES.get(member) if module == "sinklab" else None
             if home is not None:
                 found.add(home)
             elif _path(f"{module}.{member}") is not None:

@@ -15,11 +15,11 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import sinklab
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.policies.base import SlotPolicy
 from sinklab.registry import policies
 from sinklab.results.table import write_atomically
+from sinklab.results.version import __version__
 from sinklab.streaming.base import Reader
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.reader import CacheReader
@@ -92,7 +92,7 @@ def save_state(
     buffers |= {f"more.{name}": tensor for name, tensor in (tensors or {}).items()}
     record = {
         "format": _FORMAT,
-        "sinklab": sinklab.__version__,
+        "sinklab": __version__,
         "model": {"class": type(model).__name__, "dtype": str(model.dtype), "fingerprint": fingerprint(model)},
         "policy": policies.settings(cache.policy),
         "chunk": cache.chunk,
@@ -131,7 +131,7 @@ def read_state(path: str | Path, model: PreTrainedModel) -> SavedState:
     if record.get("format") != _FORMAT:
         raise InputError(
             f"{path} has format {record.get('format')} of sinklab {record.get('sinklab', '?')}; sinklab "
-            f"{sinklab.__version__} reads format {_FORMAT}. Read the text again with this version"
+            f"{__version__} reads format {_FORMAT}. Read the text again with this version"
         )
     _require_same(path, record["model"], model)
     try:
