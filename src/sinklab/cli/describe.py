@@ -99,7 +99,7 @@ def _metric(declared: Declared) -> Description:
     return Description(
         kind=registry.kind if registry is not None else "metric",
         name=parts[-1] if registry is not None else metric.name,
-        summary=registry.summary(parts[-1]) if registry is not None else "",
+        summary=registry.summary(parts[-1]) if registry is not None else f"Declared in {declared.module}.",
         text="",
         parameters=[],
         metrics=(metric,),
