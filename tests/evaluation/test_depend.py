@@ -211,7 +211,7 @@ class TestRefusals:
             ({"tasks": ["needle:depth=3"]}, ConfigurationError, "task 'needle' has no setting 'depth'"),
             ({"tasks": ["needle:3"]}, ConfigurationError, r"'needle:3' cannot be read; write name or name:setting=value"),
             ({"items": 1}, ConfigurationError, "`items` 1 must be 2 or more"),
-            ({"sinks": (0,)}, ConfigurationError, "--sinks 0 must each be 1 or more"),
+            ({"sinks": (0,)}, ConfigurationError, "`sinks` 0 must each be 1 or more"),
             (
                 {"sinks": (59,)},
                 ConfigurationError,

@@ -174,7 +174,7 @@ def test_the_whole_comparison(tmp_path, short):
         ({"seeds": []}, r"pathways: seeds \[\]; expected one or more, and none twice"),
         ({"seeds": [1, 1]}, r"pathways: seeds \[1, 1\]; expected one or more, and none twice"),
         ({"scale": "huge"}, "there is no scale 'huge'; scales: tiny, small, 60m, 1b"),
-        ({"jobs": 0}, "--jobs must be at least 1, got 0"),
+        ({"jobs": 0}, "`jobs` must be at least 1, got 0"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(options, message, tmp_path):

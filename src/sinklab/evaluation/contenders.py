@@ -50,7 +50,7 @@ def make_contenders(budget: int, sinks: Sequence[int] = (1, 4), more: Sequence[s
     """
     if not sinks or min(sinks) < 1 or max(sinks) >= budget - 1:
         raise ConfigurationError(
-            f"--sinks {','.join(map(str, sinks))} must each be 1 or more and leave two tokens of the window of "
+            f"`sinks` {','.join(map(str, sinks))} must each be 1 or more and leave two tokens of the window of "
             f"{budget}; the window alone, without sinks, is always compared"
         )
     window = policies["window"](window=budget)

@@ -82,7 +82,7 @@ def _values(logits: Tensor, answers: Tensor, question: Question, reader: Reader)
     if not bool(torch.isfinite(right).all()):
         raise MeasurementError(
             f"{type(reader.model).__name__} under {reader.policy.describe()} gives logits that are not numbers at columns "
-            f"{question.start - 1} to {question.stop - 2}; try --dtype float32"
+            f"{question.start - 1} to {question.stop - 2}; try `dtype` float32"
         )
     values = {"log_likelihood": right.double().mean(dim=1)}
     if question.alphabet is not None:

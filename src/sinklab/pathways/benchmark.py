@@ -102,7 +102,7 @@ def run_pathways(
     if scale not in SCALES:
         raise ConfigurationError(f"there is no scale {scale!r}; scales: {', '.join(SCALES)}")
     if jobs is not None and jobs < 1:
-        raise ConfigurationError(f"--jobs must be at least 1, got {jobs}")
+        raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
     pathways, problem = pathways_of(operations), problem or TriggerProblem()
     out, store = (path.expanduser().absolute() for path in (out, store))
     cache = (cache or (store / "cache" if ray is not None else default_cache())).expanduser().absolute()

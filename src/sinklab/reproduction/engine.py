@@ -102,7 +102,7 @@ def reproduce(
         KeyboardInterrupt: after running trainings have stopped with a checkpoint.
     """
     if jobs is not None and jobs < 1:
-        raise ConfigurationError(f"--jobs must be at least 1, got {jobs}")
+        raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
     out = out.expanduser().absolute()
     cache = (cache or (out / "cache" if ray is not None else default_cache())).expanduser().absolute()
     asked = _all_asked(names, scale, seeds)
