@@ -98,7 +98,7 @@ def test_a_worker_tells_version_and_sweep(tmp_path):
 
 def test_without_ray_the_sweep_says_what_to_install(text, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigurationError, match=r"--ray needs Ray, which is not installed; try: pip install 'sinklab\[ray\]'"):
+    with pytest.raises(ConfigurationError, match=r"`ray` needs Ray, which is not installed; try: pip install 'sinklab\[ray\]'"):
         run_sweep(short(text), {"lr": [1e-3]}, tmp_path / "sweep", ray="auto", progress=False)
     assert not (tmp_path / "sweep").exists()
 
@@ -109,6 +109,6 @@ def test_where_no_cluster_listens_is_found_out_at_once(text, cache, tmp_path):
         closed.bind(("127.0.0.1", 0))  # bound and not listening: nobody else's, and nobody there
         address = f"127.0.0.1:{closed.getsockname()[1]}"
         with pytest.raises(
-            ConfigurationError, match=rf"--ray {address}: no Ray cluster answers \(.*refused.*\); start one with"
+            ConfigurationError, match=rf"`ray` {address}: no Ray cluster answers \(.*refused.*\); start one with"
         ):
             run_sweep(short(text), {"lr": [1e-3]}, tmp_path / "sweep", ray=address, cache=cache, progress=False)

@@ -100,15 +100,15 @@ def test_the_grid_of_the_command_line(item, path, values):
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        (["lr"], r"--grid 'lr': expected path=value,value,…"),
-        (["lr="], r"--grid 'lr=': expected path=value"),
-        (["lr=[1"], r"--grid 'lr=\[1': the values are no list in YAML"),
+        (["lr"], r"`grid` 'lr': expected path=value,value,…"),
+        (["lr="], r"`grid` 'lr=': expected path=value"),
+        (["lr=[1"], r"`grid` 'lr=\[1': the values are no list in YAML"),
         (["lr=1,,2"], r"the values are no list in YAML"),
         (["lr=1e-3", "learning_rate=2e-3"], r"names optimizer.learning_rate twice; give all of its values at once"),
-        (["window=8"], r"--grid window: which of model.window, watch.window\?"),
-        (["seed=1,2"], r"which of data.seed, training.seed\?; --seeds sets both"),
+        (["window=8"], r"`grid` window: which of model.window, watch.window\?"),
+        (["seed=1,2"], r"which of data.seed, training.seed\?; `seeds` sets both"),
         (["lerning_rate=1"], r"there is no such field. Did you mean 'optimizer.learning_rate'\?"),
-        (["xyzzy.q=1"], r"--grid xyzzy.q: there is no such field. 'sinklab show RECIPE' lists the fields"),
+        (["xyzzy.q=1"], r"`grid` xyzzy.q: there is no such field. 'sinklab show RECIPE' lists the fields"),
     ],
 )
 def test_a_grid_that_says_nothing_is_refused(items, message):
@@ -122,10 +122,10 @@ def test_a_grid_that_says_nothing_is_refused(items, message):
         ({"lr": [1e-3, 1e-3]}, {}, "optimizer.learning_rate has the value 0.001 twice"),
         ({"lr": []}, {}, "optimizer.learning_rate has no values to run"),
         ({"lr": [1], RATE: [2]}, {}, "varies a field twice: lr, optimizer.learning_rate"),
-        ({"lr": [1e-3]}, {"seeds": [0, 0]}, "--seeds has the value 0 twice"),
+        ({"lr": [1e-3]}, {"seeds": [0, 0]}, "`seeds` has the value 0 twice"),
         ({"lr": [1e-3]}, {"changes": [f"{RATE}=1"]}, "optimizer.learning_rate is both set and varied"),
-        ({"data.seed": [1]}, {"seeds": [0]}, "--seeds sets data.seed too"),
-        ({"lr": [1e-3]}, {"seeds": [0], "changes": ["training.seed=1"]}, "--seeds sets training.seed too"),
+        ({"data.seed": [1]}, {"seeds": [0]}, "`seeds` sets data.seed too"),
+        ({"lr": [1e-3]}, {"seeds": [0], "changes": ["training.seed=1"]}, "`seeds` sets training.seed too"),
         ({"heads": [2, 5]}, {"seeds": [1]}, "cell num_attention_heads=5,seed=1-.*: model: hidden_size 128 is not a multiple"),
         ({"operation": ["softmx"]}, {}, "cell operation=softmx-.*: no operation is called 'softmx'. Did you mean 'softmax'"),
     ],
@@ -373,7 +373,7 @@ def test_a_sweep_leaves_runs_a_table_and_what_the_seeds_agree_on(six, finished):
 
 def test_a_resumed_sweep_keeps_what_has_ended_and_may_grow(swept, here, tmp_path):
     first = swept({"lr": [5e-3]}, seeds=[0])
-    with pytest.raises(InputError, match=r"sweep holds a sweep; go on with it with --resume, or choose another with --out"):
+    with pytest.raises(InputError, match=r"sweep holds a sweep; go on with it with `resume`, or choose another `out`"):
         swept({"lr": [5e-3]}, seeds=[0])
     grown = swept({"lr": [5e-3]}, "training.keep=1", seeds=[0, 1], resume=True)
     assert here == [list(cells_of(first)["cell"]), list(cells_of(grown)["cell"][1:])]
@@ -439,9 +439,9 @@ def test_an_interrupted_sweep_writes_what_there_is(swept, monkeypatch, tmp_path,
     [
         (["data.held_out_rows=99999"], {}, InputError, r"cell learning_rate=0.005-.*: too little held-out text"),
         (["training.device=cuda"], {}, ConfigurationError, r"cell learning_rate=0.005-.*: training.device is cuda and this"),
-        ([], {"jobs": 0}, ConfigurationError, r"--jobs must be at least 1 and --retries at least 0, got 0 and 2"),
+        ([], {"jobs": 0}, ConfigurationError, r"`jobs` must be at least 1 and `retries` at least 0, got 0 and 2"),
         ([], {"retries": -1}, ConfigurationError, r"got None and -1"),
-        ([], {"jobs": 2, "ray": "auto"}, ConfigurationError, r"--jobs is for processes of this machine"),
+        ([], {"jobs": 2, "ray": "auto"}, ConfigurationError, r"`jobs` is for processes of this machine"),
     ],
     ids=["data", "device", "jobs", "retries", "both"],
 )
@@ -456,7 +456,7 @@ def test_nothing_runs_when_something_is_wrong(swept, here, tmp_path, monkeypatch
 def test_a_directory_of_something_else_is_left_alone(swept, tmp_path):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"sweep holds something else than a sweep; choose another with --out"):
+    with pytest.raises(InputError, match=r"sweep holds something else than a sweep; choose another `out`"):
         swept({"lr": [5e-3]}, resume=True)
 
 

@@ -185,7 +185,7 @@ def test_another_configuration_is_refused_with_the_fields_that_differ(finished, 
     interrupted(finished, tmp_path / "run")
     expected = (
         r"run is a run of another configuration: model.hidden_size was 32 and is 48; optimizer.learning_rate was 0.005 and is "
-        r"0.001\. Resume it as it was, choose another directory with --out, or start from its weights with --init-from"
+        r"0.001\. Resume it as it was, choose another `out`, or start from its weights with `init_from`"
     )
     with pytest.raises(ConfigurationError, match=expected):
         run("model.hidden_size=48", "optimizer.learning_rate=1e-3", resume=True)
@@ -232,7 +232,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(run, tmp_path, finished, 
     with pytest.raises(
         InputError,
         match=r"checkpoint of step 8 could not be written to .*checkpoints: .* \(\d+ MiB free\); checkpoint-4 is whole\. "
-        "Make room and go on with --resume",
+        "Make room and go on with `resume`",
     ) as error:
         run()
     assert "\n" not in str(error.value)

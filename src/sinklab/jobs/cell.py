@@ -155,7 +155,7 @@ def _alone(plan: SweepPlan, name: str) -> Iterator[None]:
             yield
     except Timeout:
         raise InputError(
-            f"cell {name} is being run by another process, which {plan.log(name)} names; end it, and go on with --resume"
+            f"cell {name} is being run by another process, which {plan.log(name)} names; end it, and go on with `resume`"
         ) from None
 
 

@@ -81,9 +81,9 @@ def run_sweep(
         KeyboardInterrupt: after all cells have stopped with a checkpoint; what has ended is in the tables.
     """
     if ray is not None and jobs is not None:
-        raise ConfigurationError("--jobs is for processes of this machine; with --ray the cluster has as many as fit")
+        raise ConfigurationError("`jobs` is for processes of this machine; with `ray` the cluster has as many as fit")
     if (jobs is not None and jobs < 1) or retries < 0:
-        raise ConfigurationError(f"--jobs must be at least 1 and --retries at least 0, got {jobs} and {retries}")
+        raise ConfigurationError(f"`jobs` must be at least 1 and `retries` at least 0, got {jobs} and {retries}")
     cells = {cell.name: cell for cell in make_cells(config, grid, seeds, changes)}
     if ray is not None:
         from sinklab.jobs.ray_cluster import import_ray
@@ -103,7 +103,7 @@ def run_sweep(
             errors = run_waiting(plan, jobs=jobs, retries=retries, ray=ray, progress=progress)
         except KeyboardInterrupt:
             if progress:
-                print("stopped; the same command with --resume goes on", file=sys.stderr)
+                print("stopped; the same command with `resume` goes on", file=sys.stderr)
             raise
         finally:
             result = _collect(plan, errors)
@@ -140,12 +140,12 @@ def _earlier(out: Path, cells: Mapping[str, Cell], resume: bool) -> SweepPlan | 
     if not there:
         return None
     if PLAN not in there:
-        raise InputError(f"output directory {out} holds something else than a sweep; choose another with --out")
+        raise InputError(f"output directory {out} holds something else than a sweep; choose another `out`")
     earlier = read_plan(out)
     if not any((out / name).exists() for name in earlier.cells):
         return None  # refused before any cell had begun
     if not resume:
-        raise InputError(f"output directory {out} holds a sweep; go on with it with --resume, or choose another with --out")
+        raise InputError(f"output directory {out} holds a sweep; go on with it with `resume`, or choose another `out`")
     for name, cell in earlier.cells.items():
         if name in cells:
             require_same_config({"config": cell.config.model_dump(mode="json")}, cells[name].config, out / name)
@@ -153,7 +153,7 @@ def _earlier(out: Path, cells: Mapping[str, Cell], resume: bool) -> SweepPlan | 
     if gone:
         raise ConfigurationError(
             f"the sweep in {out} has {len(gone)} cells that are not asked for now, such as {gone[0]}; resume it with all of "
-            "its settings and seeds (more may be added), or choose another directory with --out"
+            "its settings and seeds (more may be added), or choose another `out`"
         )
     for name, cell in cells.items():
         if (out / name / "run.json").is_file():

@@ -85,12 +85,12 @@ def make_cells(
     taken = {item.partition("=")[0] for item in changes}
     both = sorted(taken & varied.keys())
     if both:
-        raise ConfigurationError(f"{both[0]} is both set and varied; leave out one of --set and --grid")
+        raise ConfigurationError(f"{both[0]} is both set and varied; leave out one of `changes` and `grid`")
     if seeds is not None:
         both = sorted({"training.seed", "data.seed"} & (varied.keys() | taken))
         if both:
-            raise ConfigurationError(f"--seeds sets {both[0]} too; leave out --seeds or {both[0]}")
-    for path, values in [*varied.items(), ("--seeds", [0] if seeds is None else list(seeds))]:
+            raise ConfigurationError(f"`seeds` sets {both[0]} too; leave out `seeds` or {both[0]}")
+    for path, values in [*varied.items(), ("`seeds`", [0] if seeds is None else list(seeds))]:
         texts = [_text(value) for value in values]
         if not texts:
             raise ConfigurationError(f"{path} has no values to run")
@@ -121,16 +121,16 @@ def parse_grid(items: Sequence[str]) -> dict[str, list[Any]]:
     for item in items:
         name, equals, text = item.partition("=")
         if not equals or not text.strip():
-            raise ConfigurationError(f"--grid {item!r}: expected path=value,value,…, such as optimizer.learning_rate=1e-3,4e-3")
+            raise ConfigurationError(f"`grid` {item!r}: expected path=value,value,…, such as optimizer.learning_rate=1e-3,4e-3")
         try:
             listed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"values=[{text}]"]), resolve=True)
         except (OmegaConfBaseException, YAMLError) as error:
             problem = " ".join(str(error).split())
-            raise ConfigurationError(f"--grid {item!r}: the values are no list in YAML, a,b,…: {problem}") from None
+            raise ConfigurationError(f"`grid` {item!r}: the values are no list in YAML, a,b,…: {problem}") from None
         values = listed["values"]
         path = field_path(name, values)
         if path in grid:
-            raise ConfigurationError(f"--grid names {path} twice; give all of its values at once: {path}=value,value,…")
+            raise ConfigurationError(f"`grid` names {path} twice; give all of its values at once: {path}=value,value,…")
         grid[path] = values
     return grid
 
@@ -157,12 +157,12 @@ def field_path(name: str, values: Sequence[Any] = ()) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        by_seeds = "; --seeds sets both" if name == "seed" else ""
-        raise ConfigurationError(f"--grid {name}: which of {', '.join(found)}?{by_seeds}")
+        by_seeds = "; `seeds` sets both" if name == "seed" else ""
+        raise ConfigurationError(f"`grid` {name}: which of {', '.join(found)}?{by_seeds}")
     endings = {end: path for path in known for end in _ends(path)} | ALIASES
     near = difflib.get_close_matches(name, endings, n=1)
     hint = f"Did you mean {endings[near[0]]!r}?" if near else "'sinklab show RECIPE' lists the fields"
-    raise ConfigurationError(f"--grid {name}: there is no such field. {hint}")
+    raise ConfigurationError(f"`grid` {name}: there is no such field. {hint}")
 
 
 def short_label(path: str) -> str:

@@ -163,5 +163,5 @@ def _reason(status: int, said: str) -> str:
     if status >= 0:
         return said.removeprefix("error: ") or f"ended with status {status} and said nothing"
     name = signal.Signals(-status).name
-    hint = ", as a machine does that runs out of memory; fewer --jobs take less" if name == "SIGKILL" else ""
+    hint = ", as a machine does that runs out of memory; fewer `jobs` take less" if name == "SIGKILL" else ""
     return f"killed by {name}{hint}" + (f"; it said last: {said}" if said else "")

@@ -36,7 +36,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise ConfigurationError("--ray needs Ray, which is not installed; try: pip install 'sinklab[ray]'") from None
+        raise ConfigurationError("`ray` needs Ray, which is not installed; try: pip install 'sinklab[ray]'") from None
     return ray
 
 
@@ -76,8 +76,8 @@ def _connect(ray: Any, address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigurationError(
-            f"--ray {address}: no Ray cluster answers ({' '.join(str(error).split())}); start one with 'ray start --head', or "
-            "leave out --ray to run the cells on this machine"
+            f"`ray` {address}: no Ray cluster answers ({' '.join(str(error).split())}); start one with 'ray start --head', or "
+            "leave out `ray` to run the cells on this machine"
         ) from None
 
 
@@ -207,7 +207,7 @@ def _require_shared(ray: Any, plan: SweepPlan, nodes: list[dict[str, Any]]) -> N
         if sweep_id != plan.sweep_id:
             raise InputError(
                 f"node {host} does not see the sweep in {plan.folder}; all nodes need the same directory under the same path: "
-                "give one on a shared filesystem with --out"
+                "give one on a shared filesystem with `out`"
             )
 
 

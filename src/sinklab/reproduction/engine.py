@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import datetime
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sinklab.arguments import parse_seeds
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.grid import Cell
-from sinklab.registry import claims as registered
 from sinklab.reproduction.cells import make_cells, open_store, resolved_changes
 from sinklab.reproduction.claim import SCALES, Claim, Numbers, Scale
 from sinklab.reproduction.scales import base_config
@@ -271,27 +267,3 @@ def _record(
         "seconds": round(seconds, 1),
         "errors": errors,
     }
-
-
-def main() -> None:
-    """``python -m sinklab.reproduction.engine CLAIM…``: what ``sinklab reproduce`` calls, with plain output."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("claims", nargs="*", help="all by default")
-    parser.add_argument("--scale", default="tiny")
-    parser.add_argument("--seeds", default="0..2")
-    parser.add_argument("--out", type=Path, default=Path("sinklab-claims"))
-    parser.add_argument("--jobs", type=int)
-    given = parser.parse_args()
-    found = reproduce(
-        given.claims or registered.names(), scale=given.scale, seeds=parse_seeds(given.seeds), out=given.out, jobs=given.jobs
-    )
-    for one in found:
-        print(one.claim, one.judgement.verdict, one.judgement.reason)
-        for finding in one.judgement.findings:
-            print("  ", json.dumps(finding.to_dict()))
-        for error in one.errors:
-            print("   error:", error)
-
-
-if __name__ == "__main__":
-    main()

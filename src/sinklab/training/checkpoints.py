@@ -102,7 +102,7 @@ def writing(what: str, folder: Path, staged: Path) -> Iterator[None]:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error).splitlines()[0]
         free = shutil.disk_usage(folder).free // 2**20
         raise InputError(
-            f"{what} could not be written to {folder}: {reason} ({free} MiB free){last}. Make room and go on with --resume"
+            f"{what} could not be written to {folder}: {reason} ({free} MiB free){last}. Make room and go on with `resume`"
         ) from error
 
 

@@ -50,7 +50,7 @@ def build_model(config: PretrainingConfig, tokenizer: PreTrainedTokenizerBase, v
 
 
 def weights_folder(source: Path) -> Path:
-    """The directory of weights that ``--init-from`` means: a model's own, the model of a run or its newest checkpoint.
+    """The directory of weights that ``init_from`` means: a model's own, the model of a run or its newest checkpoint.
 
     ``embedded:NAME`` is the directory of an embedded model.
 
@@ -90,7 +90,7 @@ def load_weights(model: SinkLM, folder: Path) -> dict[str, Any]:
     theirs, ours = read_config(folder, name, trust_remote_code=False), model.config
     if not isinstance(theirs, SinkLMConfig):
         raise InputError(
-            f"{name} is a {theirs.model_type} model; --init-from takes the weights of a SinkLM (a run of pretrain)"
+            f"{name} is a {theirs.model_type} model; `init_from` takes the weights of a SinkLM (a run of pretrain)"
         )
     fields = [field for field in type(theirs.architecture).model_fields if field not in CHANGEABLE]
     different = [

@@ -32,17 +32,17 @@ def earlier_run(out: Path, config: PretrainingConfig, init_from: Path | None) ->
     if not out.is_dir() or not any(out.iterdir()):
         return None
     if not (out / "run.json").is_file():
-        raise InputError(f"{out} holds no run.json, so there is no run to resume; choose another directory with --out")
+        raise InputError(f"{out} holds no run.json, so there is no run to resume; choose another `out`")
     earlier = read_run(out)
     if earlier.get("kind") != "pretrain":
-        raise InputError(f"{out} holds no run of pretrain but of {earlier.get('kind')!r}; choose another directory with --out")
+        raise InputError(f"{out} holds no run of pretrain but of {earlier.get('kind')!r}; choose another `out`")
     require_same_config(earlier, config, out)
     _require_same_sharding(earlier, config, out)
     begun = (earlier.get("init_from") or {}).get("path")
     if init_from is not None and begun != str(weights_folder(init_from)):
         raise ConfigurationError(
-            f"{out} was started from {begun or 'its seed'}, not from {init_from}; resume it without --init-from, or choose "
-            "another directory with --out"
+            f"{out} was started from {begun or 'its seed'}, not from {init_from}; resume it without `init_from`, or choose "
+            "another `out`"
         )
     return earlier
 
@@ -59,7 +59,7 @@ def _require_same_sharding(earlier: dict[str, Any], config: PretrainingConfig, o
         raise ConfigurationError(
             f"the checkpoints in {out} are of training.parallel {before[0]} with {before[1]} processes, and cannot be gone on "
             f"with under training.parallel {now[0]} with {now[1]}; resume the run as it was, or start from its weights with "
-            "--init-from"
+            "`init_from`"
         )
 
 
@@ -75,7 +75,7 @@ def require_same_text(earlier: dict[str, Any] | None, data: PreparedData, out: P
     raise InputError(
         f"the text of {out} has changed since the run was begun: {then['tokens']:,} tokens of {then['source']} (revision "
         f"{then['revision']}) then, {now['tokens']:,} (revision {now['revision']}) now; bring the old text back, or begin "
-        "again with --overwrite"
+        "again with `overwrite`"
     )
 
 
@@ -94,7 +94,7 @@ def require_same_config(earlier: dict[str, Any], config: PretrainingConfig, fold
     if different:
         raise ConfigurationError(
             f"{folder} is a run of another configuration: {'; '.join(different)}. Resume it as it was, choose another "
-            "directory with --out, or start from its weights with --init-from"
+            "`out`, or start from its weights with `init_from`"
         )
 
 
