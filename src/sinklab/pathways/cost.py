@@ -14,6 +14,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.models.architecture import Architecture
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.pathways.operations import Pathway
+from sinklab.results.run import Progress, silent
 from sinklab.training.config import PretrainingConfig
 
 __all__ = ["LONG", "ROUNDS", "WARM_UP", "costs", "spread"]
@@ -32,7 +33,7 @@ def costs(
     rounds: int = ROUNDS,
     long: int = LONG,
     clock: Callable[[], float] = time.perf_counter,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    progress: Progress = silent,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Label to column to :func:`spread` over the rounds of the ratio to softmax in the same round; ``parameters`` has none.
 

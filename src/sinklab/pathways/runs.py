@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from sinklab.registry import operations
 from sinklab.reproduction import work
 from sinklab.reproduction.cells import make_cells
 from sinklab.reproduction.claim import Changes, Scale, Times, Variant
+from sinklab.results.run import Progress
 from sinklab.training.config import PretrainingConfig
 from sinklab.trigger.expressible import obstacle
 from sinklab.trigger.lab import label_of
@@ -137,7 +138,7 @@ def trigger_numbers(
     seeds: Sequence[int],
     problem: TriggerProblem,
     folder: Path,
-    progress: Callable[[str, int, int], None],
+    progress: Progress,
 ) -> tuple[Numbers, dict[str, str]]:
     """Columns of the trigger task, and for operations that provably cannot do it, why; those are not trained.
 

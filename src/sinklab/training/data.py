@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Corpus, Encoder, Split, drawable_ids
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.results.run import Progress, silent
 from sinklab.training.config import DataConfig, PretrainingConfig
 from sinklab.training.rows import RandomPositions, RowDataset, kept_rows
 from sinklab.training.token_cache import TokenStream, cached_folder, hash_key, storing, write_stream
@@ -27,10 +28,7 @@ from sinklab.training.tokenizer import (
     vocabulary_size,
 )
 
-__all__ = ["PreparedData", "Progress", "prepare_data"]
-
-Progress = Callable[[str, int, int], None]
-"""Called with the stage, the tokens done and the tokens in all (0 where that is not known)."""
+__all__ = ["PreparedData", "prepare_data"]
 
 FORMAT = 1
 """Of the cache; a change of how text becomes tokens needs another number, or old folders would be taken for new ones."""
@@ -93,7 +91,7 @@ class PreparedData:
         return torch.stack([rows.leading(index, seq_len, token if bos else None, token) for index in range(samples)])
 
 
-def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress | None = None) -> PreparedData:
+def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress = silent) -> PreparedData:
     """Training and held-out rows of a configuration; encodes the corpus if no run before has.
 
     The tokenizer and the encoded text are kept in ``cache``, in folders named after everything that decides them, so that runs
@@ -101,14 +99,13 @@ def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress | No
 
     Args:
         cache: folder; made if need be.
-        progress: told of the tokens encoded.
+        progress: told the tokens encoded, and those in all, 0 where that is not known.
 
     Raises:
         UnknownNameError, InputError: no such corpus or tokenizer, no text in it, too little of it, or no room on the disk.
         ConfigurationError: settings that this corpus or tokenizer cannot follow.
     """
     data, context = config.data, config.model.max_position_embeddings
-    report: Progress = progress or (lambda stage, done, total: None)
     corpus = _resolve(data)
     identity = corpus.identity
     source = {
@@ -135,7 +132,7 @@ def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress | No
                 eos=eos,
                 vocab_size=vocab_size,
                 limit=limit,
-                told=lambda done: report(stage, done, limit or 0),
+                told=lambda done: progress(stage, done, limit or 0),
             )
 
         try:
