@@ -215,7 +215,7 @@ class TestRefusals:
             (
                 {"sinks": (59,)},
                 ConfigurationError,
-                "--sinks 59 must each be 1 or more and leave two tokens of the window of 60",
+                "`sinks` 59 must each be 1 or more and leave two tokens of the window of 60",
             ),
             ({"policies": ["ful"]}, UnknownNameError, "no policy is called 'ful'. Did you mean 'full'"),
             ({"policies": ["4-20"]}, ConfigurationError, r"'4-20' cannot be read; write a policy: full, 4\+1020"),
