@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 
-from sinklab.cli.output import _sinks
+from sinklab.auditing.audit_display import _sinks
 from sinklab.report.words import verdict
 
 AT_BOS = {"position": 0, "token": "<s>", "token_share": 1.0, "rate": 16.0, "mean_weight": 0.01, "heads": []}

@@ -360,7 +360,7 @@ def _placed(found: Sinks, place: SinkPlace | None, finder: SinkFinder, inputs: M
         raise ConfigurationError(f"place {given.place!r}: no such place; on these texts the model has {has}")
     same = [sink for sink in found.sinks if sink.place == given.place]
     others = tuple(sink for sink in found.sinks if sink.place != given.place)
-    return dataclasses.replace(found, sinks=(same[0] if same else given, *others))
+    return dataclasses.replace(found, sinks=(given if isinstance(place, Sink) or not same else same[0], *others))
 
 
 class _Module:

@@ -25,11 +25,10 @@ def display(result: Result) -> Iterator[RenderableType]:
         "model": f"{summary['model']} ({summary['operation']} attention, {summary['num_heads']} heads)",
         "text": f"{summary['corpus']} {_bos(summary)}, {summary['samples']} samples of {summary['seq_len']} tokens",
         "loss": "not defined for this model" if loss is None else f"{loss:.3f} nats per token",
-        "sink rate": f"{summary['sink_rate_gu2024']:.2f} % at position 0 (Gu et al. 2024, threshold {summary['threshold']:g})",
+        "sink rate": f"{_rate(summary)} (Gu et al. 2024, threshold {summary['threshold']:g})",
         "sinks": _sinks(summary),
         "elsewhere": "; ".join(
-            f"{condition['corpus']} {_bos(condition)} {condition['sink_rate_gu2024']:.2f} %"
-            for condition in summary["conditions"][1:]
+            f"{condition['corpus']} {_bos(condition)}: {_elsewhere(condition)}" for condition in summary["conditions"][1:]
         ),
         "cache": (summary.get("cache") or {}).get("recommendation", ""),
         "forced": _forced(summary.get("certificate")),
@@ -59,9 +58,24 @@ def _bos(condition: Mapping[str, Any]) -> str:
     return "with BOS" if condition["bos"] else "without BOS"
 
 
+def _rate(summary: Mapping[str, Any]) -> str:
+    """The rate of the strongest sink, where that is not position 0, and of position 0."""
+    sinks = summary.get("sinks", {}).get("sinks", [])
+    main = f"{sinks[0]['rate']:.2f} % at {sinks[0]['name']}, " if sinks and sinks[0]["position"] != 0 else ""
+    return f"{main}{summary['sink_rate_gu2024']:.2f} % at position 0"
+
+
+def _elsewhere(condition: Mapping[str, Any]) -> str:
+    found = condition["sink_rate"] is not None
+    return f"{condition['sink']} {condition['sink_rate']:.2f} %" if found else "no sink"
+
+
 def _sinks(summary: Mapping[str, Any]) -> str:
-    """Where the sinks are: positions, or the learned logit that takes their place."""
-    listed = ", ".join(_sink(sink) for sink in summary["sink_positions"][:LISTED])
+    """Where the sinks are: positions, tokens, or the learned logit that takes their place."""
+    found = summary.get("sinks", {}).get("sinks", [])
+    tokens = [{**sink, "position": None} for sink in found if sink["kind"] == "token"]
+    sinks = sorted([*summary["sink_positions"], *tokens], key=lambda sink: -sink["rate"])
+    listed = ", ".join(_sink(sink) for sink in sinks[:LISTED])
     if summary.get("sink_role") == "null score":
         return f"null score, {100 * summary['null_mass']:.1f} % of the mass" + (f"; {listed}" if listed else "")
     if summary.get("sink_role") == "none" and listed:
@@ -70,4 +84,6 @@ def _sinks(summary: Mapping[str, Any]) -> str:
 
 
 def _sink(sink: Mapping[str, Any]) -> str:
+    if sink["position"] is None:
+        return f"{sink['name']} {sink['rate']:.2f} %"
     return f"position {sink['position']} {json.dumps(sink['token'], ensure_ascii=False)} {sink['rate']:.2f} %"

@@ -58,7 +58,7 @@ def certified(
         certified; rows of the long table; and the probe that made them, none if refused.
     """
     sink = sinks.main or Sink(kind="position", position=0)
-    probe = NoOpCertificate(sink if sink.kind == "token" else sink.place, max_queries=QUERIES, delta=DELTA)
+    probe = NoOpCertificate(sink, max_queries=QUERIES, delta=DELTA)
     tokens = tokens[:SAMPLES]
     try:
         seen = run_probes(loaded.model, tokens, [probe], batch_size=1, progress=progress, stage="no-op certificate")

@@ -13,12 +13,13 @@ import pandas as pd
 from sinklab.errors import ConfigurationError
 from sinklab.report.data import Audit, read_audit
 from sinklab.report.figures import (
+    head_rates,
     largest_by_layer,
     layer_figures,
-    main_sink,
     mean_by_head,
     round_matrix,
     share_of_sinking_heads,
+    sink_column,
 )
 from sinklab.report.page import render
 from sinklab.report.words import (
@@ -29,7 +30,7 @@ from sinklab.report.words import (
     named_rate,
     number,
     percent,
-    sink_positions,
+    sinks_of,
     verdict,
 )
 from sinklab.results.table import write_text
@@ -101,15 +102,20 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
     data: dict[str, Any] = {"page": "compare", "figures": layer_figures(audits), "audits": []}
     for place, (name, audit) in enumerate(audits):
         rates = audit.numbers.by_head_and_position("sink_rate", "gu2024", audit.num_positions)
-        position = main_sink(audit)
+        column, sinks = sink_column(audit) or 0, sinks_of(audit)
+        if sinks and sinks[0]["kind"] != "position":
+            shown: Any = head_rates(audit, sinks[0]["heads"])
+        else:
+            shown = None if rates is None or column >= rates.shape[-1] else round_matrix(rates[..., column])
         data["audits"].append(
             {
                 "name": name,
                 "kind": f"audit{place % 6}",
                 "grid": [{"layer": row.layer, "module": row.module, "label": row.label} for row in audit.numbers.grid],
                 "heads": audit.numbers.num_heads,
-                "position": position,
-                "rates": None if rates is None or position >= rates.shape[-1] else round_matrix(rates[..., position]),
+                "position": column,
+                "place": sinks[0]["name"] if sinks else "position 0",
+                "rates": shown,
             }
         )
     path = Path(path)
@@ -147,7 +153,7 @@ def _table(audits: Sequence[tuple[str, Audit]]) -> pd.DataFrame:
 
 def _numbers(audit: Audit) -> dict[str, Any]:
     summary = audit.summary
-    sinks = sink_positions(audit)
+    sinks = sinks_of(audit)
     top = sinks[0] if sinks else {}
     heads = share_of_sinking_heads(audit)
     null = mean_by_head(audit, "null_mass", "null_mass")
@@ -165,7 +171,7 @@ def _numbers(audit: Audit) -> dict[str, Any]:
         numbers["sink rate of the null score, gu2024_null (%)"] = learned
     none = "none" if isinstance(summary.get("sink_positions"), list) else None
     numbers |= {
-        "strongest sink: position": top.get("position", none),
+        "strongest sink: position": none if not top else top["position"] if top["kind"] == "position" else top["name"],
         "strongest sink: token": display_token(str(top["token"])) if top.get("token") else none if not top else None,
         "strongest sink: rate (%)": _float(top.get("rate")),
         "strongest sink: heads": f"{heads[0]} of {heads[1]}" if heads else None,
@@ -288,11 +294,11 @@ def _write(row: str, value: Any) -> str:
 
 def _verdict(audits: Sequence[tuple[str, Audit]]) -> str:
     """The sink rates and the losses, in words."""
-    found = [(name, sink_positions(audit)) for name, audit in audits if isinstance(audit.summary.get("sink_positions"), list)]
+    found = [(name, sinks_of(audit)) for name, audit in audits if isinstance(audit.summary.get("sink_positions"), list)]
     parts = []
     if found:
         rates = [
-            f"{percent(sinks[0]['rate'])} in {name} (position {sinks[0]['position']})" if sinks else f"none in {name}"
+            f"{percent(sinks[0]['rate'])} in {name} ({sinks[0]['name']})" if sinks else f"none in {name}"
             for name, sinks in found
         ]
         parts.append(f"Strongest sink: {_join(rates)}.")

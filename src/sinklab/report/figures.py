@@ -12,9 +12,20 @@ from numpy.typing import NDArray
 
 from sinklab.report.data import Audit, Maps
 from sinklab.report.pack import bins_of, pack_maps, pack_unsigned, pool_positions
-from sinklab.report.words import number, percent, quote, sink_positions
+from sinklab.report.words import number, percent, quote, sink_name, sink_positions, sinks_of
 
-__all__ = ["Card", "add_maps", "cards", "head_data", "layer_figures", "layer_table", "round_matrix", "share_of_sinking_heads"]
+__all__ = [
+    "Card",
+    "add_maps",
+    "cards",
+    "head_data",
+    "head_rates",
+    "layer_figures",
+    "layer_table",
+    "round_matrix",
+    "share_of_sinking_heads",
+    "sink_column",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,19 +37,21 @@ class Card:
     note: str
 
 
-def main_sink(audit: Audit) -> int:
-    """The strongest sink's position; 0 when there is none."""
-    sinks = sink_positions(audit)
-    return int(sinks[0]["position"]) if sinks else 0
+def sink_column(audit: Audit) -> int | None:
+    """The position of the strongest sink; ``None`` when that is no position, or there is no sink."""
+    sinks = sinks_of(audit)
+    return int(sinks[0]["position"]) if sinks and sinks[0]["kind"] == "position" else None
 
 
 def share_of_sinking_heads(audit: Audit) -> tuple[int, int] | None:
-    """Heads that sink at the strongest position in at least half of the samples, and all heads."""
+    """Heads that sink at the strongest sink in at least half of the samples, and all heads; of position 0 without a sink."""
     rates = audit.numbers.by_head_and_position("sink_rate", "gu2024", audit.num_positions)
-    if rates is None or main_sink(audit) >= rates.shape[-1]:
+    sinks, column = sinks_of(audit), sink_column(audit) or 0
+    if rates is None or column >= rates.shape[-1]:
         return None
-    at = rates[..., main_sink(audit)]
-    return int((at >= 50).sum()), int(np.isfinite(rates).any(axis=-1).sum())
+    elsewhere = sinks and sinks[0]["kind"] != "position"
+    strong = sum(rate >= 50 for _, _, rate in sinks[0]["heads"]) if elsewhere else int((rates[..., column] >= 50).sum())
+    return strong, int(np.isfinite(rates).any(axis=-1).sum())
 
 
 def mean_by_head(audit: Audit, probe: str, metric: str) -> float | None:
@@ -73,7 +86,7 @@ def cards(audit: Audit) -> list[Card]:
     """The summary cards, most important first; a card without a number says that it was not measured."""
     summary, threshold = audit.summary, f"{audit.threshold:g}"
     rate = summary.get("sink_rate_gu2024")
-    sinks = sink_positions(audit)
+    sinks = sinks_of(audit)
     heads = share_of_sinking_heads(audit)
     loss = summary.get("loss")
     null, entropy = mean_by_head(audit, "null_mass", "null_mass"), mean_by_head(audit, "entropy", "entropy")
@@ -85,8 +98,9 @@ def cards(audit: Audit) -> list[Card]:
     if sinks and summary.get("normalized") is False and summary.get("sink_heads_by_weight") == 0:
         strongest = Card("Strongest sink", "None", "by weight; rows divided by their sums pass the threshold")
     elif sinks:
-        token = f"{quote(sinks[0]['token'])} · " if sinks[0].get("token") else ""
-        strongest = Card("Strongest sink", f"Position {sinks[0]['position']}", f"{token}{percent(sinks[0]['rate'])}")
+        top, name = sinks[0], str(sinks[0]["name"])
+        token = f"{quote(top['token'])} · " if top.get("token") and top["kind"] == "position" else ""
+        strongest = Card("Strongest sink", name[0].upper() + name[1:], f"{token}{percent(top['rate'])}")
     elif isinstance(summary.get("sink_positions"), list):
         strongest = Card("Strongest sink", "None", "no position passes the threshold")
     return [
@@ -95,7 +109,7 @@ def cards(audit: Audit) -> list[Card]:
         Card(
             "Heads that sink",
             f"{number(heads[0])} of {number(heads[1])}" if heads else None,
-            f"in at least half of the samples, at position {main_sink(audit)}",
+            f"in at least half of the samples, at {sink_name(audit)}",
         ),
         Card(
             "Loss",
@@ -108,7 +122,7 @@ def cards(audit: Audit) -> list[Card]:
         Card(
             "Entropy",
             None if entropy is None else f"{number(entropy)} nats",
-            f"{number(without)} without the sink" if without is not None else "mean over heads",
+            f"{number(without)} without {sink_name(audit)}" if without is not None else "mean over heads",
         ),
         Card(
             "Largest activation",
@@ -123,7 +137,7 @@ def cards(audit: Audit) -> list[Card]:
     ]
 
 
-Source = tuple[str, Callable[[Audit], dict[int, float] | None], str]
+Source = tuple[str | Callable[[Audit], str], Callable[[Audit], dict[int, float] | None], str]
 """Series name, where its numbers come from, how its line is drawn."""
 
 
@@ -131,16 +145,16 @@ def _positions(probe: str, metric: str) -> list[Source]:
     """The first position, the strongest sink where it is elsewhere, and the mean of the rest."""
 
     def sink(audit: Audit) -> dict[int, float] | None:
-        return audit.numbers.by_layer(probe, metric, "sink", main_sink(audit)) if main_sink(audit) else None
+        return audit.numbers.by_layer(probe, metric, "sink", sink_column(audit) or 0) if sink_column(audit) else None
 
     return [
         ("first position", lambda audit: audit.numbers.by_layer(probe, metric, "sink", 0), "sink"),
-        ("strongest sink", sink, "other"),
-        ("mean of the rest", lambda audit: audit.numbers.by_layer(probe, metric, "rest", main_sink(audit)), "rest"),
+        (lambda audit: f"strongest sink, {sink_name(audit)}", sink, "other"),
+        ("mean of the rest", lambda audit: audit.numbers.by_layer(probe, metric, "rest", sink_column(audit) or 0), "rest"),
     ]
 
 
-def _plain(name: str, probe: str, metric: str, kind: str = "sink") -> Source:
+def _plain(name: str | Callable[[Audit], str], probe: str, metric: str, kind: str = "sink") -> Source:
     return name, lambda audit: audit.numbers.by_layer(probe, metric), kind
 
 
@@ -152,7 +166,8 @@ FIGURES: list[tuple[str, str, str, bool, list[Source]]] = [
     ("Value norm", "L2 norm, mean over heads", "A sink's values are usually short: attending to it changes little.", False,
      _positions("value_norm", "value_norm")),
     ("Entropy of attention", "nats, mean over heads", "Low entropy may be the sink alone: compare with and without it.", False,
-     [_plain("all keys", "entropy", "entropy"), _plain("without the sink", "entropy", "entropy_without_sink", "rest")]),
+     [_plain("all keys", "entropy", "entropy"),
+      _plain(lambda audit: f"without {sink_name(audit)}", "entropy", "entropy_without_sink", "rest")]),
     ("Massive activations", "largest |value| / median", "Massive: above 100 and at least 1\u202f000 × the median.", True,
      [_plain("max / median", "massive_activation", "max_to_median")]),
     ("Largest activation", "absolute value", "The largest absolute coordinate of the layer's output.", True,
@@ -179,7 +194,8 @@ def layer_figures(audits: Sequence[tuple[str, Audit]]) -> list[dict[str, Any]]:
             for label, source, kind in sources if len(audits) == 1 else sources[:1]:
                 values = source(audit)
                 if values:
-                    found.append((label if len(audits) == 1 else name, kind if len(audits) == 1 else f"audit{place}", values))
+                    shown = label(audit) if callable(label) else label
+                    found.append((shown if len(audits) == 1 else name, kind if len(audits) == 1 else f"audit{place}", values))
         layers = sorted({layer for _, _, values in found for layer in values})
         every = [value for _, _, values in found for value in values.values()]
         # A logarithmic axis has no place for 0, and within one decade a plain one is easier to read.
@@ -259,8 +275,13 @@ def head_data(audit: Audit) -> tuple[dict[str, Any], dict[str, str]]:
         "arrays": arrays,
         "lastCandidate": last_candidate(audit),
         "sinks": [
-            {"position": sink["position"], "token": str(sink.get("token") or ""), "rate": _short(float(sink["rate"]))}
-            for sink in sink_positions(audit)
+            {
+                "position": sink["position"],
+                "token": str(sink.get("token") or ""),
+                "rate": _short(float(sink["rate"])),
+                **({} if sink["kind"] == "position" else {"name": sink["name"], "rates": head_rates(audit, sink["heads"])}),
+            }
+            for sink in sinks_of(audit)
         ],
         "ownSink": own.tolist(),
         "headNumbers": [],
@@ -277,7 +298,10 @@ def head_data(audit: Audit) -> tuple[dict[str, Any], dict[str, str]]:
         if values is not None:
             rows = numbers.rows(probe, metric)
             shown = (rows.unit if rows and rows.unit != "fraction" else "") if unit == "unit" else unit
-            data["headNumbers"].append({"label": label, "unit": shown, "note": note, "values": round_matrix(values)})
+            about = (
+                f"{sink_name(audit)}{'; ' if note else ''}" if probe == "score_gap" or metric == "entropy_without_sink" else ""
+            )
+            data["headNumbers"].append({"label": label, "unit": shown, "note": about + note, "values": round_matrix(values)})
     return data, blobs
 
 
@@ -333,14 +357,24 @@ def last_candidate(audit: Audit) -> int:
 
 def _own_sinks(audit: Audit, rates: NDArray[np.float64] | None) -> NDArray[np.int64]:
     """Each head's own sink position; the model's strongest where the head has none. ``(modules, num_heads)``."""
-    own = np.full((len(audit.numbers.grid), audit.numbers.num_heads), main_sink(audit), dtype=np.int64)
+    column = sink_column(audit) or 0
+    own = np.full((len(audit.numbers.grid), audit.numbers.num_heads), column, dtype=np.int64)
     if rates is not None and rates.size:
         # The last keys are seen by a few queries only, their own among them: a high mean there is not a sink.
         filled = np.nan_to_num(rates[..., : last_candidate(audit)])
-        if main_sink(audit) >= filled.shape[-1]:
+        if column >= filled.shape[-1]:
             return own
-        own = np.where(filled.max(axis=-1) > filled[..., main_sink(audit)], filled.argmax(axis=-1), own)
+        own = np.where(filled.max(axis=-1) > filled[..., column], filled.argmax(axis=-1), own)
     return own
+
+
+def head_rates(audit: Audit, heads: list[list[Any]]) -> list[list[float]]:
+    """Rates of a sink that is no position, ``(modules, num_heads)``."""
+    rates = np.zeros((len(audit.numbers.grid), audit.numbers.num_heads))
+    rows = {row.layer: number for number, row in enumerate(audit.numbers.grid)}
+    for layer, head, rate in heads:
+        rates[rows[layer], head] = rate
+    return [[float(f"{value:.5g}") for value in row] for row in rates]
 
 
 def _angle(audit: Audit, own: NDArray[np.int64]) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from sinklab.report.words import (
     named_rate,
     number,
     rest_sentence,
-    sink_positions,
+    sinks_of,
     verdict,
 )
 from sinklab.results.metric import definitions, metrics_of
@@ -101,11 +101,11 @@ def _map_overhead(maps: Maps) -> int:
 def _sinks(audit: Audit) -> list[dict[str, Any]]:
     columns = {row.layer: column for column, row in reversed(list(enumerate(audit.numbers.grid)))}
     result = []
-    for sink in sink_positions(audit):
+    for sink in sinks_of(audit):
         heads = [entry for entry in sink.get("heads") or [] if isinstance(entry, (list, tuple)) and len(entry) == 3]
         result.append(
             {
-                "position": sink["position"],
+                "place": sink["name"] if sink["position"] is None else sink["position"],
                 "token": sink.get("token"),
                 "rate": sink["rate"],
                 "heads": [

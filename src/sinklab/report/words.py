@@ -19,7 +19,9 @@ __all__ = [
     "percent",
     "position_name",
     "rest_sentence",
+    "sink_name",
     "sink_positions",
+    "sinks_of",
     "verdict",
 ]
 
@@ -100,10 +102,28 @@ def sink_positions(audit: Audit) -> list[dict[str, Any]]:
     return sorted(whole, key=lambda entry: (-entry["rate"], entry["position"]))
 
 
+def sinks_of(audit: Audit) -> list[dict[str, Any]]:
+    """The sinks, strongest first: ``kind, position, token, rate, name, heads``, heads as ``[layer, head, rate]``."""
+    record = audit.summary.get("sinks")
+    if not isinstance(record, dict):  # an audit made before sinks were recorded knew positions alone
+        entries = sink_positions(audit)
+        return [{"kind": "position", "name": f"position {sink['position']}", "heads": [], **sink} for sink in entries]
+    return [
+        {**sink, "token": sink["text"], "heads": [[layer, head, rate] for layer, head, _, rate in sink["heads"]]}
+        for sink in (*record["sinks"], *record["silent"])
+    ]
+
+
+def sink_name(audit: Audit) -> str:
+    """What numbers about "the sink" are about: ``position 2``, ``the first '.'``; where none was found, position 0."""
+    sinks = sinks_of(audit)
+    return str(sinks[0]["name"]) if sinks else "position 0 (no sink was found)"
+
+
 def verdict(audit: Audit) -> str:
     """What the audit found, in one sentence with its numbers."""
     threshold = f"{audit.threshold:g}"
-    sinks = sink_positions(audit)
+    sinks = sinks_of(audit)
     rate = audit.summary.get("sink_rate_gu2024")
     cells = audit.numbers.num_cells
     null = audit.summary.get("null_mass")
@@ -117,22 +137,25 @@ def verdict(audit: Audit) -> str:
         return (
             f"This model has no attention sink: no head gives any position more than {threshold} of weight on average. Only "
             f"after dividing each row by its sum, however small, do {percent(sinks[0]['rate'])} of heads and samples pass at "
-            f"{position_name(sinks[0]['position'])}."
+            f"{_place(sinks[0])}."
         )
     if sinks and sinks[0]["rate"] >= NO_SINK_BELOW:
         top = sinks[0]
-        token = f", {quote(top['token'])}" if top.get("token") else ""
+        token = f", {quote(top['token'])}" if top.get("token") and top["kind"] == "position" else ""
         text = (
-            f"This model has an attention sink at {position_name(top['position'])}{token}: {percent(top['rate'])} of all heads "
+            f"This model has an attention sink at {_place(top)}{token}: {percent(top['rate'])} of all heads "
             f"and samples give it more than {threshold} of their attention on average."
         )
-        others = len([sink for sink in sinks[1:] if sink["rate"] >= NO_SINK_BELOW])
+        others = len([sink for sink in sinks[1:] if sink["rate"] >= NO_SINK_BELOW and sink["kind"] == "position"])
         if others:
             text += " One other position is a sink too." if others == 1 else f" {others} other positions are sinks too."
+        elsewhere = [str(sink["name"]) for sink in sinks[1:] if sink["kind"] != "position"]
+        if elsewhere:
+            text += f" So {'is' if len(elsewhere) == 1 else 'are'} {' and '.join(elsewhere)}."
         return text
     if sinks:
         return (
-            f"This model has hardly an attention sink: the strongest, {position_name(sinks[0]['position'])}, gets more than "
+            f"This model has hardly an attention sink: the strongest, {_place(sinks[0])}, gets more than "
             f"{threshold} of the attention on average in {percent(sinks[0]['rate'])} of all heads and samples."
         )
     if is_number(rate):
@@ -142,6 +165,10 @@ def verdict(audit: Audit) -> str:
             f"enough to count; the first position does in {percent(rate)} of heads and samples."
         )
     return "The sink rate was not measured, so nothing can be said about attention sinks."
+
+
+def _place(sink: dict[str, Any]) -> str:
+    return position_name(sink["position"]) if sink["kind"] == "position" else str(sink["name"])
 
 
 def rest_sentence(audit: Audit) -> str:

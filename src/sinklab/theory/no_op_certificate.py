@@ -132,21 +132,20 @@ class NoOpCertificate(Probe):
         delta: float | Literal["measured"] | None = None,
         tolerance: float = 1e-4,
     ) -> None:
-        if not (
-            isinstance(sink_position, Sink)
-            or sink_position == "null"
-            or (isinstance(sink_position, int) and sink_position >= 0)
-        ):
+        known = isinstance(sink_position, Sink) or sink_position == "null"
+        if not known and not (isinstance(sink_position, int) and sink_position >= 0):
             raise ConfigurationError(f"sink_position {sink_position!r} must be a position, 0 or more, or 'null'")
         if max_queries < 1:
             raise ConfigurationError(f"max_queries {max_queries} must be at least 1")
         if delta is not None and delta != "measured" and not delta >= 0:
             raise ConfigurationError(f"delta {delta} must be at least 0, or 'measured': it is the norm of an output")
         self.sink_position, self.max_queries, self.delta, self.tolerance = sink_position, max_queries, delta, tolerance
+        self.sinks = Sinks.at(sink_position)
+        self._null = self.sinks.require().kind == "null"
         self.found: list[LayerCertificate] = []
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
-        if call.site.kind == "self" and (self.sink_position != "null" or call.sink_scores is not None):
+        if call.site.kind == "self" and (not self._null or call.sink_scores is not None):
             self.found.append(self._certify(call))
 
     def _certify(self, call: AttentionCall) -> LayerCertificate:
@@ -194,9 +193,9 @@ class NoOpCertificate(Probe):
     def _sinks(self, call: AttentionCall, queries: Tensor) -> Tensor:
         """Index of the sink of every query, ``(batch, heads, queries)``; -1 where its document has none."""
         shape = (call.queries.shape[0], call.num_heads, len(queries))
-        if self.sink_position == "null":
+        if self._null:
             return torch.full(shape, call.kv_len)
-        return Sinks.at(self.sink_position).keys(call).cpu()[:, None, queries].expand(shape)
+        return self.sinks.keys(call).cpu()[:, None, queries].expand(shape)
 
     def merge(self, other: Self) -> None:
         for name in ("sink_position", "max_queries", "delta", "tolerance"):
@@ -271,7 +270,7 @@ def certify(model: nn.Module, batch: Tensor | Mapping[str, Tensor], **options: A
         raise ConfigurationError(f"{type(model).__name__} has no module with {what}, so there is no head to certify")
     if not any(bool(layer.certificate.counted.any()) for layer in probe.found):
         raise InputError(
-            f"no query of the batch sees its sink (position {probe.sink_position}) and another key; a certificate needs at "
+            f"no query of the batch sees its sink ({probe.sinks.require().name}) and another key; a certificate needs at "
             "least two visible keys. Give longer texts or another sink_position"
         )
     return probe

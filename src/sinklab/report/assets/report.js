@@ -553,9 +553,12 @@
     const binOf = (position) => bins.findIndex(([start, stop]) => position >= start && position < stop);
 
     // The sink map.
-    let chosen = data.sinks.length ? data.sinks[0].position : 0; // null: any position
+    // A place is a position, null for any position, or "s0": the first sink, which is a token or the null score.
+    const keyOf = (sink, index) => sink.position ?? `s${index}`, sinkOf = (place) => data.sinks.find((sink, index) => keyOf(sink, index) === place);
+    let chosen = data.sinks.length ? keyOf(data.sinks[0], 0) : 0;
     const candidates = bins.findIndex(([start]) => start >= data.lastCandidate);
     const rateAt = (row, head, position) => {
+      if (typeof position === "string") return sinkOf(position).rates[row][head];
       if (!rate) return null;
       const list = rate.of(row, head);
       let value;
@@ -563,21 +566,21 @@
       else value = Math.max(...Array.from(list.subarray(0, candidates < 0 ? undefined : candidates), (v) => (Number.isNaN(v) ? -1 : v)));
       return value === undefined || Number.isNaN(value) || value < 0 ? null : value;
     };
-    const where = () => (chosen === null ? "some position" : `position ${chosen}`);
+    const where = () => (chosen === null ? "some position" : sinkOf(chosen)?.name ?? `position ${chosen}`);
     const source = { grid, heads, value: (row, head) => rateAt(row, head, chosen), words: (row, head) => {
-      const mean = received && chosen !== null ? received.of(row, head)[binOf(chosen)] : NaN;
+      const mean = received && typeof chosen === "number" ? received.of(row, head)[binOf(chosen)] : NaN;
       return `sinks at ${where()} in ${percent(rateAt(row, head, chosen))} of samples${Number.isNaN(mean) ? "" : `; mean weight ${fmt(mean)}`}`;
     } };
     let view = null;
     const tools = $("grid-tools");
     if (rate) {
-      const options = [...new Set([...data.sinks.map((sink) => sink.position), 0])].map((position) => {
-        const sink = data.sinks.find((entry) => entry.position === position);
-        const token = sink?.token ? ` · “${visible(sink.token).slice(0, 24)}”` : "";
-        return el("option", { value: position, text: `position ${position}${token}${sink ? ` · ${percent(sink.rate)}` : ""}` });
+      const options = [...new Set([...data.sinks.map(keyOf), 0])].map((position) => {
+        const sink = sinkOf(position);
+        const token = sink?.token && !sink.name ? ` · “${visible(sink.token).slice(0, 24)}”` : "";
+        return el("option", { value: position, text: `${sink?.name ?? `position ${position}`}${token}${sink ? ` · ${percent(sink.rate)}` : ""}` });
       });
       const picker = el("select", { id: "position" }, ...options, el("option", { value: "any", text: "any position: the largest" }));
-      picker.addEventListener("change", () => { chosen = picker.value === "any" ? null : Number(picker.value); view.paint(); });
+      picker.addEventListener("change", () => { chosen = picker.value === "any" ? null : picker.value.startsWith("s") ? picker.value : Number(picker.value); view.paint(); });
       const key = legend("warm", [[0, "0"], [0.25, "25"], [0.5, "50"], [0.75, "75"], [1, "100"]], "percent of samples");
       painters.push(key.paint);
       tools.append(el("label", {}, "Sink at", picker), key.node);
@@ -850,7 +853,7 @@
       }
       const view = headGrid(holder, {
         grid: audit.grid, heads: audit.heads, value: (row, head) => audit.rates[row][head],
-        words: (row, head) => `sinks at position ${audit.position} in ${percent(audit.rates[row][head])} of samples`,
+        words: (row, head) => `sinks at ${audit.place} in ${percent(audit.rates[row][head])} of samples`,
       }, { label: `Sink map of ${audit.name}` });
       painters.push(view.paint);
     }
