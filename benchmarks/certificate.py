@@ -8,7 +8,7 @@ from _timing import Bar, best_times, exit_with
 from scipy.optimize import minimize
 from torch import Tensor
 
-from sinklab.theory.hull_certificate import Certificate, certify_hulls
+from sinklab.studies.theory.hull_certificate import Certificate, certify_hulls
 
 HEADS, LENGTH, HEAD_DIM = 16, 64, 64
 TOLERANCE = 1e-4

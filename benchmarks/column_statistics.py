@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from _timing import Bar, best_times, exit_with, make_call, peak_extra_memory
 
 from sinklab.attention.call import AttentionCall
-from sinklab.attention.columns import capture_log_sum_exp, column_statistics
+from sinklab.attention.statistics.columns import capture_log_sum_exp, column_statistics
 
 LENGTH = 4096
 NEEDS = frozenset({"columns", "entropy", "maximum"})

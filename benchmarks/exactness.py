@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from _timing import Bar, exit_with, make_call
 
-from sinklab.attention.columns import column_statistics
+from sinklab.attention.statistics.columns import column_statistics
 
 LENGTH = 4096
 NEEDS = frozenset({"columns", "entropy", "maximum"})

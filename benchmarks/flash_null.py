@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sinklab.attention.inputs import Inputs
 from sinklab.attention.operation import HeadShape, Operation
-from sinklab.attention.paths import compute
+from sinklab.attention.paths.table import compute
 from sinklab.registry import operations
 
 OPERATIONS = ("softmax_plus_one", "sink_logit", "key_bias", "key_value_bias")

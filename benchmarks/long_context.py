@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from _timing import Bar, exit_with, make_call, peak_extra_memory
 
-from sinklab.attention.columns import column_statistics
+from sinklab.attention.statistics.columns import column_statistics
 
 LENGTH = 32 * 1024
 NEEDS = frozenset({"columns", "entropy", "maximum"})

@@ -16,11 +16,11 @@ from typing import Any
 from sinklab.cli.claims import format_effect
 from sinklab.cli.describe import describe
 from sinklab.cli.stated import stated
+from sinklab.jobs.claim import SCALES
 from sinklab.registry import KINDS
-from sinklab.reproduction.claim import SCALES
-from sinklab.reproduction.kept import StoredClaim, hardware_of, read_results, summary_of
 from sinklab.results.metric import Metric, catalogue, metrics_of
 from sinklab.results.table import COLUMNS
+from sinklab.studies.reproduce.kept import StoredClaim, hardware_of, read_results, summary_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -112,7 +112,7 @@ def pages(plural: str) -> str:
 
 def paths() -> str:
     """The ways to compute an operation."""
-    tree = ast.parse((ROOT / "src/sinklab/attention/paths.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "src/sinklab/attention/paths/table.py").read_text(encoding="utf-8"))
     (found,) = (node for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "PATHS")
     rows = [f"| `{name}` | {_cell(meaning)} |" for name, meaning in ast.literal_eval(found.value).items()]  # type: ignore[arg-type]
     return "\n".join(["| path | what it is |", "|---|---|", *rows])
@@ -120,7 +120,7 @@ def paths() -> str:
 
 def scales() -> str:
     """What is run at each scale."""
-    tree = ast.parse((ROOT / "src/sinklab/reproduction/scales.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "src/sinklab/studies/reproduce/scales.py").read_text(encoding="utf-8"))
     (found,) = (node for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "DESCRIPTIONS")
     rows = [f"| `{name}` | {_cell(meaning)} |" for name, meaning in ast.literal_eval(found.value).items()]  # type: ignore[arg-type]
     return "\n".join(["| scale | what is trained |", "|---|---|", *rows])

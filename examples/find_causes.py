@@ -9,8 +9,8 @@ import torch
 from transformers import ViTConfig, ViTForImageClassification
 
 from sinklab import find_causes
-from sinklab.causes.readout import ClassLogits
-from sinklab.causes.samples import Samples
+from sinklab.studies.causes.readout import ClassLogits
+from sinklab.studies.causes.samples import Samples
 
 
 def main() -> None:

@@ -210,7 +210,7 @@ class TestOutputDirectory:
 
 PATCHED = """
 import importlib, pathlib, sys, time
-module = importlib.import_module("sinklab.auditing.audit_measure")
+module = importlib.import_module("sinklab.studies.audit.measurement")
 marker = pathlib.Path(sys.argv.pop(1))
 def slow(*args, **kwargs):
     marker.touch()

@@ -13,13 +13,13 @@ from tests.command_line import CliRunner
 from tests.conftest import make_sinklm
 
 import sinklab
-from sinklab.auditing.audit_display import display
 from sinklab.cli import output
 from sinklab.cli.app import app
 from sinklab.cli.derive import folder_name
 from sinklab.registry import KINDS
 from sinklab.results.run import Result
 from sinklab.results.table import make_table, read_run, read_table
+from sinklab.studies.audit.display import display
 
 QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12"]
 

@@ -52,12 +52,12 @@ def test_the_section_of_an_audit(checkpoint, tmp_path):
     out = tmp_path / "out"
     audit = [checkpoint, "--corpus", "random_tokens", "--samples", "4", "--seq-len", "16", "--no-cache", "--out", out]
     result = run(*audit, "--causes", command="audit")
-    assert "\ncauses    not examined: no sink found: no head gives any place" in result.stdout
     summary = json.loads((out / "summary.json").read_text())
-    # Random weights have no sink: the section says where it looked, and the audit goes on.
-    assert summary["causes"]["refused"].startswith("no sink found: no head gives any place a mean weight of 0.3; tried, ")
-    page = (out / "report.html").read_text(encoding="utf-8")
-    assert "Not examined in this audit: no sink found" in page
+    # Random weights have no sink: the section goes by what the audit found, and heads are judged by zeroing.
+    assert summary["sinks"]["sinks"] == []
+    assert summary["causes"]["text"].startswith("The model is read as one without a sink. ")
+    assert f"\ncauses    {summary['causes']['text']}" in result.stdout
+    assert "The model is read as one without a sink." in (out / "report.html").read_text(encoding="utf-8")
     run(*audit, "--causes", "--threshold", "0.01", "--overwrite", command="audit")
     section = json.loads((out / "summary.json").read_text())["causes"]
     assert len(section["heads"]) == 4

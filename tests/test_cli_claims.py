@@ -8,16 +8,16 @@ import sys
 
 import pytest
 from tests.command_line import CliRunner
-from tests.reproduction.made_results import NUMBERS, PARTS, write_claim
+from tests.studies.reproduce.made_results import NUMBERS, PARTS, write_claim
 
 from sinklab.cli.app import app
 from sinklab.cli.reproduce import chosen
 from sinklab.cli.stated import stated
 from sinklab.errors import ConfigurationError, UnknownNameError
+from sinklab.jobs.verdict import Conclusion, judge
 from sinklab.registry import claims
-from sinklab.reproduction import engine
-from sinklab.reproduction.engine import Reproduced
-from sinklab.reproduction.verdict import Conclusion, judge
+from sinklab.studies.reproduce import engine
+from sinklab.studies.reproduce.engine import Reproduced
 
 NAME = "repeated_token_laws"
 

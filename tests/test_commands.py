@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
-from sinklab.arguments import Seed, WrittenTo, command
+from sinklab.studies.arguments import Seed, WrittenTo, command
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Progress, Result
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import types
 
-from sinklab.auditing.audit_display import _sinks
 from sinklab.report.words import verdict
+from sinklab.studies.audit.display import _sinks
 
 AT_BOS = {"position": 0, "token": "<s>", "token_share": 1.0, "rate": 16.0, "mean_weight": 0.01, "heads": []}
 

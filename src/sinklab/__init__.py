@@ -12,9 +12,6 @@ from sinklab.results.version import __version__
 
 if TYPE_CHECKING:
     from sinklab.attention.session import attend
-    from sinklab.auditing.audit import audit
-    from sinklab.auditing.causes import find_causes
-    from sinklab.auditing.measure import measure
     from sinklab.models.attach import attach, save_model
     from sinklab.models.loading import load_model
     from sinklab.probes.sink_rate import SinkRate
@@ -23,9 +20,12 @@ if TYPE_CHECKING:
     from sinklab.streaming.chat import Chat
     from sinklab.streaming.reader import open_reader
     from sinklab.streaming.stream import Stream, stream
+    from sinklab.studies.audit.audit import audit
+    from sinklab.studies.causes.causes import find_causes
+    from sinklab.studies.measure.measure import measure
+    from sinklab.studies.pretrain.pretrain import pretrain
     from sinklab.training.callback import SinkCallback
     from sinklab.training.config import PretrainingConfig
-    from sinklab.training.pretrain import pretrain
 
 _HOMES = {
     "Chat": "sinklab.streaming.chat",
@@ -37,12 +37,12 @@ _HOMES = {
     "Stream": "sinklab.streaming.stream",
     "attach": "sinklab.models.attach",
     "attend": "sinklab.attention.session",
-    "audit": "sinklab.auditing.audit",
-    "find_causes": "sinklab.auditing.causes",
+    "audit": "sinklab.studies.audit.audit",
+    "find_causes": "sinklab.studies.causes.causes",
     "load_model": "sinklab.models.loading",
-    "measure": "sinklab.auditing.measure",
+    "measure": "sinklab.studies.measure.measure",
     "open_reader": "sinklab.streaming.reader",
-    "pretrain": "sinklab.training.pretrain",
+    "pretrain": "sinklab.studies.pretrain.pretrain",
     "save_model": "sinklab.models.attach",
     "stream": "sinklab.streaming.stream",
     "write_report": "sinklab.report.html",

@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from sinklab.attention.anatomy import INPUT_NAMES, OUTPUT_NAMES, Anatomy
 from sinklab.attention.session import attend
 from sinklab.errors import UnsupportedModelError
-from sinklab.theory.no_op_certificate import certify
+from sinklab.studies.theory.no_op_certificate import certify
 
 from .harness import Recorder
 from .zoo import MEASURED, SLIDING, ZOO, Entry, batch_of, build, experts, grouped, image, shape

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.columns import column_statistics
-from sinklab.attention.columns_blocked import blocked_statistics
-from sinklab.attention.columns_fused import fused_statistics
-from sinklab.attention.columns_swapped import stock_kernel, swapped_is_exact, swapped_statistics
+from sinklab.attention.statistics.blocked import blocked_statistics
+from sinklab.attention.statistics.columns import column_statistics
+from sinklab.attention.statistics.fused import fused_statistics
+from sinklab.attention.statistics.swapped import stock_kernel, swapped_is_exact, swapped_statistics
 from sinklab.attention.visibility import Causal, Dense, Everything, Window
 from sinklab.errors import ConfigurationError
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sinklab.attention.columns import capture_log_sum_exp
+from sinklab.attention.statistics.columns import capture_log_sum_exp
 
 
 def _tensors(dtype: torch.dtype, kv_heads: int = 4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

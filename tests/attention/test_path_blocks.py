@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 import torch
 
-from sinklab.attention import path_blocks, row_blocks, row_plan
 from sinklab.attention.inputs import Inputs
 from sinklab.attention.operation import HeadShape
-from sinklab.attention.paths import compute
+from sinklab.attention.paths import blocks as path_blocks
+from sinklab.attention.paths import row_blocks, row_plan
+from sinklab.attention.paths.table import compute
 from sinklab.errors import ConfigurationError
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax

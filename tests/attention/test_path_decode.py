@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from sinklab.attention import path_decode
 from sinklab.attention.inputs import Inputs
 from sinklab.attention.operation import HeadShape
-from sinklab.attention.paths import choose, compute
+from sinklab.attention.paths import decode as path_decode
+from sinklab.attention.paths.table import choose, compute
 from sinklab.attention.seam import register_operation
 from sinklab.errors import ConfigurationError
 from sinklab.operations.sigmoid import Sigmoid

@@ -12,12 +12,12 @@ import torch
 from tests.conftest import make_sinklm
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sinklab.attention import path_flash
-from sinklab.attention.columns import capture_log_sum_exp, column_statistics
 from sinklab.attention.inputs import Inputs
-from sinklab.attention.paths import choose, compute, set_attention_path
+from sinklab.attention.paths import flash as path_flash
+from sinklab.attention.paths.table import choose, compute, set_attention_path
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend
+from sinklab.attention.statistics.columns import capture_log_sum_exp, column_statistics
 from sinklab.errors import ConfigurationError
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sinklab.attention import path_flex
 from sinklab.attention.inputs import Inputs
 from sinklab.attention.operation import Operation
-from sinklab.attention.paths import choose, compute
+from sinklab.attention.paths import flex as path_flex
+from sinklab.attention.paths.table import choose, compute
 from sinklab.errors import ConfigurationError
 from sinklab.operations.identity import Identity
 from sinklab.operations.softmax import Softmax

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from sinklab.attention import path_linear
 from sinklab.attention.inputs import Inputs
-from sinklab.attention.paths import choose, compute
+from sinklab.attention.paths import linear as path_linear
+from sinklab.attention.paths.table import choose, compute
 from sinklab.errors import ConfigurationError
 from sinklab.operations.elu_kernel import EluKernel
 from sinklab.operations.identity import Identity

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sinklab.attention import visibility
-from sinklab.attention.columns_tiles import plan_tiles
+from sinklab.attention.statistics.tiles import plan_tiles
 from sinklab.attention.visibility import Causal, Dense, Everything, Keys, Visibility, Window
 
 

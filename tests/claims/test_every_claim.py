@@ -11,8 +11,8 @@ from sinklab.cli import stated as stated_module
 from sinklab.cli.source_text import file_of
 from sinklab.cli.stated import stated
 from sinklab.errors import ContractError
+from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Peak, Trend, Value, Variant
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Peak, Trend, Value, Variant
 from sinklab.testing import check_claim
 
 

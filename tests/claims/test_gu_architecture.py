@@ -8,12 +8,12 @@ import torch
 from sinklab.claims._embedded import EmbeddedModel
 from sinklab.claims.massive_before_post_norm import norm_inputs
 from sinklab.claims.repeated_token_laws import measure
+from sinklab.jobs.claim import SCALES, Claim
+from sinklab.jobs.verdict import judge
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims
-from sinklab.reproduction.cells import configure
-from sinklab.reproduction.claim import SCALES, Claim
-from sinklab.reproduction.scales import base_config
-from sinklab.reproduction.verdict import judge
+from sinklab.studies.reproduce.cells import configure
+from sinklab.studies.reproduce.scales import base_config
 
 
 def verdict(claim: Claim, numbers: dict[str, dict[str, float]]) -> str:

@@ -14,9 +14,9 @@ from sinklab.claims.prefix_lm import PREFIX, RowRates, prefix_rates
 from sinklab.claims.unique_data import overfitting
 from sinklab.claims.window_attention import ExcessOfOldest, excess_weights
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.reproduction.cells import configure
-from sinklab.reproduction.scales import base_config
-from sinklab.reproduction.work import claim_called
+from sinklab.studies.reproduce.cells import configure
+from sinklab.studies.reproduce.scales import base_config
+from sinklab.studies.reproduce.work import claim_called
 
 
 def test_rate_times_steps_is_one_number():

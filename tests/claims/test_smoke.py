@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
+from sinklab.jobs.claim import Claim, Difference, Part, Variant
+from sinklab.jobs.verdict import judge
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Difference, Part, Variant
-from sinklab.reproduction.engine import reproduce
-from sinklab.reproduction.verdict import judge
+from sinklab.studies.reproduce.engine import reproduce
 
 STEPS = {"training.steps": 200, "training.save_every": 200, "training.evaluate_every": 200, "schedule.warmup_steps": 50}
 """A third of the smallest scale, after which the sink of a softmax model is there at every seed."""

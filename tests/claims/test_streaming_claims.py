@@ -14,10 +14,10 @@ from sinklab.claims._first_tokens import first_tokens
 from sinklab.claims._streaming import draw, keep
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims, tasks
-from sinklab.reproduction.cells import configure
-from sinklab.reproduction.scales import base_config
-from sinklab.reproduction.work import claim_called
 from sinklab.streaming.perplexity import losses
+from sinklab.studies.reproduce.cells import configure
+from sinklab.studies.reproduce.scales import base_config
+from sinklab.studies.reproduce.work import claim_called
 from sinklab.training.windowed import token_losses
 
 

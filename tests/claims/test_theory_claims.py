@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 import torch
 
-from sinklab.backcopy.training import BackcopySettings
 from sinklab.claims import backcopy_dormant as dormant
 from sinklab.claims._rates import course
 from sinklab.claims._trigger import trained_numbers
@@ -18,12 +17,13 @@ from sinklab.claims.context_length import LONG, SHORT, first_tokens
 from sinklab.claims.entropy_bound import LENGTHS, NORMS, measure, trained_rows
 from sinklab.claims.massive_mean_against_zero import edited
 from sinklab.corpora import bigram_backcopy
+from sinklab.jobs.claim import SCALES
 from sinklab.models.architecture import Architecture
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.reproduction.cells import configure, resolved_changes
-from sinklab.reproduction.claim import SCALES
-from sinklab.reproduction.scales import base_config
-from sinklab.reproduction.work import claim_called
+from sinklab.studies.backcopy.training import BackcopySettings
+from sinklab.studies.reproduce.cells import configure, resolved_changes
+from sinklab.studies.reproduce.scales import base_config
+from sinklab.studies.reproduce.work import claim_called
 
 
 @pytest.mark.parametrize("scale", SCALES)

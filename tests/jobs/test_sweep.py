@@ -23,7 +23,6 @@ from tests.command_line import CliRunner
 from tests.jobs.conftest import cells_of
 from tests.training.conftest import EIGHT_STEPS, short
 
-from sinklab.arguments import parse_seeds
 from sinklab.cli.app import app
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.jobs import cell as cell_module
@@ -32,9 +31,10 @@ from sinklab.jobs.cell import SweepPlan, read_plan, run_cell
 from sinklab.jobs.driver import run_sweep
 from sinklab.jobs.grid import ALIASES, field_path, make_cells, parse_grid
 from sinklab.jobs.processes import REFUSED, last_line, run_processes, stop_with_driver
-from sinklab.jobs.sweep import sweep as sweep_command
 from sinklab.jobs.watch import Bars, Watch
 from sinklab.results.table import read_run, read_table
+from sinklab.studies.arguments import parse_seeds
+from sinklab.studies.sweep.sweep import sweep as sweep_command
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.resolve import resolve_recipe
 
@@ -428,7 +428,7 @@ def test_an_interrupted_sweep_writes_what_there_is(swept, monkeypatch, tmp_path,
     monkeypatch.setattr(driver, "run_local", run_local)
     with pytest.raises(KeyboardInterrupt):
         swept({"lr": [5e-3, 1e-3]}, progress=True)
-    assert capsys.readouterr().err.endswith("stopped; the same command with --resume goes on\n")
+    assert capsys.readouterr().err.endswith("stopped; resume it to go on\n")
     cells = pd.read_csv(tmp_path / "sweep" / "cells.csv")
     assert list(cells["status"]) == ["finished", "waiting"]
     assert len(read_table(tmp_path / "sweep" / "table.parquet"))

@@ -79,7 +79,7 @@ def test_what_an_axis_costs(fields, fewer):
         ({"hidden_size": 100, "num_attention_heads": 3}, "100 is not a multiple of num_attention_heads 3; set head_dim"),
         ({"prefix": 256}, "prefix 256 leaves no token with a loss in max_position_embeddings 256"),
         ({"prefix": 4, "window": 8}, "prefix and window cannot be combined"),
-        ({"head_dim": 7}, "head_dim 7 must be even: position scheme 'rotary' turns pairs"),
+        ({"head_dim": 7}, "head_dim 7 must be even: position scheme 'rotary' rotates pairs"),
         ({"hidden_size": 9, "head_dim": 4, "position": {"name": "sinusoid"}}, "'sinusoid' needs an even hidden_size.* got 9"),
         ({"position": {"name": "rotary", "thta": 1e6}}, r"'rotary': there is no field 'thta'. Did you mean 'theta'\?"),
         ({"position": {"name": "relative", "num_buckets": 8, "max_distance": 4}}, "max_distance 4 must exceed num_buckets / 2"),

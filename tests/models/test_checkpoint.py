@@ -46,7 +46,7 @@ def test_empty_name_and_file(tmp_path):
 
 
 def test_a_revision_of_something_local(tmp_path):
-    with pytest.raises(ConfigurationError, match="--revision v2 is for hub repositories"):
+    with pytest.raises(ConfigurationError, match="`revision` v2 is for hub repositories"):
         locate(str(tmp_path), "v2", False)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sinklab.attention.call import AttentionCall, Site
-from sinklab.attention.columns import column_statistics
+from sinklab.attention.statistics.columns import column_statistics
 from sinklab.attention.visibility import Causal
 from sinklab.errors import ConfigurationError
 from sinklab.operations.identity import Identity

@@ -9,8 +9,8 @@ import torch
 import transformers
 from dense_oracle import assert_same, make_call, values_of
 
-from sinklab.attention.columns import column_statistics
 from sinklab.attention.session import attend
+from sinklab.attention.statistics.columns import column_statistics
 from sinklab.probes.attention_received import AttentionReceived
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.head_output import HeadOutput

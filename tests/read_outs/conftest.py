@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sinklab.configuration import with_overrides
+from sinklab.jobs.trained import TrainedModel
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.training.train import run_training
 
 SHORT = (

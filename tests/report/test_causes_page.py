@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from synthetic import HOSTILE, write_audit
 
-from sinklab.causes.labels import LABELS as GIVEN
 from sinklab.errors import InputError
 from sinklab.report.causes import LABELS, causes_section, write_causes_report
 from sinklab.report.html import write_report
 from sinklab.results.table import write_json
+from sinklab.studies.causes.labels import LABELS as GIVEN
 
 CHROMIUM = os.environ.get("SINKLAB_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from matplotlib.image import imread
-from tests.reproduction.made_results import PARTS, write_claim
+from tests.studies.reproduce.made_results import PARTS, write_claim
 
+from sinklab.jobs.verdict import VERDICTS
 from sinklab.report.claim_figure import VERDICT_COLOURS, draw_claim, write_claim_figure
 from sinklab.report.claims_page import effect_words, write_claims_page
-from sinklab.reproduction.verdict import VERDICTS
 from sinklab.results.table import read_table
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.row_kernel import RowKernel
+from sinklab.attention.paths.row_kernel import RowKernel
 from sinklab.errors import ConfigurationError
 
 __all__ = ["EMPTY", "HeadShape", "Operation", "State", "repeat_groups"]

@@ -24,7 +24,7 @@ from transformers.utils.output_capturing import _active_collector
 
 from sinklab.attention.inputs import Inputs
 from sinklab.attention.operation import Operation
-from sinklab.attention.paths import compute
+from sinklab.attention.paths.table import compute
 from sinklab.attention.state import state_of
 from sinklab.attention.visibility import Causal, Dense, Everything, Keys, Visibility, Window
 from sinklab.errors import UnsupportedModelError

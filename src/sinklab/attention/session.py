@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy, off_seam_modules
 from sinklab.attention.call import LayerOutput, Statistics
-from sinklab.attention.columns import capture_log_sum_exp, column_statistics
 from sinklab.attention.describe import describe_call
 from sinklab.attention.editing import Editing
 from sinklab.attention.hooks import ModelHooks
@@ -21,6 +20,7 @@ from sinklab.attention.intervention import Intervention
 from sinklab.attention.operation import Operation
 from sinklab.attention.positions import Positions
 from sinklab.attention.probe import NEEDS, Probe
+from sinklab.attention.statistics.columns import capture_log_sum_exp, column_statistics
 from sinklab.attention.verify import verify_call, verify_statistics
 from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sinklab.reproduction.claim import BASELINE, Part, Value, Variant
+from sinklab.jobs.claim import BASELINE, Part, Value, Variant
 
 __all__ = [
     "ELU",

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sinklab.jobs.trained import TrainedModel
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.registry import corpora, read_outs
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.training.config import PretrainingConfig
 
 __all__ = ["SINGLE", "EmbeddedModel", "numbers_of"]

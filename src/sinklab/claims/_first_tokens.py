@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sinklab.reproduction.trained import TrainedModel
+from sinklab.jobs.trained import TrainedModel
 from sinklab.results.metric import Metric
 from sinklab.training.windowed import limited_attention, token_losses
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sinklab.reproduction.claim import BASELINE, Changes, Part, Value, Variant
+from sinklab.jobs.claim import BASELINE, Changes, Part, Value, Variant
 from sinklab.training.config import PretrainingConfig
 
 __all__ = ["GATED", "HALF", "OUTLIERS", "SAME", "UNQUANTISABLE", "clipped"]

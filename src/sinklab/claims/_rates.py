@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from sinklab.jobs.claim import BASELINE, Difference, Part, Times, Variant
+from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs.training import numbers_of_table
-from sinklab.reproduction.claim import BASELINE, Difference, Part, Times, Variant
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.metric import Metric
 
 __all__ = ["BASE", "COLLAPSED", "HARM", "LARGE", "METRICS", "TOO_LARGE", "TOO_LARGE_SIGMA", "course", "is_too_large"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sinklab.reproduction.claim import Times, Variant
+from sinklab.jobs.claim import Times, Variant
 
 __all__ = ["SGD", "SGD_FAST"]
 

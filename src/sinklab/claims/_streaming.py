@@ -9,14 +9,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sinklab.auditing.policy_plan import trained_length
-from sinklab.auditing.probing import uses_bos
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import UnsupportedModelError
+from sinklab.jobs.claim import Cost, Scale
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.policies.base import Policy
-from sinklab.reproduction.claim import Cost, Scale
 from sinklab.streaming.perplexity import losses
+from sinklab.studies.cache.policy_plan import trained_length
+from sinklab.studies.measure.probing import uses_bos
 from sinklab.training.windowed import token_losses
 
 __all__ = ["COSTS", "DRAWS", "MARGIN", "LongTexts", "draw", "keep", "opened"]

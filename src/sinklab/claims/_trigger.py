@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sinklab.reproduction.claim import Scale
+from sinklab.jobs.claim import Scale
 from sinklab.results.metric import Metric
-from sinklab.trigger.trigger import trigger
+from sinklab.studies.trigger.trigger import trigger
 
 __all__ = ["DEEP", "METRICS", "SOLVED", "trained_numbers"]
 
@@ -30,7 +30,7 @@ def trained_numbers(operation: str, seed: int, **fields: Any) -> dict[str, float
 
     Args:
         operation: name, as the paper's models have it.
-        fields: arguments of :func:`~sinklab.trigger.trigger.trigger`.
+        fields: arguments of :func:`~sinklab.studies.trigger.trigger.trigger`.
 
     Returns:
         ``steps``; ``max_error``; ``bos_weight_mean`` and ``bos_weight_min``, mean and least weight on BOS off the trigger of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_massive, has_no_massive
 from sinklab.claims._sgd import SGD
+from sinklab.jobs.claim import BASELINE, Claim, Difference, Part
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part
 
 __all__ = ["adam_against_sgd"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sinklab.backcopy.lab import run_backcopy
-from sinklab.backcopy.record import NUMBERS
-from sinklab.backcopy.training import SCALES, BackcopySettings
+from sinklab.jobs.claim import Claim, Difference, Numbers, Part, Scale, Value
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Difference, Numbers, Part, Scale, Value
+from sinklab.studies.backcopy.lab import run_backcopy
+from sinklab.studies.backcopy.record import NUMBERS
+from sinklab.studies.backcopy.training import SCALES, BackcopySettings
 
 __all__ = ["backcopy_dormant"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from sinklab.attention.session import attend
-from sinklab.backcopy.evaluation import HeadNumbers
 from sinklab.claims._architecture import UNCHANGED
+from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Value
+from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Value
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.metric import VALUE_RATIO, Metric
+from sinklab.studies.backcopy.evaluation import HeadNumbers
 
 __all__ = ["METRICS", "backcopy_dormant_among_heads", "copy_head"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
+from sinklab.jobs.claim import Claim, Difference, Part, Times, Variant
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Difference, Part, Times, Variant
 
 __all__ = ["batch_size"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from sinklab.causes.location import location
-from sinklab.causes.samples import token_samples
 from sinklab.claims._architecture import UNCHANGED, has_sink
+from sinklab.jobs.claim import BASELINE, Claim, Part, Ratio, Value
+from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Part, Ratio, Value
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.metric import Metric
 from sinklab.sinks import find_sinks
+from sinklab.studies.causes.location import location
+from sinklab.studies.causes.samples import token_samples
 
 __all__ = ["METRICS", "bos_removed", "without_bos"]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from sinklab.claims._streaming import MODELS, opened
-from sinklab.evaluation.score import score_sheet
+from sinklab.jobs.claim import Claim, Numbers, Part, Scale, Value
 from sinklab.registry import claims, tasks
-from sinklab.reproduction.claim import Claim, Numbers, Part, Scale, Value
 from sinklab.results.metric import Metric
 from sinklab.streaming.reader import open_reader
+from sinklab.studies.depend.score import score_sheet
 
 __all__ = ["METRICS", "cliff_at_the_cache_size"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._quantisation import OUTLIERS, SAME, clipped
+from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Ratio, Variant
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Ratio, Variant
 
 __all__ = ["clipped_fails_on_decoders"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._rates import BASE, COLLAPSED, HARM, LARGE, course
+from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Value
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Value
 
 __all__ = ["collapse_is_unstable"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from sinklab.claims._architecture import UNCHANGED, has_sink
+from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Trend, Variant
+from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs._attention import attention_numbers
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Trend, Variant
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.metric import Metric
 from sinklab.training.config import PretrainingConfig
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED
+from sinklab.jobs.claim import Claim, Difference, Part, Value
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Difference, Part, Value
 
 __all__ = ["emergence"]
 

@@ -7,12 +7,12 @@ import torch
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
+from sinklab.jobs.claim import BASELINE, Claim, Numbers, Part, Scale, Value, Variant
+from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Numbers, Part, Scale, Value, Variant
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.metric import Metric
-from sinklab.theory.entropy_bound import entropy_bound as least_entropy
-from sinklab.theory.entropy_bound import head_entropy_bound, least_entropy_scores, row_entropy
+from sinklab.studies.theory.entropy_bound import entropy_bound as least_entropy
+from sinklab.studies.theory.entropy_bound import head_entropy_bound, least_entropy_scores, row_entropy
 
 __all__ = ["METRICS", "entropy_bound", "trained_rows"]
 

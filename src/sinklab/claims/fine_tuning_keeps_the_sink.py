@@ -9,10 +9,10 @@ import torch
 
 from sinklab.attention.session import attend
 from sinklab.claims._architecture import UNCHANGED, has_sink
+from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Times, Variant
+from sinklab.jobs.trained import TrainedModel
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.registry import claims, recipes
-from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Times, Variant
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.metric import Metric
 from sinklab.results.table import unpacked
 from sinklab.training.config import PretrainingConfig

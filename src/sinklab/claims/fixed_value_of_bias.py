@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import KEY_BIAS, LONG_VALUE, SHORT_VALUE, SINK, UNCHANGED, has_sink
+from sinklab.jobs.claim import Claim, Difference, Part
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Difference, Part
 
 __all__ = ["fixed_value_of_bias"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._quantisation import OUTLIERS, clipped
+from sinklab.jobs.claim import BASELINE, Claim, Part, Trend, Variant
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Part, Trend, Variant
 
 __all__ = ["gamma_sweep"]
 

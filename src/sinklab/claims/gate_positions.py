@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.claims._gates import ELEMENT_WISE, HEAD_WISE, INDEPENDENT, SHARED, SQUEEZED
+from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Ratio
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Ratio
 
 __all__ = ["gate_positions"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._quantisation import GATED, HALF, OUTLIERS, SAME
+from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Ratio, Variant
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Ratio, Variant
 
 __all__ = ["gated_cuts_outliers"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_massive, has_sink
+from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Value
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Value
 
 __all__ = ["hidden_key_value_norms", "stands_out"]
 

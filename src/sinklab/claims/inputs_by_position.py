@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_no_sink, has_sink, position
+from sinklab.jobs.claim import Claim, Part, Ratio
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Part, Ratio
 
 __all__ = ["inputs_by_position"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_no_sink, has_sink, position
 from sinklab.claims.inputs_by_position import keeps_half
+from sinklab.jobs.claim import Claim
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim
 
 __all__ = ["inputs_with_rotary_positions"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._quantisation import GATED, SAME, UNQUANTISABLE
+from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Variant
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Variant
 
 __all__ = ["int8_gap_falls"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import KEY_BIAS, SINK, UNCHANGED, has_sink, operation
+from sinklab.jobs.claim import Claim, Difference, Part
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Difference, Part
 
 __all__ = ["learnable_coordinates"]
 

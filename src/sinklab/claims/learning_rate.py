@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED
+from sinklab.jobs.claim import Claim, Difference, Extreme, Part, Times, Variant
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Difference, Extreme, Part, Times, Variant
 
 __all__ = ["learning_rate"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._streaming import COSTS, DRAWS, LAST, MARGIN, draw, keep
+from sinklab.jobs.claim import Claim, Difference, Numbers, Part, Scale
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Difference, Numbers, Part, Scale
 from sinklab.results.metric import LOSS, Metric
 
 __all__ = ["METRICS", "long_streams"]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.claims._architecture import MASSIVE, POST_NORM, UNCHANGED, has_massive, has_no_massive, has_sink
+from sinklab.jobs.claim import Claim, Part, Value
+from sinklab.jobs.trained import TrainedModel
 from sinklab.models.norms import Norm
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Part, Value
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.metric import Metric
 
 __all__ = ["METRICS", "massive_before_post_norm", "norm_inputs"]

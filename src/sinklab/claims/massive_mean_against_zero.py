@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sinklab.causes.massive import SUN, massive_activations
-from sinklab.causes.samples import token_samples
 from sinklab.claims._architecture import UNCHANGED
+from sinklab.jobs.claim import BASELINE, Claim, Part, Value
+from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Part, Value
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.metric import Metric
+from sinklab.studies.causes.massive import SUN, massive_activations
+from sinklab.studies.causes.samples import token_samples
 
 __all__ = ["METRICS", "edited", "massive_mean_against_zero"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sinklab.claims._architecture import has_sink
 from sinklab.claims._embedded import SINGLE, numbers_of
 from sinklab.claims.hidden_key_value_norms import stands_out
+from sinklab.jobs.claim import Claim, Numbers, Scale
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Numbers, Scale
 
 __all__ = ["measure", "norms_of_a_deeper_model"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sinklab.claims._architecture import UNCHANGED, has_sink
+from sinklab.jobs.claim import Claim, Variant
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Variant
 from sinklab.training.config import PretrainingConfig
 
 __all__ = ["number_of_heads"]

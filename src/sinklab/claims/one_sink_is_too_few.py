@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._first_tokens import LOSS, SAME, first_tokens
+from sinklab.jobs.claim import Claim, Difference, Part, Variant
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Difference, Part, Variant
 
 __all__ = ["one_sink_is_too_few"]
 

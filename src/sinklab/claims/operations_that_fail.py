@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import operation
+from sinklab.jobs.claim import Claim, Part, Value
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Part, Value
 
 __all__ = ["operations_that_fail"]
 

@@ -11,10 +11,10 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
+from sinklab.jobs.claim import Claim, Part, Ratio, Value, Variant
+from sinklab.jobs.trained import TrainedModel
 from sinklab.probes._accumulate import filled
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Part, Ratio, Value, Variant
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.metric import Metric
 
 __all__ = ["METRICS", "RowRates", "prefix_lm", "prefix_rates"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import SINK
+from sinklab.jobs.claim import Claim, Difference, Extreme, Part, Variant
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Difference, Extreme, Part, Variant
 
 __all__ = ["NO_BOS", "random_first_tokens"]
 

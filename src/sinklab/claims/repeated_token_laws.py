@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from sinklab.jobs.claim import Claim, Numbers, Part, Scale, Value
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Numbers, Part, Scale, Value
 from sinklab.results.metric import Metric
-from sinklab.theory.repeated_tokens import alibi_weights, relative_weights, rotary_bounds, uniform_weights
+from sinklab.studies.theory.repeated_tokens import alibi_weights, relative_weights, rotary_bounds, uniform_weights
 
 __all__ = ["METRICS", "measure", "repeated_token_laws"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.claims._sgd import SGD, SGD_FAST
+from sinklab.jobs.claim import BASELINE, Claim, Difference, Part
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part
 
 __all__ = ["sgd_keeps_the_sink"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import has_massive, has_no_massive, has_no_sink, has_sink
 from sinklab.claims._embedded import SINGLE, numbers_of
+from sinklab.jobs.claim import Claim, Numbers, Scale
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Numbers, Scale
 
 __all__ = ["measure", "sigmoid_in_a_deeper_model"]
 

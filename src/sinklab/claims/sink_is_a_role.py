@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims.fixed_token import FIXED, METRICS_AT, TOKEN
+from sinklab.jobs.claim import Claim, Difference, Part, Variant
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Difference, Part, Variant
 
 __all__ = ["sink_is_a_role"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_sink, operation
+from sinklab.jobs.claim import BASELINE, Claim, Part, Ratio, Value, Variant
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Part, Ratio, Value, Variant
 
 __all__ = ["sinks_and_outliers_part"]
 

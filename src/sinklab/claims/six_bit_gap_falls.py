@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._quantisation import GATED, SAME
+from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Value, Variant
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Value, Variant
 
 __all__ = ["six_bit_gap_falls"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, draw, keep
+from sinklab.jobs.claim import Claim, Difference, Numbers, Part, Scale
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Difference, Numbers, Part, Scale
 
 __all__ = ["stable_over_long_texts"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._quantisation import HALF, OUTLIERS
+from sinklab.jobs.claim import BASELINE, Claim, Part, Ratio, Variant
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Part, Ratio, Variant
 
 __all__ = ["stretching_up_does_not_help"]
 

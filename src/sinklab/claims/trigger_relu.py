@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from sinklab.claims._trigger import DEEP, SOLVED, trained_numbers
+from sinklab.jobs.claim import Claim, Extreme, Numbers, Part, Scale, Value
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Extreme, Numbers, Part, Scale, Value
-from sinklab.theory.trigger_bounds import relu_solution
-from sinklab.theory.trigger_task import trigger_batch
+from sinklab.studies.theory.trigger_bounds import relu_solution
+from sinklab.studies.theory.trigger_task import trigger_batch
 
 __all__ = ["trigger_relu"]
 

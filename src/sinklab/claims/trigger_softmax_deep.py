@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._trigger import DEEP, SOLVED, trained_numbers
+from sinklab.jobs.claim import Claim, Numbers, Part, Scale, Value
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Numbers, Part, Scale, Value
-from sinklab.trigger.evaluation import SINK
+from sinklab.studies.trigger.evaluation import SINK
 
 __all__ = ["trigger_softmax_deep"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._trigger import SOLVED, trained_numbers
+from sinklab.jobs.claim import Claim, Numbers, Part, Scale, Trend, Value
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Numbers, Part, Scale, Trend, Value
 
 __all__ = ["trigger_softmax_single"]
 

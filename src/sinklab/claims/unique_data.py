@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
+from sinklab.jobs.claim import Claim, Difference, Part, Ratio, Variant
+from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Difference, Part, Ratio, Variant
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.metric import Metric
 
 __all__ = ["METRICS", "overfitting", "unique_data"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
+from sinklab.jobs.claim import Claim, Part, Peak, Variant
 from sinklab.registry import claims
-from sinklab.reproduction.claim import Claim, Part, Peak, Variant
 
 __all__ = ["weight_decay"]
 

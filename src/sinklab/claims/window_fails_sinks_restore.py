@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._first_tokens import LOSS, first_tokens
+from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Value, Variant
 from sinklab.registry import claims
-from sinklab.reproduction.claim import BASELINE, Claim, Difference, Part, Value, Variant
 
 __all__ = ["window_fails_sinks_restore"]
 

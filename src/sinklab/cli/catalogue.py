@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sinklab.arguments import AsJson, command
 from sinklab.cli import output
 from sinklab.cli.describe import catalogue, describe
+from sinklab.studies.arguments import AsJson, command
 
 __all__ = ["list_", "show"]
 

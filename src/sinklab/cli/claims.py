@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sinklab.arguments import AsJson, command
 from sinklab.cli import output
 from sinklab.cli.stated import Stated, stated
 from sinklab.errors import UnknownNameError
+from sinklab.jobs.claim import SCALES
 from sinklab.registry import claims as registered
-from sinklab.reproduction.claim import SCALES
+from sinklab.studies.arguments import AsJson, command
 
 __all__ = ["check_word", "claims", "format_effect", "print_verdicts", "verdict_markup"]
 
@@ -108,7 +108,7 @@ def print_verdicts(rows: list[dict[str, Any]]) -> None:
 
 def _last_verdicts(folder: Path | None, scale: str) -> tuple[dict[str, Mapping[str, Any]], str]:
     """Claim to its newest result at a scale, and where these were found."""
-    from sinklab.reproduction.kept import read_results, summary_of
+    from sinklab.studies.reproduce.kept import read_results, summary_of
 
     place = folder or Path("sinklab-claims")
     found = [summary_of(kept.record) for kept in read_results(place)]

@@ -18,11 +18,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import cyclopts
 from typing_extensions import Doc
 
-from sinklab.arguments import WHOLE, AsJson, WrittenTo
 from sinklab.cli import output
 from sinklab.cli.quiet import quiet_libraries
 from sinklab.errors import ConfigurationError
 from sinklab.registry import split_specs
+from sinklab.studies.arguments import WHOLE, AsJson, WrittenTo
 
 __all__ = ["derive", "folder_name", "option_names", "read_docstring"]
 
@@ -46,7 +46,7 @@ class _InMemory(metaclass=_Unknown):
 
 
 def derive(function: Callable[..., Any], name: str) -> cyclopts.App:
-    """The command of a function; see :func:`sinklab.arguments.command` for the rules.
+    """The command of a function; see :func:`sinklab.studies.arguments.command` for the rules.
 
     Raises:
         TypeError: a parameter without help.

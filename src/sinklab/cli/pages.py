@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sinklab.arguments import AsJson, command
 from sinklab.cli import output
+from sinklab.studies.arguments import AsJson, command
 
 __all__ = ["compare", "report"]
 

@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sinklab.arguments import AsJson, command
 from sinklab.cli import output
 from sinklab.cli.quiet import quiet_libraries
+from sinklab.studies.arguments import AsJson, command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sinklab.pathways.judging import Row
+    from sinklab.studies.pathways.judging import Row
 
 __all__ = ["pathways"]
 
@@ -62,11 +62,11 @@ def pathways(
         sinklab pathways --scale 60m --ray auto --store /shared/claims
     """
     quiet_libraries()
-    from sinklab.arguments import parse_seeds
-    from sinklab.pathways.benchmark import run_pathways
-    from sinklab.pathways.operations import DEFAULT
     from sinklab.registry import operations as registry
     from sinklab.registry import split_specs
+    from sinklab.studies.arguments import parse_seeds
+    from sinklab.studies.pathways.benchmark import run_pathways
+    from sinklab.studies.pathways.operations import DEFAULT
 
     chosen = None if operations is None else [registry.read(name) for name in split_specs(operations)]
     with output.progress() as progress:
@@ -96,7 +96,7 @@ def pathways(
 
 def _print(rows: Sequence[Row]) -> None:
     """Means alone, one line a column, so that twelve operations fit; intervals are in pathways.md."""
-    from sinklab.pathways.columns import COLUMNS
+    from sinklab.studies.pathways.columns import COLUMNS
 
     shown = Table(box=None, pad_edge=False)
     shown.add_column("mean over seeds")

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from rich.markup import escape
 
-from sinklab.arguments import AsJson, command
 from sinklab.cli import output
 from sinklab.cli.claims import check_word, format_effect, print_verdicts, verdict_markup
 from sinklab.cli.quiet import quiet_libraries
 from sinklab.cli.stated import stated
 from sinklab.errors import ConfigurationError
+from sinklab.jobs.claim import COSTS, SCALES
 from sinklab.registry import claims as registered
-from sinklab.reproduction.claim import COSTS, SCALES
+from sinklab.studies.arguments import AsJson, command
 
 if TYPE_CHECKING:
-    from sinklab.reproduction.engine import Reproduced
+    from sinklab.studies.reproduce.engine import Reproduced
 
 __all__ = ["chosen", "reproduce"]
 
@@ -71,14 +71,14 @@ def reproduce(
     """
     wanted = chosen(names or [], source=source, cost=cost, all_claims=all_claims, scale=scale)
     quiet_libraries()
-    from sinklab.arguments import parse_seeds
     from sinklab.report.claim_figure import write_claim_figure
     from sinklab.report.claims_page import write_claims_page
-    from sinklab.reproduction.engine import reproduce as run
-    from sinklab.reproduction.kept import read_results
+    from sinklab.studies.arguments import parse_seeds
+    from sinklab.studies.reproduce.engine import reproduce as run
+    from sinklab.studies.reproduce.kept import read_results
 
     if plan:
-        from sinklab.reproduction.engine import plan_runs
+        from sinklab.studies.reproduce.engine import plan_runs
 
         commands = plan_runs(wanted, scale=scale, seeds=parse_seeds(seeds), out=out)  # type: ignore[arg-type]
         if as_json:
@@ -144,7 +144,7 @@ def chosen(names: list[str], *, source: str | None, cost: str | None, all_claims
 
 
 def _row(one: Reproduced, scale: str, seeds: Any) -> dict[str, Any]:
-    from sinklab.reproduction.kept import deciding_part
+    from sinklab.studies.reproduce.kept import deciding_part
 
     judgement = one.judgement
     parts = [finding.to_dict() for finding in judgement.findings]

@@ -7,8 +7,8 @@ import dataclasses
 from typing import Any
 
 from sinklab.cli.source_text import constants_of, file_of, text_of
+from sinklab.jobs.claim import TRAINED_COSTS, Claim
 from sinklab.registry import claims
-from sinklab.reproduction.claim import TRAINED_COSTS, Claim
 
 __all__ = ["Stated", "stated"]
 

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sinklab.arguments import WHOLE, AsJson, Device, Dtype, Revision, TrustRemoteCode, command
 from sinklab.cli import output
 from sinklab.cli.quiet import quiet_libraries
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.studies.arguments import WHOLE, AsJson, Device, Dtype, Revision, TrustRemoteCode, command
 
 if TYPE_CHECKING:
     from sinklab.models.loading import LoadedModel

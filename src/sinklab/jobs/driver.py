@@ -103,7 +103,7 @@ def run_sweep(
             errors = run_waiting(plan, jobs=jobs, retries=retries, ray=ray, progress=progress)
         except KeyboardInterrupt:
             if progress:
-                print("stopped; the same command with `resume` goes on", file=sys.stderr)
+                print("stopped; resume it to go on", file=sys.stderr)
             raise
         finally:
             result = _collect(plan, errors)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from sinklab.attention import seam
 from sinklab.attention.anatomy import on_seam_modules
 from sinklab.attention.operation import HeadShape, Operation
-from sinklab.attention.paths import set_attention_path
+from sinklab.attention.paths.table import set_attention_path
 from sinklab.attention.state import ATTRIBUTE, OperationState, bind
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.checkpoint import weight_files
@@ -43,7 +43,7 @@ def attach(
 
     Args:
         operation: an instance, ``{"name": …, settings}``, or the name of a registered operation.
-        path: see :data:`sinklab.attention.paths.PATHS`.
+        path: see :data:`sinklab.attention.paths.table.PATHS`.
         example: keyword arguments of one forward call, from which the shapes of the heads are read; the model's own
             ``dummy_inputs`` by default.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.operation import Operation
-from sinklab.attention.row_kernel import LOG2E, RowKernel, Rows
+from sinklab.attention.paths.row_kernel import LOG2E, RowKernel, Rows
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 

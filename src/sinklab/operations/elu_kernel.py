@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sinklab.attention.feature_kernel import FeatureKernel
 from sinklab.attention.operation import State
+from sinklab.attention.paths.feature_kernel import FeatureKernel
 from sinklab.registry import operations
 
 __all__ = ["EluKernel"]

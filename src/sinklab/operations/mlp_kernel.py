@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sinklab.attention.feature_kernel import FeatureKernel
 from sinklab.attention.operation import HeadShape, State
+from sinklab.attention.paths.feature_kernel import FeatureKernel
 from sinklab.registry import operations
 
 __all__ = ["MlpKernel"]

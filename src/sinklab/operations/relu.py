@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.operation import Operation
-from sinklab.attention.row_kernel import RowKernel, Rows, visible_count
+from sinklab.attention.paths.row_kernel import RowKernel, Rows, visible_count
 from sinklab.errors import ConfigurationError
 from sinklab.registry import operations
 

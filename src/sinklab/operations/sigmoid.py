@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sinklab.attention.operation import Operation
-from sinklab.attention.row_kernel import LOG2E, RowKernel, Rows, visible_count
+from sinklab.attention.paths.row_kernel import LOG2E, RowKernel, Rows, visible_count
 from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations

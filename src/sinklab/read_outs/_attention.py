@@ -12,11 +12,11 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
 from sinklab.attention.probe import Probe, Watcher
 from sinklab.attention.session import attend
+from sinklab.jobs.trained import TrainedModel
 from sinklab.probes._accumulate import Means, by_head, filled
 from sinklab.probes.entropy import ENTROPY
 from sinklab.probes.null_mass import NULL_MASS, NullMass
 from sinklab.probes.sink_rate import SinkRate
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.metric import Metric
 from sinklab.results.table import unpacked
 from sinklab.training.callback import TOKENS_PER_FORWARD

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs._attention import batches
 from sinklab.registry import read_outs
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.metric import Metric
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs._attention import SAMPLES, SEQ_LEN, attention_numbers
 from sinklab.registry import read_outs
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.metric import Metric
 
 __all__ = ["METRICS", "inputs"]

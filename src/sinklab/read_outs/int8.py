@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches, held_out_rows
 from sinklab.read_outs._quantized import quantized
 from sinklab.registry import read_outs
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.metric import Metric
 from sinklab.training.windowed import token_losses
 

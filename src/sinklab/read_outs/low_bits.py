@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs.int8 import quantization_gap
 from sinklab.registry import read_outs
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.metric import Metric
 
 __all__ = ["METRICS", "low_bits"]

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from sinklab.attention.probe import Probe
+from sinklab.jobs.trained import TrainedModel
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.key_norm import KeyNorm
 from sinklab.probes.massive_activation import MassiveActivation
@@ -16,7 +17,6 @@ from sinklab.probes.query_key_angle import QueryKeyAngle
 from sinklab.probes.value_norm import ValueNorm
 from sinklab.read_outs._attention import FIRST_ATTENTION, THRESHOLD, FirstToken, held_out_rows, look
 from sinklab.registry import read_outs
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.metric import VALUE_RATIO, Metric
 from sinklab.results.table import unpacked
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from sinklab.jobs.trained import TrainedModel
 from sinklab.probes.outliers import KURTOSIS, LAYER_KURTOSIS, LAYER_MAX_INF_NORM, MAX_INF_NORM, Outliers
 from sinklab.read_outs._attention import held_out_rows, look
 from sinklab.registry import read_outs
-from sinklab.reproduction.trained import TrainedModel
 
 __all__ = ["METRICS", "outliers"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs._attention import ATTENTION, attention_numbers, held_out_rows
 from sinklab.registry import read_outs
-from sinklab.reproduction.trained import TrainedModel
 
 __all__ = ["METRICS", "sinks"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import read_outs
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.metric import Metric
 
 __all__ = ["METRICS", "numbers_of_table", "training"]

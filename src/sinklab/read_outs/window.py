@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches, held_out_rows
 from sinklab.registry import read_outs
-from sinklab.reproduction.trained import TrainedModel
 from sinklab.results.metric import Metric
 from sinklab.training.windowed import token_losses, windowed_losses
 

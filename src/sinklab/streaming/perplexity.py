@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.errors import InputError
-from sinklab.losses import cross_entropies
+from sinklab.models.losses import cross_entropies
 from sinklab.policies.base import PolicySpec
 from sinklab.results.statistics import mean_interval
 from sinklab.streaming.reader import open_reader

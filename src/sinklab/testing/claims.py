@@ -8,9 +8,7 @@ import re
 from collections.abc import Callable
 
 from sinklab.errors import ConfigurationError
-from sinklab.registry import read_outs
-from sinklab.reproduction.cells import make_cells
-from sinklab.reproduction.claim import (
+from sinklab.jobs.claim import (
     COSTS,
     SCALES,
     Claim,
@@ -24,8 +22,10 @@ from sinklab.reproduction.claim import (
     Trend,
     Value,
 )
-from sinklab.reproduction.verdict import SEEDS, judge_part
+from sinklab.jobs.verdict import SEEDS, judge_part
+from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
+from sinklab.studies.reproduce.cells import make_cells
 from sinklab.testing._checks import Checks, first_line
 
 __all__ = ["check_claim"]
@@ -35,7 +35,7 @@ ALWAYS = {"diverged", "held_out_loss", "steps"}
 
 
 def check_claim(claim: Claim | Callable[[], Claim]) -> None:
-    """Check that a claim keeps the contract of :class:`~sinklab.reproduction.claim.Claim`, without training anything.
+    """Check that a claim keeps the contract of :class:`~sinklab.jobs.claim.Claim`, without training anything.
 
     It says its statement in a sentence and cites a paper; its variants are configurations at every scale at which it has a
     cost; every number that a part needs is produced; and every part is reproduced by numbers made up to lie in its region,

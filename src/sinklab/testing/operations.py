@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sinklab.attention.inputs import Inputs
 from sinklab.attention.operation import HeadShape, Operation, repeat_groups
-from sinklab.attention.paths import PATHS, compute, obstacle
+from sinklab.attention.paths.table import PATHS, compute, obstacle
 from sinklab.errors import ContractError, SinklabError
 from sinklab.registry import operations
 from sinklab.testing._checks import Checks, first_line, is_frozen, tiny_sinklm

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from sinklab.losses import IGNORED, cross_entropies
+from sinklab.models.losses import IGNORED, cross_entropies
 from sinklab.results.metric import Metric
 from sinklab.training import checkpoints
 from sinklab.training.callback import TOKENS_PER_FORWARD, SinkCallback, log_between, measuring

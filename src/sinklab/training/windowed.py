@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from sinklab.attention import seam
 from sinklab.attention.anatomy import on_seam_modules
 from sinklab.errors import UnsupportedModelError
-from sinklab.losses import cross_entropies
+from sinklab.models.losses import cross_entropies
 
 __all__ = ["limited_attention", "token_losses", "windowed_losses"]
 

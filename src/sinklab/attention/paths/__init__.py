@@ -1,0 +1,1 @@
+"""Paths: the ways to compute an operation, from plain rows to fused kernels."""

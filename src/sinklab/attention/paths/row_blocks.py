@@ -1,0 +1,332 @@
+"""Row blocks: attention and its gradients by a row kernel, some rows of one head at a time; one node of a compiled graph."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.matmul_precision import fast_float32
+from sinklab.attention.operation import Operation
+from sinklab.attention.paths.row_kernel import RowKernel, Rows
+from sinklab.attention.paths.row_plan import Block, HeadSlices, Plan
+from sinklab.errors import ConfigurationError
+from sinklab.registry import operations
+
+__all__ = ["kernel_key", "row_attention"]
+
+# --- which operation a node of the graph is for ------------------------------------------------------------------------------
+
+_operations: dict[str, Operation] = {}
+
+
+@torch.compiler.assume_constant_result
+def kernel_key(operation: Operation) -> str | None:
+    """A name for the class and settings of an operation whose row kernel serves it, or ``None`` if none does.
+
+    A node of a graph takes strings and numbers, and the graph may be kept on disk for another process, so it is a name.
+    """
+    kernel = operation.row_kernel()
+    nulls, mass = (_definer(operation, name) is not Operation for name in ("null_scores", "null_value"))
+    if kernel is None or (nulls and not kernel.takes_null) or (mass and not nulls):
+        return None
+    # A subclass with weights of its own has not got the kernel that it inherits.
+    owner = _definer(operation, "row_kernel")
+    if not all(issubclass(owner, _definer(operation, name)) for name in ("weights", "null_mass")):
+        return None
+    key = f"{type(operation).__module__}.{type(operation).__qualname__} {json.dumps(operation.to_dict())}"
+    _operations[key] = operation
+    return key
+
+
+def _definer(operation: Operation, name: str) -> type:
+    return next(cls for cls in type(operation).__mro__ if name in vars(cls))
+
+
+def _kernel(key: str) -> RowKernel:
+    if key not in _operations:  # a graph that another process captured
+        _operations[key] = operations.make(json.loads(key.split(" ", 1)[1]))
+    kernel = _operations[key].row_kernel()
+    assert kernel is not None
+    return kernel
+
+
+# --- the work on one block ---------------------------------------------------------------------------------------------------
+
+
+class _Room(threading.local):
+    """Memory of the buffers, kept from call to call: to ask the system for it anew would cost as much as a short call."""
+
+    def __init__(self) -> None:
+        self.flat: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+
+    def take(self, name: str, dtype: torch.dtype, device: torch.device, size: int) -> Tensor:
+        key = (name, dtype, device)
+        if key not in self.flat or self.flat[key].numel() < size:
+            with torch.inference_mode(False):  # a tensor made in that mode could not be written outside of it
+                self.flat[key] = torch.empty(size, dtype=dtype, device=device)
+        return self.flat[key][:size]
+
+
+_room = _Room()
+
+
+class _Work:
+    """Buffers for one block, and the steps that forward and backward share.
+
+    Products are of the dtype of the inputs, everything else is float32 (or float64): a bfloat16 product is rounded to bfloat16,
+    as it is on the plain path, but elementwise functions are slower in bfloat16 than with a conversion on either side.
+
+    A matrix is ``(num_kv_heads, rows, columns)``, the rows of the query heads of a group following one another.
+    """
+
+    def __init__(self, kernel: RowKernel, plan: Plan, queries: Tensor, scaling: float) -> None:
+        self.kernel, self.scaling = kernel, scaling
+        self.narrow, self.wide = queries.dtype, plan.dtype
+        self.device = queries.device
+        self.views: dict[tuple[Any, ...], Tensor] = {}
+        triangle = torch.ones(plan.rows, plan.rows, dtype=self.wide, device=self.device).triu_(1)
+        self.triangle = triangle.mul_(kernel.hidden) if plan.causal else triangle
+
+    def buffer(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Room for a tensor, which holds what was last written under the name, or anything."""
+        key = (name, dtype, *shape)
+        if key not in self.views:
+            self.views[key] = _room.take(name, dtype, self.device, math.prod(shape)).view(shape)
+        return self.views[key]
+
+    def packed(self, name: str, tensor: Tensor) -> Tensor:
+        """A copy without gaps, which products are much faster with."""
+        return self.buffer(name, self.narrow, *tensor.shape).copy_(tensor)
+
+    def product(self, name: str, left: Tensor, right: Tensor, alpha: float = 1.0) -> Tensor:
+        """``alpha · left · right``, rounded to the dtype of the factors."""
+        out = self.buffer(name, self.narrow, left.shape[0], left.shape[1], right.shape[2])
+        return torch.baddbmm(out, left, right, beta=0, alpha=alpha, out=out)
+
+    def accumulate(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add ``left · right``, of the dtype of the inputs, to a wide ``total``."""
+        if self.wide == self.narrow:
+            total.baddbmm_(left, right)
+        else:
+            total.add_(self.product("term", left, right))
+
+    def widened(self, name: str, narrow: Tensor) -> Tensor:
+        return narrow if self.wide == self.narrow else self.buffer(name, self.wide, *narrow.shape).copy_(narrow)
+
+    def narrowed(self, name: str, wide: Tensor) -> Tensor:
+        return wide if self.wide == self.narrow else self.buffer(name, self.narrow, *wide.shape).copy_(wide)
+
+    def rows_of(self, name: str, tensor: Tensor, part: HeadSlices, block: Block) -> Tensor:
+        """The rows of a block, out of ``(num_heads, q_len, …)``."""
+        return self.packed(name, tensor[part.heads, block.rows]).view(part.num_kv_heads, -1, tensor.shape[2])
+
+    def weigh(
+        self, queries: Tensor, keys: Tensor, null_scores: Tensor | None, part: HeadSlices, block: Block
+    ) -> tuple[Tensor, Tensor, Tensor, Rows]:
+        """Scores and scratch as the kernel left them, weights divided by their factor, and the rows.
+
+        Args:
+            queries: rows of the block, ``(num_kv_heads, rows, head_dim)``.
+            keys: its keys, ``(num_kv_heads, keys, head_dim)``.
+            null_scores: ``(num_heads, q_len)`` or ``None``.
+        """
+        kernel = self.kernel
+        scores = self.widened("scores", self.product("scores", queries, keys.mT, self.scaling * kernel.unit))
+        heads, rows = part.heads.stop - part.heads.start, block.rows.stop - block.rows.start
+        if block.edge is not None:
+            edge = scores.view(heads, rows, -1)[:, :, block.edge]
+            if block.hidden is not None:
+                edge.masked_fill_(block.hidden, kernel.hidden)
+            elif kernel.hidden == 0:
+                edge.tril_()
+            else:  # several times as fast as filling
+                edge.add_(self.triangle[:rows, : edge.shape[2]])
+        scratch = self.buffer("scratch", self.wide, *scores.shape)
+        rows_of_block = Rows(
+            counts=block.counts[: heads * rows],
+            blank=None if block.blank is None else block.blank[: heads * rows],
+            null_scores=None if null_scores is None else null_scores[part.heads, block.rows].to(self.wide).reshape(-1, 1),
+        )
+        weights = kernel.weigh(scores.flatten(0, 1), scratch.flatten(0, 1), rows_of_block)
+        return scores, scratch, weights.view(scores.shape), rows_of_block
+
+
+def _fast_products(queries: Tensor, values: Tensor, plan: Plan) -> contextlib.AbstractContextManager[bool]:
+    if queries.dtype != torch.float32 or queries.device.type != "cpu":
+        return contextlib.nullcontext(False)
+    # Lengths are rounded up to powers of two: one comparison serves a whole range of them.
+    rows, keys = (2 ** (length - 1).bit_length() for length in (plan.rows, plan.kv_len))
+    dims = {queries.shape[3], values.shape[3]}
+    return fast_float32([size for dim in dims for size in ((dim, rows, keys), (keys, rows, dim), (rows, keys, dim))])
+
+
+# --- forward -----------------------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("sinklab::row_attention", mutates_args=())
+def row_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor | None,
+    null_scores: Tensor | None,
+    causal: bool,
+    scaling: float,
+    operation: str,
+) -> tuple[Tensor, Tensor]:
+    """Weights times values, and the null mass; differentiable in queries, keys, values and null scores, once.
+
+    Args:
+        queries, keys, values: as in :class:`~sinklab.attention.inputs.Inputs`, of one dtype.
+        visible: boolean ``(batch or 1, num_heads or 1, q_len or 1, kv_len or 1)``, or ``None``.
+        null_scores: ``(batch, num_heads, q_len)`` or ``None``.
+        causal: query ``i`` sees keys ``0 … i``.
+        scaling: factor on the scores.
+        operation: what :func:`kernel_key` made of an operation.
+
+    Returns:
+        ``(batch, num_heads, q_len, value_dim)`` in the dtype of the queries, and float32 (or float64)
+        ``(batch, num_heads, q_len)``, empty without null scores. Extra memory is O(kv_len) for each row of one block.
+    """
+    outputs, null_mass = _empty(queries, values, null_scores)
+    plan = Plan(queries, keys, visible, causal, torch.promote_types(queries.dtype, torch.float32))
+    work = _Work(_kernel(operation), plan, queries, scaling)
+    with _fast_products(queries, values, plan):
+        for sample in range(queries.shape[0]):
+            nulls = None if null_scores is None else null_scores[sample]
+            for part, block in plan.parts(sample):
+                query = work.rows_of("query", queries[sample], part, block)
+                key = work.packed("key", keys[sample, part.kv_heads, block.keys])
+                value = work.packed("value", values[sample, part.kv_heads, block.keys])
+                _, _, weights, rows = work.weigh(query, key, nulls, part, block)
+                result = work.product("result", work.narrowed("weights", weights), value)
+                target = outputs[sample, part.heads, block.rows]
+                if rows.factor is None:
+                    target.copy_(result.view(target.shape))
+                else:
+                    torch.mul(result.view(target.shape), rows.factor.view(*target.shape[:2], 1), out=target)
+                if rows.null_mass is not None:
+                    null_mass[sample, part.heads, block.rows] = rows.null_mass.view(target.shape[:2])
+    return outputs, null_mass
+
+
+def _empty(queries: Tensor, values: Tensor, null_scores: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Room for the results; heads are the innermost but one in memory, as the output projection wants them."""
+    batch, num_heads, q_len, _ = queries.shape
+    outputs = queries.new_empty(batch, q_len, num_heads, values.shape[3]).transpose(1, 2)
+    dtype = torch.promote_types(queries.dtype, torch.float32)
+    return outputs, queries.new_empty((0,) if null_scores is None else (batch, num_heads, q_len), dtype=dtype)
+
+
+@row_attention.register_fake
+def _(queries, keys, values, visible, null_scores, causal, scaling, operation):  # type: ignore[no-untyped-def]
+    return _empty(queries, values, null_scores)
+
+
+# --- backward ----------------------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("sinklab::row_attention_backward", mutates_args=())
+def _row_attention_backward(
+    output_gradient: Tensor,
+    null_gradient: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor | None,
+    null_scores: Tensor | None,
+    causal: bool,
+    scaling: float,
+    operation: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients with respect to queries, keys, values and null scores (empty without them)."""
+    gradients = _empty_gradients(queries, keys, values, null_scores)
+    query_gradient, key_gradient, value_gradient, null_score_gradient = gradients
+    plan = Plan(queries, keys, visible, causal, torch.promote_types(queries.dtype, torch.float32))
+    work = _Work(_kernel(operation), plan, queries, scaling)
+    kernel = work.kernel
+    with _fast_products(queries, values, plan):
+        for sample in range(queries.shape[0]):
+            nulls = None if null_scores is None else null_scores[sample]
+            key_sum, value_sum = (
+                torch.zeros(tensor.shape[1:], dtype=work.wide, device=work.device) for tensor in (keys, values)
+            )
+            for part, block in plan.parts(sample):
+                query = work.rows_of("query", queries[sample], part, block)
+                key = work.packed("key", keys[sample, part.kv_heads, block.keys])
+                value = work.packed("value", values[sample, part.kv_heads, block.keys])
+                scores, scratch, weights, rows = work.weigh(query, key, nulls, part, block)
+                upstream = work.rows_of("upstream", output_gradient[sample], part, block)
+                if rows.factor is not None:
+                    upstream.copy_(upstream * rows.factor.view(*upstream.shape[:2], 1))
+                work.accumulate(value_sum[part.kv_heads, block.keys], work.narrowed("weights", weights).mT, upstream)
+                gradient = work.widened("gradient", work.product("gradient", upstream, value.mT))
+                if kernel.needs_term:
+                    # Not <output, its gradient>: that is the same but for roundings, and those of the gradient must cancel.
+                    rows.term = torch.mul(weights, gradient, out=scratch).sum(dim=2).view(-1, 1)
+                    if rows.null_mass is not None:
+                        # Nothing is one more term of the softmax, and what it carries has the gradient of the null mass.
+                        target = null_score_gradient[sample, part.heads, block.rows]
+                        null_upstream = null_gradient[sample, part.heads, block.rows].reshape(-1, 1)
+                        rows.term += rows.null_mass * null_upstream
+                        target.copy_((rows.null_mass * (null_upstream - rows.term)).view(target.shape))
+                    if rows.factor is not None:
+                        rows.term *= rows.factor
+                kernel.differentiate(scores.flatten(0, 1), gradient.flatten(0, 1), scratch.flatten(0, 1), rows)
+                gradient = work.narrowed("gradient", gradient)
+                target = query_gradient[sample, part.heads, block.rows]
+                target.copy_(work.product("result", gradient, key, scaling).view(target.shape))
+                work.accumulate(key_sum[part.kv_heads, block.keys], gradient.mT, query)
+            key_gradient[sample], value_gradient[sample] = key_sum.mul_(scaling), value_sum
+    return gradients
+
+
+def _empty_gradients(
+    queries: Tensor, keys: Tensor, values: Tensor, null_scores: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    nulls = queries.new_empty(0) if null_scores is None else null_scores.new_empty(null_scores.shape)
+    return torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values), nulls
+
+
+@_row_attention_backward.register_fake
+def _(output_gradient, null_gradient, queries, keys, values, visible, null_scores, *rest):  # type: ignore[no-untyped-def]
+    return _empty_gradients(queries, keys, values, null_scores)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    queries, keys, values, visible, null_scores, ctx.causal, ctx.scaling, ctx.operation = inputs
+    ctx.save_for_backward(queries, keys, values, visible, null_scores)
+
+
+def _backward(context: Any, output_gradient: Tensor, null_gradient: Tensor) -> tuple[Tensor | None, ...]:
+    queries, keys, values, visible, null_scores = context.saved_tensors
+    found = _row_attention_backward(
+        output_gradient,
+        null_gradient,
+        queries,
+        keys,
+        values,
+        visible,
+        null_scores,
+        context.causal,
+        context.scaling,
+        context.operation,
+    )
+    return *found[:3], None, None if null_scores is None else found[3], None, None, None
+
+
+def _no_second_derivative(context: Any, *gradients: Tensor) -> None:
+    raise ConfigurationError(
+        "attention path 'blocks' has first derivatives only, and a second one was asked for (create_graph=True); use "
+        "sinklab.attention.paths.table.set_attention_path(model, 'plain')"
+    )
+
+
+row_attention.register_autograd(_backward, setup_context=_keep)
+_row_attention_backward.register_autograd(_no_second_derivative)

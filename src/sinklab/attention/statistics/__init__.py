@@ -1,0 +1,1 @@
+"""Column statistics: sums, entropy and maximum of attention without the matrix."""

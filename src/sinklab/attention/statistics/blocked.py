@@ -1,0 +1,104 @@
+"""Column statistics, plain: blocks of whole rows, any operation; the definition that the faster ways are held to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.operation import Operation
+from sinklab.attention.statistics.tiles import bucket_starts, plan_tiles, visible_counts
+
+__all__ = ["blocked_statistics"]
+
+
+def blocked_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: int) -> Statistics:
+    """Statistics from :meth:`AttentionCall.weights`, a block of queries at a time over the full width.
+
+    See :func:`sinklab.attention.statistics.columns.column_statistics`.
+    """
+    operation = call.operation
+    shape = (*call.queries.shape[:2],)
+    dtype = torch.promote_types(call.queries.dtype, torch.float32)
+    device = call.queries.device
+    counted = None if bool(call.counted.all()) else call.counted
+    columns = torch.zeros(*shape, call.kv_len, dtype=dtype, device=device)
+    share = columns if operation.normalized else torch.zeros_like(columns)
+    starts = bucket_starts(call.q_len, num_buckets) if num_buckets else None
+    buckets = torch.zeros(*shape, num_buckets, call.kv_len, dtype=dtype, device=device) if num_buckets else None
+    fields: dict[str, list[Tensor]] = {name: [] for name in _row_fields(needs, operation)}
+
+    for start, stop in call.blocks():
+        scores = call.scores(start, stop)
+        visible = call.visible.block(start, stop, 0, call.kv_len)
+        weights = call.weights(start, stop, scores)
+        if operation.is_softmax:
+            # Entropy is of the weights divided by their sum. Under a null term that is the softmax without it, which keeps its
+            # digits when the term leaves nothing of the weights themselves.
+            sole = weights if call.sink_scores is None else operation.weights(scores, visible)
+        else:
+            sole = weights / (weights.sum(dim=-1, keepdim=True) + 1e-8)
+        if counted is not None:
+            padding = ~counted[:, None, start:stop, None]
+            weights, sole = weights.masked_fill(padding, 0.0), sole.masked_fill(padding, 0.0)
+        if "columns" in needs:
+            columns += weights.sum(dim=2)
+            if share is not columns:
+                share += sole.sum(dim=2)
+        if buckets is not None and starts is not None:
+            for bucket in range(num_buckets):
+                first, last = max(start, starts[bucket]) - start, min(stop, starts[bucket + 1]) - start
+                if first < last:
+                    buckets[:, :, bucket] += weights[:, :, first:last].sum(dim=2)
+        for name, value in _row_values(call, fields.keys(), scores, visible, weights, sole, start, stop).items():
+            zero = value if counted is None else value.masked_fill(~counted[:, None, start:stop], 0.0)
+            fields[name].append(zero)
+
+    statistics = Statistics(buckets=buckets, bucket_starts=starts)
+    for name, parts in fields.items():
+        setattr(statistics, name, torch.cat(parts, dim=2))
+    if "columns" in needs:
+        plan = plan_tiles(call.visible, call.q_len, call.kv_len, 256, 1024)
+        statistics.column_sum, statistics.column_share = columns, share
+        statistics.column_count = visible_counts(call, plan)[0]
+    return statistics
+
+
+def _row_fields(needs: frozenset[str], operation: Operation) -> list[str]:
+    """Names of the row fields that the needs ask for and the operation has."""
+    names = {"mass": ["row_mass"], "entropy": ["row_entropy"], "maximum": ["row_max"], "scores": ["score_mean"]}
+    if operation.normalized:
+        names["mass"].append("null_mass")
+    if operation.is_softmax:
+        names["log_sum_exp"] = ["log_sum_exp"]
+    return [name for need, fields in names.items() if need in needs for name in fields]
+
+
+def _row_values(
+    call: AttentionCall,
+    wanted: Collection[str],
+    scores: Tensor,
+    visible: Tensor,
+    weights: Tensor,
+    sole: Tensor,
+    start: int,
+    stop: int,
+) -> dict[str, Tensor]:
+    """The row fields of one block, each ``(batch, num_heads, block)``."""
+    values: dict[str, Tensor] = {}
+    if "log_sum_exp" in wanted:
+        values["log_sum_exp"] = torch.logsumexp(scores.masked_fill(~visible, float("-inf")), dim=-1)
+    if "null_mass" in wanted:
+        values["null_mass"] = call.null_mass(start, stop, scores)
+    if "row_mass" in wanted:
+        values["row_mass"] = weights.sum(dim=-1)
+    if "row_entropy" in wanted:
+        values["row_entropy"] = torch.special.entr(sole).sum(dim=-1)
+    if "row_max" in wanted:
+        values["row_max"] = weights.amax(dim=-1)
+    if "score_mean" in wanted:
+        seen = visible.sum(dim=-1).clamp(min=1)
+        values["score_mean"] = scores.masked_fill(~visible, 0.0).sum(dim=-1) / seen
+    return {name: value for name, value in values.items() if name in wanted}

@@ -1,0 +1,110 @@
+"""Column statistics of one attention call in linear memory: how much weight every key receives, and what every row looks like.
+
+    column_sum_k = Σ_q exp(score_qk − LSE_q) = exp( LSE over q of (score_qk − LSE_q) )
+
+The column sums of attention are the log-sum-exp of the transposed attention. Hence three ways to the same numbers:
+
+    blocked   blocks of whole rows of the plain definition; any operation, soft-cap, bias; the reference
+    fused     a second pass in small tiles, given the log-sum-exp of the rows; softmax; the fast way on a CPU
+    swapped   a stock flash kernel with queries and keys exchanged; softmax, causal or full; for GPUs
+
+None of them holds a T × T tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.probe import NEEDS
+from sinklab.attention.statistics.blocked import blocked_statistics
+from sinklab.attention.statistics.capture import capture_log_sum_exp
+from sinklab.attention.statistics.fused import fused_statistics
+from sinklab.attention.statistics.swapped import swapped_is_exact, swapped_obstacle, swapped_statistics
+from sinklab.errors import ConfigurationError
+
+__all__ = ["Method", "capture_log_sum_exp", "column_statistics"]
+
+Method = Literal["auto", "blocked", "fused", "swapped"]
+
+_SHORT = 512
+"""Up to this many keys the blocked way, which works on all samples and heads at once, is the faster one."""
+
+
+@torch.no_grad()
+def column_statistics(
+    call: AttentionCall,
+    needs: frozenset[str] = frozenset({"columns"}),
+    *,
+    num_buckets: int = 0,
+    method: Method = "auto",
+) -> Statistics:
+    """Reduce a call to O(q_len + kv_len) numbers per head.
+
+    Args:
+        call: the call; on any device, in any dtype. Statistics come in float32, in float64 for a float64 call.
+        needs: which groups of fields to fill, keys of :data:`sinklab.attention.probe.NEEDS`. Names there that are not
+            statistics of the weights (``head_outputs``, ``hidden_states``, …) are allowed and change nothing here.
+        num_buckets: when positive, also the exact map of so many buckets of consecutive queries against every key.
+        method: ``auto`` takes the fastest exact way that serves the call; any other name is used or refused, never replaced.
+
+    Returns:
+        Statistics with the fields of ``needs`` filled; all others are ``None``.
+
+    Raises:
+        ConfigurationError: an unknown need or method, a negative number of buckets, a log-sum-exp of the wrong shape, or a
+            method that cannot serve this call.
+    """
+    unknown = sorted(needs - NEEDS.keys())
+    if unknown:
+        raise ConfigurationError(f"unknown needs: {', '.join(unknown)}; known: {', '.join(NEEDS)}")
+    if num_buckets < 0:
+        raise ConfigurationError(f"num_buckets must be 0 (no map) or positive, got {num_buckets}")
+    expected = call.queries.shape[:3]
+    if call.log_sum_exp is not None and call.log_sum_exp.shape != expected:
+        raise ConfigurationError(
+            f"{call.site.module}: log_sum_exp has shape {tuple(call.log_sum_exp.shape)}, expected (batch, num_heads, q_len) = "
+            f"{tuple(expected)}; leave it None when the kernel's layout differs"
+        )
+    if method == "auto":
+        method = _choose(call, needs)
+    else:
+        obstacle = _obstacle(call, needs, method)
+        if obstacle:
+            raise ConfigurationError(
+                f"{call.site.module}: method {method!r} cannot be used: {obstacle}; use 'auto' or 'blocked'"
+            )
+    # Under autocast the products would be rounded to bfloat16.
+    with torch.autocast(call.queries.device.type, enabled=False):
+        if method == "fused":
+            return fused_statistics(call, needs, num_buckets)
+        if method == "swapped":
+            return swapped_statistics(call, needs, num_buckets)
+        return blocked_statistics(call, needs, num_buckets)
+
+
+def _choose(call: AttentionCall, needs: frozenset[str]) -> Method:
+    """The fastest way that serves the call."""
+    device = call.queries.device.type
+    if call.kv_len > _SHORT and device == "cpu" and _obstacle(call, needs, "fused") is None:
+        return "fused"
+    if device == "cuda" and call.kv_len > _SHORT and _obstacle(call, needs, "swapped") is None:
+        return "swapped" if swapped_is_exact(call.queries.device, call.queries.dtype, call.queries.shape[3]) else "blocked"
+    return "blocked"
+
+
+def _obstacle(call: AttentionCall, needs: frozenset[str], method: str) -> str | None:
+    """Why a method cannot serve a call, or ``None`` when it can."""
+    if method == "blocked":
+        return None
+    if method not in ("fused", "swapped"):
+        return "there is no such method (auto, blocked, fused, swapped)"
+    if not call.operation.is_softmax:
+        return f"it needs the log-sum-exp of a softmax, and the operation is {call.operation.name!r}"
+    if call.softcap is not None:
+        return "the scores are soft-capped"
+    if call.bias is not None:
+        return "the scores carry a bias"
+    return swapped_obstacle(call, needs) if method == "swapped" else None

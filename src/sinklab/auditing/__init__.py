@@ -1,1 +1,0 @@
-"""Auditing: what a model does with its sinks, measured; the commands audit, measure, cache and causes."""

@@ -1,0 +1,393 @@
+"""What a claim is: a published statement with its citation, what is run for it, and what it says about the numbers.
+
+A claim has parts; a part is an :class:`Effect`, one number computed from the numbers of each seed, and the region in which it
+is said to lie. This module needs no torch, so that claims are listed without it.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from sinklab.errors import ConfigurationError
+from sinklab.results.metric import catalogue
+
+if TYPE_CHECKING:
+    from sinklab.jobs.trained import TrainedModel
+    from sinklab.training.config import PretrainingConfig
+
+__all__ = [
+    "BASELINE",
+    "COSTS",
+    "SCALES",
+    "TRAINED_COSTS",
+    "Changes",
+    "Claim",
+    "Cost",
+    "Difference",
+    "Effect",
+    "Extreme",
+    "Measure",
+    "Numbers",
+    "Part",
+    "Peak",
+    "Ratio",
+    "ReadOut",
+    "Scale",
+    "Times",
+    "Trend",
+    "Value",
+    "Variant",
+]
+
+Scale = Literal["tiny", "small", "60m", "1b"]
+SCALES: tuple[Scale, ...] = ("tiny", "small", "60m", "1b")
+
+Cost = Literal["seconds", "minutes", "hours", "gpu"]
+COSTS: tuple[Cost, ...] = ("seconds", "minutes", "hours", "gpu")
+
+TRAINED_COSTS: Mapping[Scale, Cost] = {"tiny": "minutes", "small": "hours", "60m": "gpu", "1b": "gpu"}
+"""Cost of a claim about pre-training, at every scale."""
+
+BASELINE = "baseline"
+"""Label of the variant in which nothing is changed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """A value of the scale's own configuration times a factor; what makes "half the learning rate" one word at every scale."""
+
+    factor: float
+
+
+Numbers = Mapping[str, Mapping[str, float]]
+"""What one seed has given: label of a variant to metric to number. A number that could not be taken is absent."""
+
+
+class Effect(abc.ABC):
+    """One number of one seed."""
+
+    @abc.abstractmethod
+    def __call__(self, numbers: Numbers) -> float | None:
+        """The effect, or ``None`` when a number that it needs is missing or is not finite (a run that diverged)."""
+
+    @abc.abstractmethod
+    def needs(self) -> frozenset[tuple[str, str]]:
+        """The (variant, metric) pairs that it is computed from."""
+
+    @property
+    @abc.abstractmethod
+    def words(self) -> str:
+        """What is computed, in one line for tables."""
+
+    @property
+    def unit(self) -> str:
+        """That of the metrics, if they are declared and have one unit; else "number"."""
+        known = catalogue()
+        units = {known[metric].metric.unit if metric in known else "number" for _, metric in self.needs()}
+        return units.pop() if len(units) == 1 else "number"
+
+
+def _of(numbers: Numbers, variant: str, metric: str) -> float | None:
+    found = numbers.get(variant, {}).get(metric)
+    return None if found is None or not math.isfinite(found) else float(found)
+
+
+def _all(numbers: Numbers, variants: Sequence[str], metric: str) -> list[float] | None:
+    found = [_of(numbers, variant, metric) for variant in variants]
+    return None if any(value is None for value in found) else [value for value in found if value is not None]
+
+
+def _less(unit: str) -> str:
+    """The unit of a difference: of two percentages it is points."""
+    return "points" if unit == "percent" else unit
+
+
+@dataclasses.dataclass(frozen=True)
+class Value(Effect):
+    """A number as it is."""
+
+    metric: str
+    of: str
+
+    def __call__(self, numbers: Numbers) -> float | None:
+        return _of(numbers, self.of, self.metric)
+
+    def needs(self) -> frozenset[tuple[str, str]]:
+        return frozenset({(self.of, self.metric)})
+
+    @property
+    def words(self) -> str:
+        return f"{self.metric} of {self.of}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pair(Effect):
+    """Two numbers of one seed, side by side."""
+
+    metric: str
+    of: str
+    against: str
+    other: str | None = None
+
+    word: ClassVar[str]
+    """What stands between the two in tables."""
+
+    @abc.abstractmethod
+    def compare(self, left: float, right: float) -> float | None:
+        """The effect from both numbers."""
+
+    def __call__(self, numbers: Numbers) -> float | None:
+        left, right = _of(numbers, self.of, self.metric), _of(numbers, self.against, self.other or self.metric)
+        return None if left is None or right is None else self.compare(left, right)
+
+    def needs(self) -> frozenset[tuple[str, str]]:
+        return frozenset({(self.of, self.metric), (self.against, self.other or self.metric)})
+
+    @property
+    def words(self) -> str:
+        if self.other is not None:
+            return f"{self.metric} of {self.of} {self.word} {self.other} of {self.against}"
+        return f"{self.metric}: {self.of} {self.word} {self.against}"
+
+
+class Difference(_Pair):
+    """A number of one variant less that of another, of the same seed.
+
+    Args:
+        other: metric of ``against``, if it is another than ``metric``.
+    """
+
+    word: ClassVar[str] = "less"
+
+    @property
+    def unit(self) -> str:
+        return _less(super().unit)
+
+    def compare(self, left: float, right: float) -> float | None:
+        return left - right
+
+
+class Ratio(_Pair):
+    """A number of one variant over that of another, of the same seed; missing where the latter is 0.
+
+    Args:
+        other: metric of ``against``, if it is another than ``metric``.
+    """
+
+    word: ClassVar[str] = "over"
+    unit: ClassVar[str] = "ratio"  # type: ignore[misc]
+
+    def compare(self, left: float, right: float) -> float | None:
+        return left / right if right else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Trend(Effect):
+    """Spearman's rank correlation of a number with the order of the variants: 1 rises throughout, -1 falls throughout.
+
+    Ties share their ranks; if all values are the same, the trend is 0.
+
+    Args:
+        over: labels, in the order in which the number is said to rise or fall; at least three.
+    """
+
+    metric: str
+    over: tuple[str, ...]
+    unit: ClassVar[str] = "correlation"  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        if len(self.over) < 3:
+            raise ConfigurationError(f"a trend needs three variants or more, got {', '.join(self.over)}; use a Difference")
+
+    def __call__(self, numbers: Numbers) -> float | None:
+        values = _all(numbers, self.over, self.metric)
+        if values is None or len(set(values)) == 1:
+            return None if values is None else 0.0
+        from scipy.stats import spearmanr
+
+        return float(spearmanr(range(len(values)), values).statistic)
+
+    def needs(self) -> frozenset[tuple[str, str]]:
+        return frozenset((label, self.metric) for label in self.over)
+
+    @property
+    def words(self) -> str:
+        return f"rank correlation of {self.metric} with the order {', '.join(self.over)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Peak(Effect):
+    """By how much the largest number inside an order of variants exceeds the larger one of its two ends."""
+
+    metric: str
+    over: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.over) < 3:
+            raise ConfigurationError(f"a peak needs three variants or more, got {', '.join(self.over)}")
+
+    def __call__(self, numbers: Numbers) -> float | None:
+        values = _all(numbers, self.over, self.metric)
+        return None if values is None else max(values[1:-1]) - max(values[0], values[-1])
+
+    def needs(self) -> frozenset[tuple[str, str]]:
+        return frozenset((label, self.metric) for label in self.over)
+
+    @property
+    def unit(self) -> str:
+        return _less(super().unit)
+
+    @property
+    def words(self) -> str:
+        return f"{self.metric}: largest inside {', '.join(self.over)} less the larger end"
+
+
+@dataclasses.dataclass(frozen=True)
+class Extreme(Effect):
+    """The largest (or smallest) number over several variants: for what must hold in every one of them."""
+
+    metric: str
+    over: tuple[str, ...]
+    largest: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.over:
+            raise ConfigurationError("an extreme needs at least one variant")
+
+    def __call__(self, numbers: Numbers) -> float | None:
+        values = _all(numbers, self.over, self.metric)
+        return None if values is None else (max if self.largest else min)(values)
+
+    def needs(self) -> frozenset[tuple[str, str]]:
+        return frozenset((label, self.metric) for label in self.over)
+
+    @property
+    def words(self) -> str:
+        return f"{'largest' if self.largest else 'smallest'} {self.metric} of {', '.join(self.over)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One sentence of a claim: an effect and the region in which it is said to lie.
+
+    Args:
+        says: the sentence, such as "the sink leaves the first token".
+        more_than: lower bound of the region, itself outside. The bound of a direction is the least effect that is worth
+            calling one, not 0, so that "reproduced" is about more than a sign.
+        less_than: upper bound of the region, itself outside.
+
+    Raises:
+        ConfigurationError: no bound, or bounds with nothing between.
+    """
+
+    says: str
+    effect: Effect
+    more_than: float = -math.inf
+    less_than: float = math.inf
+
+    def __post_init__(self) -> None:
+        if math.isinf(self.more_than) and math.isinf(self.less_than):
+            raise ConfigurationError(f"the part {self.says!r} has no bound; give more_than or less_than")
+        if not self.more_than < self.less_than:
+            raise ConfigurationError(f"the part {self.says!r}: nothing lies between {self.more_than:g} and {self.less_than:g}")
+
+    @property
+    def region(self) -> str:
+        """The region in words."""
+        bounds = [f"more than {self.more_than:g}"] if math.isfinite(self.more_than) else []
+        bounds += [f"less than {self.less_than:g}"] if math.isfinite(self.less_than) else []
+        return " and ".join(bounds)
+
+
+Changes = Mapping[str, Any]
+"""Dotted field to its value or to :class:`Times`; a dictionary (``model.operation``, ``model.position``) replaces the whole."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A setting under which a model is pre-trained at every seed.
+
+    Args:
+        label: what tables call it: ``baseline`` where nothing is changed, otherwise what is.
+        changes: to the configuration of the scale; or a function of that configuration that returns them.
+        after: label of the variant from whose trained weights this one starts, at the same seed (fine-tuning).
+    """
+
+    label: str
+    changes: Changes | Callable[[PretrainingConfig], Changes] = dataclasses.field(default_factory=dict)
+    after: str | None = None
+
+
+class ReadOut(Protocol):
+    """Numbers of one trained model; registered in ``sinklab/read_outs`` or a function in the file of a claim."""
+
+    def __call__(self, trained: TrainedModel, /) -> Mapping[str, float]: ...
+
+
+class Measure(Protocol):
+    """Numbers of one seed from something else than pre-training, by variant; it must be deterministic under the seed."""
+
+    def __call__(self, seed: int, scale: Scale, /) -> Numbers: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A published statement that can be run.
+
+    The numbers that ``parts`` speak of come from pre-trained models (``variants`` and ``read_outs``), from ``measure``, or
+    from both, in which case labels must not clash. Every pre-trained variant has the numbers ``diverged`` (0 or 1),
+    ``held_out_loss`` in nats, ``steps`` and ``seconds`` without any read-out.
+
+    Args:
+        statement: what is claimed, in one sentence.
+        source: short name of the paper: ``gu2024``.
+        reference: where it says so: ``Gu et al. 2024 (arXiv 2410.10781), table 4``.
+        published: the published numbers, in a sentence.
+        parts: what the claim says about the numbers; all must hold.
+        presupposes: what must be so for the claim to be about anything, such as a baseline that has a sink.
+        variants: what is pre-trained.
+        read_outs: what is read from every trained model: names from ``sinklab/read_outs``, or functions.
+        measure: numbers from elsewhere.
+        costs: scale to cost class. At scales that are not named the claim cannot be run; by default those of pre-training.
+        evidence: scale to a remark about the result there that other numbers support; never a guess.
+
+    Raises:
+        ConfigurationError: fields that cannot go together; the message says which.
+    """
+
+    statement: str
+    source: str
+    reference: str
+    published: str
+    parts: tuple[Part, ...]
+    presupposes: tuple[Part, ...] = ()
+    variants: tuple[Variant, ...] = ()
+    read_outs: tuple[str | ReadOut, ...] = ()
+    measure: Measure | None = None
+    costs: Mapping[Scale, Cost] = dataclasses.field(default_factory=lambda: dict(TRAINED_COSTS))
+    evidence: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        labels = [variant.label for variant in self.variants]
+        problem = None
+        if not self.parts:
+            problem = "has no parts; a claim says something about a number"
+        elif not re.search(r"arXiv \d{4}\.\d{5}", self.reference):
+            problem = f"reference {self.reference!r} names no 'arXiv NNNN.NNNNN'"
+        elif not self.variants and self.measure is None:
+            problem = "has neither variants nor measure, so nothing can be run"
+        elif len(set(labels)) < len(labels):
+            problem = f"two variants have one label: {', '.join(labels)}"
+        elif not self.costs:
+            problem = "has no costs, so no scale to run at"
+        else:
+            for variant in self.variants:
+                if variant.after is not None and variant.after not in labels:
+                    problem = f"variant {variant.label!r} starts after {variant.after!r}, which is no variant of it"
+        if problem is not None:
+            raise ConfigurationError(f"claim {self.statement!r}: {problem}")

@@ -1,0 +1,411 @@
+"""Finding sinks: one pass over some texts, reduced to hits by position, by token and on the null score; one rule picks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.chosen_keys import weights_on_own_keys
+from sinklab.attention.positions import by_position
+from sinklab.attention.probe import Watcher
+from sinklab.attention.session import attend
+from sinklab.errors import ConfigurationError, SessionError
+from sinklab.sinks.value import DEFINITION, PROXY, Head, Sink, SinkPlace, Sinks, first_of_kind, sink_at
+from sinklab.sinks.weights import SinkWeights
+
+__all__ = ["SinkFinder", "find_sinks"]
+
+LEAST_RATE = 1.0
+"""Percent of (document, head) from which a place is a sink."""
+"""Percent of (document, head) from which a place is a sink."""
+
+LISTED = 8
+"""Sinks that are listed at most."""
+"""Sinks that are listed at most."""
+
+_NULLS = {"softmax": "learned sink logit", "sink_logit": "learned sink logit"}
+"""Operation to what its null score is, where that is not the operation's own name."""
+"""Operation to what its null score is, where that is not the operation's own name."""
+
+
+@torch.no_grad()
+def find_sinks(
+    model: nn.Module,
+    inputs: Tensor | Mapping[str, Tensor],
+    *,
+    threshold: float = 0.3,
+    place: SinkPlace | Literal["find"] | None = "find",
+    groups: Sequence[Tensor] | None = None,
+    batch_size: int = 16,
+    decode: Callable[[int], str] | None = None,
+    corpus: str | None = None,
+    bos: int | None = None,
+) -> Sinks:
+    """Find the sinks of a model on some texts, and what every head gives to the main one.
+
+    Args:
+        inputs: token ids ``(samples, seq_len)``, or the model's inputs by name, the samples along the first axis.
+        threshold: mean weight above which a head sinks in a document.
+        place: what to measure instead of searching; ``None`` for a model without a sink.
+        groups: numbers of the samples of each domain, looked at apart for ``tried``; all of them together by default.
+        batch_size: samples per forward.
+        decode: token id to text.
+        corpus, bos: of the texts, for the record.
+
+    Raises:
+        ConfigurationError: a threshold outside [0, 1), or a place that these texts and this model do not have.
+    """
+    inputs = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
+    number = len(next(iter(inputs.values())))
+    finders: list[SinkFinder] = []
+    for rows in groups or [torch.arange(number)]:
+        finders.append(SinkFinder(threshold))
+        with attend(model, [finders[-1]], verify=len(finders) == 1):
+            _run(model, inputs, rows, batch_size)
+    tried: dict[int | Literal["null"], float] = {}
+    for finder in finders:
+        tried |= {key: max(share, tried.get(key, 0.0)) for key, share in finder.tried().items()}
+    whole = SinkFinder(threshold)
+    for finder in finders:
+        whole.merge(finder)
+    found = whole.sinks(decode=decode, corpus=corpus, bos=bos)
+    found = dataclasses.replace(found, tried=tuple(sorted(tried.items(), key=lambda pair: -pair[1])))
+    if place != "find":
+        found = _placed(found, place, whole, inputs)
+    if found.main is None:
+        unknown = np.full(len(found.heads), np.nan)
+        return dataclasses.replace(found, weights=unknown, value_ratio=unknown)
+    measured = SinkWeights(found)
+    with attend(model, [measured], verify=False):
+        _run(model, inputs, torch.arange(number), batch_size)
+    return measured.completed()
+
+
+def _run(model: nn.Module, inputs: Mapping[str, Tensor], rows: Tensor, batch_size: int) -> None:
+    for chosen in rows.split(batch_size):
+        model(**{name: tensor[chosen.to(tensor.device)] for name, tensor in inputs.items()})
+
+
+def _placed(found: Sinks, place: SinkPlace | None, finder: SinkFinder, inputs: Mapping[str, Tensor]) -> Sinks:
+    """The same with a given main sink; the others that were found come after it."""
+    if place is None:
+        return dataclasses.replace(found, sinks=(), silent=())
+    given, null = sink_at(place), finder.has_null
+    known = {"position": 0 <= (given.position or 0) < found.length, "null": null, "token": "input_ids" in inputs}
+    if not known[given.kind]:
+        has = f"positions 0 to {found.length - 1} and {'a null score' if null else 'not a null score in every module'}"
+        raise ConfigurationError(f"place {given.place!r}: no such place; on these texts the model has {has}")
+    same = [sink for sink in found.sinks if sink.place == given.place]
+    others = tuple(sink for sink in found.sinks if sink.place != given.place)
+    return dataclasses.replace(found, sinks=(given if isinstance(place, Sink) or not same else same[0], *others))
+
+
+class _Module:
+    """Sums over the documents of one attention module, float64 by head and position ``(heads, length)`` unless said.
+
+    Attributes:
+        weight, seen: of the column, and how many queries see it.
+        share, asked: the same of rows divided by their sums, without the queries that stand on the key.
+        keys, early: documents that have the position, and those in which half of the queries see it ``(1, length)``.
+        null, null_hits: mean null mass summed over documents, and documents in which it passes the threshold ``(heads, 1)``.
+        documents: how many there are.
+        codes, counts: of (head, token, position, first of its kind), each with the documents that sink there.
+    """
+
+    def __init__(self, heads: list[Head]) -> None:
+        self.heads, self.documents, self.has_null, self.operation = heads, 0.0, False, ""
+        self.sums: dict[str, Tensor] = {}
+        self.codes, self.counts = np.zeros((0, 4), dtype=np.int64), np.zeros(0, dtype=np.int64)
+
+    def add(self, sums: Mapping[str, Tensor], documents: float, codes: np.ndarray, counts: np.ndarray) -> None:
+        """Add what was seen of some more documents."""
+        for name, values in sums.items():
+            known = self.sums.get(name, values.new_zeros(*values.shape[:-1], 0))
+            more = values.shape[-1] - known.shape[-1]
+            self.sums[name] = nn.functional.pad(known, (0, max(more, 0))) + nn.functional.pad(values, (0, max(-more, 0)))
+        self.documents += documents
+        codes = np.concatenate((self.codes, codes))
+        self.codes, index = np.unique(codes, axis=0, return_inverse=True)
+        self.counts = np.bincount(index.ravel(), np.concatenate((self.counts, counts)), len(self.codes)).astype(np.int64)
+
+    def mean(self, value: str, count: str) -> np.ndarray:
+        """Mean by head and position; 0 where nothing was counted."""
+        return np.asarray((self.sums[value] / self.sums[count].clamp_min(1.0)).numpy())
+
+    def candidates(self) -> np.ndarray:
+        """Boolean ``(length,)``: positions that half of the queries see, in half of the documents that have them."""
+        return np.asarray(((self.sums["early"] > 0) & (2 * self.sums["early"] >= self.sums["keys"]))[0].numpy())
+
+
+class SinkFinder(Watcher):
+    """Finds the sinks of the self-attention that a session sees; whole documents, each in one call.
+
+    State is a few numbers for each head and position, and for each (head, token, position) that is a sink in some document.
+
+    Args:
+        threshold: mean weight above which a head sinks in a document, in [0, 1).
+
+    Raises:
+        ConfigurationError: another threshold.
+    """
+
+    name, needs = "sink_finder", frozenset({"columns", "mass", "log_sum_exp"})
+
+    def __init__(self, threshold: float = 0.3) -> None:
+        if not 0.0 <= threshold < 1.0:
+            raise ConfigurationError(
+                f"threshold {threshold} must be in [0, 1): a mean weight is compared with it; usual is 0.3"
+            )
+        self.threshold = threshold
+        self._modules: dict[str, _Module] = {}
+        self._normalized = True
+        self._samples = self._seq_len = 0
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        if call.site.kind != "self":
+            return
+        if call.cached_keys:
+            raise SessionError(f"{call.site.module}: sinks are found on whole texts; run the model without a cache")
+        known = self._modules.get(call.site.module)
+        if known is None:
+            heads = [Head(call.site.layer, number, call.site.module) for number in range(call.num_heads)]
+            known = self._modules[call.site.module] = _Module(heads)
+        known.operation = call.operation.name
+        self._normalized &= call.operation.normalized
+        if known is next(iter(self._modules.values())):
+            self._samples, self._seq_len = self._samples + len(call.queries), max(self._seq_len, call.q_len)
+        weight, share, count = statistics.column_sum, statistics.column_share, statistics.column_count
+        assert weight is not None  # asked for in ``needs``
+        assert share is not None
+        assert count is not None
+        seen, real = count.expand_as(share), call.key_positions >= 0
+        queries = _by_document(call, call.counted[:, None].to(share.dtype))[:, 0]
+        early = seen >= (queries // 2).clamp(min=1).gather(1, call.key_documents.clamp(min=0))[:, None]
+        # In float32, like the statistics: the nearest float64 of a mean of exactly 0.3 may lie above 0.3.
+        hits = self._above(share / seen.clamp_min(1.0)) & early & real[:, None]
+        own = self._own(call, statistics)
+        other = share - nn.functional.pad(own, (call.kv_len - call.q_len, 0))
+        standing = nn.functional.pad(call.counted.to(share.dtype), (call.kv_len - call.q_len, 0))[:, None]
+        sums = {
+            "weight": weight, "seen": seen, "share": other, "asked": seen - standing, "keys": torch.ones_like(seen[:, :1]),
+            "early": early.to(share.dtype).mean(1, keepdim=True),
+        }  # fmt: skip
+        found = {name: by_position(values, call.key_positions) for name, values in sums.items()}
+        if call.sink_scores is not None and statistics.null_mass is not None:
+            mean = _by_document(call, statistics.null_mass) / queries[:, None].clamp_min(1.0)
+            found["null"] = mean.double().sum((0, 2)).cpu()[:, None]
+            found["null_hits"] = self._above(mean).double().sum((0, 2)).cpu()[:, None]
+            known.has_null = True
+        known.add(found, float((queries > 0).sum()), *_codes(call, hits))
+
+    def _above(self, means: Tensor) -> Tensor:
+        return means.float() > torch.tensor(self.threshold, dtype=torch.float32)
+
+    def _own(self, call: AttentionCall, statistics: Statistics) -> Tensor:
+        """Share of its row that each counted query gives to its own key, ``(batch, heads, q_len)``."""
+        own = weights_on_own_keys(call, statistics.log_sum_exp)
+        if not call.operation.normalized:
+            assert statistics.row_mass is not None
+            own = own / (statistics.row_mass + PROXY)
+        return own.masked_fill(~call.counted[:, None], 0.0)
+
+    def merge(self, other: Self) -> None:
+        """Add what another one with the same threshold has seen."""
+        for name, module in other._modules.items():
+            mine = self._modules.setdefault(name, _Module(module.heads))
+            mine.operation, mine.has_null = module.operation, module.has_null
+            mine.add(module.sums, module.documents, module.codes, module.counts)
+        self._normalized &= other._normalized
+        self._samples, self._seq_len = self._samples + other._samples, max(self._seq_len, other._seq_len)
+
+    @property
+    def has_null(self) -> bool:
+        """Whether every module has a null score."""
+        return all(module.has_null for module in self._modules.values())
+
+    @property
+    def _length(self) -> int:
+        return max(module.sums["keys"].shape[1] for module in self._modules.values())
+
+    def tried(self) -> dict[int | Literal["null"], float]:
+        """Positions, and the null score where every module has one, with the largest mean share that a head gives to them."""
+        best = np.zeros(self._length)
+        for module in self._modules.values():
+            shares = np.where(module.candidates(), module.mean("share", "asked"), 0.0).max(0)
+            best[: len(shares)] = np.maximum(best[: len(shares)], shares)
+        shares = {position: float(share) for position, share in enumerate(best)}
+        if self.has_null:
+            nulls = [float((module.sums["null"] / module.documents).max()) for module in self._modules.values()]
+            return {**shares, "null": max(nulls)}
+        return {**shares}
+
+    def sinks(self, *, decode: Callable[[int], str] | None = None, corpus: str | None = None, bos: int | None = None) -> Sinks:
+        """What was found, without the numbers of all heads (:class:`SinkWeights`).
+
+        Args:
+            decode: token id to text.
+            corpus, bos: of the texts, for the record.
+        """
+        modules = list(self._modules.values())
+        heads = [head for module in modules for head in module.heads]
+        codes, counts = (np.concatenate([getattr(module, name) for module in modules]) for name in ("codes", "counts"))
+        before = np.cumsum([0, *(len(module.heads) for module in modules)])[:-1]
+        number = codes[:, 0] + np.repeat(before, [len(module.codes) for module in modules])  # of the head, of all modules
+        pairs = sum(module.documents * len(module.heads) for module in modules)
+        hits = _Hits(number, codes[:, 1], codes[:, 2], codes[:, 3] > 0, counts)
+        listed = [self._sink(place, hits, heads, decode) for place in _verdict(hits, LEAST_RATE / 100 * pairs)]
+        if any(module.has_null for module in modules):
+            null = self._null(heads)
+            if null.rate is not None and null.rate >= LEAST_RATE:
+                listed = sorted([*listed, null], key=lambda sink: -(sink.rate or 0.0))
+        weights = [np.where(module.candidates(), module.mean("weight", "seen"), 0.0) for module in modules]
+        loud = sum(int((weight > self.threshold).any(1).sum()) for weight in weights)
+        real = self._normalized or loud > 0
+        return Sinks(
+            sinks=tuple(listed) if real else (), silent=() if real else tuple(listed), threshold=self.threshold,
+            definition=DEFINITION, corpus=corpus, bos=bos, samples=self._samples, seq_len=self._seq_len, heads=tuple(heads),
+            length=self._length, heads_by_weight=loud,
+        )  # fmt: skip
+
+    def by_token(self, decode: Callable[[int], str]) -> list[dict[str, Any]]:
+        """Tokens that play the sink, wherever they stand, most frequent first: text, share of all sinks, positions."""
+        modules = self._modules.values()
+        codes, counts = (np.concatenate([getattr(module, name) for module in modules]) for name in ("codes", "counts"))
+        codes, counts = codes[codes[:, 1] >= 0], counts[codes[:, 1] >= 0]
+        ids, index = np.unique(codes[:, 1], return_inverse=True)
+        totals = np.bincount(index, counts, len(ids))
+        return [
+            {
+                "token": decode(int(ids[number])),
+                "share_of_sinks": float(totals[number] / totals.sum()),
+                "positions": np.unique(codes[index == number, 2]).tolist()[:LISTED],
+            }
+            for number in np.argsort(-totals, kind="stable")[:LISTED]
+        ]
+
+    def _sink(self, place: tuple[str, int], hits: _Hits, heads: Sequence[Head], decode: Callable[[int], str] | None) -> Sink:
+        kind, number = place
+        chosen = hits.at(place)
+        by_head = np.bincount(hits.head[chosen], hits.count[chosen], len(heads))
+        if kind == "token":
+            cases = self._cases()
+            text, rate = None if decode is None else decode(number), _percent(by_head, cases)
+            return Sink(kind="token", token=number, text=text, rate=rate, heads=_rates(by_head, cases, heads))
+        columns = [_column(module, number) for module in self._modules.values()]
+        cases = np.concatenate([np.full(len(weight), keys) for weight, _, keys in columns])
+        weight, seen = (np.concatenate([column[which] for column in columns]) for which in (0, 1))
+        ids, index = np.unique(hits.token[chosen], return_inverse=True)
+        share = np.bincount(index, hits.count[chosen]) / max(hits.count[chosen].sum(), 1)
+        common = int(ids[share.argmax()])
+        return Sink(
+            kind="position", position=number, token=common if common >= 0 else None,
+            text=decode(common) if decode is not None and common >= 0 else None,
+            token_share=float(share.max()) if common >= 0 else None, rate=_percent(by_head, cases),
+            mass=float(weight.sum() / seen.sum()), heads=_rates(by_head, cases, heads),
+        )  # fmt: skip
+
+    def _cases(self) -> np.ndarray:
+        """Documents by head, all modules together."""
+        return np.concatenate([np.full(len(module.heads), module.documents) for module in self._modules.values()])
+
+    def _null(self, heads: Sequence[Head]) -> Sink:
+        modules, cases = list(self._modules.values()), self._cases()
+        none = [torch.zeros(len(module.heads), 1) for module in modules]
+        hits, mass = (
+            torch.cat([module.sums.get(name, zero) for module, zero in zip(modules, none, strict=True)])[:, 0].double().numpy()
+            for name in ("null_hits", "null")
+        )
+        operation = next(module.operation for module in modules if module.has_null)
+        return Sink(
+            kind="null", text=_NULLS.get(operation, operation.replace("_", " ")), rate=_percent(hits, cases),
+            mass=float(mass.sum() / cases.sum()), heads=_rates(hits, cases, heads),
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Hits:
+    """How often heads sink: number of the head, token id (-1 where not known), position, whether the token is the first of its
+    kind in the document, and the number of documents; arrays of one length."""
+
+    head: np.ndarray
+    token: np.ndarray
+    position: np.ndarray
+    first: np.ndarray
+    count: np.ndarray
+
+    def at(self, place: tuple[str, int]) -> np.ndarray:
+        """Which of them a place accounts for."""
+        kind, number = place
+        return (self.token == number) & self.first if kind == "token" else self.position == number
+
+
+def _verdict(hits: _Hits, least: float) -> Iterator[tuple[str, int]]:
+    """Places that are sinks, strongest first: each accounts for the most sinks that those before it do not.
+
+    A token is a sink if its first occurrences, at two positions or more, account for more sinks than any one position.
+
+    Args:
+        least: sinks that a place must account for.
+    """
+    left = hits.count.astype(np.float64)
+    for _ in range(LISTED):
+        best, most = ("position", 0), 0.0
+        for kind, numbers, counts in (
+            ("position", hits.position, left),
+            ("token", hits.token, np.where(hits.first & (hits.token >= 0), left, 0.0)),
+        ):
+            values, index = np.unique(numbers, return_inverse=True)
+            totals = np.bincount(index, counts, len(values))
+            if kind == "token":  # those that stand at one position alone are that position
+                pairs = np.unique(np.stack((index, hits.position))[:, counts > 0], axis=1)[0]
+                totals = np.where(np.bincount(pairs, minlength=len(values)) > 1, totals, 0.0)
+            if totals.size and totals.max() > most:
+                best, most = (kind, int(values[totals.argmax()])), float(totals.max())
+        if most == 0 or most < least:
+            return
+        yield best
+        left = np.where(hits.at(best), 0.0, left)
+
+
+def _codes(call: AttentionCall, hits: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Head, token, position and whether it is the first of its kind, of every sink ``(n, 4)``, and how often it occurs."""
+    row, head, key = torch.where(hits)
+    tokens = call.key_tokens
+    if tokens is None:
+        tokens = torch.full_like(call.key_positions, -1)
+    first = first_of_kind(call.key_positions, call.key_documents, tokens)
+    codes = torch.stack((head, tokens[row, key], call.key_positions[row, key], first[row, key].long()), dim=1)
+    unique, counts = codes.cpu().unique(dim=0, return_counts=True)
+    return unique.numpy(), counts.numpy()
+
+
+def _by_document(call: AttentionCall, values: Tensor) -> Tensor:
+    """Sums of ``(batch, heads, q_len)`` over the counted queries of each document: ``(batch, heads, documents)``."""
+    documents = call.query_documents.clamp(min=0)
+    size = max(int(call.query_documents.max()), int(call.key_documents.max()), 0) + 1
+    sums = values.new_zeros(*values.shape[:2], size)
+    return sums.scatter_add(2, documents[:, None].expand(values.shape), values.masked_fill(~call.counted[:, None], 0.0))
+
+
+def _column(module: _Module, position: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Weight and queries by head at a position, and the documents that have it; 0 past the end."""
+    if position >= module.sums["keys"].shape[1]:
+        return np.zeros(len(module.heads)), np.zeros(len(module.heads)), 0.0
+    weight, seen = (module.sums[name][:, position].numpy() for name in ("weight", "seen"))
+    return weight, seen, float(module.sums["keys"][0, position])
+
+
+def _percent(hits: np.ndarray, cases: np.ndarray) -> float:
+    return float(100.0 * hits.sum() / max(cases.sum(), 1.0))
+
+
+def _rates(hits: np.ndarray, cases: np.ndarray, heads: Sequence[Head]) -> tuple[tuple[Head, float], ...]:
+    rates = 100.0 * hits / np.maximum(cases, 1.0)
+    order = np.argsort(-rates, kind="stable")
+    return tuple((heads[number], float(rates[number])) for number in order if rates[number] > 0)

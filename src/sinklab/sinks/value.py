@@ -1,0 +1,278 @@
+"""Where the sinks of a model are: found once, as a value that is given to everything that speaks of a sink.
+
+A sink is a role and not a place. It may be played by a position of the document, by a token wherever it stands first (the first
+line break, the first full stop), or by a null score (a learned sink logit, a key bias, the one of softmax plus one).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, Self, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sinklab.attention.call import AttentionCall
+from sinklab.attention.chosen_keys import first_keys
+from sinklab.errors import ConfigurationError
+
+__all__ = ["DEFINITION", "PROXY", "Head", "Sink", "SinkPlace", "Sinks", "first_of_kind", "sink_at"]
+
+SinkPlace: TypeAlias = "int | Literal['null'] | Sink"
+"""A position in the document, the null score, or a sink that was found elsewhere."""
+"""A position in the document, the null score, or a sink that was found elsewhere."""
+
+DEFINITION = (
+    "percent of (document, head) in which the mean row-normalised weight on the key, over the queries that see it, exceeds the "
+    "threshold; keys that fewer than half of the document's queries see are left out (Gu et al. 2024, arXiv 2410.10781)"
+)
+
+PROXY = 1e-8
+"""Added to row sums before dividing, as in the released code of Gu et al."""
+"""Added to row sums before dividing, as in the released code of Gu et al."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Head:
+    """One head of a self-attention module: running number of the module, number of the head, qualified name of the module."""
+
+    layer: int
+    head: int
+    module: str = dataclasses.field(compare=False, default="")
+
+    def __str__(self) -> str:
+        return f"{self.layer}.{self.head}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sink:
+    """One place that plays the sink.
+
+    Attributes:
+        kind: ``position`` of the document; ``token``, where it stands first in the document; ``null`` score.
+        position: of kind ``position``.
+        token: id; of kind ``position`` the most frequent one among its sinks, if that is known.
+        text: the token as text; of kind ``null`` what the null score is.
+        token_share: of kind ``position``, how many of its sinks have that token.
+        rate: percent of (document, head) that have their sink there (:data:`DEFINITION`).
+        mass: mean weight on it, over all heads and the queries that see it.
+        heads: those with a rate above 0, strongest first, each with its rate.
+    """
+
+    kind: Literal["position", "token", "null"]
+    position: int | None = None
+    token: int | None = None
+    text: str | None = None
+    token_share: float | None = None
+    rate: float | None = None
+    mass: float | None = None
+    heads: tuple[tuple[Head, float], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """For the middle of a sentence: ``position 2``, ``the first '.'``, ``the null score``."""
+        if self.kind == "null":
+            return "the null score"
+        if self.kind == "token":
+            return f"the first {self._token}"
+        return f"position {self.position}"
+
+    def describe(self) -> str:
+        """All that is known of the place: ``position 2, token '.'``, ``the first '.'``, ``null score (key bias)``."""
+        if self.kind == "null":
+            return f"null score ({self.text})" if self.text else "null score"
+        constant = self.kind == "position" and self.token is not None and (self.token_share or 0.0) > 0.5
+        return f"{self.name}, {'' if self.text is None else 'token '}{self._token}" if constant else self.name
+
+    @property
+    def _token(self) -> str:
+        return f"token {self.token}" if self.text is None else repr(self.text)
+
+    @property
+    def place(self) -> int | str:
+        """For records: the position, ``"null"``, or ``"token 198"`` with the id."""
+        if self.kind == "position":
+            assert self.position is not None
+            return self.position
+        return "null" if self.kind == "null" else f"token {self.token}"
+
+    def mask(self, positions: Tensor, documents: Tensor, tokens: Tensor | None) -> Tensor:
+        """Which of some tokens are the sink, boolean ``(batch, length)``.
+
+        Args:
+            positions, documents: int64 ``(batch, length)``, -1 for padding.
+            tokens: ids, same shape; ``None`` where they are not known.
+        """
+        if self.kind == "position":
+            return positions == self.position
+        if self.kind == "null" or tokens is None:
+            return torch.zeros_like(positions, dtype=torch.bool)
+        # Where the first token of a document is gone (a sliding cache), the first one that is left may be a later one.
+        return first_of_kind(positions, documents, tokens) & (tokens == self.token) & _whole(positions, documents)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sinks:
+    """The sinks of a model, strongest first, possibly none; on which texts they were found, and what heads give the main one.
+
+    Attributes:
+        sinks: what plays the sink.
+        silent: places that pass the threshold only because the rows of an operation that does not normalise are divided by
+            their sums, while no head gives any key that much weight; heads that attend to almost nothing are no sinks.
+        threshold: of the rate.
+        definition: of the rate; empty where a place was given and not found.
+        corpus, bos, samples, seq_len: where they were found; ``bos`` counts the beginning-of-sequence tokens of a sample.
+        heads: all self-attention heads, in the order in which the model runs them; empty where that was not measured.
+        weights: float64 ``(heads,)``: mean share of a row that goes to the main sink, over the queries that see it and do not
+            stand on it; NaN without a sink.
+        value_ratio: float64 ``(heads,)``: norm of the sink's value over the mean norm of the values of all other keys, near 0
+            for a no-op and near 1 for a broadcast (Fesser et al. 2026, arXiv 2606.08105); NaN where these are 0.
+        tried: positions and the null score with the largest mean share that a head gives to them, in falling order; where texts
+            have domains, in the domain in which it is largest.
+        length: positions of the texts, learned tokens in front included.
+        heads_by_weight: heads whose mean weight, as it is, passes the threshold at some position.
+    """
+
+    sinks: tuple[Sink, ...] = ()
+    silent: tuple[Sink, ...] = ()
+    threshold: float = 0.3
+    definition: str = ""
+    corpus: str | None = None
+    bos: int | None = None
+    samples: int = 0
+    seq_len: int = 0
+    heads: tuple[Head, ...] = ()
+    weights: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0), compare=False)
+    value_ratio: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0), compare=False)
+    tried: tuple[tuple[int | Literal["null"], float], ...] = dataclasses.field(default=(), compare=False)
+    length: int = 0
+    heads_by_weight: int = 0
+
+    @classmethod
+    def at(cls, place: SinkPlace | None) -> Sinks:
+        """A sink that is given and not looked for: a position, ``"null"``, or a sink; ``None`` for a model without one."""
+        return cls() if place is None else cls(sinks=(sink_at(place),))
+
+    @property
+    def main(self) -> Sink | None:
+        """The strongest one."""
+        return self.sinks[0] if self.sinks else None
+
+    @property
+    def positions(self) -> list[int]:
+        """Positions that are sinks, ascending."""
+        return sorted(sink.position for sink in self.sinks if sink.position is not None)
+
+    @property
+    def secondary(self) -> list[int]:
+        """Positions that are sinks besides the main one, ascending."""
+        return sorted(sink.position for sink in self.sinks[1:] if sink.position is not None)
+
+    def describe(self) -> str:
+        """The main sink in words; ``none`` without one."""
+        return self.main.describe() if self.main else "none"
+
+    def keys(self, call: AttentionCall) -> Tensor:
+        """Which key of a call is the main sink, for every query: int64 ``(batch, q_len)``.
+
+        Returns:
+            Indices of keys; -1 where the document has no such key, where the sink is the null score, and without a sink.
+        """
+        if self.main is None or self.main.kind == "null":
+            return torch.full_like(call.query_positions, -1)
+        return first_keys(call, self.main.mask(call.key_positions, call.key_documents, call.key_tokens))
+
+    def place_in(self, tokens: Tensor | None, attention_mask: Tensor | None = None) -> int | Tensor | Literal["null"] | None:
+        """Where the main sink stands in some texts, in the terms of interventions.
+
+        Args:
+            tokens: int64 ``(samples, seq_len)``, one document a row.
+            attention_mask: of the same shape, 0 for padding.
+
+        Returns:
+            A position; ``"null"``; for a token its positions, int64 ``(samples, 1)`` with -1 for texts that lack it; ``None``.
+
+        Raises:
+            ConfigurationError: a token, and texts without ids.
+        """
+        if self.main is None or self.main.kind != "token":
+            return None if self.main is None else self.main.position if self.main.kind == "position" else "null"
+        if tokens is None:
+            raise ConfigurationError(f"the sink is {self.main.name}, and these inputs have no `input_ids` to look for it in")
+        real = torch.ones_like(tokens) if attention_mask is None else attention_mask.to(tokens.device).long()
+        positions = torch.where(real > 0, real.cumsum(1) - 1, -1)
+        at = self.main.mask(positions, torch.where(real > 0, 0, -1), tokens)
+        return torch.where(at, positions, -1).amax(1, keepdim=True).cpu()
+
+    def require(self) -> Sink:
+        """The main sink.
+
+        Raises:
+            ConfigurationError: there is none; says what was tried.
+        """
+        if self.main is not None:
+            return self.main
+        if not any(weight for _, weight in self.tried):
+            raise ConfigurationError(
+                f"no sink found: in texts of {self.length} positions none is seen by half of a module's queries, so none can "
+                "serve them all; where the model has a short window, take texts of about its length"
+            )
+        tried = ", ".join(f"{sink_at(place).name} ({weight:.2f})" for place, weight in self.tried[:5])
+        raise ConfigurationError(
+            f"no sink found: no head gives any place a mean weight of {self.threshold:g}; tried, with the largest mean weight "
+            f"of a head: {tried}. Lower the threshold, name a place, or say that there is none (place=None): heads are then "
+            "judged by zeroing them"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; :meth:`from_dict` reads it. Numbers of all heads are left out."""
+        found = {field: getattr(self, field) for field in _PLAIN}
+        return found | {name: [_sink_dict(sink) for sink in getattr(self, name)] for name in ("sinks", "silent")}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Self:
+        """What :meth:`to_dict` gave."""
+        lists: dict[str, Any] = {name: tuple(map(_sink_of, record.get(name, ()))) for name in ("sinks", "silent")}
+        return cls(**lists, **{field: record[field] for field in _PLAIN if field in record})
+
+
+_PLAIN = ("threshold", "definition", "corpus", "bos", "samples", "seq_len", "heads_by_weight")
+
+
+def sink_at(place: SinkPlace) -> Sink:
+    """The sink of a place that is given and not looked for."""
+    if isinstance(place, Sink):
+        return place
+    return Sink(kind="null") if place == "null" else Sink(kind="position", position=int(place))
+
+
+def _sink_dict(sink: Sink) -> dict[str, Any]:
+    plain = {field.name: getattr(sink, field.name) for field in dataclasses.fields(Sink)}
+    heads = [[head.layer, head.head, head.module, rate] for head, rate in sink.heads]
+    return plain | {"heads": heads, "name": sink.name, "description": sink.describe()}
+
+
+def _sink_of(record: Mapping[str, Any]) -> Sink:
+    heads = tuple((Head(layer, head, module), rate) for layer, head, module, rate in record.get("heads", ()))
+    names = {field.name for field in dataclasses.fields(Sink)} - {"heads"}
+    return Sink(**{name: value for name, value in record.items() if name in names}, heads=heads)
+
+
+def first_of_kind(positions: Tensor, documents: Tensor, tokens: Tensor) -> Tensor:
+    """Which tokens are the first of their id in their document, boolean ``(batch, length)``; never padding."""
+    real = (positions >= 0) & (tokens >= 0)
+    codes = torch.where(real, documents.clamp(min=0) * (1 << 40) + tokens, -1)
+    ordered, order = codes.sort(dim=1, stable=True)
+    new = torch.ones_like(real)
+    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    return torch.zeros_like(real).scatter(1, order, new) & real
+
+
+def _whole(positions: Tensor, documents: Tensor) -> Tensor:
+    """Which tokens belong to a document whose first token is there, boolean ``(batch, length)``."""
+    size = int(documents.max()) + 2 if documents.numel() else 1
+    there = torch.zeros(len(documents), size, dtype=torch.int64, device=documents.device)
+    there = there.scatter_add(1, documents + 1, (positions == 0).long())
+    return there.gather(1, documents + 1) > 0

@@ -1,0 +1,86 @@
+"""What every head gives to the sink once it is known, and how long the value is that stands there."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.chosen_keys import scores_of_keys, weights_of_keys
+from sinklab.attention.operation import repeat_groups
+from sinklab.attention.probe import Watcher
+from sinklab.sinks.value import PROXY, Head, Sinks
+
+__all__ = ["SinkWeights"]
+
+
+class SinkWeights(Watcher):
+    """What every self-attention head gives to the main sink, and how long its value is; for sinks that are known.
+
+    Args:
+        sinks: with a main one.
+    """
+
+    name, needs = "sink_weights", frozenset({"mass", "log_sum_exp"})
+
+    def __init__(self, sinks: Sinks) -> None:
+        self.given = sinks
+        self._sums: dict[str, tuple[list[Head], Tensor]] = {}
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        main = self.given.main
+        if call.site.kind != "self" or main is None:
+            return
+        norms = repeat_groups(call.values, call.groups).double().norm(dim=-1)
+        at = main.mask(call.key_positions, call.key_documents, call.key_tokens)
+        real = call.key_positions >= 0
+        if main.kind == "null":
+            if statistics.null_mass is None:
+                return
+            share, asked = statistics.null_mass, call.counted[:, None]
+            null = call.null_value
+            own = torch.zeros(call.num_heads) if null is None else null.double().norm(dim=-1).expand(call.num_heads)
+            own_count = torch.ones(call.num_heads)
+        else:
+            index = self.given.keys(call)
+            share = weights_of_keys(call, index[..., None], statistics.log_sum_exp)[..., 0]
+            if not call.operation.normalized:
+                assert statistics.row_mass is not None
+                share = share / statistics.row_mass.clamp_min(PROXY)  # rows of zeros stay zeros
+            standing = call.key_positions.gather(1, index.clamp(min=0)) == call.query_positions
+            asked = scores_of_keys(call, index[..., None])[1][..., 0] & (call.counted & ~standing)[:, None]
+            own = norms.masked_fill(~at[:, None], 0.0).sum((0, 2))
+            own_count = at.sum().expand(call.num_heads)
+        rest = (real & ~at)[:, None]
+        numbers = torch.stack([
+            part.double().cpu()
+            for part in (
+                share.double().masked_fill(~asked, 0.0).sum((0, 2)), asked.expand(share.shape).sum((0, 2)), own, own_count,
+                norms.masked_fill(~rest, 0.0).sum((0, 2)), rest.sum().expand(call.num_heads),
+            )
+        ])  # fmt: skip
+        heads, known = self._sums.get(call.site.module, ([], torch.zeros(6, call.num_heads, dtype=torch.float64)))
+        if main.kind == "null" and heads:  # one value for all calls
+            numbers[2:4] = 0.0
+        heads = heads or [Head(call.site.layer, number, call.site.module) for number in range(call.num_heads)]
+        self._sums[call.site.module] = (heads, known + numbers)
+
+    def completed(self) -> Sinks:
+        """The sinks with the numbers of all heads; a head none of whose queries sees the sink has NaN."""
+        heads = [head for heads, _ in self._sums.values() for head in heads]
+        sums = np.concatenate([sums.numpy() for _, sums in self._sums.values()], axis=1)
+        share, asked, own, own_count, rest, rest_count = sums
+        with np.errstate(invalid="ignore", divide="ignore"):
+            weights = share / asked
+            others = rest / rest_count
+            ratio = np.where(others > 0, own / np.maximum(own_count, 1.0) / others, np.nan)
+        main = self.given.main
+        assert main is not None
+        if main.mass is None and asked.sum():
+            main = dataclasses.replace(main, mass=float(share.sum() / asked.sum()))
+        return dataclasses.replace(
+            self.given, sinks=(main, *self.given.sinks[1:]), heads=tuple(heads), weights=weights, value_ratio=ratio
+        )

@@ -1,0 +1,1 @@
+"""sinklab audit: every probe, the sinks, a summary in words, a report."""

@@ -1,0 +1,98 @@
+"""audit(): every probe on natural text, the sink rate under other conditions, a summary in words, and a report to open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from sinklab.results.run import Result, Run
+from sinklab.studies.arguments import (
+    BatchSize,
+    Bos,
+    CorpusSource,
+    Device,
+    Dtype,
+    ModelSource,
+    Overwrite,
+    Progress,
+    Revision,
+    Samples,
+    Seed,
+    SeqLen,
+    Threshold,
+    TrustRemoteCode,
+    WrittenTo,
+    command,
+)
+
+__all__ = ["audit"]
+
+
+@command
+def audit(
+    model: ModelSource,
+    *,
+    corpus: CorpusSource = "python_source",
+    seq_len: SeqLen = 64,
+    samples: Samples = 100,
+    threshold: Threshold = 0.3,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    seed: Seed = 0,
+    bos: Bos = "auto",
+    batch_size: BatchSize = None,
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    cache: bool = True,
+    certificate: bool = False,
+    causes: bool = False,
+    out: Annotated[Path | None, WrittenTo("sinklab-audit/{model}")] = None,
+    overwrite: Overwrite = False,
+    progress: Progress | None = None,
+) -> Result:
+    """Find the sinks of a model: at which positions and tokens, in which layers and heads, under which conditions.
+
+    Writes run.json, table.parquet, summary.json, maps.safetensors and report.html into the output directory. The defaults are
+    those of Gu et al. 2024 (arXiv 2410.10781): 100 samples of 64 tokens, threshold 0.3. All registered probes run on the
+    corpus; the sink rate and the loss are also taken on random tokens, on one repeated token, and with or without the
+    beginning-of-sequence token.
+
+    Args:
+        cache: Read a few long texts under cache policies too: what a window loses without the sinks, and with them.
+        certificate: Certify on a few samples which heads could not be silent without their sink (docs/theory.md).
+        causes: Find out what every head does with the sink, by taking it away (docs/causes.md); a minute or more.
+        out: Output directory, whole or not at all; a result in Python is written nowhere without it.
+
+    Raises:
+        SinklabError: see the errors of loading, corpora and sessions.
+
+    Examples:
+        sinklab audit embedded:softmax
+        sinklab audit ./my-checkpoint --corpus notes.txt --seq-len 256
+        sinklab audit org/model --bos none --json > summary.json
+    """
+    from sinklab.corpora import resolve_corpus
+    from sinklab.report.html import write_report
+    from sinklab.studies.audit.display import display
+    from sinklab.studies.audit.measurement import measure_audit, write_maps
+    from sinklab.studies.measure.probing import opened
+
+    settings: dict[str, Any] = {"seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos}
+    with Run("audit", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
+        text = resolve_corpus(corpus)
+        loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+        min_queries = max(1, seq_len // 2)
+        found = measure_audit(
+            loaded, text, **settings, batch_size=batch_size, cache=cache, certificate=certificate,
+            causes=causes, run_id=run.id, progress=run.progress,
+        )  # fmt: skip
+        return run.finish(
+            summary=found.summary,
+            table=found.table,
+            display=display,
+            files=lambda folder: write_maps(found.maps, loaded, found.tokens, folder / "maps.safetensors"),
+            page=write_report,
+            loaded=loaded,
+            config={"corpus": text.name, "min_queries": min_queries, "bos_tokens_per_sample": found.summary["bos"]},
+            **found.record,
+        )

@@ -1,0 +1,148 @@
+"""The no-op certificate as a section of an audit: which heads could not be silent without their sink, on a few samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from torch import Tensor
+
+from sinklab.attention.probe import Probe
+from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnsupportedModelError
+from sinklab.models.loading import LoadedModel
+from sinklab.results.run import Progress, silent
+from sinklab.results.table import make_table
+from sinklab.sinks import Sink, Sinks
+from sinklab.studies.measure.probing import labelled, run_probes
+from sinklab.studies.theory.no_op_certificate import NoOpCertificate
+
+__all__ = ["certified"]
+
+SAMPLES, QUERIES, DELTA = 4, 32, 0.2
+"""Samples, queries of each, and the output norm asked about, in units of the largest norm of a visible projected value."""
+
+_COLUMNS = {
+    "least_output": "least_output",
+    "least_output_without_sink": "least_output_without_sink",
+    "no_op_gap": "gap",
+    "output": "output",
+    "certified_sink_weight": "sink_weight",
+    "needed_sink_weight": "needed_sink_weight",
+}
+"""Metrics of the probe, and their keys in the summary."""
+
+
+def certified(
+    loaded: LoadedModel,
+    tokens: Tensor,
+    summary: dict[str, Any],
+    sinks: Sinks,
+    *,
+    run_id: str,
+    seed: int,
+    progress: Progress = silent,
+) -> tuple[dict[str, Any], pd.DataFrame, list[Probe]]:
+    """Certify all heads on the first samples of an audit's main condition.
+
+    A head is *forced* to have its sink if it gives it more than the threshold of the audit on average, and would have to give
+    it more than that on average, by its values alone, in order to write at most :data:`DELTA`. Weights that need not sum to
+    one force nothing.
+
+    Args:
+        tokens: int64 ``(samples, seq_len)``.
+        sinks: that the audit found; without any, position 0 is asked about.
+        summary: of the same audit: its threshold, operation, corpus and whether weights sum to one.
+
+    Returns:
+        What ``summary.json`` has under ``certificate`` (docs/results.md), ``{"refused": why}`` where the model cannot be
+        certified; rows of the long table; and the probe that made them, none if refused.
+    """
+    sink = sinks.main or Sink(kind="position", position=0)
+    probe = NoOpCertificate(sink, max_queries=QUERIES, delta=DELTA)
+    tokens = tokens[:SAMPLES]
+    try:
+        seen = run_probes(loaded.model, tokens, [probe], batch_size=1, progress=progress, stage="no-op certificate")
+        table = labelled(seen.session, loaded, run_id=run_id, corpus=summary["corpus"], bos=int(summary["bos"]), seed=seed)
+        heads = _heads(table, summary["threshold"], summary["normalized"])
+        if not heads:
+            raise InputError(
+                f"no query of the samples sees its sink ({_place(sink)}) and another key; give longer samples (`seq_len`)"
+            )
+    except (ConfigurationError, InputError, MeasurementError, UnsupportedModelError) as error:
+        return {"refused": str(error)}, make_table([]), []
+    section: dict[str, Any] = {
+        "sink_position": sink.place,
+        "sink": _place(sink),
+        "sink_found": sinks.main is not None,
+        "delta": DELTA,
+        "threshold": summary["threshold"],
+        "samples": len(tokens),
+        "normalized": summary["normalized"],
+        "sink_heads": sum(head["sink_weight"] > summary["threshold"] for head in heads),
+        "forced_heads": sum(head["forced"] for head in heads),
+        "heads": heads,
+    }
+    section["text"] = _sentence(section, summary["operation"])
+    return section, table, [probe]
+
+
+def _heads(table: pd.DataFrame, threshold: float, normalized: bool) -> list[dict[str, Any]]:
+    heads: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in table[table["head"].notna()].itertuples():
+        module, number = str(row.module), int(row.head)
+        place = {"module": module, "layer": int(row.layer), "head": number}
+        empty = {**place, **dict.fromkeys(_COLUMNS.values()), "queries": 0, "needed_queries": 0}
+        head = heads.setdefault((module, number), empty)
+        head[_COLUMNS[row.metric]] = float(row.value)
+        head["needed_queries" if row.metric == "needed_sink_weight" else "queries"] = int(row.count)
+    for head in heads.values():
+        # Strictly more, as everywhere; None is a head that no weights make that silent, with its sink or without.
+        needed = head["needed_sink_weight"]
+        head["forced"] = bool(normalized and needed is not None and min(needed, head["sink_weight"]) > threshold)
+    return sorted(heads.values(), key=lambda head: (head["layer"], head["module"], head["head"]))
+
+
+def _sentence(section: dict[str, Any], operation: str) -> str:
+    where, threshold, heads = _where(section), section["threshold"], section["heads"]
+    if not section["normalized"]:
+        need = _need(section["delta"], heads, "a softmax head in place of one of these", f"on {where}")
+        return f"No head is forced to have a sink: weights of {operation} need not sum to one. {need}"
+    number, forced = section["sink_heads"], section["forced_heads"]
+    if not number:
+        need = _need(section["delta"], heads, "a head", "there")
+        return f"No head gives {where} more than {threshold:g} of its weight on average, so none is forced to. {need}"
+    sinks = [head for head in heads if head["sink_weight"] > threshold]
+    return (
+        f"{number} of {len(heads)} heads {_verb(number, 'gives', 'give')} {where} more than {threshold:g} of "
+        f"{_verb(number, 'its', 'their')} weight on average; {forced or 'none'} of them {_verb(forced or 1, 'is', 'are')} "
+        f"forced to. {_need(section['delta'], sinks, 'such a head', 'there')}"
+    )
+
+
+def _need(delta: float, heads: list[dict[str, Any]], who: str, where: str) -> str:
+    """What some heads need on the sink in order to write little, in words."""
+    little = f"write at most {delta:g} of its longest value"
+    known = [head["needed_sink_weight"] for head in heads if head["needed_sink_weight"] is not None]
+    if not known:
+        return f"No weights at all, with the sink or without, could make such a head {little}."
+    low, high = f"{min(known):.2f}", f"{max(known):.2f}"
+    # Each is known from below; the range is that of the heads.
+    asked = f"at least {low} of its weight" if low == high else f"at least {low} to {high} of its weight (heads differ)"
+    if high == "0.00":
+        asked = "next to no weight"
+    cannot = len(heads) - len(known)
+    rest = f" {cannot} of these heads could not with any weights." if cannot else ""
+    return f"By its values alone, {who} needs {asked} {where} to {little}.{rest}"
+
+
+def _verb(number: int, one: str, many: str) -> str:
+    return one if number == 1 else many
+
+
+def _where(section: dict[str, Any]) -> str:
+    where = str(section.get("sink", f"position {section['sink_position']}"))
+    return where if section.get("sink_found", True) else f"{where} (no sink was found)"
+
+
+def _place(sink: Sink) -> str:
+    return "the null (learned sink logit, key bias)" if sink.kind == "null" else sink.name

@@ -1,0 +1,249 @@
+"""The measurement behind audit(): all probes under the main condition, the sink rate under the others, and the sections."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import Tensor
+
+from sinklab.attention.probe import Probe
+from sinklab.attention.session import Session
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora.base import Corpus, hash_tokens
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.models.loading import LoadedModel
+from sinklab.probes._of_sink import SinkProbe
+from sinklab.registry import policies as policy_registry
+from sinklab.registry import probes as probe_registry
+from sinklab.results.metric import definitions
+from sinklab.results.run import Progress
+from sinklab.results.table import append, make_table
+from sinklab.sinks import SinkFinder, Sinks, SinkWeights
+from sinklab.studies.audit.certificate import certified
+from sinklab.studies.audit.maps import AttentionMaps
+from sinklab.studies.audit.summary import Condition, summarize
+from sinklab.studies.cache.cache_policies import compared
+from sinklab.studies.cache.long_texts import long_texts
+from sinklab.studies.cache.policy_plan import checked_budgets, default_length
+from sinklab.studies.causes.measurement import causes_section
+from sinklab.studies.measure.probing import (
+    Seen,
+    check_identity,
+    checks,
+    is_causal_lm,
+    labelled,
+    make_probe,
+    model_facts,
+    run_probes,
+    uses_bos,
+)
+
+__all__ = ["Audited", "measure_audit"]
+
+MAP_SAMPLES = 3
+MAP_TILES = 64
+POLICIES = ("full", "recompute", "window", "sink_window", "pinned")
+SINKS, TEXTS, LARGEST_CACHE, LONGEST_TEXT, DECODED = (0, 1, 4), 4, 256, 2048, 64
+"""What an audit compares: numbers of sinks, texts, and the most tokens held, read of a text, and decoded one by one."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Audited:
+    """What was measured.
+
+    Attributes:
+        summary: for ``summary.json``.
+        table: the long table of all conditions and sections.
+        record: entries of ``run.json`` besides the settings.
+        maps: attention maps of the first samples.
+        tokens: of these samples, int64 ``(samples, seq_len)``.
+    """
+
+    summary: dict[str, Any]
+    table: pd.DataFrame
+    record: dict[str, Any]
+    maps: AttentionMaps
+    tokens: Tensor
+
+
+def measure_audit(
+    loaded: LoadedModel,
+    text: Corpus,
+    *,
+    seq_len: int,
+    samples: int,
+    threshold: float,
+    seed: int,
+    bos: str,
+    batch_size: int | None,
+    cache: bool,
+    certificate: bool,
+    causes: bool,
+    run_id: str,
+    progress: Progress,
+) -> Audited:
+    """Measure what an audit reports; see :func:`~sinklab.studies.audit.audit.audit`."""
+    main_bos = uses_bos(loaded.encoder, bos)
+    takes_loss = is_causal_lm(loaded.model)
+
+    tables: list[pd.DataFrame] = []
+    conditions: list[Condition] = []
+    identity: dict[str, int] = {}
+    main: tuple[Tensor, Seen, list[Probe]] | None = None
+    by_token: list[dict[str, Any]] = []
+    for source, with_bos in _plan(text, main_bos, loaded.encoder.bos_token_id is not None):
+        tokens = source.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
+        if main is None:
+            identity = check_identity(loaded.model, tokens)
+        names = list(probe_registry) if main is None else ["sink_rate"]
+        probes = [make_probe(name, threshold) for name in names]
+        finder = SinkFinder(threshold)
+        first = [*(probe for probe in probes if not isinstance(probe, SinkProbe)), finder]
+        stage = f"{source.name}, {'with' if with_bos else 'without'} BOS"
+        seen = run_probes(
+            loaded.model,
+            tokens,
+            first,
+            batch_size=batch_size,
+            loss=takes_loss,
+            progress=progress,
+            stage=stage,
+        )
+        sinks = finder.sinks(decode=decoder(loaded), corpus=source.name, bos=int(with_bos))
+        constants: dict[str, Any] = {"run_id": run_id, "corpus": source.name, "bos": int(with_bos), "seed": seed}
+        table = labelled(seen.session, loaded, **constants)
+        tables.append(table)
+        if main is None:
+            # Numbers about the sink need a second look: where it is, is known only after the first.
+            again, sinks = about_sinks(loaded, tokens, probes, sinks, batch_size=batch_size, progress=progress)
+            tables.append(labelled(again, loaded, **constants))
+            main, by_token = (tokens, seen, probes), finder.by_token(decoder(loaded))
+        conditions.append(Condition(source.name, with_bos, seen.loss, table, hash_tokens(tokens), sinks))
+    assert main is not None  # the plan always has a first condition
+    (tokens, seen, probes), sinks = main, conditions[0].sinks
+
+    maps = AttentionMaps(MAP_TILES)
+    run_probes(loaded.model, tokens[:MAP_SAMPLES], [maps], batch_size=MAP_SAMPLES, progress=progress, stage="attention maps")
+
+    summary = summarize(
+        loaded,
+        conditions,
+        by_token,
+        tokens,
+        threshold=threshold,
+        normalized=seen.session.normalized,
+        off_seam=seen.session.off_seam,
+    )
+    summary["cache"] = None
+    if cache:
+        summary["cache"], policy_table = _policies(loaded, text, summary, sinks, run_id=run_id, seed=seed, progress=progress)
+        tables.append(policy_table)
+    also: list[Probe] = []
+    if certificate:
+        summary["certificate"], certificate_table, also = certified(
+            loaded, tokens, summary, sinks, run_id=run_id, seed=seed, progress=progress
+        )
+        tables.append(certificate_table)
+    if causes:
+        summary["causes"], causes_table = causes_section(
+            loaded, text, summary, sinks, run_id=run_id, seed=seed, progress=progress
+        )
+        tables.append(causes_table)
+    record = {
+        "model": model_facts(loaded, seen.session),
+        "corpus": {"name": text.name, **dataclasses.asdict(text.identity)},
+        "token_sha256": hash_tokens(tokens),
+        "conditions": [{"corpus": c.corpus, "bos": int(c.bos), "token_sha256": c.token_sha256} for c in conditions],
+        "definitions": definitions({probe.name: probe.metrics for probe in (*probes, *also)}),
+        "checks": checks(seen.session, identity),
+        "calls": dict(seen.session.calls),
+    }
+    return Audited(summary, append(tables), record, maps, tokens[:MAP_SAMPLES])
+
+
+def _policies(
+    loaded: LoadedModel,
+    text: Corpus,
+    summary: dict[str, Any],
+    sinks: Sinks,
+    *,
+    run_id: str,
+    seed: int,
+    progress: Progress,
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """The section on cache policies: one size and few texts, to be quick; ``{"refused": why}`` where it cannot be had."""
+    bos = bool(summary["bos"])
+    names = [name for name in POLICIES if name in policy_registry]
+    try:
+        (budget,) = checked_budgets(loaded, None, SINKS)[-1:]
+        budget = max(max(SINKS) + 1, min(budget, LARGEST_CACHE))
+        length = max(4 * budget, min(default_length(loaded, [budget]), LONGEST_TEXT))
+        rows = long_texts(text, loaded.encoder, tokens=length, documents=TEXTS, seed=seed, bos=bos)
+        return compared(
+            loaded, rows, names=names, budgets=[budget], sinks=SINKS, corpus=text.name, bos=bos, run_id=run_id, seed=seed,
+            found=sinks, steps=DECODED, progress=progress,
+        )  # fmt: skip
+    except (ConfigurationError, InputError, UnsupportedModelError) as error:
+        return {"refused": str(error)}, make_table([])
+
+
+def about_sinks(
+    loaded: LoadedModel,
+    tokens: Tensor,
+    probes: Sequence[Probe],
+    sinks: Sinks,
+    *,
+    batch_size: int | None,
+    progress: Progress,
+) -> tuple[Session, Sinks]:
+    """A second pass over the samples for the probes of a sink, now that it is known, and for what every head gives to it."""
+    chosen = [probe.about(sinks) for probe in probes if isinstance(probe, SinkProbe)]
+    weights = SinkWeights(sinks)
+    seen = run_probes(loaded.model, tokens, [*chosen, weights], batch_size=batch_size, progress=progress, stage="the sinks")
+    return seen.session, weights.completed() if sinks.main else sinks
+
+
+def decoder(loaded: LoadedModel) -> Callable[[int], str]:
+    """From ids to texts of tokens; to numbers where the model has no tokenizer."""
+    return lambda token: token_texts(loaded, [token])[0]
+
+
+def _plan(text: Corpus, main_bos: bool, has_bos: bool) -> list[tuple[Corpus, bool]]:
+    """The conditions: first the one that all probes see, then the ones that only the sink rate and the loss are taken under."""
+    plan: list[tuple[Corpus, bool]] = [(text, main_bos)]
+    if has_bos:
+        plan.append((text, not main_bos))
+    for name in ("random_tokens", "repeated_token"):
+        if name == text.name:
+            continue
+        # Gu et al.'s propositions on repeated tokens speak of sequences without anything in front.
+        for with_bos in dict.fromkeys((main_bos, False)) if name == "repeated_token" else (main_bos,):
+            plan.append((resolve_corpus(name), with_bos))
+    return plan
+
+
+def write_maps(maps: AttentionMaps, loaded: LoadedModel, tokens: Tensor, path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    arrays = maps.arrays()
+    if arrays:
+        metadata = {
+            "tokens": json.dumps([token_texts(loaded, row) for row in tokens.tolist()], ensure_ascii=False),
+            "modules": json.dumps(maps.modules),
+            "seq_len": str(tokens.shape[1]),
+            "tile": str(-(-tokens.shape[1] // MAP_TILES)),
+        }
+        save_file(arrays, path, metadata=metadata)
+        path.chmod(0o644)  # safetensors makes files private
+
+
+def token_texts(loaded: LoadedModel, ids: Sequence[int]) -> list[str]:
+    """Tokens as text, one string each; numbers when the model has no tokenizer."""
+    if loaded.tokenizer is None:
+        return [str(token) for token in ids]
+    return [loaded.tokenizer.decode([token]) for token in ids]

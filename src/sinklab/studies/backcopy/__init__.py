@@ -1,0 +1,1 @@
+"""sinklab backcopy: the models of Guo et al. 2024."""

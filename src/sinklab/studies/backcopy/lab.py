@@ -1,0 +1,119 @@
+"""run_backcopy(): operations, optimisers, depths and seeds on the bigram-backcopy problem, as a result with a figure."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sinklab.attention.operation import Operation
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora.base import Corpus
+from sinklab.errors import ConfigurationError
+from sinklab.registry import operations as registered
+from sinklab.results.run import Progress, Result, Run
+from sinklab.results.sources import digest_of
+from sinklab.results.table import make_table
+from sinklab.studies.backcopy.chain import estimate_chain, only_letters
+from sinklab.studies.backcopy.display import display
+from sinklab.studies.backcopy.figure import write_figure
+from sinklab.studies.backcopy.problem import BackcopyProblem
+from sinklab.studies.backcopy.record import record_of, rows_of
+from sinklab.studies.backcopy.training import BackcopySettings, train
+from sinklab.studies.trigger.lab import label_of
+
+__all__ = ["run_backcopy"]
+
+
+def run_backcopy(
+    operations: Sequence[Operation],
+    seeds: Sequence[int] = (0, 1, 2),
+    settings: BackcopySettings | None = None,
+    *,
+    optimizers: Sequence[str] | None = None,
+    layers: Sequence[int] | None = None,
+    corpus: str | Corpus = "python_source",
+    samples: int = 256,
+    out: Path | None = None,
+    overwrite: bool = False,
+    scale: str | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """:func:`~sinklab.studies.backcopy.backcopy.backcopy` with sizes of its own, which says what it raises.
+
+    Args:
+        settings: sizes and the rest; small by default.
+        optimizers, layers: several values of these fields of the settings; by default the one that they have.
+        scale: what the sizes are called, for the record.
+
+    Returns:
+        A record for every model in ``summary["runs"]``, see docs/backcopy.md; the table has the numbers by layer and head, at
+        the end and on the way; ``record`` says of the ``chain`` and how many runs were ``resumed``.
+    """
+    settings = BackcopySettings() if settings is None else settings
+    grid = [
+        (operation, dataclasses.replace(settings, optimizer=optimizer, layers=depth), seed)
+        for operation, optimizer, depth, seed in itertools.product(
+            operations, optimizers or [settings.optimizer], layers or [settings.layers], seeds
+        )
+    ]
+    if not grid or samples < 2:
+        raise ConfigurationError(
+            f"bigram-backcopy lab: {len(operations)} operations, {len(seeds)} seeds and {samples} samples; expected at least "
+            "one, one, and two"
+        )
+    for _, cell, _ in grid:
+        cell.check()
+    resume = out is not None and not overwrite
+    with Run("backcopy", out=out, overwrite=overwrite, resume=resume, progress=progress) as run:
+        source = resolve_corpus(corpus)
+        texts = source.documents("train")
+        chain = estimate_chain(map(only_letters, texts) if settings.letters else texts, settings.characters, settings.triggers)
+        problem = BackcopyProblem(chain, settings.length)
+        records: list[dict[str, Any]] = []
+        resumed = 0
+        for number, (operation, cell, seed) in enumerate(grid):
+            run.progress("runs", number, len(grid))
+            identity = {
+                "operation": operation.to_dict(),
+                "learning_rate": cell.rate(operation),
+                **{key: value for key, value in cell.to_dict().items() if not key.endswith("_rate")},
+                "seed": seed,
+                "chain": chain.identity,
+                "samples": samples,
+            }
+            name = f"{operation.name}-{cell.optimizer}-{cell.layers}layers-seed{seed}"
+            sources = "" if out is None else digest_of(train, record_of, type(operation))
+            stored = run.store.get(name, identity, sources)
+            if stored is not None:
+                records.append(stored.record)
+                resumed += 1
+                continue
+            training = train(operation, cell, problem, seed, lambda done, total: run.progress("steps of this run", done, total))
+            label = label_of(operation, registered.make)
+            records.append(record_of(label, operation, cell, problem, seed, training, samples))
+            run.store.put(name, identity, sources, records[-1])
+        run.progress("runs", len(grid), len(grid))
+        rows = (row for record in records for row in rows_of(record))
+        return run.finish(
+            table=make_table(rows, run_id=run.id, corpus=source.name, bos=1, probe="backcopy"),
+            summary={"runs": records},
+            display=display,
+            config={"scale": scale, **settings.to_dict(), "samples": samples},
+            files=lambda folder: write_figure(records, folder / "curves.png"),
+            loaded=torch.zeros(()),  # the models are float32 on the CPU, and there is none where all runs were stored
+            seeds=list(seeds),
+            operations=[operation.to_dict() for operation in operations],
+            corpus={"name": source.name, **dataclasses.asdict(source.identity)},
+            chain={
+                "sha256": chain.identity,
+                "characters": chain.characters,
+                "triggers": chain.characters[: chain.num_triggers],
+                "floor": chain.entropy_floor(settings.length),
+            },
+            resumed=resumed,
+        )

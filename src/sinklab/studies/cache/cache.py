@@ -1,0 +1,113 @@
+"""compare_policies(): loss, speed and memory of a model under every cache policy, over long texts, and which one to use."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated
+
+from sinklab.results.run import Result, Run
+from sinklab.studies.arguments import (
+    Bos,
+    CorpusSource,
+    Device,
+    Dtype,
+    ModelSource,
+    Out,
+    Overwrite,
+    Progress,
+    Revision,
+    Seed,
+    TrustRemoteCode,
+    command,
+)
+
+__all__ = ["compare_policies"]
+
+
+@command("cache")
+def compare_policies(
+    model: ModelSource,
+    *,
+    corpus: Annotated[CorpusSource, "--text", "--corpus"] = "python_source",
+    policies: Sequence[str] | None = None,
+    windows: Annotated[Sequence[int] | None, "--window", "--windows"] = None,
+    sinks: Sequence[int] = (0, 1, 2, 4, 8),
+    tokens: int | None = None,
+    documents: int = 8,
+    seed: Seed = 0,
+    bos: Bos = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    progress: Progress | None = None,
+) -> Result:
+    """Compare cache policies on long texts: what each loses, how fast it is, what it holds, and which one to use.
+
+    Dense attention, a window, sinks and a window, the window computed anew for every token, and every other policy at the same
+    size: the sinks are part of the window's budget, as in Table 2 of Xiao et al. 2024 (arXiv 2309.17453). Of a corpus with
+    documents those held out of training are read, in their order.
+
+    Args:
+        corpus: A UTF-8 text, or a name from 'sinklab list corpora'.
+        policies: Names from 'sinklab list policies', with settings that are to hold if need be: sink_window:num_sinks=2; all
+            by default, those that no recommendation rests on at the largest
+            size only.
+        windows: Tokens held before the query, sinks included; by default a quarter and half of the trained length, at most
+            1024.
+        sinks: Numbers of first tokens that sink_window keeps; 0 is the plain window.
+        tokens: Tokens of a text, BOS included; by default 4 times the trained length, at most 8192, at least 4 windows.
+        documents: Texts to average over, at most.
+        seed: Seed of corpora that are drawn from.
+        out: Directory for summary.json, table.parquet, run.json and loss.png; none by default.
+
+    Raises:
+        UnknownNameError: no such policy, corpus or model.
+        InputError: a text too short, or of no more tokens than the policies hold.
+        ConfigurationError: sizes that do not fit together.
+        UnsupportedModelError: a model that predicts no next token.
+
+    Examples:
+        sinklab cache embedded:softmax
+        sinklab cache ./my-checkpoint --text book.txt --window 256,1024 --sinks 0,1,4
+        sinklab cache org/model --policies window,sink_window,full --tokens 4096 --documents 4 --out build/cache
+        sinklab cache embedded:sigmoid --json > policies.json
+    """
+    from sinklab.corpora import resolve_corpus
+    from sinklab.corpora.base import hash_tokens
+    from sinklab.report.policies import write_policy_plot
+    from sinklab.studies.cache.cache_policies import compared
+    from sinklab.studies.cache.display import display
+    from sinklab.studies.cache.long_texts import long_texts
+    from sinklab.studies.cache.policy_plan import checked_budgets, checked_names, default_length
+    from sinklab.studies.measure.probing import opened, uses_bos
+
+    with Run("cache", out=out, overwrite=overwrite, settings={"seed": seed, "bos": bos}, progress=progress) as run:
+        names = checked_names(policies)
+        text = resolve_corpus(corpus)
+        loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+        budgets = checked_budgets(loaded, windows, sinks)
+        length = tokens or default_length(loaded, budgets)
+        with_bos = uses_bos(loaded.encoder, bos)
+        rows = long_texts(text, loaded.encoder, tokens=length, documents=documents, seed=seed, bos=with_bos)
+        summary, table = compared(
+            loaded, rows, names=names, budgets=budgets, sinks=sinks, corpus=text.name, bos=with_bos, run_id=run.id, seed=seed,
+            briefly=policies is None, progress=run.progress,
+        )  # fmt: skip
+        return run.finish(
+            summary=summary,
+            table=table,
+            display=display,
+            files=lambda folder: write_policy_plot(summary, folder / "loss.png"),
+            loaded=loaded,
+            config={
+                "corpus": text.name, "tokens": length, "documents": len(rows), "windows": budgets, "sinks": sorted(set(sinks)),
+                "policies": names, "bos_tokens_per_sample": int(with_bos),
+            },
+            model={"name": loaded.name, "class": type(loaded.model).__name__, "revision": loaded.revision},
+            corpus={"name": text.name, **dataclasses.asdict(text.identity)},
+            token_sha256=hash_tokens(rows),
+        )  # fmt: skip

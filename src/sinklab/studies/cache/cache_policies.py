@@ -1,0 +1,326 @@
+"""Cache policies compared: loss, speed and memory of a model under each, over long texts, and which one to use."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sinklab.corpora.base import hash_tokens
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.models.loading import LoadedModel
+from sinklab.policies.base import Policy, SlotPolicy
+from sinklab.registry import policies as policy_registry
+from sinklab.results.metric import LOSS, Metric
+from sinklab.results.run import Progress, silent
+from sinklab.results.table import make_table
+from sinklab.sinks import Sinks
+from sinklab.streaming.perplexity import Decoding, Estimate, decoding, estimate, losses
+from sinklab.streaming.rotation import read_rotations
+from sinklab.studies.cache.policy_plan import label, left_out_row, plan_policies, trained_length
+from sinklab.studies.cache.recommendation import recommend
+from sinklab.studies.measure.probing import is_causal_lm
+
+__all__ = ["compared"]
+
+SUMMARY_VERSION = 1
+LOSS_BY_POSITION = Metric(
+    "loss_by_position", "nats", "Mean next-token loss over the texts of the tokens predicted from here on, up to the next row."
+)
+DECODING_SPEED = Metric("decoding_tokens_per_second", "tokens/s", "Tokens decoded one by one over the time that this took.")
+READING_SPEED = Metric("reading_tokens_per_second", "tokens/s", "Tokens of a text read at once over the time that this took.")
+BYTES_HELD = Metric("bytes_held", "bytes", "Bytes of keys and values that the cache of one text holds in the end.")
+BUCKETS = 24
+"""Points of the curve of loss against position."""
+
+STRETCH = 4
+"""Tokens of a point of the curve that are scored under re-computation, which encodes a whole window for each of them."""
+
+STEPS, WARM_UP = 128, 16
+"""Single tokens that are timed, and those before them that are not."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Measured:
+    """One policy: losses ``(documents, tokens - 1)`` in nats, NaN where not scored, and tokens scored in a second."""
+
+    policy: Policy
+    budget: int | None
+    losses: Tensor
+    reading: float
+
+
+def compared(
+    loaded: LoadedModel,
+    rows: Tensor,
+    *,
+    names: Sequence[str],
+    budgets: Sequence[int],
+    sinks: Sequence[int],
+    corpus: str,
+    bos: bool,
+    run_id: str,
+    seed: int,
+    found: Sinks | None = None,
+    steps: int = STEPS,
+    briefly: bool = False,
+    progress: Progress = silent,
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Summary and long table of a comparison.
+
+    Args:
+        rows: texts, int64 ``(documents, tokens)``.
+        found: where the sinks are, if that is known; looked for if ``None``.
+        steps: single tokens that are timed.
+        briefly: take policies that no recommendation rests on at the largest size only.
+    """
+    if not is_causal_lm(loaded.model):
+        raise UnsupportedModelError(
+            f"{type(loaded.model).__name__} predicts no next token, so policies have no loss to compare"
+        )
+    length, held = rows.shape[1], max(budgets)
+    if length <= held + 1:
+        raise InputError(
+            f"a window of {held} tokens covers the {length} tokens of a text, so nothing is ever evicted and all policies are "
+            f"one; choose a smaller `window` or more `tokens` than {held + 1}"
+        )
+    trained = trained_length(loaded)
+    # Where every policy has long evicted and, if the text is long enough, dense attention is past its training.
+    first = max(held + 1, min(max(2 * held, trained or 0), length // 2))
+    left_out: list[dict[str, str]] = []
+    measured: list[_Measured] = []
+    plan = list(plan_policies(loaded, rows, names, budgets, sinks, found, bos, left_out, briefly=briefly))
+    for number, (policy, budget) in enumerate(plan, start=1):
+        stage = f"{number}/{len(plan)} {label(policy)}"
+        report = functools.partial(progress, stage)
+        try:
+            if not policy.bounded and length > (trained or length):
+                _require_positions(loaded, length)
+            measured.append(_measure(loaded.model, rows, policy, budget, first, report))
+        except (ConfigurationError, UnsupportedModelError) as error:
+            left_out.append(left_out_row(policy.name, str(error)) | {"label": label(policy)})
+    if not measured:
+        raise UnsupportedModelError(
+            f"no policy can be had with {loaded.name}; {left_out[0]['policy'] if left_out else 'none'}: "
+            f"{left_out[0]['reason'] if left_out else 'nothing was asked for'}"
+        )
+    steps = max(1, min(steps, length - WARM_UP - 1))
+    timed = decoding(
+        loaded.model, rows[:1], [entry.policy for entry in measured], steps=steps, warm_up=min(WARM_UP, length - steps - 1),
+        progress=functools.partial(progress, "decoding"),
+    )  # fmt: skip
+    summary = _summary(loaded, rows, measured, timed, left_out, first, trained, budgets, corpus, bos)
+    return summary, _table(summary, loaded, corpus, bos, run_id, seed)
+
+
+# --- one policy ---------------------------------------------------------------------------------------------------------------
+
+
+def _require_positions(loaded: LoadedModel, length: int) -> None:
+    """Refuse to read past the end of a table of positions, where torch reports an index and a GPU is lost to the process."""
+    try:
+        read_rotations(loaded.model)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(
+            f"dense attention over {length} tokens needs positions past the {trained_length(loaded)} that {loaded.name} was "
+            f"made for, and it may have none: {error}"
+        ) from error
+
+
+def _measure(
+    model: PreTrainedModel,
+    rows: Tensor,
+    policy: Policy,
+    budget: int | None,
+    first: int,
+    report: Callable[[int, int], None],
+) -> _Measured:
+    started = time.perf_counter()
+    if policy.name == "recompute":
+        found, read = _recomputed(model, rows, policy, first, report)
+    else:
+        found, read = losses(model, rows, policy, progress=report), rows.numel()
+    seconds = time.perf_counter() - started
+    return _Measured(policy, budget, found, read / seconds)
+
+
+def _recomputed(
+    model: PreTrainedModel, rows: Tensor, policy: Policy, first: int, report: Callable[[int, int], None] | None
+) -> tuple[Tensor, int]:
+    """Losses at stretches of tokens from ``first`` on; what such a policy sees is its window, wherever the reading began."""
+    length = rows.shape[1]
+    found = torch.full((len(rows), length - 1), torch.nan)
+    stretches = [range(max(first, stop - STRETCH), stop) for stop in _edges(length)[1:] if stop > first]
+    read = 0
+    for number, (start, stop) in enumerate(((part.start, part.stop) for part in stretches), start=1):
+        before = max(0, start - policy.max_held(length))
+        part = losses(model, rows[:, before:stop], policy, first=start - before)
+        found[:, start - 1 : stop - 1] = part
+        read += part.numel()
+        if report is not None:
+            report(number, len(stretches))
+    return found, read
+
+
+# --- what is reported ---------------------------------------------------------------------------------------------------------
+
+
+def _summary(
+    loaded: LoadedModel,
+    rows: Tensor,
+    measured: list[_Measured],
+    timed: list[Decoding],
+    left_out: list[dict[str, str]],
+    first: int,
+    trained: int | None,
+    budgets: Sequence[int],
+    corpus: str,
+    bos: bool,
+) -> dict[str, Any]:
+    length = rows.shape[1]
+    edges = _edges(length)
+    counts = [int((~entry.losses[:, first - 1 :].isnan()).sum()) for entry in measured]
+    plain = {entry.budget: entry.losses for entry in measured if entry.budget and _num_sinks(entry.policy) == 0}
+    measured = [
+        dataclasses.replace(entry, losses=_completed(entry.losses, plain[entry.budget], first, edges))
+        if entry.policy.name == "recompute" and entry.budget in plain
+        else entry
+        for entry in measured
+    ]
+    scored = [entry.losses[:, first - 1 :] for entry in measured]
+    by_sinks: dict[int, dict[int, Tensor]] = {budget: {} for budget in budgets}
+    others: dict[str, dict[int | None, Tensor]] = {"full": {}, "recompute": {}}
+    for entry, part in zip(measured, scored, strict=True):
+        if entry.policy.name in ("window", "sink_window") and entry.budget is not None:
+            by_sinks[entry.budget][_num_sinks(entry.policy) or 0] = part
+        if entry.policy.name in others:
+            others[entry.policy.name][entry.budget] = part
+    entries = []
+    for entry, part, speed, count in zip(measured, scored, timed, counts, strict=True):
+        window = by_sinks.get(entry.budget or -1, {}).get(0)
+        anew = others["recompute"].get(entry.budget)
+        dense = others["full"].get(None)
+        entries.append(
+            {
+                "policy": entry.policy.name,
+                "label": label(entry.policy),
+                "num_sinks": _num_sinks(entry.policy),
+                "window": getattr(entry.policy, "window", None),
+                "held": entry.policy.max_held(length),
+                "budget": entry.budget,
+                "settings": policy_registry.settings(entry.policy),
+                **_estimated("loss", estimate(part)),
+                "scored_tokens": count,
+                "against_window": _difference(part, window),
+                "against_recompute": _difference(part, anew),
+                "against_full": _difference(part, dense),
+                "decoded_tokens": speed.steps,
+                "tokens_per_second": speed.tokens_per_second,
+                "reading_tokens_per_second": entry.reading,
+                "bytes_held": speed.bytes_held,
+                "loss_by_position": [_mean(entry.losses[:, start - 1 : stop - 1]) for start, stop in itertools.pairwise(edges)],
+            }
+        )
+    usable = {budget: sizes for budget, sizes in by_sinks.items() if 0 in sizes and len(sizes) > 1}
+    advice = None
+    if usable:
+        anew = {budget: part for budget, part in others["recompute"].items() if budget is not None}
+        advice = recommend(usable, recompute=anew, full=others["full"].get(None), length=length, trained_length=trained)
+    return {
+        "summary_version": SUMMARY_VERSION,
+        "model": loaded.name,
+        "revision": loaded.revision,
+        "operation": loaded.operation,
+        "corpus": corpus,
+        "bos": int(bos),
+        "documents": len(rows),
+        "tokens": length,
+        "token_sha256": hash_tokens(rows),
+        "scored_from": first,
+        "trained_length": trained,
+        "positions": [list(pair) for pair in itertools.pairwise(edges)],
+        "policies": entries,
+        "left_out": left_out,
+        "sinks_needed": advice.needed if advice else None,
+        "recommended": {"num_sinks": advice.num_sinks, "window": advice.window} if advice else None,
+        "recommendation": advice.sentence if advice else _no_advice(by_sinks),
+    }
+
+
+def _completed(sampled: Tensor, reference: Tensor, first: int, edges: Sequence[int]) -> Tensor:
+    """Losses of all tokens from ``first`` on, of a policy that was scored at some of them.
+
+    Texts differ from place to place far more than policies do. So what is taken from the sample is the difference to another
+    policy, its mean in each row and stretch, and what it is added to is that policy's loss on all tokens.
+    """
+    result = sampled.clone()
+    for start, stop in itertools.pairwise(edges):
+        if stop > first:
+            part = slice(max(first, start) - 1, stop - 1)
+            result[:, part] = reference[:, part] + (sampled - reference)[:, part].nanmean(dim=1, keepdim=True)
+    return result
+
+
+def _no_advice(by_sinks: dict[int, dict[int, Tensor]]) -> str:
+    have = sorted({number for sizes in by_sinks.values() for number in sizes})
+    return (
+        "No recommendation: it takes a window without sinks and one with some, and measured were "
+        f"{', '.join(map(str, have)) + ' sinks' if have else 'neither'}."
+    )
+
+
+def _edges(length: int) -> list[int]:
+    """Positions of tokens at which the points of the curve begin, and the end."""
+    points = min(BUCKETS, length - 1)
+    return [1 + (length - 1) * point // points for point in range(points + 1)]
+
+
+def _num_sinks(policy: Policy) -> int | None:
+    if isinstance(policy, SlotPolicy):
+        return len(policy.pinned)
+    number = getattr(policy, "num_sinks", None)
+    return number if isinstance(number, int) else None
+
+
+def _estimated(name: str, found: Estimate) -> dict[str, Any]:
+    return {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
+
+
+def _difference(part: Tensor, other: Tensor | None) -> dict[str, float | None] | None:
+    if other is None or other is part:
+        return None
+    return dataclasses.asdict(estimate(part - other))
+
+
+def _mean(part: Tensor) -> float | None:
+    mean = float(part.nanmean())
+    return None if mean != mean else mean
+
+
+def _table(summary: dict[str, Any], loaded: LoadedModel, corpus: str, bos: bool, run_id: str, seed: int) -> pd.DataFrame:
+    rows: list[dict[str, Any]] = []
+    for entry in summary["policies"]:
+        of_policy = {"policy": entry["label"]}
+        for name, metric, count in (
+            ("loss", LOSS, entry["scored_tokens"]),
+            ("tokens_per_second", DECODING_SPEED, entry["decoded_tokens"]),
+            ("reading_tokens_per_second", READING_SPEED, 1),
+            ("bytes_held", BYTES_HELD, 1),
+        ):
+            rows.append({**of_policy, "metric": metric, "value": float(entry[name]), "count": count})
+        for (start, stop), value in zip(summary["positions"], entry["loss_by_position"], strict=True):
+            if value is not None:
+                place = {"query_position": start - 1, "count": (stop - start) * summary["documents"]}
+                rows.append({**of_policy, "metric": LOSS_BY_POSITION, "value": value, **place})
+    return make_table(
+        rows, run_id=run_id, model=loaded.name, revision=loaded.revision, operation=loaded.operation, corpus=corpus,
+        bos=int(bos), seed=seed, probe="cache_policies",
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""sinklab causes: what every head does with its sink, by editing it."""

@@ -1,0 +1,192 @@
+"""find_causes(): what the sink of a model is for, head by head, from what happens when it is taken away."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from sinklab.errors import ConfigurationError
+from sinklab.results.run import Result, Run
+from sinklab.studies.arguments import (
+    Bos,
+    CorpusSource,
+    Device,
+    Dtype,
+    Out,
+    Overwrite,
+    Progress,
+    Revision,
+    Seed,
+    Threshold,
+    TrustRemoteCode,
+    command,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    from sinklab.models.loading import LoadedModel
+    from sinklab.studies.causes.readout import Readout
+    from sinklab.studies.causes.samples import Samples
+
+__all__ = ["find_causes"]
+
+WORDS: tuple[Literal["auto", "null", "none"], ...] = ("auto", "null", "none")
+"""What a sink may be, besides a position."""
+
+
+@command("causes")
+def find_causes(
+    model: str | LoadedModel | PreTrainedModel | nn.Module,
+    *,
+    heads: str | Sequence[tuple[int, int]] | None = "all",
+    sink: int | str = "auto",
+    domains: Sequence[CorpusSource] = ("python_source",),
+    texts: int | None = None,
+    seq_len: int | None = None,
+    budget: Literal["fast", "full"] = "fast",
+    level: float = 0.05,
+    minimal_effect: float = 0.01,
+    threshold: Threshold = 0.3,
+    samples: Samples | None = None,
+    readout: Readout | None = None,
+    seed: Seed = 0,
+    bos: Bos = "auto",
+    batch_size: int = 16,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    say: Callable[[str], None] = lambda text: None,
+    progress: Progress | None = None,
+) -> Result:
+    """Say what every head does with its sink: semantic, dormant, switch, broadcast, or undecided.
+
+    Changes one head at a time, takes the loss again, and compares with random changes of the same size. With an output
+    directory a run that is killed goes on where it was.
+
+    semantic: sending all of a head's attention to the sink costs loss on every domain. dormant: it costs nothing, and hiding
+    the sink costs more than hiding other keys. switch: one on some domains, the other on others. broadcast: the sink's value is
+    used. undecided: anything else, at the error rate asked for. docs/causes.md has the rules and their limits.
+
+    Args:
+        model: embedded:softmax, embedded:sigmoid, a directory, or a hub id; from Python also a model in memory, and with
+            ``samples`` any module.
+        heads: Heads to examine, written layer.head from 0 with commas between, or all; from Python also pairs.
+        sink: Where the sink is: auto finds it, a position of the document, null for the null score, or none (heads are then
+            zeroed).
+        domains: Names from 'sinklab list corpora' or text files; each is a domain.
+        texts: Texts of each domain; more decide more heads; by default 16, or 64 in full.
+        seq_len: Tokens of a text, BOS included; by default 256, or the trained length if less.
+        budget: full: more texts, more controls, replacement by means and other texts, all experiments.
+        level: Expected share of false labels among those given (Benjamini and Hochberg, over all heads and hypotheses).
+        minimal_effect: Change of the loss, in nats, below which it counts as nothing.
+        samples, readout: inputs of your own and what is read off the outputs, instead of ``domains``: for encoders, vision
+            models and anything that does not read tokens.
+        seed: Seed of texts and controls; the same seed gives the same numbers.
+        batch_size: Texts a forward pass.
+        out: Directory for report.html, summary.json, table.parquet and run.json, whole or not at all.
+        say: told in a sentence how long it will take.
+
+    Raises:
+        SinklabError: see the errors of loading and corpora. No sink, heads that are not there, an error rate that so few texts
+            cannot reach, an intervention that the model's attention cannot express: the message says what to do.
+
+    Examples:
+        sinklab causes embedded:softmax
+        sinklab causes embedded:softmax --heads 2.0,3.1 --texts 64 --out build/causes
+        sinklab causes ORG/MODEL --domains python_source,notes.txt --budget full --out build/causes
+        sinklab causes ORG/MODEL --sink null --json
+    """
+    import torch
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    from sinklab.models.loading import LoadedModel
+    from sinklab.report.html import write_report
+    from sinklab.results.table import make_table
+    from sinklab.studies.causes.display import display
+    from sinklab.studies.causes.measurement import Asked, examine, facts_of, texts_of_budget
+    from sinklab.studies.causes.texts import Texts
+    from sinklab.studies.measure.probing import opened, uses_bos
+
+    asked = Asked(
+        heads=parse_heads(heads), sink=parse_sink(sink), budget=budget, level=level, minimal_effect=minimal_effect,
+        threshold=threshold, seed=seed, batch_size=batch_size,
+    )  # fmt: skip
+    asked.check()
+    if (samples is None) != (readout is None):
+        raise ConfigurationError(
+            "samples and readout go together: inputs of your own, and what is read off the outputs for them"
+        )
+    with Run("causes", out=out, overwrite=overwrite, settings={**asked.to_dict(), "bos": bos}, progress=progress) as run:
+        loaded: LoadedModel | None = None
+        if isinstance(model, (str, LoadedModel, PreTrainedModel)):
+            loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+        elif samples is None:
+            raise ConfigurationError(
+                f"{type(model).__name__} is no model of transformers, so it is not known what to feed it; give samples and "
+                "readout"
+            )
+        else:
+            model.eval()  # as a model of transformers is put: dropout would be taken for an effect
+        with_bos: int | None = None
+        if samples is not None and readout is not None:
+            given = Texts(samples, readout, [{"domain": name} for name in samples.domain_names])
+        else:
+            assert loaded is not None
+            with_bos = int(uses_bos(loaded.encoder, bos))
+            given = texts_of_budget(loaded, domains, budget, texts=texts, seq_len=seq_len, seed=seed, bos=bool(with_bos))
+        module = loaded.model if loaded is not None else model
+        assert isinstance(module, nn.Module)
+        facts = facts_of(module, loaded)
+        found = examine(module, given, asked, identity=facts, store=run.store, say=say, progress=run.progress)
+        return run.finish(
+            summary={**facts, **found.summary},
+            table=make_table(found.rows, run_id=run.id, seed=seed, bos=with_bos, **facts),
+            display=display,
+            page=write_report,
+            loaded=loaded or next(module.parameters(), torch.zeros(0)),
+            config={"texts": len(given.samples), "positions": given.samples.domains.shape[1]},
+            model={**facts, "class": type(module).__name__},
+            domains=given.record,
+            measured=found.record,
+        )
+
+
+def parse_heads(heads: str | Sequence[tuple[int, int]] | None) -> tuple[tuple[int, int], ...] | None:
+    """Pairs of layer and head from ``0.1,3.0``; ``None`` for ``all``.
+
+    Raises:
+        ConfigurationError: anything else.
+    """
+    if heads is None or not isinstance(heads, str):
+        return None if heads is None else tuple(heads)
+    if heads.strip() == "all":
+        return None
+    parts = [part.strip() for part in heads.split(",") if part.strip()]
+    if not parts or not all(re.fullmatch(r"\d+\.\d+", part) for part in parts):
+        raise ConfigurationError(
+            f"`heads` {heads!r} must be all, or heads written layer.head with commas between, such as 0.1,3.0"
+        )
+    return tuple((int(layer), int(head)) for layer, head in (part.split(".") for part in parts))
+
+
+def parse_sink(sink: int | str) -> int | Literal["auto", "null", "none"]:
+    """``auto``, ``null``, ``none`` or a position, which may be written as text.
+
+    Raises:
+        ConfigurationError: anything else.
+    """
+    if isinstance(sink, int):
+        return sink
+    for word in WORDS:
+        if sink == word:
+            return word
+    if not sink.isdecimal():
+        raise ConfigurationError(f"`sink` {sink} must be auto, a position from 0, null or none")
+    return int(sink)

@@ -1,0 +1,108 @@
+"""Effects: what each intervention on each head does to the loss, text by text; and the slow way to measure them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from sinklab.attention.intervention import HeadIntervention
+from sinklab.attention.session import attend
+from sinklab.results.run import Progress, silent
+from sinklab.sinks import Head
+from sinklab.studies.causes.readout import Readout
+from sinklab.studies.causes.samples import Samples
+
+__all__ = ["Effects", "Variant", "one_by_one"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Variant:
+    """Something that is done to one head at a time.
+
+    Args:
+        name: unique among the variants of a measurement: ``redirect``, ``hide``, ``hide control 3``.
+        interventions: in order; their ``heads`` are set to the head in question.
+    """
+
+    name: str
+    interventions: tuple[HeadIntervention, ...]
+
+    def on(self, head: Head, start: int, stop: int) -> list[HeadIntervention]:
+        """The interventions on one head for the samples ``start`` to ``stop``."""
+        return [
+            dataclasses.replace(one.of_samples(start, stop), heads={head.module or head.layer: (head.head,)})
+            for one in self.interventions
+        ]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Effects:
+    """Changes that interventions make, relative to the unedited model on the same text.
+
+    Attributes:
+        variants: names.
+        heads: in the order of the second axis.
+        domain_names: in the order of the last axis.
+        loss: float64 ``(variants, heads, samples, domains)``: change of the mean loss over the scored positions of a domain;
+            positive where the intervention hurts, NaN where the sample has no such position.
+        divergence: same shape: mean distance of the outputs from those of the unedited model, from 0.
+        clean_loss: float64 ``(samples, domains)``.
+        unit: of all of these.
+        record: qualified name of an attention module to how its heads were measured; empty for :func:`one_by_one`.
+    """
+
+    variants: list[str]
+    heads: list[Head]
+    domain_names: tuple[str, ...]
+    loss: np.ndarray
+    divergence: np.ndarray
+    clean_loss: np.ndarray
+    unit: str
+    record: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def of(self, variant: str) -> np.ndarray:
+        """Change of the loss by one variant, ``(heads, samples, domains)``."""
+        return np.asarray(self.loss[self.variants.index(variant)])
+
+
+@torch.no_grad()
+def one_by_one(
+    model: nn.Module,
+    samples: Samples,
+    readout: Readout,
+    variants: Sequence[Variant],
+    heads: Sequence[Head],
+    *,
+    batch_size: int = 16,
+    progress: Progress = silent,
+) -> Effects:
+    """Run the whole model once for every variant, head and batch; the definition that everything faster is tested against.
+
+    Args:
+        heads: all of them, or some.
+        batch_size: samples a forward.
+    """
+    shape = (len(variants), len(heads), len(samples), len(samples.domain_names))
+    loss, divergence = np.full(shape, np.nan), np.full(shape, np.nan)
+    clean_loss = np.full(shape[2:], np.nan)
+    total, done = len(variants) * len(heads) * -(-len(samples) // batch_size), 0
+    for start, part in samples.parts(batch_size):
+        stop = start + len(part)
+        clean = readout.outputs(model(**part.inputs), part)
+        own = readout.loss(clean, part)
+        clean_loss[start:stop] = part.by_domain(own).cpu().numpy()
+        for number, variant in enumerate(variants):
+            for place, head in enumerate(heads):
+                with attend(model, interventions=variant.on(head, start, stop), verify=False):
+                    edited = readout.outputs(model(**part.inputs), part)
+                loss[number, place, start:stop] = part.by_domain(readout.loss(edited, part) - own).cpu().numpy()
+                divergence[number, place, start:stop] = part.by_domain(readout.divergence(edited, clean)).cpu().numpy()
+                done += 1
+                progress("effects", done, total)
+    return Effects(
+        [variant.name for variant in variants], list(heads), samples.domain_names, loss, divergence, clean_loss, readout.unit
+    )

@@ -1,0 +1,368 @@
+"""The engine: effects of many variants on many heads, equal to those of ``effects.one_by_one`` and much faster.
+
+The unedited model runs once a batch; what a variant does to a head follows from the recorded attention call; and of the model
+only what lies behind the edited module runs again, for several variants and heads at a time (``replay.py``). Where the readout
+is a cross-entropy of tokens, logits are never held (``replay_logits.py``).
+
+Every module is tried first, on two samples: a replay without edits must give the outputs of the model, and one with an edit
+those of the edited model. A module that fails goes one head at a time, and :attr:`Effects.record` says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sinklab.attention.call import AttentionCall
+from sinklab.attention.editing import Editing
+from sinklab.attention.intervention import HeadIntervention
+from sinklab.attention.matmul_precision import fast_float32, linear_sizes
+from sinklab.attention.session import attend
+from sinklab.attention.some_heads import of_heads
+from sinklab.errors import ConfigurationError, MeasurementError
+from sinklab.results.run import Progress, silent
+from sinklab.sinks import Head
+from sinklab.studies.causes.effects import Effects, Variant, one_by_one
+from sinklab.studies.causes.engine_call import SharedHead
+from sinklab.studies.causes.readout import Changes, Readout
+from sinklab.studies.causes.replay import Recording, Replay
+from sinklab.studies.causes.samples import Samples
+
+__all__ = ["REPLAYED", "estimate", "measure_effects"]
+
+REPLAYED = "replayed"
+"""What :attr:`Effects.record` says of a module whose heads did not go one by one."""
+ROOM = 2**30
+"""Bytes that recorded calls of attention may take."""
+STACK = 2**21
+"""Bytes of the head outputs of one stack of edits: about what a processor's caches hold, more is slower. While a layer runs it
+needs some ten times as many; the logits of a readout that asks for them, and the weights of attention that forms them, may be
+eight times as large."""
+TRIAL = 2
+"""Samples of the trial of a module."""
+ROUNDING = 32
+"""Largest root mean square error of a replay, in units of the last place of the root mean square output. Batches of another
+size are rounded in another order, some units in a model of some layers; a replay that lacks a term is wrong in the first
+digits."""
+
+
+def measure_effects(
+    model: nn.Module,
+    samples: Samples,
+    readout: Readout,
+    variants: Sequence[Variant],
+    heads: Sequence[Head],
+    *,
+    batch_size: int = 16,
+    progress: Progress = silent,
+) -> Effects:
+    """The same as :func:`~sinklab.studies.causes.effects.one_by_one`, up to rounding.
+
+    Nobody else may run the model meanwhile: while it works, some of its modules have another ``forward``.
+
+    Args:
+        heads: all of them, or some.
+        batch_size: samples of the unedited run; edits are stacked on top of it as far as there is room.
+        progress: called with ``"effects"``, how many of variants × heads × batches are done, and their number.
+
+    Returns:
+        Effects whose ``record`` says for every attention module that it was replayed, or why not.
+
+    Raises:
+        ConfigurationError: a layer or head that the model has not, or a batch size below 1.
+        UnsupportedModelError: an intervention that the attention of the model cannot express.
+    """
+    _check_batch_size(batch_size)
+    shape = (len(variants), len(heads), len(samples), len(samples.domain_names))
+    loss, divergence = np.full(shape, np.nan), np.full(shape, np.nan)
+    clean_loss = np.full(shape[2:], np.nan)
+    total, done = len(variants) * len(heads) * -(-len(samples) // batch_size), 0
+
+    def advance(number: int) -> None:
+        nonlocal done
+        done += number
+        progress("effects", done, total)
+
+    with torch.no_grad(), _fast_products(model, samples):
+        plan = _make_plan(model, samples, readout, variants, heads)
+        for start, part in samples.parts(batch_size):
+            rows = slice(start, start + len(part))
+            for recording, changes in _recordings(plan, part):
+                clean_loss[rows] = part.by_domain(changes.clean_loss).cpu().numpy()
+                for stack in _stacks(plan, recording, start):
+                    of_loss, of_outputs = _run(plan, recording, changes, stack)
+                    for number, (variant, head) in enumerate(stack.pairs):
+                        loss[variant, head, rows] = part.by_domain(of_loss[number]).cpu().numpy()
+                        divergence[variant, head, rows] = part.by_domain(of_outputs[number]).cpu().numpy()
+                    advance(len(stack.pairs))
+    if plan.slow or not plan.modules:
+        rest = [heads[number] for number in plan.slow]
+        found = one_by_one(
+            model, samples, readout, variants, rest, batch_size=batch_size, progress=lambda what, done, total: advance(1)
+        )
+        loss[:, plan.slow], divergence[:, plan.slow], clean_loss = found.loss, found.divergence, found.clean_loss
+    names = [variant.name for variant in variants]
+    return Effects(names, list(heads), samples.domain_names, loss, divergence, clean_loss, readout.unit, plan.record)
+
+
+def estimate(
+    model: nn.Module,
+    samples: Samples,
+    readout: Readout,
+    variants: Sequence[Variant],
+    heads: Sequence[Head],
+    *,
+    batch_size: int = 16,
+) -> float:
+    """Seconds that :func:`measure_effects` will take.
+
+    From the trial of the modules, one recorded batch, and one stack of edits behind the first module and one behind the last,
+    the mean of which stands for all others.
+    """
+    _check_batch_size(batch_size)
+    seconds, began = 0.0, time.perf_counter()
+    _, part = next(samples.parts(batch_size))
+    batches = len(samples) / len(part)
+
+    def lap() -> float:
+        nonlocal began
+        taken, began = time.perf_counter() - began, time.perf_counter()
+        return taken
+
+    with torch.no_grad(), _fast_products(model, samples):
+        plan = _make_plan(model, samples, readout, variants, heads)
+        trial, a_pair = lap(), []
+        ends = list(dict.fromkeys([*plan.modules[:1], *plan.modules[-1:]]))
+        for module in ends:
+            one = dataclasses.replace(plan, modules=[module])
+            for recording, changes in _recordings(one, part):
+                seconds += batches * lap() / len(ends)
+                stack = next(_stacks(one, recording, 0))
+                _run(plan, recording, changes, stack)
+                a_pair.append(lap() / len(stack.pairs))
+        pairs = len(variants) * sum(len(plan.heads_of[module]) for module in plan.modules)
+        seconds += batches * pairs * sum(a_pair) / max(1, len(a_pair))
+    if plan.slow:
+        lap()
+        one_by_one(model, part, readout, variants[:1], [heads[plan.slow[0]]], batch_size=batch_size)
+        seconds += batches * lap() * len(plan.slow) * len(variants)
+    return trial + seconds
+
+
+def _fast_products(model: nn.Module, samples: Samples) -> contextlib.AbstractContextManager[bool]:
+    weight = next(model.parameters(), None)
+    if weight is None or weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return contextlib.nullcontext(False)
+    return fast_float32(linear_sizes(model, samples.domains.numel()))
+
+
+def _check_batch_size(batch_size: int) -> None:
+    if batch_size < 1:
+        raise ConfigurationError(f"batch_size must be 1 or more, got {batch_size}")
+
+
+@dataclasses.dataclass(eq=False)
+class _Plan:
+    """What is to be done, and how.
+
+    Attributes:
+        modules: names of the attention modules that are replayed.
+        heads_of: name to the numbers of its heads in the result.
+        slow: numbers of the heads that go one by one.
+        record: name to :data:`REPLAYED`, or to the reason why not.
+    """
+
+    replay: Replay
+    readout: Readout
+    variants: Sequence[Variant]
+    heads: Sequence[Head]
+    modules: list[str] = dataclasses.field(default_factory=list)
+    heads_of: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    slow: list[int] = dataclasses.field(default_factory=list)
+    record: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def outputs(self, found: object, recording: Recording) -> Tensor:
+        """What the readout compares, or hidden states in its place."""
+        return self.readout.outputs(found, recording.part)
+
+    def interventions(self, variant: int, head: int, call: AttentionCall, start: int, stop: int) -> list[HeadIntervention]:
+        """What a variant does to a head, by their numbers; nothing if its settings make it the identity.
+
+        Raises:
+            ConfigurationError: a layer or head that the model has not.
+        """
+        editing = Editing(self.variants[variant].on(self.heads[head], start, stop), self.replay.anatomy)
+        groups = editing.groups(call.site, call.num_heads)
+        return groups[0][1] if groups else []
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Stack:
+    """Edits of one module that run together: numbers of variant and head in the result, and number of the head in its module
+    with its outputs ``(batch, q_len, value_dim)``."""
+
+    module: str
+    pairs: list[tuple[int, int]]
+    edits: list[tuple[int, Tensor]]
+
+
+# --- the trial -------------------------------------------------------------------------------------------------------------
+
+
+def _make_plan(
+    model: nn.Module, samples: Samples, readout: Readout, variants: Sequence[Variant], heads: Sequence[Head]
+) -> _Plan:
+    """Try every module that has heads to be edited."""
+    part = samples.part(0, min(TRIAL, len(samples)))
+    plan = _Plan(Replay(model), readout, variants, heads)
+    everything = list(plan.replay.anatomy.attention)
+    for head in heads:
+        for variant in variants:  # the checks of a session, before hours are spent on other heads
+            Editing(variant.on(head, 0, len(part)), plan.replay.anatomy)
+    recording = plan.replay.record(part, everything)
+    expected = plan.outputs(recording.outputs, recording)
+    bare = _without_logits(plan, recording, expected)
+    if bare is not None:
+        plan.replay, recording = bare, bare.record(part, everything)
+    by_layer = {site.layer: name for name, site in recording.sites.items() if site.kind == "self"}
+    for number, head in enumerate(heads):
+        plan.heads_of.setdefault(head.module or by_layer.get(head.layer, f"layer {head.layer}"), []).append(number)
+    for name in sorted(
+        plan.heads_of, key=list(recording.calls).index if plan.heads_of.keys() <= recording.calls.keys() else None
+    ):
+        reason = _trial(plan, recording, expected, name)
+        plan.record[name] = reason or REPLAYED
+        if reason is None:
+            plan.modules.append(name)
+        else:
+            plan.slow += plan.heads_of[name]
+    return plan
+
+
+def _without_logits(plan: _Plan, recording: Recording, expected: Tensor) -> Replay | None:
+    """A replay that leaves the vocabulary projection out, if the readout can do without logits and that linear map is proved to
+    be all that stands between the hidden states and what the readout reads."""
+    projection = getattr(plan.replay.model, "get_output_embeddings", lambda: None)()
+    overridden = type(plan.readout).compare_hidden is not Readout.compare_hidden
+    if not overridden or type(projection) is not nn.Linear or "labels" in recording.part.inputs:
+        return None
+    replay = Replay(plan.replay.model, projection)
+    hidden = plan.outputs(replay.record(recording.part, ()).outputs, recording)
+    logits = replay.logit_map()
+    if logits is None or hidden.shape[-1] != logits.weight.shape[1] or hidden.shape[:-1] != expected.shape[:-1]:
+        return None
+    proved = _error(nn.functional.linear(hidden, logits.weight, logits.bias), expected) <= ROUNDING
+    return replay if proved and plan.readout.compare_hidden(hidden, logits, recording.part) is not None else None
+
+
+def _trial(plan: _Plan, recording: Recording, expected: Tensor, name: str) -> str | None:
+    """Why the heads of a module cannot be replayed, or ``None`` when they can.
+
+    Args:
+        expected: outputs of the unedited model, as the readout reads them.
+    """
+    if recording.times[name] != 1:
+        return f"it calls the attention function {recording.times[name]} times in one run of the model"
+    call, number, stop = recording.calls[name], plan.heads_of[name][0], len(recording.part)
+    found = ((one, plan.interventions(one, number, call, 0, stop)) for one in range(len(plan.variants)))
+    variant, interventions = next(((one, edits) for one, edits in found if edits), (0, []))
+    for head in plan.heads_of[name]:
+        plan.interventions(variant, head, call, 0, stop)  # every head is there
+    chosen = plan.heads[number].head
+    own = SharedHead(of_heads(call, [chosen]))
+    edits = [(chosen, own.outputs([])), (chosen, own.outputs(interventions))]
+    with attend(plan.replay.model, interventions=interventions, verify=False):
+        wanted = plan.outputs(plan.replay.model(**recording.part.inputs), recording)
+    weight, reason = plan.replay.linear_map(recording, name), None
+    for way in [weight, None] if weight is not None else [None]:
+        plan.replay.maps.pop(name, None)
+        if way is not None:
+            plan.replay.maps[name] = way
+        try:
+            replayed = plan.outputs(plan.replay.run(recording, name, edits), recording)
+        except (RuntimeError, TypeError, ValueError, MeasurementError) as error:
+            reason = f"the model does not run with layers left out: {type(error).__name__}: {error}"
+            continue
+        logits = plan.replay.logit_map()
+        if logits is not None:
+            replayed = nn.functional.linear(replayed, logits.weight, logits.bias)
+        pairs = zip(replayed.split(len(expected)), (expected, wanted), strict=True)
+        plain, edited = (_error(one, other) for one, other in pairs)
+        if max(plain, edited) <= ROUNDING:
+            return None
+        which = "without an edit" if plain > ROUNDING else f"under {plan.variants[variant].name!r}"
+        reason = f"a replay {which} is {max(plain, edited):.2g} units in the last place off the model, more than {ROUNDING}"
+    return reason
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    """Root mean square difference over the root mean square of what is expected, in units of the last place."""
+    if found.shape != expected.shape:
+        return float("inf")
+    unit = torch.finfo(expected.dtype).eps * expected.double().square().mean().sqrt()
+    error = (found.double() - expected.double()).square().mean().sqrt() / unit.clamp_min(torch.finfo(torch.float64).tiny)
+    return float(error.nan_to_num(float("inf")))
+
+
+# --- the work --------------------------------------------------------------------------------------------------------------
+
+
+def _recordings(plan: _Plan, part: Samples) -> Iterator[tuple[Recording, Changes]]:
+    """Runs of the unedited model, one or, if not all calls can be held together, several."""
+    wanted, logits = plan.modules, plan.replay.logit_map()
+    changes: Changes | None = None
+    while wanted:
+        recording = plan.replay.record(part, wanted, ROOM)
+        if changes is None:
+            outputs = plan.outputs(recording.outputs, recording)
+            if logits is not None:
+                changes = plan.readout.compare_hidden(outputs, logits, part)
+            changes = plan.readout.compare(outputs, part) if changes is None else changes
+        yield recording, changes
+        wanted = recording.left
+
+
+def _stacks(plan: _Plan, recording: Recording, start: int) -> Iterator[_Stack]:
+    """All edits of the modules whose calls are recorded, as many at a time as there is room for."""
+    stop = start + len(recording.part)
+    for module, call in recording.calls.items():
+        pairs = [(variant, head) for head in plan.heads_of[module] for variant in range(len(plan.variants))]
+        size = _edits_of_a_stack(plan, recording, call)
+        shared: tuple[int, SharedHead] | None = None
+        for first in range(0, len(pairs), size):
+            edits = []
+            for variant, number in pairs[first : first + size]:
+                head = plan.heads[number].head
+                if shared is None or shared[0] != head:
+                    shared = head, SharedHead(of_heads(call, [head]))
+                interventions = plan.interventions(variant, number, call, start, stop)
+                own = tuple(
+                    id(one) for one in plan.variants[variant].interventions
+                )  # of one batch and one head: they do the same
+                edits.append((head, shared[1].outputs(interventions, own if len(own) == len(interventions) else ())))
+            yield _Stack(module, pairs[first : first + size], edits)
+
+
+def _edits_of_a_stack(plan: _Plan, recording: Recording, call: AttentionCall) -> int:
+    """How many edits run together."""
+    assert call.head_outputs is not None
+    outputs = plan.outputs(recording.outputs, recording)
+    scores = call.queries.shape[0] * call.num_heads * call.q_len * call.kv_len * call.queries.element_size()
+    cost = max(_bytes(call.head_outputs), _bytes(outputs) / 8, scores / 8)
+    return max(1, int(STACK / cost))
+
+
+def _run(plan: _Plan, recording: Recording, changes: Changes, stack: _Stack) -> tuple[Tensor, Tensor]:
+    """Change of the loss, and divergence, ``(edits, samples, seq_len)``."""
+    found = plan.replay.run(recording, stack.module, stack.edits)
+    return changes.changes(plan.outputs(found, recording))
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

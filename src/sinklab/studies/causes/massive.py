@@ -1,0 +1,385 @@
+"""Massive activations: where they are born and die, and what zeroing them costs, against what their mean costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sinklab.attention.call import LayerOutput
+from sinklab.attention.intervention import HiddenIntervention, Intervention, Place
+from sinklab.attention.probe import Probe, Watcher
+from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.results.intervals import Interval
+from sinklab.results.metric import Metric
+from sinklab.sinks import Head, Sinks
+from sinklab.studies.causes._runs import Edits, PlaceWeight, change, ids_by_position, most_frequent, no_edits, place_of, runs
+from sinklab.studies.causes.finding import LOSS_CHANGE, SINK_SHARE, Finding, head_rows, interval_rows, signed
+from sinklab.studies.causes.readout import Readout, readout_for
+from sinklab.studies.causes.samples import Samples
+
+__all__ = ["SUN", "Activation", "Edit", "MassiveActivations", "massive_activations"]
+
+LARGEST_ACTIVATION = Metric("largest_activation", "norm", "Mean over texts of the largest |x| after the layer.")
+LARGEST_TIMES_MEDIAN = Metric(
+    "largest_times_median", "ratio", "Mean over texts of the largest over the median |x| after the layer."
+)
+BORN_VALUE = Metric(
+    "massive_born_value", "norm", "Mean over texts, with its sign, of an activation that becomes massive in this layer."
+)
+BORN_CHANNEL = Metric("massive_born_channel", "index", "Coordinate of the hidden state that holds massive_born_value.")
+
+SUN = (100.0, 1000.0)
+"""Size, and times the median, above which Sun et al. 2024 (arXiv 2402.17762) call a value massive."""
+CRITERIA = (SUN, (0.0, 50.0))
+"""Tried in this order, if none is asked for."""
+MOST = 10_000
+"""Values of one text after one layer that may meet the criterion: more than a few are not what the word means."""
+
+
+Seen = dict[tuple[int, int, int], dict[int, tuple[float, float]]]
+"""Text, position and channel to layer to value and how many times the median it is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Activation:
+    """One channel that is massive at one position, over the texts in which it is.
+
+    Attributes:
+        position: 0-based, in the document.
+        channel: coordinate of the hidden state.
+        birth: first layer whose output has it; -1 for the embeddings. Of several texts the most frequent one.
+        death: first layer whose output has it no more; ``None`` if the last one still has.
+        texts: in how many.
+        value: mean over these texts of the value where it is largest, with its sign.
+        deviation: standard deviation of the same: 0 where the token before it is always the same (a BOS at position 0).
+        times_median: mean over these texts of its size over the median size of the hidden state at that layer.
+        token: most frequent id at the position; ``None`` without ``input_ids``.
+    """
+
+    position: int
+    channel: int
+    birth: int
+    death: int | None
+    texts: int
+    value: float
+    deviation: float
+    times_median: float
+    token: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Edit:
+    """What setting all massive activations, in the layer of their birth, does.
+
+    Attributes:
+        loss: change over texts, in the unit of the readout.
+        sink_weights: ``(heads,)`` mean weight on the sink under the edit; ``None`` without a sink.
+    """
+
+    loss: Interval
+    sink_weights: np.ndarray | None
+
+
+@dataclasses.dataclass(frozen=True)
+class MassiveActivations(Finding):
+    """What :func:`massive_activations` found.
+
+    Attributes:
+        found: most frequent first, then largest.
+        peaks: for each layer the mean over texts of its largest value, of that over the median, and where the largest is.
+        edits: the causal tests by name; empty if nothing was found. ``zero``; ``mean``, the mean of the channel over texts, at
+            the same position where half of the texts have it there, else over all the positions where it is born in that
+            layer; ``control``, as many other channels of the same tokens set to zero.
+        sink_weights: ``(heads,)`` of the model as it is; ``None`` without a sink.
+        heads: in the order of all sink weights.
+        clean_loss: mean over texts.
+    """
+
+    found: list[Activation]
+    peaks: list[dict[str, float | int]]
+    edits: dict[str, Edit]
+    heads: list[Head]
+    sink_weights: np.ndarray | None
+    clean_loss: float
+    least: float
+    times_median: float
+    texts: int
+    unit: str
+
+    @property
+    def statement(self) -> str:
+        """What the numbers say, in a sentence."""
+        if not self.found:
+            top = max(self.peaks, key=lambda peak: peak["times_median"])
+            return (
+                f"No value is above {self.least:g} and {self.times_median:g} times the median of its hidden state; the "
+                f"largest is {top['value']:.3g}, {top['times_median']:.3g} times the median, after layer {top['layer']}."
+            )
+        zero, mean, control = (edit.loss for edit in self.edits.values())
+        first = self.found[0]
+        where = f"{len(self.found)} massive activations, the first in channel {first.channel} at position {first.position}"
+        words = f"{where}, born in layer {first.birth}: zeroing them all costs {signed(zero)} {self.unit}"
+        words += f", as many other channels {signed(control)}, their mean {signed(mean)}"
+        if all(activation.deviation <= 1e-4 * abs(activation.value) for activation in self.found):
+            words += " (they hardly vary from text to text, so that the mean is next to no edit)"
+        zeroed = self.edits["zero"].sink_weights
+        if self.sink_weights is not None and zeroed is not None:
+            head = int(np.nanargmax(self.sink_weights))
+            before, after = self.sink_weights[head], zeroed[head]
+            words += f"; zeroed, the weight of head {self.heads[head]} on the sink goes from {before:.3f} to {after:.3f}"
+        return f"{words}."
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Rows of the long table."""
+        common: dict[str, Any] = {"probe": "causes_massive", "count": self.texts}
+        for peak in self.peaks:
+            at = {**common, "layer": peak["layer"], "key_position": peak["position"]}
+            yield {**at, "metric": LARGEST_ACTIVATION, "value": peak["value"]}
+            yield {**at, "metric": LARGEST_TIMES_MEDIAN, "value": peak["times_median"]}
+        for activation in self.found:
+            at = {**common, "layer": activation.birth, "key_position": activation.position, "count": activation.texts}
+            yield {**at, "metric": BORN_VALUE, "value": activation.value}
+            yield {**at, "metric": BORN_CHANNEL, "value": float(activation.channel)}
+        weights: dict[str | None, np.ndarray | None] = {None: self.sink_weights}
+        for name, edit in self.edits.items():
+            edited = f"massive activations: {name}"
+            yield from interval_rows(LOSS_CHANGE.of(self.unit), edit.loss, **common, intervention=edited)
+            weights[edited] = edit.sink_weights
+        for intervention, values in weights.items():
+            if values is not None:
+                yield from head_rows(SINK_SHARE, self.heads, values, **common, intervention=intervention)
+
+
+def massive_activations(
+    model: nn.Module,
+    samples: Samples,
+    sinks: Sinks | None = None,
+    *,
+    readout: Readout | None = None,
+    least: float | None = None,
+    times_median: float | None = None,
+    batch_size: int = 16,
+    seed: int = 0,
+) -> MassiveActivations:
+    """Find massive activations, then set them to zero and to their mean in the layer of their birth.
+
+    A value is massive if it is larger than ``least`` and at least ``times_median`` times the median size of its hidden
+    state, all tokens of one text after one layer. The thresholds of Sun et al. 2024 (arXiv 2402.17762), 100 and 1000, are tried
+    first; small models have none by these, and a ratio of 50 alone is tried next. The result names the criterion that it is by.
+    Zeroing takes away two things at once, that the values are large and that they are constant, so their mean is always set
+    beside it (Owen et al. 2025, arXiv 2503.22329), and as many other channels of the same tokens, drawn at random, set to zero.
+
+    Args:
+        model: any model whose layers give hidden states ``(batch, seq_len, hidden_size)``.
+        samples: two texts or more.
+        sinks: where the sink is, to see what becomes of it; ``None``, or a ``place`` of ``None``, to leave that out.
+        readout: the loss; that of the model's task by default.
+        least, times_median: your own criterion, instead of the two; one that is left out is that of Sun et al.
+
+    Raises:
+        ConfigurationError: thresholds below 0, thresholds that more than 10,000 values of a text meet, or fewer than
+            two texts.
+        UnsupportedModelError: no layer was seen.
+    """
+    criteria: Sequence[tuple[float, float]] = CRITERIA
+    if least is not None or times_median is not None:
+        criteria = [(SUN[0] if least is None else least, SUN[1] if times_median is None else times_median)]
+    if criteria[0][0] < 0 or criteria[0][1] <= 0:
+        raise ConfigurationError(f"thresholds must be positive, got least={least} and times_median={times_median}")
+    readout = readout_for(model) if readout is None else readout
+    inputs = samples.inputs
+    place = None if sinks is None else sinks.place_in(inputs.get("input_ids"), inputs.get("attention_mask"))
+    for criterion in criteria:
+        clean, weight, peaks = _measured(model, samples, readout, no_edits, criterion, place, batch_size)
+        layers = sorted({layer for _, probe in peaks for layer in probe.largest})
+        if not layers:
+            raise UnsupportedModelError(f"{type(model).__name__}: no layer was seen that gives hidden states")
+        seen: Seen = defaultdict(dict)
+        for start, probe in peaks:
+            for layer, text, position, channel, value, times in probe.hits:
+                seen[start + text, position, channel][layer] = value, times
+        if seen:
+            break
+    given = samples.inputs.get("input_ids")
+    ids = None if given is None else ids_by_position(samples, max(0, peaks[0][1].length - given.shape[1]))
+    tests: dict[str, Edit] = {}
+    if seen:
+        width = peaks[0][1].width
+        for name in ("zero", "mean", "control"):
+            points = _points(seen, name, len(samples), width, torch.Generator().manual_seed(seed))
+
+            def edit(start: int, stop: int, points: dict[int, Tensor] = points) -> list[Intervention]:
+                return [
+                    _SetValues(layers=(layer,), points=inside - torch.tensor([start, 0, 0, 0.0], dtype=torch.float64))
+                    for layer, all_points in points.items()
+                    if len(inside := all_points[(all_points[:, 0] >= start) & (all_points[:, 0] < stop)])
+                ]
+
+            losses, after, _ = _measured(model, samples, readout, edit, criterion, place, batch_size)
+            tests[name] = Edit(change(losses, clean, "massive activations"), None if after is None else after.weights)
+    return MassiveActivations(
+        found=_found(seen, layers, ids),
+        peaks=[_peak(layer, [probe for _, probe in peaks]) for layer in layers],
+        edits=tests,
+        heads=[] if weight is None else weight.heads,
+        sink_weights=None if weight is None else weight.weights,
+        clean_loss=float(np.nanmean(clean)),
+        least=criterion[0],
+        times_median=criterion[1],
+        texts=len(samples),
+        unit=readout.unit,
+    )
+
+
+def _measured(
+    model: nn.Module,
+    samples: Samples,
+    readout: Readout,
+    edits: Edits,
+    criterion: tuple[float, float],
+    place: Place | None,
+    batch_size: int,
+) -> tuple[np.ndarray, PlaceWeight | None, list[tuple[int, _Peaks]]]:
+    """Losses ``(samples,)``, the weight on the sink, and the peaks of each batch with its first sample."""
+    losses, peaks = [], []
+    weight = None if place is None else PlaceWeight(place)
+
+    def probes(start: int, stop: int) -> list[Probe]:
+        return [_Peaks(*criterion), *([] if place is None else [PlaceWeight(place_of(place, start, stop))])]
+
+    for run in runs(model, samples, readout, edits, probes=probes, batch_size=batch_size):
+        losses.append(run.losses.nanmean(1).numpy())
+        for probe in run.probes:
+            if isinstance(probe, _Peaks):
+                peaks.append((run.start, probe))
+            elif weight is not None and isinstance(probe, PlaceWeight):
+                weight.merge(probe)
+    return np.concatenate(losses), weight, peaks
+
+
+class _Peaks(Watcher):
+    """All values that meet the criterion, and the largest of each layer.
+
+    Attributes:
+        hits: layer, row of the batch, position, channel, value, times the median.
+        largest: for each layer, of each row the largest size, the median, and position and channel of the largest.
+    """
+
+    name, needs = "massive_peaks", frozenset({"hidden_states"})
+
+    def __init__(self, least: float, times_median: float) -> None:
+        self.least, self.times_median = least, times_median
+        self.hits: list[tuple[int, int, int, int, float, float]] = []
+        self.largest: dict[int, list[tuple[float, float, int, int]]] = {}
+        self.length = self.width = 0
+
+    def update_layer(self, output: LayerOutput) -> None:
+        if output.kind != "layer":
+            return
+        layer, width = output.site.layer, output.hidden_states.shape[-1]
+        self.length, self.width = output.hidden_states.shape[1:]
+        for row, (hidden, positions) in enumerate(zip(output.hidden_states, output.positions, strict=True)):
+            own, where = hidden[positions >= 0].double(), positions[positions >= 0]
+            sizes = own.abs()
+            median = float(sizes.median())
+            peak = int(sizes.argmax())
+            place = int(where[peak // width]), peak % width
+            self.largest.setdefault(layer, []).append((float(sizes.max()), median, *place))
+            hits = ((sizes > self.least) & (sizes >= self.times_median * median)).nonzero()
+            if len(hits) > MOST:
+                raise ConfigurationError(
+                    f"{output.site.module}: {len(hits)} values of one text are above {self.least:g} and {self.times_median:g} "
+                    f"times the median, and massive ones are few; raise the thresholds"
+                )
+            for token, channel in hits.tolist():
+                value = float(own[token, channel])
+                times = abs(value) / median if median else float("inf")
+                self.hits.append((layer, row, int(where[token]), channel, value, times))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _SetValues(HiddenIntervention):
+    """Set single numbers: ``points`` float64 ``(n, 4)``, row of the batch, position, channel, value."""
+
+    name = "set_values"
+    points: Tensor
+
+    def edit_hidden(self, output: LayerOutput) -> Tensor:
+        hidden = output.hidden_states.clone()
+        rows, positions, channels = self.points[:, :3].long().to(hidden.device).unbind(1)
+        tokens = (output.positions[rows] == positions[:, None]).int().argmax(1)
+        hidden[rows, tokens, channels] = self.points[:, 3].to(hidden)
+        return hidden
+
+
+def _points(seen: Seen, name: str, texts: int, width: int, generator: torch.Generator) -> dict[int, Tensor]:
+    """For each layer of birth what to set: float64 ``(n, 4)``, text, position, channel, value."""
+    births = {key: min(layers) for key, layers in seen.items()}
+    often = Counter((layer, position, channel) for (_, position, channel), layer in births.items())
+
+    def group(layer: int, position: int, channel: int) -> tuple[int, int | None, int]:
+        # A mean of one would be no edit: what stands where few texts have it is of one kind with the like of it elsewhere.
+        return layer, position if 2 * often[layer, position, channel] >= texts else None, channel
+
+    values: dict[tuple[int, int | None, int], list[float]] = defaultdict(list)
+    for (text, position, channel), layer in births.items():
+        values[group(layer, position, channel)].append(seen[text, position, channel][layer][0])
+    points: dict[int, list[list[float]]] = defaultdict(list)
+    taken = defaultdict(set)
+    for text, position, channel in seen:
+        taken[text, position].add(channel)
+    for (text, position, channel), layer in births.items():
+        value = float(np.mean(values[group(layer, position, channel)])) if name == "mean" else 0.0
+        if name == "control":
+            free = [other for other in range(width) if other not in taken[text, position]]
+            if not free:
+                raise ConfigurationError(
+                    "every channel of a token is massive, so there is none for a control; raise the thresholds"
+                )
+            channel = free[int(torch.randint(len(free), (), generator=generator))]
+            taken[text, position].add(channel)
+        points[layer].append([text, position, channel, value])
+    return {layer: torch.tensor(rows, dtype=torch.float64) for layer, rows in points.items()}
+
+
+def _found(seen: Seen, layers: Sequence[int], ids: Tensor | None) -> list[Activation]:
+    by_place: dict[tuple[int, int], list[tuple[int, dict[int, tuple[float, float]]]]] = defaultdict(list)
+    for (text, position, channel), values in seen.items():
+        by_place[position, channel].append((text, values))
+    found = []
+    for (position, channel), cases in by_place.items():
+        tops = np.array([max(values.values(), key=lambda pair: abs(pair[0])) for _, values in cases])
+        last = Counter(max(values) for _, values in cases).most_common(1)[0][0]
+        own = None if ids is None or position >= ids.shape[1] else ids[[text for text, _ in cases], position]
+        found.append(
+            Activation(
+                position=position,
+                channel=channel,
+                birth=Counter(min(values) for _, values in cases).most_common(1)[0][0],
+                death=None if last == layers[-1] else layers[layers.index(last) + 1],
+                texts=len(cases),
+                value=float(tops[:, 0].mean()),
+                deviation=float(tops[:, 0].std()),
+                times_median=float(tops[:, 1].mean()),
+                token=None if own is None else most_frequent(own),
+            )
+        )
+    return sorted(found, key=lambda one: (-one.texts, -abs(one.value)))
+
+
+def _peak(layer: int, probes: Sequence[_Peaks]) -> dict[str, float | int]:
+    cases = [case for probe in probes for case in probe.largest.get(layer, ())]
+    position, channel = Counter((position, channel) for _, _, position, channel in cases).most_common(1)[0][0]
+    return {
+        "layer": layer,
+        "value": float(np.mean([size for size, _, _, _ in cases])),
+        "times_median": float(np.mean([size / median for size, median, _, _ in cases if median] or [0.0])),
+        "position": position,
+        "channel": channel,
+    }

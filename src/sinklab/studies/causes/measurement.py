@@ -1,0 +1,403 @@
+"""The measurement behind find_causes(): sink, effects of all variants on every head, labels, experiments; resumed if killed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora.base import Corpus
+from sinklab.errors import ConfigurationError, SinklabError
+from sinklab.models.loading import LoadedModel, hash_weights
+from sinklab.registry import operations
+from sinklab.results.metric import VALUE_RATIO, Metric
+from sinklab.results.run import Progress, silent
+from sinklab.results.sources import digest_of
+from sinklab.results.store import Store
+from sinklab.results.table import make_table
+from sinklab.sinks import Head, Sinks, find_sinks
+from sinklab.studies.causes.effects import Effects, Variant
+from sinklab.studies.causes.engine import estimate, measure_effects
+from sinklab.studies.causes.experiments import experiments
+from sinklab.studies.causes.finding import LOSS_CHANGE, SINK_SHARE
+from sinklab.studies.causes.labels import LABELS, HeadLabel, label_heads, require_texts, texts_needed
+from sinklab.studies.causes.texts import Texts, texts_of, usual_length
+from sinklab.studies.causes.variants import make_variants
+from sinklab.studies.causes.words import duration, sentences
+from sinklab.studies.measure.probing import classes_of
+
+__all__ = ["Asked", "Examined", "causes_section", "examine", "facts_of", "texts_of_budget"]
+
+PROBE = "causes"
+DIVERGENCE = Metric(
+    "divergence", "nats", "Mean over texts of the divergence of the predictions under the intervention from the model's."
+)
+
+TEXTS = {"fast": 16, "full": 64}
+"""Texts of each domain, by budget."""
+
+PIECES = 12
+"""Into about how many pieces the work of a long run is cut: what a killed one loses."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Settings of a run, as :func:`~sinklab.studies.causes.causes.find_causes` takes them."""
+
+    heads: tuple[tuple[int, int], ...] | None = None
+    sink: int | Literal["auto", "null", "none"] = "auto"
+    budget: Literal["fast", "full"] = "fast"
+    level: float = 0.05
+    minimal_effect: float = 0.01
+    threshold: float = 0.3
+    seed: int = 0
+    batch_size: int = 16
+
+    def check(self) -> None:
+        """Raise on what no model could be asked.
+
+        Raises:
+            ConfigurationError: says which setting.
+        """
+        if (
+            isinstance(self.sink, bool)
+            or (isinstance(self.sink, int) and self.sink < 0)
+            or (isinstance(self.sink, str) and self.sink not in ("auto", "null", "none"))
+        ):
+            raise ConfigurationError(f"`sink` {self.sink} must be auto, a position from 0, null or none")
+        if self.budget not in ("fast", "full"):
+            raise ConfigurationError(f"`budget` {self.budget!r} must be fast or full")
+        if not 0 < self.level < 1:
+            raise ConfigurationError(f"`level` {self.level:g} must lie between 0 and 1: the share of labels that may be false")
+        if self.minimal_effect <= 0:
+            raise ConfigurationError(
+                f"`minimal_effect` {self.minimal_effect:g} must be above 0: no effect can be shown to be none"
+            )
+        if not 0 < self.threshold < 1:
+            raise ConfigurationError(f"`threshold` {self.threshold:g} must lie between 0 and 1")
+        if self.batch_size < 1:
+            raise ConfigurationError(f"`batch_size` must be at least 1, got {self.batch_size}")
+        if self.heads is not None and not self.heads:
+            raise ConfigurationError("`heads` names no head; leave it out for all of them")
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        heads = "all" if self.heads is None else [f"{layer}.{head}" for layer, head in self.heads]
+        return {**dataclasses.asdict(self), "heads": heads}
+
+
+@dataclasses.dataclass(frozen=True)
+class Examined:
+    """What was found.
+
+    Attributes:
+        summary: for ``summary.json``.
+        rows: of the long table.
+        record: attention module to how its heads were measured, or why one by one.
+    """
+
+    summary: dict[str, Any]
+    rows: list[dict[str, Any]]
+    record: dict[str, str]
+
+
+def examine(
+    model: nn.Module,
+    given: Texts,
+    asked: Asked,
+    *,
+    identity: dict[str, Any],
+    sinks: Sinks | None = None,
+    store: Store | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    progress: Progress = silent,
+) -> Examined:
+    """Find the sink, measure every variant on every head, and label.
+
+    Args:
+        sinks: where the sinks are, if that is known; found on these texts otherwise.
+        identity: what the model is, besides its weights.
+        store: of effects measured so far, an entry for a few attention modules.
+
+    Raises:
+        SinklabError: see :func:`~sinklab.studies.causes.causes.find_causes`.
+    """
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    inputs = {name: tensor.to(device) for name, tensor in given.samples.inputs.items()}
+    given = dataclasses.replace(given, samples=dataclasses.replace(given.samples, inputs=inputs))
+    samples = given.samples
+    place: Any = asked.sink if isinstance(asked.sink, int) else {"auto": "find", "null": "null", "none": None}[asked.sink]
+    if sinks is not None:
+        place = sinks.main
+    with _named("`threshold`, `sink` as a position, null or none"):
+        sinks = find_sinks(
+            model, samples.inputs, threshold=asked.threshold, place=place, groups=samples.groups(), batch_size=asked.batch_size
+        )
+        if place == "find":
+            sinks.require()
+    heads = _chosen(sinks.heads, asked)
+    with _named("`texts`, `heads`, `level`"):
+        require_texts(samples, sinks, heads, level=asked.level)
+    variants = make_variants(sinks, samples, budget=asked.budget, seed=asked.seed)
+    identity = {**identity, "main_sink": sinks.describe(), "other_sinks": sinks.secondary}
+    effects = _effects(model, given, asked, variants, heads, identity, store or Store(None), say, progress)
+    labels = label_heads(effects, sinks, level=asked.level, minimal_effect=asked.minimal_effect)
+    needed = texts_needed(effects, sinks, level=asked.level, minimal_effect=asked.minimal_effect)
+    listed = [_head(label, sinks, effects) for label in labels]
+    summary = {
+        "heads": listed,
+        "counts": {name: Counter(head["label"] for head in listed)[name] for name in LABELS},
+        "sink": _record(sinks),
+        "texts": len(samples),
+        "texts_needed": needed,
+        "domains": list(samples.domain_names),
+        "unit": effects.unit,
+        "clean_loss": dict(zip(samples.domain_names, np.nanmean(effects.clean_loss, axis=0).tolist(), strict=True)),
+        "level": asked.level,
+        "minimal_effect": asked.minimal_effect,
+        "budget": asked.budget,
+        "variants": effects.variants,
+    }
+    summary["text"] = sentences(summary)
+    also, rows = experiments(
+        model, given, sinks, effects, budget=asked.budget, threshold=asked.threshold, minimal_effect=asked.minimal_effect,
+        batch_size=asked.batch_size, seed=asked.seed, progress=progress,
+    )  # fmt: skip
+    summary.update(also)
+    return Examined(summary, [*_effect_rows(effects), *_head_rows(listed), *rows], effects.record)
+
+
+def causes_section(
+    loaded: LoadedModel,
+    text: Corpus,
+    summary: dict[str, Any],
+    sinks: Sinks,
+    *,
+    run_id: str,
+    seed: int,
+    progress: Progress = silent,
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """The causes as a section of an audit: the fast budget on texts of its corpus, with its threshold, seed and BOS.
+
+    Args:
+        summary: of the same audit.
+        sinks: that it found.
+
+    Returns:
+        What ``summary.json`` has under ``causes``, ``{"refused": why}`` where they cannot be had; and rows of the long table.
+    """
+    asked = Asked(threshold=summary["threshold"], seed=seed)
+    try:
+        given = texts_of_budget(loaded, [text], "fast", seed=seed, bos=bool(summary["bos"]))
+        facts = facts_of(loaded.model, loaded)
+        found = examine(loaded.model, given, asked, identity=facts, sinks=sinks, progress=progress)
+    except SinklabError as error:
+        return {"refused": str(error)}, make_table([])
+    return found.summary, make_table(found.rows, run_id=run_id, seed=seed, bos=int(summary["bos"]), **facts)
+
+
+def texts_of_budget(
+    loaded: LoadedModel,
+    domains: Sequence[str | Corpus],
+    budget: str,
+    *,
+    texts: int | None = None,
+    seq_len: int | None = None,
+    seed: int,
+    bos: bool,
+) -> Texts:
+    """Texts of every domain, by default as many and as long as the budget says.
+
+    Raises:
+        SinklabError: see :func:`~sinklab.studies.causes.texts.texts_of`.
+    """
+    corpora = [(domain if isinstance(domain, str) else domain.name, resolve_corpus(domain)) for domain in domains]
+    count, length = TEXTS[budget] if texts is None else texts, usual_length(loaded) if seq_len is None else seq_len
+    return texts_of(loaded, corpora, texts=count, seq_len=length, seed=seed, bos=bos)
+
+
+def facts_of(module: nn.Module, loaded: LoadedModel | None) -> dict[str, Any]:
+    """Columns of the table that say what was examined; a model that is not of transformers has its class alone."""
+    if loaded is not None:
+        return {"model": loaded.name, "revision": loaded.revision, "operation": loaded.operation}
+    return {"model": type(module).__name__, "revision": None, "operation": None}
+
+
+@contextlib.contextmanager
+def _named(parameters: str) -> Iterator[None]:
+    """Say by which parameters a setting that cannot be is changed."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error} (see {parameters})") from error
+
+
+def _chosen(heads: Sequence[Head], asked: Asked) -> list[Head]:
+    if asked.heads is None:
+        return list(heads)
+    known = {(head.layer, head.head): head for head in heads}
+    missing = [f"{layer}.{head}" for layer, head in asked.heads if (layer, head) not in known]
+    if missing:
+        counts = Counter(head.layer for head in heads)
+        sizes = (
+            f"{min(counts.values())}" if len(set(counts.values())) == 1 else f"{min(counts.values())} to {max(counts.values())}"
+        )
+        raise ConfigurationError(
+            f"`heads` {','.join(missing)}: there is no such head; the model has {len(counts)} layers of {sizes} heads, "
+            f"written layer.head from 0.0 to {max(known)[0]}.{max(known)[1]}"
+        )
+    return [known[pair] for pair in dict.fromkeys(asked.heads)]
+
+
+def _effects(
+    model: nn.Module,
+    given: Texts,
+    asked: Asked,
+    variants: Sequence[Variant],
+    heads: Sequence[Head],
+    identity: dict[str, Any],
+    store: Store,
+    say: Callable[[str], None],
+    progress: Progress,
+) -> Effects:
+    """Effects of all heads, a few modules at a time if what is measured is to be stored."""
+    modules = list(dict.fromkeys(head.module for head in heads))
+    size = len(modules) if store.folder is None else max(1, len(modules) // PIECES)
+    pieces = [set(modules[start : start + size]) for start in range(0, len(modules), size)]
+    groups = [[head for head in heads if head.module in piece] for piece in pieces]
+    settings, sources = _store_key(model, given, asked, variants, identity) if store.folder is not None else ({}, "")
+    keys = [(f"layer-{group[0].layer}", {**settings, "heads": list(map(str, group))}, sources) for group in groups]
+    stored = [store.get(*key) for key in keys]
+    missing = [group for group, found in zip(groups, stored, strict=True) if found is None]
+    if missing:
+        waiting = [head for group in missing for head in group]
+        seconds = estimate(model, given.samples, given.readout, variants, waiting, batch_size=asked.batch_size)
+        there = len(heads) - len(waiting)
+        rest = f"; {there} of {len(heads)} heads are there from an earlier run" if there else ""
+        what = f"{len(waiting)} heads × {len(variants)} interventions × {len(given.samples)} texts"
+        say(f"{what} take {duration(seconds)}{rest}")
+    parts: list[Effects] = []
+    done = 0
+    for group, key, found in zip(groups, keys, stored, strict=True):
+        if found is None:
+
+            def shown(stage: str, part: int, total: int, done: int = done, share: int = len(group)) -> None:
+                progress(stage, round(100 * (done + share * part / total)), 100 * len(heads))
+
+            part = measure_effects(
+                model, given.samples, given.readout, variants, group, batch_size=asked.batch_size, progress=shown
+            )
+            arrays = {"loss": part.loss, "divergence": part.divergence, "clean_loss": part.clean_loss}
+            store.put(*key, part.record, arrays)
+        else:
+            names = [variant.name for variant in variants]
+            part = Effects(
+                names, group, given.samples.domain_names, unit=given.readout.unit, record=found.record, **found.arrays
+            )
+        parts.append(part)
+        done += len(group)
+    record = {module: how for part in parts for module, how in part.record.items()}
+    return Effects(
+        parts[0].variants, [head for group in groups for head in group], parts[0].domain_names,
+        np.concatenate([part.loss for part in parts], axis=1), np.concatenate([part.divergence for part in parts], axis=1),
+        parts[0].clean_loss, parts[0].unit, record,
+    )  # fmt: skip
+
+
+def _store_key(
+    model: nn.Module, given: Texts, asked: Asked, variants: Sequence[Variant], identity: dict[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """What effects depend on besides the heads: the settings, and the digest of the code."""
+    digest = hashlib.sha256()
+    samples = given.samples
+    for tensor in (*samples.inputs.values(), samples.domains, *(() if samples.targets is None else (samples.targets,))):
+        digest.update(str(tuple(tensor.shape)).encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    settings = {
+        **identity,
+        **{name: value for name, value in asked.to_dict().items() if name in ("sink", "budget", "threshold", "seed")},
+        "weights": hash_weights(model),
+        "variants": [variant.name for variant in variants],
+        "readout": type(given.readout).__qualname__,
+        "samples": digest.hexdigest(),
+    }
+    operation = [operations[identity["operation"]]] if identity["operation"] in operations else []
+    origins = (measure_effects, make_variants, find_sinks, type(given.readout), *operation, *classes_of(model))
+    return settings, digest_of(*origins)
+
+
+def _head(label: HeadLabel, sinks: Sinks, effects: Effects) -> dict[str, Any]:
+    number = sinks.heads.index(label.head)
+    place = effects.heads.index(label.head)
+    return {
+        "layer": label.head.layer,
+        "head": label.head.head,
+        "module": label.head.module,
+        "label": label.label,
+        "domains": dict(label.by_domain),
+        "sink_weight": _float(sinks.weights[number]),
+        "value_ratio": _float(sinks.value_ratio[number]),
+        "effects": label.to_dict()["evidence"],
+        "divergence": {
+            name: dict(zip(effects.domain_names, map(_float, np.nanmean(values[place], axis=0)), strict=True))
+            for name, values in zip(effects.variants, effects.divergence, strict=True)
+            if not name[-1].isdecimal()  # the numbered ones are controls
+        },
+    }
+
+
+def _record(sinks: Sinks) -> dict[str, Any]:
+    """Where the sink is and what every head gives to it, for JSON."""
+    heads = zip(sinks.heads, sinks.weights.tolist(), sinks.value_ratio.tolist(), strict=True)
+    return {
+        "place": sinks.main.place if sinks.main else None,
+        "name": sinks.main.name if sinks.main else "",
+        "tried": [{"place": place, "weight": weight} for place, weight in sinks.tried[:8]],
+        "secondary": sinks.secondary,
+        "heads": {str(head): {"weight": _float(weight), "value_ratio": _float(ratio)} for head, weight, ratio in heads},
+    }
+
+
+def _effect_rows(effects: Effects) -> list[dict[str, Any]]:
+    """Means over texts of the changes of the loss and of the divergences, for every variant, head and domain."""
+    rows = []
+    for metric, values in ((LOSS_CHANGE.of(effects.unit), effects.loss), (DIVERGENCE.of(effects.unit), effects.divergence)):
+        counts = np.isfinite(values).sum(axis=2)
+        means = np.nansum(values, axis=2) / np.maximum(counts, 1)
+        for number, place, domain in np.argwhere(counts > 0).tolist():
+            head = effects.heads[place]
+            rows.append(
+                {
+                    "probe": PROBE, "metric": metric, "intervention": effects.variants[number],
+                    "module": head.module,
+                    "layer": head.layer, "head": head.head, "corpus": effects.domain_names[domain],
+                    "value": float(means[number, place, domain]), "count": int(counts[number, place, domain]),
+                }
+            )  # fmt: skip
+    return rows
+
+
+def _head_rows(listed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Weight on the sink and length of its value, for every head."""
+    return [
+        {
+            "probe": PROBE, "metric": metric, "module": head["module"], "layer": head["layer"],
+            "head": head["head"], "value": head[name], "count": 1,
+        }
+        for head in listed
+        for name, metric in (("sink_weight", SINK_SHARE), ("value_ratio", VALUE_RATIO))
+        if head[name] is not None
+    ]  # fmt: skip
+
+
+def _float(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None

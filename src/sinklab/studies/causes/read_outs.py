@@ -1,0 +1,328 @@
+"""Three read-outs side by side: how much attention the sink gets, how large outliers are, how much the sink is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics
+from sinklab.attention.probe import Watcher
+from sinklab.attention.session import attend
+from sinklab.errors import ConfigurationError
+from sinklab.probes._accumulate import documents_of
+from sinklab.probes.outliers import LAYER_KURTOSIS
+from sinklab.results.metric import Metric
+from sinklab.sinks import Head, Sinks
+from sinklab.studies.causes._runs import known_place
+from sinklab.studies.causes.effects import Effects
+from sinklab.studies.causes.finding import Finding, head_rows, number, plain
+from sinklab.studies.causes.samples import Samples
+
+__all__ = ["Correlation", "ReadOuts", "read_outs"]
+
+BY_HEAD: dict[str, Metric] = {
+    "concentration": Metric("concentration", "fraction", "Mean share of a row on the sink."),
+    "outliers": Metric("outliers", "ratio", "Mean over texts of the kurtosis of what the head writes to the residual stream."),
+    "need of the sink": Metric("need_of_the_sink", "nats", "Mean over texts of the change of the loss from hiding the sink."),
+    "use of the head": Metric("use_of_the_head", "nats", "The same from redirecting all weight of the head to the sink."),
+}
+BY_LAYER: dict[str, Metric] = {
+    "concentration": Metric("layer_concentration", "fraction", "Mean of concentration over the heads of the layer."),
+    "outliers": Metric("layer_outliers", "ratio", "Mean over texts of the largest |h| over the median |h| after the layer."),
+    "need of the sink": Metric("layer_need_of_the_sink", "nats", "Mean of need_of_the_sink over the heads of the layer."),
+    "use of the head": Metric("layer_use_of_the_head", "nats", "Mean of use_of_the_head over the heads of the layer."),
+    "kurtosis": LAYER_KURTOSIS,
+}
+CORRELATION = Metric(
+    "rank_correlation", "correlation", "Spearman's rank correlation of two of these numbers, or an end of its interval."
+)
+
+RESAMPLES = 2_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Correlation:
+    """Spearman's rank correlation of two read-outs, with its bootstrap interval; NaN where one of them does not vary, and for
+    fewer than three items.
+
+    Attributes:
+        over: ``heads`` or ``layers``.
+        items: how many of them have both numbers.
+    """
+
+    first: str
+    second: str
+    over: str
+    rho: float
+    low: float
+    high: float
+    items: int
+
+    @property
+    def reading(self) -> str:
+        """``together``, ``opposed`` or ``no clear relation``."""
+        return "together" if self.low > 0 else "opposed" if self.high < 0 else "no clear relation"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**plain(dataclasses.asdict(self)), "reading": self.reading}
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadOuts(Finding):
+    """What :func:`read_outs` found. All arrays are float64; NaN where a number does not exist.
+
+    Attributes:
+        by_head: ``(heads,)`` each: ``concentration``, mean share of a row on the sink; ``outliers``, kurtosis of what the head
+            writes to the residual stream; ``need of the sink``, loss change from hiding it; ``use of the head``, loss change
+            from redirecting the head to it; only those that were measured.
+        by_layer: ``(layers,)`` each: ``concentration`` and the needs as means over the heads of the layer; ``outliers``,
+            largest |h| over median |h| after the layer; ``kurtosis`` of the same hidden state.
+        layers: the layers that hold these heads.
+        quiet: heads with their sink there that do not need it: concentration of the threshold or more, and a need below the
+            minimal effect; with the concentration high and the need not, the two read-outs part.
+        needy: the other way round.
+    """
+
+    heads: list[Head]
+    by_head: dict[str, np.ndarray]
+    layers: list[int]
+    by_layer: dict[str, np.ndarray]
+    correlations: list[Correlation]
+    quiet: list[Head]
+    needy: list[Head]
+    threshold: float
+    minimal_effect: float
+    texts: int
+    unit: str
+
+    @property
+    def statement(self) -> str:
+        """Where the read-outs go together over heads, and where they part, in plain words."""
+        said = []
+        for one in self.correlations:
+            if one.over == "heads":
+                found = f"rho {one.rho:+.2f} [{one.low:+.2f}, {one.high:+.2f}], {one.reading}"
+                if one.items < 3:
+                    found = "too few for a correlation"
+                elif one.rho != one.rho:
+                    found = "one of them does not vary"
+                said.append(f"{one.first} and {one.second} over {one.items} heads: {found}")
+        if self.quiet:
+            words = (
+                f"give the sink {self.threshold:g} or more and lose less than {self.minimal_effect:g} {self.unit} without it"
+            )
+            said.append(f"heads that {words}: {', '.join(map(str, self.quiet))}")
+        if self.needy:
+            words = (
+                f"give the sink less than {self.threshold:g} and lose {self.minimal_effect:g} {self.unit} or more without it"
+            )
+            said.append(f"heads that {words}: {', '.join(map(str, self.needy))}")
+        return "; ".join(said) + "."
+
+    def to_dict(self) -> dict[str, Any]:
+        def by(items: Sequence[Any], columns: dict[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
+            return {
+                str(item): {name: number(values[index]) for name, values in columns.items()} for index, item in enumerate(items)
+            }
+
+        fields = {name: value for name, value in super().to_dict().items() if name not in ("by_head", "by_layer")}
+        correlations = [correlation.to_dict() for correlation in self.correlations]
+        heads, layers = by(self.heads, self.by_head), by(self.layers, self.by_layer)
+        return {**fields, "heads": heads, "layers": layers, "correlations": correlations}
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Rows of the long table."""
+        common: dict[str, Any] = {"probe": "causes_read_outs", "count": self.texts}
+        for name, values in self.by_head.items():
+            yield from head_rows(self._metric(BY_HEAD[name]), self.heads, values, **common)
+        for name, values in self.by_layer.items():
+            for layer, value in zip(self.layers, values.tolist(), strict=True):
+                if number(value) is not None:
+                    yield {**common, "layer": layer, "metric": self._metric(BY_LAYER[name]), "value": value}
+        for one in self.correlations:
+            for bound in ("rho", "low", "high"):
+                value = getattr(one, bound)
+                if number(value) is not None:
+                    pair = f"{one.first}_{one.second}".replace(" ", "_")
+                    metric = dataclasses.replace(CORRELATION, name=f"{bound}_{pair}_over_{one.over}")
+                    yield {**common, "count": one.items, "metric": metric, "value": value}
+
+    def _metric(self, metric: Metric) -> Metric:
+        return metric.of(self.unit) if metric.unit == "nats" else metric
+
+
+NEEDS = {"hide": "need of the sink", "redirect": "use of the head"}
+"""Variant of the effects to the read-out that it gives."""
+
+
+@torch.no_grad()
+def read_outs(
+    model: nn.Module,
+    samples: Samples,
+    sinks: Sinks,
+    effects: Effects,
+    *,
+    threshold: float = 0.3,
+    minimal_effect: float = 0.01,
+    level: float = 0.95,
+    batch_size: int = 16,
+) -> ReadOuts:
+    """Set concentration, outliers and usefulness side by side, with their rank correlations over heads and over layers.
+
+    Weight concentration, activation outliers and functional usefulness are related and not the same: norms at the ends of
+    sublayers bound outliers and leave sinks (Sun et al. 2026, arXiv 2603.05498), softmax plus one takes sinks away and leaves
+    outliers (Kaul et al. 2024, arXiv 2410.17174), gates on values shrink activations and leave sinks (Qiu et al. 2025, arXiv
+    2505.06708). The interval of a correlation resamples heads (layers), 2,000 times; with few of them it is wide, and so it
+    should be.
+
+    Args:
+        samples: for the outliers.
+        sinks: its ``weights`` are the concentration.
+        effects: with the variants ``hide`` or ``redirect`` or both; means are taken over texts and domains.
+        threshold: concentration from which on a head has its sink there.
+        minimal_effect: change of the loss that counts as a need, in the unit of the effects.
+        level: of the intervals.
+
+    Raises:
+        ConfigurationError: no sink, effects with neither variant, or of a head that the sink was not measured in.
+    """
+    known_place(sinks, samples, "setting read-outs side by side")
+    usable = {variant: name for variant, name in NEEDS.items() if variant in effects.variants}
+    if not usable:
+        raise ConfigurationError(
+            f"usefulness is the effect of 'hide' or 'redirect', and the effects have {', '.join(effects.variants) or 'none'}"
+        )
+    order = {head: index for index, head in enumerate(sinks.heads)}
+    strangers = [head for head in effects.heads if head not in order]
+    if strangers:
+        raise ConfigurationError(f"effects were measured in head {strangers[0]}, which the sink was not looked for in")
+    probe = _Outliers()
+    with attend(model, [probe]):
+        for _, part in samples.parts(batch_size):
+            model(**part.inputs)
+    heads = effects.heads
+    by_head = {
+        "concentration": np.array([sinks.weights[order[head]] for head in heads]),
+        "outliers": np.array([probe.head(sinks.heads[order[head]]) for head in heads]),
+    }
+    for variant, name in usable.items():
+        by_head[name] = _mean(effects.of(variant), (1, 2))
+    inside = {
+        place: [index for index, head in enumerate(heads) if sinks.heads[order[head]].module.startswith(f"{place.module}.")]
+        for place in probe.layers
+    }
+    places = [place for place, members in inside.items() if members]
+    by_layer = {
+        name: np.array([_mean(values[inside[place]], 0) for place in places])
+        for name, values in by_head.items()
+        if name != "outliers"
+    }
+    by_layer["outliers"] = np.array([_mean(np.array(probe.layers[place].peaks), 0) for place in places])
+    by_layer["kurtosis"] = np.array([np.mean(probe.layers[place].kurtosis) for place in places])
+    need = by_head.get(NEEDS["hide"], np.full(len(heads), np.nan))
+    strong = by_head["concentration"] >= threshold
+    return ReadOuts(
+        heads=list(heads),
+        by_head=by_head,
+        layers=[place.layer for place in places],
+        by_layer=by_layer,
+        correlations=[*_correlations(by_head, "heads", level), *_correlations(by_layer, "layers", level)],
+        quiet=[head for head, one, cost in zip(heads, strong, need, strict=True) if one and cost < minimal_effect],
+        needy=[head for head, one, cost in zip(heads, strong, need, strict=True) if not one and cost >= minimal_effect],
+        threshold=threshold,
+        minimal_effect=minimal_effect,
+        texts=len(samples),
+        unit=effects.unit,
+    )
+
+
+@dataclasses.dataclass
+class _Layer:
+    """Of each text largest over median size, and kurtosis, of the hidden states after a layer."""
+
+    peaks: list[float] = dataclasses.field(default_factory=list)
+    kurtosis: list[float] = dataclasses.field(default_factory=list)
+
+
+class _Outliers(Watcher):
+    """Outliers of the hidden states after each layer, and of what each head adds to the residual stream."""
+
+    name, needs = "outliers_by_head", frozenset({"hidden_states", "head_outputs"})
+
+    def __init__(self) -> None:
+        self.layers: dict[Site, _Layer] = {}
+        self.heads: dict[tuple[str, int], list[float]] = {}
+
+    def update_layer(self, output: LayerOutput) -> None:
+        if output.kind != "layer" or output.site.layer < 0:
+            return
+        layer = self.layers.setdefault(output.site, _Layer())
+        for row, inside in documents_of(output):
+            sizes = output.hidden_states[row][inside].double().abs()
+            if median := float(sizes.median()):
+                layer.peaks.append(float(sizes.max()) / median)
+            layer.kurtosis.append(_kurtosis(output.hidden_states[row][inside]))
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        if call.site.kind != "self" or call.projection is None or call.head_outputs is None:
+            return
+        maps = call.projection.unflatten(1, (call.num_heads, -1))
+        for row, counted in enumerate(call.counted):
+            for head in range(call.num_heads):
+                written = call.head_outputs[row, counted, head] @ maps[:, head].T.to(call.head_outputs)
+                self.heads.setdefault((call.site.module, head), []).append(_kurtosis(written))
+
+    def head(self, head: Head) -> float:
+        """Mean over texts of the kurtosis of what a head writes; NaN where its output map is not known."""
+        return float(_mean(np.array(self.heads.get((head.module, head.head), [np.nan])), 0))
+
+
+def _kurtosis(values: Tensor) -> float:
+    """``E[(x - mean)^4] / variance^2`` of all numbers; NaN where they are all the same."""
+    centred = values.double() - values.double().mean()
+    variance = float(centred.square().mean())
+    return float(centred.pow(4).mean()) / variance**2 if variance else float("nan")
+
+
+def _correlations(values: dict[str, np.ndarray], over: str, level: float) -> list[Correlation]:
+    """Of all pairs of read-outs but those of one kind: the two of outliers, the two of usefulness."""
+    import scipy.stats
+
+    kinds = {"concentration": 0, "outliers": 1, "kurtosis": 1}
+    found = []
+    for first, second in itertools.combinations(values, 2):
+        if kinds.get(first, 2) == kinds.get(second, 2):
+            continue
+        both = ~(np.isnan(values[first]) | np.isnan(values[second]))
+        one, other = values[first][both], values[second][both]
+        rho = low = high = float("nan")
+        if len(one) > 2 and np.ptp(one) and np.ptp(other):
+            rho = float(scipy.stats.spearmanr(one, other).statistic)
+            low, high = np.nanquantile(_resampled(one, other), [(1 - level) / 2, (1 + level) / 2])
+        found.append(Correlation(first, second, over, rho, float(low), float(high), len(one)))
+    return found
+
+
+def _resampled(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Spearman's correlation of each bootstrap resample, ``(resamples,)``; NaN where one of the two does not vary in it."""
+    import scipy.stats
+
+    items = len(first)
+    counts = np.random.default_rng(0).multinomial(items, np.full(items, 1 / items), size=RESAMPLES)
+    drawn = np.tile(np.arange(items), RESAMPLES).repeat(counts.ravel()).reshape(RESAMPLES, items)
+    one, other = (scipy.stats.rankdata(values[drawn], axis=1) - (items + 1) / 2 for values in (first, second))
+    size = np.sqrt((one**2).sum(1) * (other**2).sum(1))
+    return np.where(size > 0, (one * other).sum(1) / np.where(size > 0, size, 1.0), np.nan)
+
+
+def _mean(values: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:
+    """Mean of the numbers that exist; NaN, without a warning, where none does."""
+    counts = (~np.isnan(values)).sum(axis=axis)
+    return np.asarray(np.where(counts > 0, np.nansum(values, axis=axis) / np.maximum(counts, 1), np.nan))

@@ -1,0 +1,254 @@
+"""Readouts: a loss at every position, and how far outputs are from those of the unedited model."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.losses import cross_entropies
+from sinklab.studies.causes.replay_logits import LogitMap, TokenChanges
+from sinklab.studies.causes.samples import Samples
+
+__all__ = [
+    "Changes",
+    "ClassLogits",
+    "MaskedToken",
+    "NextToken",
+    "OutputDivergence",
+    "Readout",
+    "SquaredError",
+    "readout_for",
+]
+
+
+class Changes(Protocol):
+    """What edits change about the readout of some samples."""
+
+    @property
+    def clean_loss(self) -> Tensor:
+        """Loss of the unedited model, ``(samples, seq_len)``."""
+
+    def changes(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Change of the loss, and the divergence, both ``(edits, samples, seq_len)``.
+
+        Args:
+            outputs: of the edits one after the other, ``(edits * samples, …)``.
+        """
+
+
+class Readout(abc.ABC):
+    """What is read off a model's outputs. Losses and divergences are float32 or wider ``(samples, seq_len)``."""
+
+    unit: ClassVar[str]
+    """Of both numbers."""
+
+    @abc.abstractmethod
+    def outputs(self, outputs: Any, samples: Samples) -> Tensor:
+        """The tensor of a model's output that is compared, samples along its first axis.
+
+        Raises:
+            UnsupportedModelError: the output has nothing of the kind.
+        """
+
+    @abc.abstractmethod
+    def loss(self, outputs: Tensor, samples: Samples) -> Tensor:
+        """Loss at every position; anything where no domain is given."""
+
+    @abc.abstractmethod
+    def divergence(self, outputs: Tensor, clean: Tensor) -> Tensor:
+        """Distance of outputs from those of the unedited model at every position, 0 only if they are equal."""
+
+    def compare(self, clean: Tensor, samples: Samples) -> Changes:
+        """Changes relative to the outputs of the unedited model; those of an edit are what :meth:`loss` and
+        :meth:`divergence` say."""
+        return _Plain(self, clean, samples)
+
+    def compare_hidden(self, hidden: Tensor, logits: LogitMap, samples: Samples) -> Changes | None:
+        """The same from the hidden states ``(samples, seq_len, width)`` that a vocabulary projection makes logits of.
+
+        Returns:
+            ``None`` where the readout needs the logits themselves.
+        """
+        return None
+
+
+class _Plain:
+    """The definition of :class:`Changes`."""
+
+    def __init__(self, readout: Readout, clean: Tensor, samples: Samples) -> None:
+        self._readout, self._clean, self._samples = readout, clean, samples
+        self.clean_loss = readout.loss(clean, samples)
+
+    def changes(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        edits = outputs.split(len(self._clean))
+        loss = torch.stack([self._readout.loss(one, self._samples) - self.clean_loss for one in edits])
+        return loss, torch.stack([self._readout.divergence(one, self._clean) for one in edits])
+
+
+class _Tokens(Readout):
+    """Cross-entropy of one token a position, and the Kullback–Leibler divergence KL(clean ‖ edited), in nats."""
+
+    unit = "nats"
+
+    @abc.abstractmethod
+    def targets(self, samples: Samples) -> Tensor:
+        """The tokens asked for, int64 ``(samples, seq_len)``; anything where no domain is given."""
+
+    def outputs(self, outputs: Any, samples: Samples) -> Tensor:
+        logits = getattr(outputs, "logits", None)
+        if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[1] != samples.domains.shape[1]:
+            raise UnsupportedModelError(
+                f"a loss of tokens needs logits (samples, seq_len, vocab_size) with {tuple(samples.domains.shape)} in "
+                f"front, and the model gives {tuple(logits.shape) if isinstance(logits, Tensor) else 'none'}; give a readout"
+            )
+        return logits
+
+    def loss(self, outputs: Tensor, samples: Samples) -> Tensor:
+        targets = self.targets(samples).to(outputs.device).masked_fill(samples.domains.to(outputs.device) < 0, 0)
+        return cross_entropies(outputs, targets)
+
+    def divergence(self, outputs: Tensor, clean: Tensor) -> Tensor:
+        return _kullback_leibler(clean, outputs)
+
+    def compare_hidden(self, hidden: Tensor, logits: LogitMap, samples: Samples) -> Changes | None:
+        return TokenChanges(logits, hidden, self.targets(samples), samples.domains >= 0)
+
+
+class NextToken(_Tokens):
+    """Cross-entropy of the next token, and the Kullback–Leibler divergence KL(clean ‖ edited), in nats.
+
+    Outputs are ``logits`` ``(samples, seq_len, vocab_size)``, targets the tokens ``(samples, seq_len)`` themselves.
+    """
+
+    def targets(self, samples: Samples) -> Tensor:
+        return _given(self, samples, "the tokens themselves").roll(-1, dims=1)
+
+
+class MaskedToken(_Tokens):
+    """Cross-entropy of the token at the very position, for models that fill gaps; and KL(clean ‖ edited), in nats.
+
+    Outputs are ``logits`` ``(samples, seq_len, vocab_size)``, targets the original tokens ``(samples, seq_len)``; positions
+    that are not masked have no domain (:func:`~sinklab.studies.causes.samples.masked_samples`).
+    """
+
+    def targets(self, samples: Samples) -> Tensor:
+        return _given(self, samples, "the tokens before they were masked")
+
+
+class ClassLogits(Readout):
+    """Cross-entropy of one class a sample, and KL(clean ‖ edited), in nats; losses are ``(samples, 1)``.
+
+    Outputs are ``logits`` ``(samples, classes)``, targets the classes, int64 ``(samples,)``.
+    """
+
+    unit = "nats"
+
+    def outputs(self, outputs: Any, samples: Samples) -> Tensor:
+        logits = getattr(outputs, "logits", None)
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or samples.domains.shape[1] != 1:
+            raise UnsupportedModelError(
+                "a loss of classes needs logits (samples, classes) and one scored position a sample, and the model gives "
+                f"{tuple(logits.shape) if isinstance(logits, Tensor) else 'no logits'} with domains "
+                f"{tuple(samples.domains.shape)}; give a readout"
+            )
+        return logits
+
+    def loss(self, outputs: Tensor, samples: Samples) -> Tensor:
+        targets = _given(self, samples, "a class a sample").to(outputs.device).reshape(-1, 1)
+        return cross_entropies(outputs[:, None], targets)
+
+    def divergence(self, outputs: Tensor, clean: Tensor) -> Tensor:
+        return _kullback_leibler(clean, outputs)[:, None]
+
+
+class OutputDivergence(Readout):
+    """KL(reference ‖ outputs) in nats, for models without targets: a change of the loss is what an edit does, good or bad.
+
+    Outputs are ``logits`` ``(samples, seq_len, classes)`` or ``(samples, classes)``; targets are reference logits of the same
+    shape: :meth:`referred` takes those of the unedited model, whose own loss is then 0.
+    """
+
+    unit = "nats"
+
+    def outputs(self, outputs: Any, samples: Samples) -> Tensor:
+        logits = getattr(outputs, "logits", None)
+        if isinstance(logits, Tensor) and logits.ndim == 2:
+            logits = logits[:, None]
+        if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[1] != samples.domains.shape[1]:
+            raise UnsupportedModelError(
+                f"a divergence needs logits with a row for each of {tuple(samples.domains.shape)} positions, and the model "
+                f"gives {tuple(logits.shape) if isinstance(logits, Tensor) else 'none'}; give a readout"
+            )
+        return logits
+
+    def loss(self, outputs: Tensor, samples: Samples) -> Tensor:
+        reference = _given(self, samples, "reference logits (OutputDivergence().referred(model, samples) makes them)")
+        return _kullback_leibler(reference.to(outputs.device).reshape(outputs.shape), outputs)
+
+    def divergence(self, outputs: Tensor, clean: Tensor) -> Tensor:
+        return _kullback_leibler(clean, outputs)
+
+    @torch.no_grad()
+    def referred(self, model: nn.Module, samples: Samples, *, batch_size: int = 16) -> Samples:
+        """The samples with the outputs of the unedited model as their targets."""
+        parts = [self.outputs(model(**part.inputs), part) for _, part in samples.parts(batch_size)]
+        return Samples(samples.inputs, samples.domains, torch.cat(parts), samples.domain_names)
+
+
+class SquaredError(Readout):
+    """Mean squared error of vectors ``(samples, seq_len, width)``, and the mean squared distance from the unedited ones."""
+
+    unit = "squared units"
+
+    def outputs(self, outputs: Any, samples: Samples) -> Tensor:
+        found = outputs[0] if isinstance(outputs, (tuple, list)) else getattr(outputs, "last_hidden_state", outputs)
+        if not isinstance(found, Tensor) or found.ndim != 3 or found.shape[1] != samples.domains.shape[1]:
+            raise UnsupportedModelError(
+                "a squared error needs a tensor (samples, seq_len, width) from the model; give a readout"
+            )
+        return found
+
+    def loss(self, outputs: Tensor, samples: Samples) -> Tensor:
+        return (outputs - _given(self, samples, "vectors").to(outputs)).square().mean(-1)
+
+    def divergence(self, outputs: Tensor, clean: Tensor) -> Tensor:
+        return (outputs - clean).square().mean(-1)
+
+
+def readout_for(model: nn.Module) -> Readout:
+    """The readout of the task that a model was made for: next token, masked token or class.
+
+    Raises:
+        UnsupportedModelError: a model of another task, or none.
+    """
+    name, config = type(model).__name__, getattr(model, "config", None)
+    if not getattr(config, "is_encoder_decoder", False):
+        if getattr(model, "can_generate", lambda: False)():
+            return NextToken()
+        if name.endswith("ForMaskedLM"):
+            return MaskedToken()
+        if name.endswith(("ForImageClassification", "ForSequenceClassification", "ForAudioClassification")):
+            return ClassLogits()
+    raise UnsupportedModelError(
+        f"no loss is known for a {name}; the tasks known are next token, masked token and classification. Load the model with "
+        "its head, or give a readout: OutputDivergence for logits without targets, SquaredError for vectors"
+    )
+
+
+def _given(readout: Readout, samples: Samples, what: str) -> Tensor:
+    if samples.targets is None:
+        raise ConfigurationError(f"{type(readout).__name__} needs targets, and the samples have none; give {what}")
+    return samples.targets
+
+
+def _widened(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _kullback_leibler(of: Tensor, given: Tensor) -> Tensor:
+    left, right = _widened(of).log_softmax(-1), _widened(given).log_softmax(-1)
+    return (left.exp() * (left - right)).sum(-1)

@@ -1,0 +1,79 @@
+"""Texts for the causes of sinks: rows of some corpora as samples of a model that predicts next tokens, or masked ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from sinklab.corpora.base import Corpus, hash_tokens
+from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.loading import LoadedModel
+from sinklab.studies.causes.readout import MaskedToken, NextToken, Readout, readout_for
+from sinklab.studies.causes.samples import Samples, masked_samples, token_samples
+
+__all__ = ["Texts", "texts_of", "usual_length"]
+
+LENGTH = 256
+
+FROM_PYTHON = (
+    "from Python, find_causes(model, samples=..., readout=...) takes any inputs and what is to be read off the outputs"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """Samples with the readout that fits the model, and what the run record says of them."""
+
+    samples: Samples
+    readout: Readout
+    record: list[dict[str, Any]]
+
+
+def usual_length(loaded: LoadedModel) -> int:
+    """256 tokens, or as many as the model was trained on if these are fewer."""
+    trained = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    return min(LENGTH, int(trained)) if trained else LENGTH
+
+
+def texts_of(
+    loaded: LoadedModel, corpora: Sequence[tuple[str, Corpus]], *, texts: int, seq_len: int, seed: int, bos: bool
+) -> Texts:
+    """As many texts of every corpus, each corpus a domain with a name.
+
+    Models that predict the next token are scored at every position but the last. Models of masked tokens get their separator at
+    the end, if they have one; 15 % of the tokens are replaced by the mask token, and scored there alone.
+
+    Raises:
+        ConfigurationError: a corpus twice, or a mask token that the tokenizer has not.
+        InputError: a corpus that is too short, or that the model cannot read.
+        UnsupportedModelError: a model without a loss of tokens.
+    """
+    names = [name for name, _ in corpora]
+    if len(set(names)) < len(names) or not names:
+        raise ConfigurationError(f"`domains` {','.join(names) or 'with nothing'}: name at least one corpus, and each once")
+    try:
+        readout = readout_for(loaded.model)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{error}; {FROM_PYTHON}") from error
+    if not isinstance(readout, (NextToken, MaskedToken)):
+        raise UnsupportedModelError(f"{type(loaded.model).__name__} is not a model of texts; {FROM_PYTHON}")
+    mask: Any = getattr(loaded.tokenizer, "mask_token_id", None)
+    separator = getattr(loaded.tokenizer, "sep_token_id", None)
+    if isinstance(readout, MaskedToken) and mask is None:
+        raise ConfigurationError(
+            f"{type(loaded.model).__name__} predicts masked tokens, and its tokenizer has no mask token to hide them with; "
+            f"{FROM_PYTHON}"
+        )
+    groups, record = [], []
+    for name, corpus in corpora:
+        tokens = corpus.sample(loaded.encoder, seq_len=seq_len, samples=texts, seed=seed, bos=bos)
+        if isinstance(readout, MaskedToken) and separator is not None:
+            tokens[:, -1] = separator
+        groups.append((name, tokens))
+        record.append(
+            {"domain": name, "texts": texts, **dataclasses.asdict(corpus.identity), "token_sha256": hash_tokens(tokens)}
+        )
+    if isinstance(readout, MaskedToken):
+        return Texts(masked_samples(groups, mask, seed=seed), readout, record)
+    return Texts(token_samples(groups), readout, record)

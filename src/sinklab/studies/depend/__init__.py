@@ -1,0 +1,1 @@
+"""sinklab depend: which scores depend on the sink tokens."""

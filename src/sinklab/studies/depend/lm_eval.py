@@ -1,0 +1,273 @@
+"""lm-evaluation-harness under a cache policy: a model class whose every score, multiple choice too, is read through the cache.
+
+The harness scores multiple choice with one forward over context and continuation and no cache, so that a policy given to its
+own model class changes nothing and says nothing. Here every request goes through a :class:`~sinklab.streaming.reader.Reader`.
+
+    import lm_eval
+    from sinklab.studies.depend.lm_eval import PolicyLM
+
+    lm = PolicyLM("org/model", {"name": "sink_window", "num_sinks": 4, "window": 1020})
+    results = lm_eval.simple_evaluate(lm, tasks=["arc_easy"])
+    results["config"]["policy"], results["config"]["bos"]
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.models.loading import LoadedModel
+from sinklab.models.losses import cross_entropies
+from sinklab.policies.base import Policy
+from sinklab.registry import policies
+from sinklab.streaming.base import Reader
+from sinklab.streaming.reader import open_reader
+from sinklab.studies.measure.probing import opened
+
+try:
+    from lm_eval import evaluate
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.tasks import TaskManager
+except ImportError as error:
+    raise InputError(
+        f"lm-evaluation-harness cannot be imported ({error}); install it with: pip install 'sinklab[evaluation]'"
+    ) from error
+
+__all__ = ["PolicyLM"]
+
+_HARNESS = (evaluate, TaskManager)
+"""Taken from here by :mod:`~sinklab.studies.depend.harness`, so that there is one place that says how to install it."""
+
+MAX_NEW_TOKENS = 256
+
+
+class PolicyLM(TemplateLM):
+    """A model for ``lm_eval.simple_evaluate`` that sees of every text what a policy lets it see.
+
+    ``results["config"]`` tells the policy and, under ``bos``, whether the tokenizer puts the beginning-of-sequence token in
+    front and how many requests began with how many of them: it decides scores (PR #1465 of the harness: Gemma-7B on LAMBADA,
+    perplexity 5.9e9 without and 3.46 with). Texts are never cut, however long: a bounded policy needs no limit.
+
+    Args:
+        model: a name for :func:`sinklab.load_model`, a loaded model, or a transformers model, then with ``tokenizer``.
+        policy: the object, its name, or ``{"name": …, setting: …}``.
+        tokenizer: of a transformers model that is given as such.
+        batch_size: requests read side by side, padded on the left.
+        chunk: most tokens that the cache takes at once; results do not depend on it.
+
+    Raises:
+        InputError: a model without a tokenizer.
+        SinklabError: see loading and policies.
+    """
+
+    def __init__(
+        self,
+        model: str | LoadedModel | PreTrainedModel,
+        policy: Policy | str | dict[str, Any],
+        *,
+        tokenizer: Any = None,
+        batch_size: int = 8,
+        chunk: int = 128,
+    ) -> None:
+        super().__init__()
+        loaded = opened(model)
+        self.tokenizer = loaded.tokenizer if tokenizer is None else tokenizer
+        if self.tokenizer is None:
+            raise InputError(
+                "the tasks of lm-evaluation-harness are texts and this model has no tokenizer; give PolicyLM(tokenizer=…)"
+            )
+        if batch_size < 1:
+            raise ConfigurationError(f"batch_size {batch_size} must be 1 or more")
+        self.model, self.name, self.batch_size, self.chunk = loaded.model, loaded.name, batch_size, chunk
+        self.policy = open_reader(self.model, policy, chunk=chunk).policy
+        self._device = loaded.device
+        self._bos_counts: collections.Counter[int] = collections.Counter()
+
+    # --- the tokenizer -------------------------------------------------------------------------------------------------------
+
+    @property
+    def eot_token_id(self) -> int:
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text that has nothing before it: the beginning-of-sequence token, or the end-of-text token."""
+        return self.eot_token_id if self.tokenizer.bos_token_id is None else int(self.tokenizer.bos_token_id)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """For the fingerprints of the harness."""
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: Any) -> list[int]:
+        """Ids of a text; special tokens as the tokenizer puts them, but none before a text that begins with BOS."""
+        bos = self.tokenizer.bos_token
+        if add_special_tokens is None:
+            add_special_tokens = not (bos and string.startswith(bos))
+        return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The conversation as one text, by the tokenizer's template."""
+        return str(
+            self.tokenizer.apply_chat_template(
+                chat_history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+        )
+
+    # --- what the harness asks -----------------------------------------------------------------------------------------------
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_options: Any
+    ) -> list[tuple[float, bool]]:
+        """Log-likelihood of every continuation and whether greedy decoding would give it."""
+        for text, _, continuation in requests:
+            if not continuation:
+                raise InputError(
+                    f"the continuation of {text!r} has no token of its own: the tokenizer joins it to the context; begin it "
+                    "with a blank"
+                )
+        found: dict[int, tuple[float, bool]] = {}
+        for batch in self._batches([context + continuation for _, context, continuation in requests]):
+            texts = [requests[index] for index in batch]
+            for index, answer in zip(batch, self._score([text[1] for text in texts], [text[2] for text in texts]), strict=True):
+                found[index] = answer
+                if requests[index][0] is not None:
+                    self.cache_hook.add_partial("loglikelihood", requests[index][0], answer)
+        return [found[index] for index in range(len(requests))]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Log-likelihood of whole texts, each read in one stream; the token in front is not put there twice."""
+        texts = []
+        for (string,) in (request.args for request in requests):
+            ids = self.tok_encode(string)
+            texts.append((ids[:1], ids[1:]) if ids[:1] == [self.prefix_token_id] else ([self.prefix_token_id], ids))
+        scored = iter(self._loglikelihood_tokens([(None, *text) for text in texts if text[1]]))
+        totals = [next(scored)[0] if text[1] else 0.0 for text in texts]  # of an empty text nothing is to be predicted
+        for request, total in zip(requests, totals, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return totals
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Greedy continuations, cut before the first stop text.
+
+        Raises:
+            ConfigurationError: sampling or beams.
+        """
+        prompts = [self.tok_encode(request.args[0]) or [self.prefix_token_id] for request in requests]
+        found: dict[int, str] = {}
+        for batch in self._batches(prompts):
+            settings = [_greedy(requests[index].args[1]) for index in batch]
+            for index, text in zip(batch, self._generate([prompts[index] for index in batch], settings), strict=True):
+                found[index] = text
+                self.cache_hook.add_partial("generate_until", requests[index].args, text)
+        return [found[index] for index in range(len(requests))]
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What the harness writes into ``results["config"]``."""
+        return {
+            "sinklab_model": self.name,
+            "policy": policies.settings(self.policy),
+            "policy_text": self.policy.describe(),
+            "bos": self.bos_record(),
+            "model_dtype": str(self.model.dtype),
+        }
+
+    def bos_record(self) -> dict[str, Any]:
+        """Whether the tokenizer puts the beginning-of-sequence token in front, and texts read by how many they began with."""
+        bos = self.tokenizer.bos_token_id
+        return {
+            "token": self.tokenizer.bos_token,
+            "added_by_tokenizer": bos is not None and self.tokenizer.encode("a")[:1] == [bos],
+            "texts_by_count": {str(count): number for count, number in sorted(self._bos_counts.items())},
+        }
+
+    # --- through the cache ---------------------------------------------------------------------------------------------------
+
+    def _batches(self, texts: Sequence[list[int]]) -> Iterator[list[int]]:
+        """Indices of texts of about the same length, the longest first, so that too little memory shows at once."""
+        order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+        for index in order:
+            bos = self.tokenizer.bos_token_id
+            ids = texts[index]
+            self._bos_counts[next((n for n, token in enumerate(ids) if token != bos), len(ids))] += 1
+        yield from (order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size))
+
+    def _begin(self, texts: Sequence[list[int]]) -> tuple[Reader, Tensor, Tensor | None]:
+        """A reader at its beginning, and the texts padded on the left, with their mask."""
+        length = max(map(len, texts))
+        padding = self.eot_token_id
+        tokens = torch.tensor([[padding] * (length - len(text)) + text for text in texts], device=self.device)
+        mask = torch.tensor([[0] * (length - len(text)) + [1] * len(text) for text in texts], device=self.device)
+        return open_reader(self.model, self.policy, chunk=self.chunk), tokens, None if bool(mask.all()) else mask
+
+    def _score(self, contexts: list[list[int]], continuations: list[list[int]]) -> Iterator[tuple[float, bool]]:
+        whole = [[*context, *text] for context, text in zip(contexts, continuations, strict=True)]
+        reader, tokens, mask = self._begin([text[:-1] for text in whole])
+        length = tokens.shape[1]
+        following = torch.tensor([[0] * (length - len(text) + 1) + text[1:] for text in whole], device=tokens.device)
+        lengths = torch.tensor([len(text) for text in continuations], device=tokens.device)
+        scored = torch.arange(length, device=tokens.device) >= length - lengths[:, None]
+        totals = torch.zeros(len(whole), dtype=torch.float64, device=tokens.device)
+        greedy = torch.ones(len(whole), dtype=torch.bool, device=tokens.device)
+        # Of the columns before all continuations only what stays in the cache matters; the others go by in pieces, since the
+        # logits of a long text would not fit.
+        begin = length - int(lengths.max())
+        starts = [0] * (begin > 0) + [*range(begin, length, self.chunk)]
+        for start, stop in pairwise([*starts, length]):
+            columns = slice(start, stop)
+            logits = reader.read(tokens[:, columns], None if mask is None else mask[:, columns], keep=1 if stop == begin else 0)
+            if stop == begin:
+                continue
+            right = -cross_entropies(logits, following[:, columns]).double()
+            totals += right.where(scored[:, columns], 0.0).sum(dim=1)
+            greedy &= ((logits.argmax(dim=-1) == following[:, columns]) | ~scored[:, columns]).all(dim=1)
+        return zip(totals.tolist(), greedy.tolist(), strict=True)
+
+    def _generate(self, prompts: list[list[int]], settings: list[tuple[list[str], int]]) -> list[str]:
+        reader, tokens, mask = self._begin(prompts)
+        logits = reader.read(tokens, mask, keep=1)
+        written: list[list[int]] = [[] for _ in prompts]
+        texts: list[str | None] = [None] * len(prompts)
+        while True:
+            chosen = logits[:, -1].argmax(dim=-1)
+            for row, token in enumerate(chosen.tolist()):
+                if texts[row] is None:
+                    texts[row] = self._ended(written[row], token, *settings[row])
+            if all(text is not None for text in texts):
+                return [str(text) for text in texts]
+            logits = reader.read(chosen[:, None], None if mask is None else torch.ones_like(chosen)[:, None], keep=1)
+
+    def _ended(self, written: list[int], token: int, stops: list[str], limit: int) -> str | None:
+        """The text if it ends with this token, else ``None``; ``written`` grows."""
+        if token == self.eot_token_id:
+            return _cut(self.tokenizer.decode(written, skip_special_tokens=True), stops)
+        written.append(token)
+        text = self.tokenizer.decode(written, skip_special_tokens=True)
+        return _cut(text, stops) if len(written) == limit or any(stop in text for stop in stops) else None
+
+
+def _cut(text: str, stops: Iterable[str]) -> str:
+    """The text before the first stop text."""
+    return text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
+
+
+def _greedy(settings: dict[str, Any]) -> tuple[list[str], int]:
+    """Stop texts and most new tokens of a request."""
+    if settings.get("do_sample") or float(settings.get("temperature") or 0.0) > 0.0 or int(settings.get("num_beams") or 1) > 1:
+        raise ConfigurationError(
+            f"PolicyLM decodes greedily; this task asks for {settings}; set do_sample: false, temperature: 0"
+        )
+    until = settings.get("until") or []
+    stops = [until] if isinstance(until, str) else list(until)
+    limit = settings.get("max_gen_toks") or settings.get("max_new_tokens") or MAX_NEW_TOKENS
+    return [stop for stop in stops if stop], int(limit)

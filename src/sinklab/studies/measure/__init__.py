@@ -1,0 +1,1 @@
+"""sinklab measure: some probes over one model and one corpus."""

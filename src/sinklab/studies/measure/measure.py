@@ -1,0 +1,104 @@
+"""measure(): some probes, one model, one corpus, one table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sinklab.errors import ConfigurationError
+from sinklab.results.run import Result, Run
+from sinklab.studies.arguments import (
+    BatchSize,
+    Bos,
+    CorpusSource,
+    Device,
+    Dtype,
+    ModelSource,
+    Out,
+    Overwrite,
+    Progress,
+    Revision,
+    Samples,
+    Seed,
+    SeqLen,
+    Threshold,
+    TrustRemoteCode,
+    command,
+)
+
+if TYPE_CHECKING:
+    from sinklab.attention.probe import Probe
+
+__all__ = ["measure"]
+
+
+@command
+def measure(
+    model: ModelSource,
+    *,
+    probes: Sequence[str | dict[str, Any] | Probe],
+    corpus: CorpusSource = "python_source",
+    seq_len: SeqLen = 64,
+    samples: Samples = 100,
+    threshold: Threshold = 0.3,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    seed: Seed = 0,
+    bos: Bos = "auto",
+    batch_size: BatchSize = None,
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    progress: Progress | None = None,
+) -> Result:
+    """Run chosen probes over a model. With --json: one row of the table a line.
+
+    Args:
+        probes: Names from 'sinklab list probes', with settings if need be: entropy:sink_position=2. From Python also probes.
+        out: Directory for table.parquet and run.json; nothing is written without.
+
+    Returns:
+        The table is the answer; there is no summary.
+
+    Raises:
+        SinklabError: see the errors of loading, corpora and sessions.
+
+    Examples:
+        sinklab measure embedded:softmax --probe sink_rate --probe entropy
+        sinklab measure ./my-checkpoint --probe null_mass --corpus random_tokens --out build/null
+    """
+    from sinklab.corpora import resolve_corpus
+    from sinklab.corpora.base import hash_tokens
+    from sinklab.registry import probes as registry
+    from sinklab.results.metric import definitions
+    from sinklab.studies.measure import probing
+    from sinklab.studies.measure.display import display
+
+    settings = {"seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos}
+    with Run("measure", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
+        if not probes:
+            raise ConfigurationError(f"name at least one probe; known: {', '.join(registry)}")
+        chosen = [probing.make_probe(probe, threshold) for probe in probes]
+        loaded = probing.opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+        text = resolve_corpus(corpus)
+        with_bos = probing.uses_bos(loaded.encoder, bos)
+        tokens = text.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
+        identity = probing.check_identity(loaded.model, tokens)
+        session = probing.run_probes(
+            loaded.model, tokens, chosen, batch_size=batch_size, progress=run.progress, stage=text.name
+        ).session
+        return run.finish(
+            table=probing.labelled(session, loaded, run_id=run.id, corpus=text.name, bos=int(with_bos), seed=seed),
+            display=display,
+            loaded=loaded,
+            config={"corpus": text.name, "probes": [probe.name for probe in chosen]},
+            model=probing.model_facts(loaded, session),
+            corpus={"name": text.name, **dataclasses.asdict(text.identity)},
+            token_sha256=hash_tokens(tokens),
+            probes=[registry.settings(probe) for probe in chosen],
+            definitions=definitions({probe.name: probe.metrics for probe in chosen}),
+            checks=probing.checks(session, identity),
+            calls=dict(session.calls),
+        )

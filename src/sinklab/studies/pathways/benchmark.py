@@ -1,0 +1,205 @@
+"""run_pathways(): operations that let a head do nothing, trained and measured alike: one table, one plot, one paragraph."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sinklab.errors import ConfigurationError
+from sinklab.jobs.claim import SCALES, Scale
+from sinklab.results.environment import environment
+from sinklab.results.run import new_run_id
+from sinklab.results.table import make_table, write_json, write_table, write_text
+from sinklab.studies.pathways.columns import COLUMNS, GROUPS, READ_OUTS
+from sinklab.studies.pathways.cost import costs
+from sinklab.studies.pathways.figure import write_figure
+from sinklab.studies.pathways.judging import Row, judged
+from sinklab.studies.pathways.operations import DEFAULT, Pathway, pathways_of
+from sinklab.studies.pathways.runs import CHANGES, Numbers, train_and_read, trigger_numbers
+from sinklab.studies.pathways.words import DEFINITION, markdown, paragraph
+from sinklab.studies.reproduce.scales import base_config
+from sinklab.studies.trigger.problem import TriggerProblem
+from sinklab.training.process import default_cache
+
+__all__ = ["Comparison", "run_pathways"]
+
+PROBE = "pathways"
+Progress = Callable[[str, int, int], None]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Comparison:
+    """What :func:`run_pathways` gives.
+
+    Attributes:
+        rows: one for each operation, softmax first.
+        numbers: seed to label to column to number.
+        costs: label to column to median and quartiles over rounds.
+        cannot: operations that provably cannot do the trigger task, and why.
+        paragraph: what the numbers say.
+        table: the long table.
+        errors: trainings and read-outs that failed, one sentence each.
+        folder: where all was written.
+    """
+
+    rows: list[Row]
+    numbers: Numbers
+    costs: dict[str, dict[str, dict[str, float]]]
+    cannot: dict[str, str]
+    paragraph: str
+    table: pd.DataFrame
+    errors: list[str]
+    folder: Path
+
+
+def run_pathways(
+    operations: Sequence[Mapping[str, Any]] = DEFAULT,
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    scale: Scale = "tiny",
+    out: Path = Path("sinklab-pathways"),
+    store: Path = Path("sinklab-claims"),
+    problem: TriggerProblem | None = None,
+    jobs: int | None = None,
+    ray: str | None = None,
+    retries: int = 2,
+    cache: Path | None = None,
+    progress: bool = True,
+    stages: Progress = lambda stage, done, total: None,
+) -> Comparison:
+    """Compare operations, or go on with a comparison.
+
+    Every operation is trained three times a seed: as the scale has it, at four times the learning rate, and with ALiBi
+    positions. What the store has is not trained or read again, whichever command put it there; the trigger task goes on in
+    ``out/trigger``. The cost is measured anew. ``out`` gets ``table.parquet``, ``run.json``, ``pareto.svg``, ``pareto.png`` and
+    ``pathways.md`` when all is done.
+
+    Args:
+        operations: ``{"name": …, setting: value}``; a name alone has the settings of its paper. Softmax is always compared.
+        seeds: of initialisation, data and trigger task; three or more for an answer.
+        store: output directory of ``sinklab reproduce``, for trained models.
+        problem: the trigger task; by default the published one.
+        jobs: processes at a time; by default one per GPU, or cores over threads.
+        ray: train on the Ray cluster at this address; ``store`` must then be shared by its nodes. All else is done here.
+        retries: how often a training that died goes on from its last checkpoint.
+        cache: directory of encoded text; with ``ray`` it is ``store/cache`` by default.
+        progress: show trainings on a terminal's stderr, lines elsewhere.
+        stages: told of the rest: a stage, what is done of it, and its total.
+
+    Raises:
+        UnknownNameError: no such operation.
+        ConfigurationError: no seeds, seeds or operations twice, no such scale, or a setting that cannot be.
+        InputError: a text or a directory that cannot be used.
+        KeyboardInterrupt: after running trainings have stopped with a checkpoint.
+    """
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigurationError(f"pathways: seeds {list(seeds)}; expected one or more, and none twice")
+    if scale not in SCALES:
+        raise ConfigurationError(f"there is no scale {scale!r}; scales: {', '.join(SCALES)}")
+    if jobs is not None and jobs < 1:
+        raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
+    pathways, problem = pathways_of(operations), problem or TriggerProblem()
+    out, store = (path.expanduser().absolute() for path in (out, store))
+    cache = (cache or (store / "cache" if ray is not None else default_cache())).expanduser().absolute()
+    found = train_and_read(
+        pathways, scale=scale, seeds=seeds, store=store, cache=cache, jobs=jobs, retries=retries, ray=ray, progress=progress
+    )
+    numbers = found.numbers
+    of_trigger, cannot = trigger_numbers(pathways, seeds, problem, out / "trigger", stages)
+    for seed, by_label in of_trigger.items():
+        for label, values in by_label.items():
+            numbers[seed].setdefault(label, {}).update(values)
+    times = costs(pathways, base_config(scale), progress=stages)
+    labels = [pathway.label for pathway in pathways]
+    rows = judged(labels, numbers, times)
+    words = paragraph(rows, cannot, scale=scale, seeds=len(seeds))
+    run_id = new_run_id()
+    table = _table(pathways, numbers, times, scale, run_id)
+    result = Comparison(rows, numbers, times, cannot, words, table, found.errors, out)
+    write_table(table, out / "table.parquet")
+    write_text(f"{DEFINITION}\n\n{markdown(rows)}\n{words}\n", out / "pathways.md")
+    for suffix in ("svg", "png"):
+        write_figure(rows, f"Ways to do nothing, scale {scale}, {len(seeds)} seeds, 95 % intervals", out / f"pareto.{suffix}")
+    write_json(_record(result, pathways, found.cells, scale, seeds, problem, run_id), out / "run.json")  # last: it is whole
+    return result
+
+
+def _table(
+    pathways: Sequence[Pathway],
+    numbers: Numbers,
+    times: Mapping[str, Mapping[str, Mapping[str, float]]],
+    scale: Scale,
+    run_id: str,
+) -> pd.DataFrame:
+    metrics = {column.name: column.metric for column in COLUMNS}
+    corpora = {
+        column.name: {"trigger": "trigger_task", "cost": None}.get(column.source, base_config(scale).data.corpus)
+        for column in COLUMNS
+    }
+    names = {pathway.label: pathway.fields["name"] for pathway in pathways}
+    rows: list[dict[str, Any]] = [
+        {"model": label, "metric": metrics[name], "seed": seed, "value": value, "corpus": corpora[name]}
+        for seed, by_label in numbers.items()
+        for label, values in by_label.items()
+        for name, value in values.items()
+    ]
+    rows += [
+        {"model": label, "metric": metric, "seed": None, "value": spread[end], "corpus": None}
+        for label, by_name in times.items()
+        for name, spread in by_name.items()
+        for end, metric in (("value", metrics[name]), *((end, metrics[name].bound(end)) for end in ("low", "high")))
+    ]
+    rows = [{**row, "operation": names[row["model"]], "count": 1} for row in rows]
+    return make_table(rows, run_id=run_id, probe=PROBE)
+
+
+def _record(
+    result: Comparison,
+    pathways: Sequence[Pathway],
+    cells: Mapping[str, Any],
+    scale: Scale,
+    seeds: Sequence[int],
+    problem: TriggerProblem,
+    run_id: str,
+) -> dict[str, Any]:
+    base = base_config(scale)
+    context = base.model.max_position_embeddings
+    return {
+        "kind": "pathways",
+        "run_id": run_id,
+        "scale": scale,
+        "seeds": list(seeds),
+        "definition": DEFINITION,
+        "paragraph": result.paragraph,
+        "operations": {
+            pathway.label: {
+                "operation": pathway.operation(context),
+                "no_op": pathway.published.no_op if pathway.published else "",
+                "source": pathway.published.source if pathway.published else "settings as asked for",
+            }
+            for pathway in pathways
+        },
+        "columns": {
+            column.name: {
+                **dataclasses.asdict(column),
+                "unit": column.metric.unit,
+                "text": column.metric.definition,
+                "metric": column.of,
+            }
+            for column in COLUMNS
+        },
+        "trainings": {source: {"what": GROUPS[source], "read_outs": list(READ_OUTS[source])} for source in CHANGES},
+        "cells": cells,
+        "rows": [row.to_dict() for row in result.rows],
+        "cannot_do_the_trigger_task": result.cannot,
+        "trigger_setting": dataclasses.asdict(problem),
+        "config": base.model_dump(mode="json"),
+        "environment": environment(),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "errors": result.errors,
+    }

@@ -1,0 +1,133 @@
+"""Cost: time of every operation beside softmax's, all in turns in one process, so that what else the machine does hits all."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from sinklab.errors import ConfigurationError
+from sinklab.models.architecture import Architecture
+from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.results.run import Progress, silent
+from sinklab.studies.pathways.operations import Pathway
+from sinklab.training.config import PretrainingConfig
+
+__all__ = ["LONG", "ROUNDS", "WARM_UP", "costs", "spread"]
+
+ROUNDS, WARM_UP = 15, 2
+"""Rounds that count, and rounds before them that do not."""
+
+LONG = 1024
+"""Tokens of the longer rows, unless the context is longer; with as many tokens a batch."""
+
+
+def costs(
+    pathways: Sequence[Pathway],
+    config: PretrainingConfig,
+    *,
+    rounds: int = ROUNDS,
+    long: int = LONG,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: Progress = silent,
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Label to column to :func:`spread` over the rounds of the ratio to softmax in the same round; ``parameters`` has none.
+
+    Every round times each operation once, forward alone and forward with backward, beginning with another one than the round
+    before. Weights are drawn anew and tokens are random. Parameters are updated in the same way for all, which is left out.
+
+    Args:
+        config: of the scale: its shape, batch, dtype and device.
+        long: tokens of the longer rows.
+        clock: seconds that pass.
+
+    Raises:
+        ConfigurationError: fewer rounds than quartiles need.
+    """
+    if rounds < 2:
+        raise ConfigurationError(f"pathways: the cost is a median with quartiles; rounds {rounds} must be at least 2")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.training.threads or threads)
+    try:
+        found: dict[str, dict[str, dict[str, float]]] = {pathway.label: {} for pathway in pathways}
+        context = config.model.max_position_embeddings
+        for suffix, length in (("", context), ("_long", max(context, long))):
+            timed = [_Timed(pathway, config, length, clock) for pathway in pathways]
+            if not suffix:
+                for one in timed:
+                    ratio = one.parameters / timed[0].parameters
+                    found[one.label]["parameters"] = {"value": ratio, "low": ratio, "high": ratio}
+            for number in range(WARM_UP + rounds):
+                progress(f"rounds of {length} tokens", number, WARM_UP + rounds)
+                order = [timed[(place + number) % len(timed)] for place in range(len(timed))]
+                for one in order:
+                    one.go(keep=number >= WARM_UP)
+            progress(f"rounds of {length} tokens", WARM_UP + rounds, WARM_UP + rounds)
+            for one in timed:
+                for kind in ("train_time", "forward_time"):
+                    ratios = [own / of for own, of in zip(one.seconds[kind], timed[0].seconds[kind], strict=True)]
+                    found[one.label][kind + suffix] = spread(ratios)
+        return found
+    finally:
+        torch.set_num_threads(threads)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """``value``, the median, and ``low`` and ``high``, the quartiles, of at least two numbers."""
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"value": middle, "low": low, "high": high}
+
+
+class _Timed:
+    """A model with random weights, a batch, and the seconds that it took."""
+
+    def __init__(self, pathway: Pathway, config: PretrainingConfig, length: int, clock: Callable[[], float]) -> None:
+        fields: dict[str, Any] = config.model.model_dump()
+        fields |= {
+            "operation": pathway.operation(length),
+            "max_position_embeddings": length,
+            "vocab_size": config.data.vocab_size,
+        }
+        asked = config.training.device
+        self.device = torch.device("cuda" if asked == "cuda" or (asked == "auto" and torch.cuda.is_available()) else "cpu")
+        torch.manual_seed(0)
+        self.model = SinkLM(SinkLMConfig.from_architecture(Architecture.parse(fields))).to(self.device)
+        tokens = (config.training.micro_batch_size or config.training.batch_size) * config.model.max_position_embeddings
+        self.rows = torch.randint(config.data.vocab_size, (max(1, tokens // length), length)).to(self.device)
+        self.half = config.training.dtype == "bfloat16"
+        self.label, self.clock = pathway.label, clock
+        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        self.seconds: Mapping[str, list[float]] = {"train_time": [], "forward_time": []}
+
+    def go(self, keep: bool) -> None:
+        """One forward pass alone, and one with the backward pass."""
+        for kind, step in (("forward_time", self._forward), ("train_time", self._train)):
+            self._wait()
+            started = self.clock()
+            step()
+            self._wait()
+            if keep:
+                self.seconds[kind].append(self.clock() - started)
+
+    def _forward(self) -> None:
+        self.model.eval()
+        with torch.no_grad(), self._precision():
+            self.model(input_ids=self.rows, use_cache=False)
+
+    def _train(self) -> None:
+        self.model.train()
+        with self._precision():
+            loss = self.model(input_ids=self.rows, labels=self.rows, use_cache=False).loss
+        loss.backward()
+        self.model.zero_grad(set_to_none=True)
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.half else contextlib.nullcontext()
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

@@ -1,0 +1,92 @@
+"""The Pareto plot: held-out loss against distortion, with intervals over seeds, the pathways that no other beats connected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sinklab.studies.pathways.judging import Row
+from sinklab.studies.pathways.operations import REFERENCE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["draw", "write_figure"]
+
+COLOURS = {"yes": "#009e73", "no": "#d55e00", "undecided": "#8c959f", "reference": "#000000"}
+"""Of Okabe and Ito, and grey; markers say the same."""
+
+MARKERS = {"yes": "o", "no": "s", "undecided": "D", "reference": "*"}
+
+LEGEND = {"yes": "low-distortion", "no": "not low-distortion", "undecided": "undecided", "reference": "reference"}
+
+LINEAR = 0.01
+"""Nats below which the axis of distortion is linear; above, it is logarithmic."""
+
+
+def draw(rows: Sequence[Row], title: str) -> Figure:
+    """The plot of the operations that have both numbers; lower is better on both axes."""
+    from matplotlib.figure import Figure
+
+    shown = [row for row in rows if "held_out_loss" in row.numbers and "distortion" in row.numbers]
+    figure = Figure(figsize=(8.2, 5.2), layout="constrained", dpi=130)
+    axes = figure.subplots()
+    axes.set_yscale("symlog", linthresh=LINEAR, linscale=0.6)
+    named: set[str] = set()
+    for row in shown:
+        kind = "reference" if row.label == REFERENCE else row.answer
+        loss, distortion = row.numbers["held_out_loss"], row.numbers["distortion"]
+        x_error = None if loss.low is None else [[loss.mean - loss.low], [loss.mean - loss.low]]
+        # Distortion is counted from 0 on, so its interval ends there too.
+        low = None if distortion.low is None else min(distortion.mean, max(0.0, distortion.low))
+        y_error = None if low is None else [[distortion.mean - low], [(distortion.high or distortion.mean) - distortion.mean]]
+        axes.errorbar(
+            loss.mean, distortion.mean, xerr=x_error, yerr=y_error, color=COLOURS[kind], marker=MARKERS[kind],
+            markersize=11 if kind == "reference" else 6, elinewidth=0.8, alpha=0.9, linestyle="none",
+            label=None if kind in named else LEGEND[kind],
+        )  # fmt: skip
+        named.add(kind)
+    best = sorted((row.numbers["held_out_loss"].mean, row.numbers["distortion"].mean) for row in shown if row.best)
+    if best:
+        axes.plot(*zip(*best, strict=True), color="#57606a", linewidth=1.2, linestyle="--", zorder=0, label="non-dominated")
+    axes.set_ylim(bottom=-0.1 * LINEAR)
+    axes.set_xlabel("held-out loss, nats per token (lower is better)")
+    axes.set_ylabel("distortion: loss by a window without sinks and by int8, nats")
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    _write_labels(figure, shown)
+    if shown:
+        axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _write_labels(figure: Figure, shown: Sequence[Row]) -> None:
+    """Names beside the points; of points that lie close to each other, one below the other, with a thin line to its point."""
+    axes = figure.axes[0]
+    figure.draw_without_rendering()
+    points = [(row.numbers["held_out_loss"].mean, row.numbers["distortion"].mean, row.label) for row in shown]
+    pixels = sorted((*axes.transData.transform((x, y)), x, y, label) for x, y, label in points)
+    taken: list[tuple[float, float]] = []
+    height = 9.5 * figure.dpi / 72
+    for across, up, x, y, label in pixels:
+        width = 5.0 * len(label) * figure.dpi / 72
+        free = next(
+            step
+            for distance in range(40)
+            for step in (distance, -distance)
+            if all(abs(across - a) > width or abs(up + step * height - b) > 0.95 * height for a, b in taken)
+            and (up + step * height > axes.bbox.y0 or distance > 20)
+        )
+        taken.append((across, up + free * height))
+        axes.annotate(
+            label, (x, y), xytext=(9, free * 9.5 - 3), textcoords="offset points", fontsize=7.5,
+            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": "#8c959f"} if free else None,
+        )  # fmt: skip
+
+
+def write_figure(rows: Sequence[Row], title: str, path: Path) -> None:
+    """Draw to ``path``; the suffix decides the format."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw(rows, title).savefig(path)

@@ -1,0 +1,1 @@
+"""sinklab plot: curves and maps of training runs."""

@@ -1,0 +1,1 @@
+"""sinklab pretrain: one training run from a recipe."""

@@ -1,0 +1,66 @@
+"""pretrain(): a recipe with changes, trained from scratch while its sinks are watched; one folder with all that came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from sinklab.studies.arguments import WHOLE, command
+
+if TYPE_CHECKING:
+    from sinklab.results.run import Result
+    from sinklab.training.config import PretrainingConfig
+
+__all__ = ["pretrain"]
+
+
+@command
+def pretrain(
+    recipe: str | PretrainingConfig,
+    *,
+    changes: Annotated[list[str] | None, "--set", WHOLE] = None,
+    out: Path | None = None,
+    resume: bool = False,
+    init_from: Path | None = None,
+    overwrite: bool = False,
+    cache: Path | None = None,
+    quiet: bool = False,
+) -> Result:
+    """Train a small model from scratch and watch its sinks appear: one recipe, one folder.
+
+    Writes run.json, table.parquet, checkpoints/ and model/ into the output directory. Status 3: the training diverged.
+
+    Fields for --set: sinklab show RECIPE. What comes out: sinklab audit OUT/model.
+
+    Args:
+        recipe: A name from 'sinklab list recipes', FILE.py[:FUNCTION], or the run.json or YAML of a run; in Python also a
+            configuration.
+        changes: Change a field, such as training.steps=500; repeatable.
+        out: Output directory; by default sinklab-runs/<recipe>.
+        resume: Go on with the run in the output directory, if there is one.
+        init_from: Start from the weights of a run, a checkpoint or a model; its operation may differ.
+        overwrite: Replace an earlier run in the output directory.
+        cache: Directory for encoded text, shared by runs; by default ~/.cache/sinklab.
+        quiet: Show nothing while it goes.
+
+    Raises:
+        ConfigurationError: fields that cannot take effect here, or a run to resume that has another configuration.
+        InputError: text, weights, a folder or a disk that cannot be used.
+
+    Examples:
+        sinklab pretrain tiny
+        sinklab pretrain emergence --set model.operation.name=sigmoid --out runs/sigmoid
+        sinklab pretrain emergence --set training.steps=500 --set optimizer.learning_rate=1e-3 --set data.corpus=./texts
+        sinklab pretrain emergence --resume  (after a crash: the same numbers as without it)
+        sinklab pretrain emergence --init-from runs/emergence --set model.operation.name=sigmoid --out runs/dissolve
+        torchrun --nproc-per-node 4 -m sinklab pretrain gu2024_60m --set data.corpus=ORG/DATASET
+    """
+    from sinklab.configuration import with_overrides
+    from sinklab.training.resolve import resolve_recipe
+    from sinklab.training.train import run_training
+
+    config = with_overrides(resolve_recipe(recipe), changes or [])
+    folder = Path("sinklab-runs") / config.name if out is None else out
+    return run_training(
+        config, folder, resume=resume, init_from=init_from, overwrite=overwrite, cache=cache, progress=not quiet
+    )

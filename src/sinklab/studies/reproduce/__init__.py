@@ -1,0 +1,1 @@
+"""sinklab reproduce and claims: claims run, judged and kept."""

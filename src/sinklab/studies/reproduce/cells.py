@@ -1,0 +1,168 @@
+"""From claims to training runs: every distinct configuration once per seed, whichever claims ask for it, in one store."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from sinklab.errors import ConfigurationError, SinklabError
+from sinklab.jobs.cell import PLAN, SweepPlan, read_plan
+from sinklab.jobs.claim import Changes, Scale, Times, Variant
+from sinklab.jobs.driver import check_machine, prepare_texts, run_waiting
+from sinklab.jobs.grid import Cell, short_label
+from sinklab.results.run import new_run_id
+from sinklab.studies.reproduce.scales import base_config
+from sinklab.training.config import PretrainingConfig
+from sinklab.training.token_cache import hash_key
+
+__all__ = ["configure", "make_cells", "open_store", "resolved_changes", "train_cells"]
+
+NAME_LENGTH = 80
+"""Characters of a cell's name before its hash."""
+
+
+def configure(base: PretrainingConfig, variant: Variant) -> PretrainingConfig:
+    """The configuration of a variant.
+
+    Raises:
+        ConfigurationError: a field that does not exist, a value that it does not take, or one that decides the seeds.
+    """
+    fields = base.model_dump()
+    for path, value in resolved_changes(base, variant).items():
+        if path in ("training.seed", "data.seed"):
+            raise ConfigurationError(f"variant {variant.label!r} sets {path}, which belongs to the seeds")
+        _set(fields, path, value)
+    try:
+        return PretrainingConfig.parse(fields)
+    except SinklabError as error:
+        raise ConfigurationError(f"variant {variant.label!r}: {error}") from error
+
+
+def resolved_changes(base: PretrainingConfig, variant: Variant) -> dict[str, Any]:
+    """What a variant changes at one scale: dotted field to value; what leaves a field as it is, is left out."""
+    given: Changes = variant.changes(base) if callable(variant.changes) else variant.changes
+    fields = base.model_dump()
+    values = {path: _get(fields, path) * value.factor if isinstance(value, Times) else value for path, value in given.items()}
+    # A factor keeps whole numbers whole, so that steps stay steps.
+    kept = {
+        path: round(value) if isinstance(given[path], Times) and isinstance(_get(fields, path), int) else value
+        for path, value in values.items()
+    }
+    return {path: value for path, value in kept.items() if _get(fields, path) != value}
+
+
+def make_cells(variants: Iterable[Variant], scale: Scale, seeds: Sequence[int]) -> dict[tuple[str, int], Cell]:
+    """Label and seed to the cell that is trained for it; equal configurations give cells of one name.
+
+    Args:
+        variants: of one claim, so that labels are unique.
+
+    Raises:
+        ConfigurationError: as :func:`configure`, or variants that start after each other in a circle.
+    """
+    base, by_label = base_config(scale), {variant.label: variant for variant in variants}
+    cells: dict[tuple[str, int], Cell] = {}
+
+    def cell_of(label: str, seed: int, above: tuple[str, ...] = ()) -> Cell:
+        if label in above:
+            raise ConfigurationError(f"variants start after each other in a circle: {', '.join((*above, label))}")
+        if (label, seed) not in cells:
+            variant = by_label[label]
+            config = _with_seed(configure(base, variant), seed)
+            before = None if variant.after is None else cell_of(variant.after, seed, (*above, label)).name
+            settings = resolved_changes(base, variant)
+            cells[label, seed] = Cell(_name(settings, seed, config, before), settings, config, before)
+        return cells[label, seed]
+
+    for seed in seeds:  # the first seed of all variants first: a look at the whole before it is finished
+        for label in by_label:
+            cell_of(label, seed)
+    return cells
+
+
+def open_store(folder: Path, cells: Mapping[str, Cell], cache: Path, *, progress: bool) -> SweepPlan:
+    """The store in ``folder`` with these cells in its plan; cells that it has already stay, whoever asked for them.
+
+    Several processes may add to one store and train in it at the same time: the plan is written under a lock and only grows,
+    and a cell is trained by one of them while the others wait for it.
+
+    Raises:
+        ConfigurationError, InputError: a cell that this machine cannot run, or a text that cannot be used.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".plan.lock"):
+        earlier = read_plan(folder) if (folder / PLAN).is_file() else None
+        known = {} if earlier is None else earlier.cells
+        new = {name: cell for name, cell in cells.items() if name not in known}
+        check_machine(new)
+        texts = ({} if earlier is None else earlier.texts) | prepare_texts(new, cache, progress)
+        plan = SweepPlan(folder, earlier.sweep_id if earlier else new_run_id(), known | new, texts, cache)
+        if new or earlier is None:
+            plan.write(recipe="claims")
+    return plan
+
+
+def train_cells(
+    plan: SweepPlan, names: Iterable[str], *, jobs: int | None, retries: int, ray: str | None, progress: bool
+) -> dict[str, str]:
+    """Train the cells that have not ended, those that start from others' weights last; the errors of those that failed.
+
+    Raises:
+        KeyboardInterrupt: after all cells have stopped with a checkpoint.
+    """
+    wanted = list(dict.fromkeys(names))
+    errors: dict[str, str] = {}
+    for stage in _stages(plan, wanted):
+        ready = [name for name in stage if plan.cells[name].init_from not in errors]
+        errors |= {name: f"{plan.cells[name].init_from}, from which it starts, failed" for name in stage if name not in ready}
+        if ready and any(plan.outcome(name) is None for name in ready):
+            errors |= run_waiting(plan, ready, jobs=jobs, retries=retries, ray=ray, progress=progress)
+    return errors
+
+
+def _stages(plan: SweepPlan, names: Sequence[str]) -> list[list[str]]:
+    """Cells by how many others come before them."""
+
+    def depth(name: str) -> int:
+        before = plan.cells[name].init_from
+        return 0 if before is None else 1 + depth(before)
+
+    depths = {name: depth(name) for name in names}
+    return [[name for name in names if depths[name] == level] for level in range(max(depths.values(), default=-1) + 1)]
+
+
+def _with_seed(config: PretrainingConfig, seed: int) -> PretrainingConfig:
+    fields = config.model_dump()
+    fields["training"]["seed"] = fields["data"]["seed"] = seed
+    return PretrainingConfig.parse(fields)
+
+
+def _name(settings: Mapping[str, Any], seed: int, config: PretrainingConfig, before: str | None) -> str:
+    """Folder of a cell: what is changed, in words, and a hash of all that decides its numbers."""
+    words = [f"{short_label(path)}={json.dumps(value)}" for path, value in settings.items()]
+    text = re.sub(r"[^\w.+=-]+", "-", ",".join(words)).strip("-")[:NAME_LENGTH] or "baseline"
+    key = hash_key([config.model_dump(mode="json"), before])[:10]
+    return f"{text}-seed{seed}-{key}"
+
+
+def _get(fields: Mapping[str, Any], path: str) -> Any:
+    inner: Any = fields
+    for part in path.split("."):
+        if not isinstance(inner, Mapping) or part not in inner:
+            raise ConfigurationError(f"there is no field {path!r} in the configuration of a scale")
+        inner = inner[part]
+    return inner
+
+
+def _set(fields: dict[str, Any], path: str, value: Any) -> None:
+    *above, last = path.split(".")
+    inner = fields
+    for part in above:
+        inner = inner[part]
+    inner[last] = copy.deepcopy(value)

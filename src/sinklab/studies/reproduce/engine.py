@@ -1,0 +1,269 @@
+"""reproduce(): claims at one scale over seeds; what they share is trained once, and each gets a table and a verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sinklab.errors import ConfigurationError
+from sinklab.jobs.cell import SweepPlan
+from sinklab.jobs.claim import SCALES, Claim, Numbers, Scale
+from sinklab.jobs.grid import Cell
+from sinklab.jobs.verdict import Conclusion, judge
+from sinklab.results.environment import environment
+from sinklab.results.metric import Metric, catalogue
+from sinklab.results.run import new_run_id
+from sinklab.results.table import make_table, read_run, write_json, write_table
+from sinklab.studies.reproduce.cells import make_cells, open_store, resolved_changes
+from sinklab.studies.reproduce.scales import base_config
+from sinklab.studies.reproduce.work import Measurement, claim_called, name_of, read_numbers, train_and_read
+from sinklab.training.process import default_cache
+
+__all__ = ["Reproduced", "plan_runs", "reproduce"]
+
+DIVERGED = Metric("diverged", "fraction", "1 for a training that diverged, else 0; of several the share of them.")
+OF_A_CLAIM = Metric("of_a_claim", "number", "Stands for a number that the claim of another package declares nowhere.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Reproduced:
+    """What became of one claim.
+
+    Attributes:
+        claim: its name.
+        judgement: the verdict, and what was found about every part.
+        numbers: seed to variant to metric to number.
+        folder: of ``table.parquet`` and ``run.json``; ``None`` for a claim that cannot be run at this scale.
+        errors: runs and measurements that failed, one sentence each.
+    """
+
+    claim: str
+    judgement: Conclusion
+    numbers: dict[int, Numbers]
+    folder: Path | None
+    errors: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """A claim with the cells it needs."""
+
+    name: str
+    claim: Claim
+    cells: dict[tuple[str, int], Cell]
+
+    @property
+    def read_outs(self) -> list[str]:
+        return [name_of(self.name, read_out) for read_out in self.claim.read_outs]
+
+    def measured(self, seed: int, scale: Scale, out: Path) -> Measurement:
+        return Measurement(out / "measured" / scale, self.name, seed, scale)
+
+
+def reproduce(
+    names: Sequence[str],
+    *,
+    scale: Scale = "tiny",
+    seeds: Sequence[int] = (0, 1, 2),
+    out: Path = Path("sinklab-claims"),
+    jobs: int | None = None,
+    ray: str | None = None,
+    retries: int = 2,
+    cache: Path | None = None,
+    progress: bool = True,
+) -> list[Reproduced]:
+    """Run claims, or go on with them, and judge them.
+
+    ``out`` gets ``runs/SCALE``, a store of trained models that all claims share and that only grows, and for every claim
+    ``SCALE/CLAIM`` with ``table.parquet`` and ``run.json``. What has been trained, read out or measured before is kept: a run
+    that was interrupted, claims and seeds that are added cost what is missing.
+
+    Args:
+        names: from ``sinklab list claims``; at least one.
+        seeds: of initialisation, data and measurements; three or more for a verdict.
+        jobs: processes at a time; by default one per GPU, or cores over threads.
+        ray: train on the Ray cluster at this address; ``out`` must then be shared by its nodes. Read-outs stay here.
+        retries: how often a training that died goes on from its last checkpoint.
+        cache: directory of encoded text; with ``ray`` it is ``out/cache`` by default.
+        progress: show bars on a terminal's stderr, lines elsewhere.
+
+    Raises:
+        UnknownNameError: no claim of a name.
+        ConfigurationError: no claims, seeds twice or none, no such scale, or a machine that cannot run a cell.
+        InputError: a text or a directory that cannot be used.
+        KeyboardInterrupt: after running trainings have stopped with a checkpoint.
+    """
+    if jobs is not None and jobs < 1:
+        raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
+    out = out.expanduser().absolute()
+    cache = (cache or (out / "cache" if ray is not None else default_cache())).expanduser().absolute()
+    asked = _all_asked(names, scale, seeds)
+    runnable = [one for one in asked if scale in one.claim.costs]
+    cells = {cell.name: cell for one in runnable for cell in one.cells.values()}
+    read = [(cell.name, read_out) for one in runnable for cell in one.cells.values() for read_out in one.read_outs]
+    measurements = [one.measured(seed, scale, out) for one in runnable if one.claim.measure is not None for seed in seeds]
+    plan, errors = train_and_read(
+        cells,
+        read,
+        measurements,
+        scale=scale,
+        store=out,
+        cache=cache,
+        jobs=jobs,
+        retries=retries,
+        ray=ray,
+        progress=progress,
+    )
+    return [_conclude(one, plan, scale, seeds, out, errors) for one in asked]
+
+
+def plan_runs(
+    names: Sequence[str],
+    *,
+    scale: Scale,
+    seeds: Sequence[int] = (0, 1, 2),
+    out: Path = Path("sinklab-claims"),
+    cache: Path | None = None,
+    progress: bool = True,
+) -> list[str]:
+    """A command for every training that claims still need, for machines where a training takes many processes.
+
+    Encodes the text and writes the plan of the store, trains nothing. Every command is for ``torchrun`` and may be run by any
+    scheduler, on as many nodes as it likes, those that start from others' weights after the others. When all have ended,
+    :func:`reproduce` with the same arguments reads out and judges.
+
+    Args:
+        names, scale, seeds, out, cache, progress: as in :func:`reproduce`.
+
+    Raises:
+        UnknownNameError, ConfigurationError, InputError: as :func:`reproduce`.
+    """
+    out = out.expanduser().absolute()
+    asked = _all_asked(names, scale, seeds)
+    cells = {cell.name: cell for one in asked for cell in one.cells.values()}
+    plan = open_store(out / "runs" / scale, cells, (cache or default_cache()).expanduser().absolute(), progress=progress)
+    left = [name for name in sorted(cells, key=lambda name: cells[name].init_from is not None) if plan.outcome(name) is None]
+    return [f"torchrun -m sinklab.jobs.cell {shlex.quote(str(plan.folder))} {name} --no-driver" for name in left]
+
+
+def _all_asked(names: Sequence[str], scale: Scale, seeds: Sequence[int]) -> list[_Asked]:
+    if not names or not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigurationError(
+            f"reproduce: {len(names)} claims and seeds {list(seeds)}; expected one or more, and no seed twice"
+        )
+    if scale not in SCALES:
+        raise ConfigurationError(f"there is no scale {scale!r}; scales: {', '.join(SCALES)}")
+    return [_asked(name, scale, seeds) for name in dict.fromkeys(names)]
+
+
+def _asked(name: str, scale: Scale, seeds: Sequence[int]) -> _Asked:
+    claim = claim_called(name)
+    return _Asked(name, claim, make_cells(claim.variants, scale, seeds) if scale in claim.costs else {})
+
+
+def _conclude(
+    one: _Asked, plan: SweepPlan, scale: Scale, seeds: Sequence[int], out: Path, errors: Mapping[str, str]
+) -> Reproduced:
+    """Judge a claim by what there is, and write it down."""
+    if scale not in one.claim.costs:
+        where = ", ".join(one.claim.costs)
+        reason = f"the claim can be run at {where} only"
+        return Reproduced(one.name, Conclusion("not tested at this scale", (), (), reason), {}, None, [])
+    numbers, seconds = _numbers(one, plan, scale, seeds, out)
+    judgement = judge(one.claim.parts, one.claim.presupposes, numbers)
+    folder = out / scale / one.name
+    folder.mkdir(parents=True, exist_ok=True)
+    run_id = new_run_id()
+    own = {cell.name for cell in one.cells.values()}
+    failed = [
+        f"{name}: {why}" for name, why in errors.items() if name in own or name.startswith((f"{one.name} ", "read-outs "))
+    ]
+    write_table(_table(one, numbers, run_id), folder / "table.parquet")
+    write_json(_record(one, judgement, scale, seeds, seconds, run_id, failed), folder / "run.json")
+    return Reproduced(one.name, judgement, numbers, folder, failed)
+
+
+def _numbers(one: _Asked, plan: SweepPlan, scale: Scale, seeds: Sequence[int], out: Path) -> tuple[dict[int, Numbers], float]:
+    """Numbers by seed and variant, and the seconds of the runs behind them."""
+    numbers: dict[int, dict[str, dict[str, float]]] = {seed: {} for seed in seeds}
+    seconds = 0.0
+    for (label, seed), cell in one.cells.items():
+        if plan.outcome(cell.name) is not None:
+            folder = plan.folder / cell.name
+            numbers[seed][label] = read_numbers(folder, one.read_outs)
+            seconds += read_run(folder).get("wall_seconds") or 0.0
+    for seed in seeds if one.claim.measure is not None else ():
+        found = one.measured(seed, scale, out).cached()
+        if found is None:
+            continue
+        clash = numbers[seed].keys() & found["numbers"].keys()
+        if clash:
+            raise ConfigurationError(f"claim {one.name!r}: {', '.join(sorted(clash))} is a variant and is measured too")
+        for label, values in found["numbers"].items():
+            numbers[seed][label] = {name: value for name, value in values.items() if value is not None}
+        seconds += found["seconds"]
+    return dict(numbers), seconds
+
+
+def _table(one: _Asked, numbers: Mapping[int, Numbers], run_id: str) -> Any:
+    known = catalogue()
+    operations = {
+        label: (cell.config.model.operation["name"], cell.config.data.corpus) for (label, _), cell in one.cells.items()
+    }
+    rows = [
+        {
+            "model": label,
+            "operation": operations.get(label, (None, None))[0],
+            "corpus": operations.get(label, (None, None))[1],
+            "metric": known[metric].metric if metric in known else dataclasses.replace(OF_A_CLAIM, name=metric),
+            "seed": seed,
+            "value": value,
+            "count": 1,
+        }
+        for seed, by_label in numbers.items()
+        for label, values in by_label.items()
+        for metric, value in values.items()
+    ]
+    return make_table(rows, run_id=run_id, probe="claim")
+
+
+def _record(
+    one: _Asked, judgement: Conclusion, scale: Scale, seeds: Sequence[int], seconds: float, run_id: str, errors: list[str]
+) -> dict[str, Any]:
+    claim, base = one.claim, base_config(scale)
+    variants = {
+        variant.label: {
+            "changes": resolved_changes(base, variant),
+            "after": variant.after,
+            "cells": {str(seed): one.cells[variant.label, seed].name for seed in seeds},
+        }
+        for variant in claim.variants
+    }
+    return {
+        "kind": "claim",
+        "run_id": run_id,
+        "claim": one.name,
+        "statement": claim.statement,
+        "source": claim.source,
+        "reference": claim.reference,
+        "published": claim.published,
+        "scale": scale,
+        "cost": claim.costs[scale],
+        "seeds": list(seeds),
+        "verdict": judgement.verdict,
+        "reason": judgement.reason,
+        "evidence": claim.evidence.get(scale, ""),
+        "parts": [finding.to_dict() for finding in judgement.findings],
+        "presupposes": [finding.to_dict() for finding in judgement.presupposed],
+        "conditions": variants,
+        "read_outs": one.read_outs,
+        "config": base.model_dump(mode="json") if variants else None,
+        "environment": environment(),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 1),
+        "errors": errors,
+    }

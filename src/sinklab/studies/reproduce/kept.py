@@ -1,0 +1,118 @@
+"""Kept results: the records of claims that have been run, read from the folder that ``reproduce`` leaves, without torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sinklab.errors import InputError
+from sinklab.jobs.claim import SCALES
+from sinklab.jobs.verdict import VERDICTS
+from sinklab.results.table import read_run
+
+__all__ = ["StoredClaim", "deciding_part", "hardware_of", "read_results", "summary_of"]
+
+FIELDS = {
+    **dict.fromkeys(("claim", "statement", "source", "reference", "published", "scale", "cost", "reason", "created"), str),
+    **dict.fromkeys(("seeds", "parts", "presupposes"), list),
+    **dict.fromkeys(("conditions", "environment"), dict),
+}
+"""What a record must have, besides its kind and its verdict."""
+
+PART_FIELDS = (
+    "says",
+    "effect",
+    "needs",
+    "expected",
+    "more_than",
+    "less_than",
+    "unit",
+    "mean",
+    "interval",
+    "by_seed",
+    "verdict",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredClaim:
+    """The record of a claim that was run, and the folder in which it and its table lie."""
+
+    folder: Path
+    record: dict[str, Any]
+
+
+def read_results(folder: Path) -> list[StoredClaim]:
+    """Every result below ``folder``, newest first, then by name.
+
+    Args:
+        folder: with ``SCALE/CLAIM/run.json`` in it; one that is not there has no results.
+
+    Raises:
+        InputError: a record that is damaged, or is of another kind; the message says which and what.
+    """
+    found = [
+        StoredClaim(path.parent, _checked(path))
+        for scale in SCALES
+        for path in sorted((folder / scale).glob("*/run.json"))
+        if read_run(path.parent).get("kind") != "pathways"  # kept beside claims, and read by its own page
+    ]
+    return sorted(
+        sorted(found, key=lambda kept: str(kept.record["claim"])), key=lambda kept: str(kept.record["created"]), reverse=True
+    )
+
+
+def deciding_part(record: dict[str, Any]) -> dict[str, Any] | None:
+    """The part that makes the verdict what it is: the first one that has it; the first of all where none has."""
+    parts: Sequence[dict[str, Any]] = record["parts"]
+    return next((part for part in parts if part["verdict"] == record["verdict"]), parts[0] if parts else None)
+
+
+def summary_of(record: dict[str, Any]) -> dict[str, Any]:
+    """A record in the fields of ``sinklab claims --json``; the effect is that of :func:`deciding_part`."""
+    part = deciding_part(record)
+    return {
+        "name": record["claim"],
+        "source": record["source"],
+        "scale": record["scale"],
+        "verdict": record["verdict"],
+        "effect": None if part is None else part["mean"],
+        "interval": None if part is None else part["interval"],
+        "unit": None if part is None else part["unit"],
+        "seeds": record["seeds"],
+        "created": record["created"],
+        "hardware": hardware_of(record),
+    }
+
+
+def hardware_of(record: dict[str, Any]) -> str:
+    """What it ran on, in words: ``cpu, AMD EPYC, 2 cores``."""
+    hardware = record["environment"].get("hardware", {})
+    words = [str(hardware[key]) for key in ("device", "name") if hardware.get(key)]
+    cores = hardware.get("cpu_count")
+    return ", ".join([*words, f"{cores} cores"] if cores else words) or "unknown hardware"
+
+
+def _checked(path: Path) -> dict[str, Any]:
+    record = read_run(path.parent)
+    problem = None
+    if record.get("kind") != "claim":
+        problem = f"its kind is {record.get('kind')!r}, expected 'claim'"
+    elif record.get("verdict") not in VERDICTS:
+        problem = f"its verdict is {record.get('verdict')!r}, expected one of {', '.join(VERDICTS)}"
+    else:
+        for name, kind in FIELDS.items():
+            if not isinstance(record.get(name), kind):
+                problem = f"its field {name!r} is {type(record.get(name)).__name__}, expected {kind.__name__}"
+                break
+        else:
+            for part in (*record["parts"], *record["presupposes"]):
+                missing = [name for name in PART_FIELDS if name not in part]
+                if missing:
+                    problem = f"a part of it has no {', '.join(missing)}"
+                    break
+    if problem is not None:
+        raise InputError(f"{path} is no record of a claim: {problem}; run the claim again, its models are kept")
+    return record

@@ -1,0 +1,312 @@
+"""The work behind claims besides training: read-outs of trained models and measurements of a seed, in processes of their own.
+
+Every result is an entry of a store (:mod:`sinklab.results.store`) under the hash of the weights and the source of all code that
+computed it. What has changed is computed anew and all else is kept, so that a run that was interrupted, or a claim that was
+added, costs what is missing.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from sinklab.errors import ConfigurationError
+from sinklab.jobs.cell import SweepPlan
+from sinklab.jobs.claim import Claim, ReadOut, Scale
+from sinklab.jobs.grid import Cell
+from sinklab.jobs.processes import run_processes, serve
+from sinklab.jobs.trained import TrainedModel
+from sinklab.jobs.watch import watching
+from sinklab.registry import Registry, claims, corpora, interventions, operations, policies, positions, probes, read_outs, tasks
+from sinklab.results.sources import digest_of
+from sinklab.results.store import Store
+from sinklab.results.table import read_run
+from sinklab.studies.reproduce.cells import open_store, train_cells
+
+__all__ = ["Measurement", "Reading", "claim_called", "name_of", "read_numbers", "run_missing", "sources_of", "train_and_read"]
+
+BATCH = 12
+"""Models read in one process: enough that starting it, five seconds, is the smaller part."""
+
+Numbers = dict[str, Any]
+"""Plain JSON: ``numbers`` and the ``seconds`` that they took."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """One read-out of one trained model.
+
+    Args:
+        folder: run folder of the model.
+        read_out: a name from ``sinklab.read_outs``, or ``claim.function`` for a function in the file of a claim.
+    """
+
+    folder: Path
+    read_out: str
+
+    def _key(self) -> tuple[str, dict[str, Any], str]:
+        run = read_run(self.folder)
+        model = run["config"]["model"]
+        # The model looks up its operation and its positions by their names, which no import statement says.
+        plugins = operations[model["operation"]["name"]], positions[model["position"].get("name", "rotary")]
+        settings = {"run": run["run_id"], "weights": TrainedModel(self.folder, self.folder).weights}
+        return self.read_out, settings, sources_of(function_of(self.read_out), *plugins)
+
+    def cached(self) -> Numbers | None:
+        """What was read before, by the code as it is now; a run that has not ended as the read-out needs it has nothing."""
+        found = Store(self.folder / "read_outs").get(*self._key()) if self.readable() else None
+        return None if found is None else found.record
+
+    def take(self, trained: TrainedModel) -> None:
+        """Read the numbers and keep them."""
+        numbers = _timed(lambda: _plain(function_of(self.read_out)(trained)))
+        Store(self.folder / "read_outs").put(*self._key(), numbers)
+
+    def readable(self) -> bool:
+        """Whether there is something to read; of a run that diverged only if the function has a true ``of_diverged``."""
+        status = read_run(self.folder)["status"] if (self.folder / "run.json").is_file() else "waiting"
+        return status == "finished" or (status == "diverged" and getattr(function_of(self.read_out), "of_diverged", False))
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """What a claim measures by itself at a seed and a scale; kept in a folder of the scale."""
+
+    folder: Path
+    claim: str
+    seed: int
+    scale: Scale
+
+    def _key(self) -> tuple[str, dict[str, Any], str]:
+        return self.claim, {"seed": self.seed, "scale": self.scale}, sources_of(claim_called(self.claim).measure)
+
+    def cached(self) -> Numbers | None:
+        """What was measured before, by the code as it is now."""
+        found = Store(self.folder).get(*self._key())
+        return None if found is None else found.record
+
+    def take(self) -> None:
+        """Measure and keep the numbers.
+
+        Raises:
+            ConfigurationError: the claim measures nothing by itself.
+        """
+        measure = claim_called(self.claim).measure
+        if measure is None:
+            raise ConfigurationError(f"claim {self.claim!r} measures nothing by itself")
+        numbers = _timed(lambda: {label: _plain(of) for label, of in measure(self.seed, self.scale).items()})
+        Store(self.folder).put(*self._key(), numbers)
+
+
+def claim_called(name: str) -> Claim:
+    """The claim of a name.
+
+    Raises:
+        UnknownNameError: no such claim.
+        ConfigurationError: its file does not give a claim.
+    """
+    make: Any = claims[name]
+    claim = make()
+    if not isinstance(claim, Claim):
+        raise ConfigurationError(f"claim {name!r}: its function must return a Claim, and returned {type(claim).__name__}")
+    return claim
+
+
+def name_of(claim: str, read_out: str | ReadOut) -> str:
+    """The name under which a read-out of a claim is kept."""
+    return read_out if isinstance(read_out, str) else f"{claim}.{cast(Any, read_out).__name__}"
+
+
+def function_of(read_out: str) -> Callable[[TrainedModel], Mapping[str, float]]:
+    """The function behind a name of :func:`name_of`.
+
+    Raises:
+        UnknownNameError: no such read-out or claim.
+        ConfigurationError: the claim has no read-out of that name.
+    """
+    claim, dot, function = read_out.partition(".")
+    if not dot:
+        return cast(ReadOut, read_outs[read_out])
+    for candidate in claim_called(claim).read_outs:
+        if not isinstance(candidate, str) and name_of(claim, candidate) == read_out:
+            return candidate
+    raise ConfigurationError(f"claim {claim!r} has no read-out {function!r}")
+
+
+def sources_of(function: Any, *plugins: Any) -> str:
+    """The digest of the code behind a read-out or a measurement.
+
+    The function that states a claim is left out: to add a remark to a claim is no reason to measure it again. Plug-ins that the
+    file, or a private file beside it, names in a string are part of the code.
+    """
+    module = sys.modules[function.__module__]
+    stated = getattr(module, module.__name__.rpartition(".")[2], None)
+    without = [stated] if inspect.isfunction(stated) and stated is not function else []
+    return digest_of(function, *plugins, *_named_plugins(module.__name__), without=without)
+
+
+@functools.cache
+def _named_plugins(module: str) -> tuple[Any, ...]:
+    """Plug-ins whose names stand as strings in a module or in the private modules beside it that it imports from."""
+    package, _, own = module.rpartition(".")
+    found: list[Any] = []
+    waiting: list[ast.AST] = [ast.parse(inspect.getsource(sys.modules[module]))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef) and node.name == own and package.endswith("claims"):
+            continue  # the statement of the claim
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{package}._"):
+            found += _named_plugins(str(node.module))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found += [kind[node.value] for kind in _kinds_by_name().get(node.value, ())]
+        waiting += ast.iter_child_nodes(node)
+    return tuple(found)
+
+
+@functools.cache
+def _kinds_by_name() -> Mapping[str, Sequence[Registry[Any]]]:
+    """The registries that have a name, for kinds that code looks up by their names; asking them each time is slow."""
+    kinds = (operations, positions, policies, corpora, tasks, interventions, probes, read_outs)
+    names = {name for kind in kinds for name in kind}
+    listed = [(kind, set(kind)) for kind in kinds]
+    return {name: [kind for kind, of_kind in listed if name in of_kind] for name in names}
+
+
+def read_numbers(folder: Path, wanted: Sequence[str]) -> dict[str, float]:
+    """Numbers of a trained model: how its training ended, and what has been read out of it; what is missing is left out."""
+    run = read_run(folder)
+    result = run.get("result") or {}
+    numbers = {"diverged": float(run["status"] == "diverged")}
+    for name in ("held_out_loss", "steps"):
+        if result.get(name) is not None and (name == "steps" or run["status"] == "finished"):
+            numbers[name] = float(result[name])
+    for read_out in wanted:
+        found = Reading(folder, read_out).cached()
+        numbers |= {} if found is None else {key: value for key, value in found["numbers"].items() if value is not None}
+    return numbers
+
+
+def train_and_read(
+    cells: Mapping[str, Cell],
+    read: Iterable[tuple[str, str]],
+    measurements: Sequence[Measurement] = (),
+    *,
+    scale: Scale,
+    store: Path,
+    cache: Path,
+    jobs: int | None,
+    retries: int,
+    ray: str | None,
+    progress: bool,
+) -> tuple[SweepPlan, dict[str, str]]:
+    """Train the cells that are missing in a store, and take the read-outs and measurements that are.
+
+    Args:
+        cells: by name.
+        read: names of cells, each with a read-out to take of it.
+        store: output directory of :func:`~sinklab.studies.reproduce.engine.reproduce`.
+
+    Returns:
+        The plan of the store, and the errors of what failed.
+
+    Raises:
+        ConfigurationError, InputError: a training that cannot be, a machine that cannot run it, or a text or directory that
+            cannot be used.
+        KeyboardInterrupt: after running trainings have stopped with a checkpoint.
+    """
+    plan = open_store(store / "runs" / scale, cells, cache, progress=progress)
+    errors = train_cells(plan, cells, jobs=jobs, retries=retries, ray=ray, progress=progress)
+    readings = [Reading(plan.folder / cell, read_out) for cell, read_out in read]
+    workers = jobs or torch.cuda.device_count() or os.cpu_count() or 1
+    errors |= run_missing(readings, measurements, logs=store / "logs", cache=cache, jobs=workers, progress=progress)
+    return plan, errors
+
+
+def run_missing(
+    readings: Sequence[Reading],
+    measurements: Sequence[Measurement] = (),
+    *,
+    logs: Path,
+    cache: Path,
+    jobs: int,
+    progress: bool,
+) -> dict[str, str]:
+    """Take what is missing, several processes at a time: one for a batch of models, one for a measurement.
+
+    Returns:
+        The errors of those that failed: by ``read-outs N``, and by claim and seed.
+    """
+    missing: dict[Path, list[Reading]] = {}
+    for reading in dict.fromkeys(readings):
+        if reading.readable() and reading.cached() is None:
+            missing.setdefault(reading.folder, []).append(reading)
+    folders = list(missing)
+    size = max(1, min(BATCH, math.ceil(len(folders) / jobs)))
+    batches: dict[str, list[Reading | Measurement]] = {
+        f"read-outs {start // size + 1}": [reading for folder in folders[start : start + size] for reading in missing[folder]]
+        for start in range(0, len(folders), size)
+    }
+    batches |= {f"{task.claim} seed {task.seed}": [task] for task in measurements if task.cached() is None}
+    if not batches:
+        return {}
+    commands = {
+        name: [
+            *(sys.executable, "-m", "sinklab.studies.reproduce.work", str(cache)),
+            json.dumps([[type(task).__name__, dataclasses.asdict(task)] for task in batch], default=str),
+        ]
+        for name, batch in batches.items()
+    }
+
+    def outcome(name: str) -> str | None:
+        return "done" if all(task.cached() is not None for task in batches[name]) else None
+
+    with watching(len(commands), 0, wanted=progress) as watch:
+        return run_processes(
+            commands,
+            lambda name: logs / f"{name.replace(' ', '-')}.log",
+            outcome,
+            jobs=jobs,
+            retries=0,
+            watch=watch,
+            environments={name: {"OMP_NUM_THREADS": "1"} for name in commands},
+        )
+
+
+def _plain(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    """Numbers for JSON, which has none that are not finite."""
+    return {name: float(value) if math.isfinite(value) else None for name, value in numbers.items()}
+
+
+def _timed(compute: Callable[[], Any]) -> Numbers:
+    started = time.monotonic()
+    return {"numbers": compute(), "seconds": round(time.monotonic() - started, 2)}
+
+
+def _work(cache: Path, batch: str) -> None:
+    """Take one batch; the read-outs of a model share what is loaded of it."""
+    trained = TrainedModel(Path(), cache)
+    for kind, fields in json.loads(batch):
+        fields["folder"] = Path(fields["folder"])
+        if kind == "Measurement":
+            Measurement(**fields).take()
+            continue
+        reading = Reading(**fields)
+        trained = trained if trained.folder == reading.folder else TrainedModel(reading.folder, cache)
+        print(f"{reading.folder.name}: {reading.read_out}", file=sys.stderr, flush=True)
+        reading.take(trained)
+
+
+if __name__ == "__main__":
+    serve(lambda: _work(Path(sys.argv[1]), sys.argv[2]))

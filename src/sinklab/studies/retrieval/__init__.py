@@ -1,0 +1,1 @@
+"""sinklab retrieval: a trigger that looks something up."""

@@ -1,0 +1,1 @@
+"""sinklab sweep: a grid of training runs."""

@@ -1,0 +1,80 @@
+"""sweep(): a recipe over a grid of settings and seeds, on this machine or on a Ray cluster; every cell a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from sinklab.studies.arguments import WHOLE, command, parse_seeds
+
+if TYPE_CHECKING:
+    from sinklab.results.run import Result
+    from sinklab.training.config import PretrainingConfig
+
+__all__ = ["sweep"]
+
+
+@command
+def sweep(
+    recipe: str | PretrainingConfig,
+    *,
+    grid: Annotated[list[str] | None, WHOLE] = None,
+    seeds: str | None = None,
+    changes: Annotated[list[str] | None, "--set", WHOLE] = None,
+    out: Path | None = None,
+    jobs: int | None = None,
+    retries: int = 2,
+    ray: str | None = None,
+    resume: bool = False,
+    cache: Path | None = None,
+    quiet: bool = False,
+) -> Result:
+    """Run a recipe over a grid of settings and seeds, and say what the seeds agree on.
+
+    Writes a run folder per cell, and table.parquet and cells.csv of all of them, into the output directory. A cell that
+    diverges is a result. Status 1: cells failed, and the others' results are kept.
+
+    Args:
+        recipe: A name from 'sinklab list recipes', FILE.py[:FUNCTION], or the run.json or YAML of a run; in Python also a
+            configuration.
+        grid: Values of a field, in YAML; repeatable, all combinations are run. The last parts of a path will do where they name
+            one field; lr, operation, position, optimizer, schedule, layers, heads and context are short names.
+        seeds: Run every combination with each of these seeds (of initialisation and data); both ends included; by default the
+            recipe's.
+        changes: Change a field in all cells, such as training.steps=500; repeatable.
+        out: Output directory; by default sinklab-sweeps/<recipe>.
+        jobs: Cells at a time; by default one per GPU, or cores over training.threads.
+        retries: How often a cell that was killed goes on from its last checkpoint.
+        ray: Run on a Ray cluster; the output directory must be shared by its nodes.
+        resume: Go on with the sweep in the output directory; what has ended is kept.
+        cache: Directory for encoded text; by default ~/.cache/sinklab, with --ray OUT/cache.
+        quiet: Show nothing while it goes.
+
+    Raises:
+        ConfigurationError, InputError: as :func:`~sinklab.jobs.driver.run_sweep`, which also takes values that are no text.
+
+    Examples:
+        sinklab sweep tiny --grid lr=1e-3,4e-3 --seeds 0..2
+        sinklab sweep emergence --grid operation=softmax,sigmoid --grid optimizer.weight_decay=0,0.1 --seeds 0..4 --jobs 2
+        sinklab sweep emergence --grid 'model.operation={name: sigmoid, normalize: true},{name: softmax}'
+        sinklab sweep emergence --grid lr=1e-3,4e-3 --seeds 0..9 --resume  (after Ctrl-C, or to add seeds)
+        sinklab sweep emergence --grid lr=1e-3,4e-3 --seeds 0..4 --ray auto --out /shared/sweep
+    """
+    from sinklab.jobs.driver import run_sweep
+    from sinklab.jobs.grid import parse_grid
+    from sinklab.training.resolve import resolve_recipe
+
+    config = resolve_recipe(recipe)
+    return run_sweep(
+        config,
+        parse_grid(grid or []),
+        Path("sinklab-sweeps") / config.name if out is None else out,
+        seeds=None if seeds is None else parse_seeds(seeds),
+        changes=changes or [],
+        jobs=jobs,
+        retries=retries,
+        ray=ray,
+        resume=resume,
+        cache=cache,
+        progress=not quiet,
+    )

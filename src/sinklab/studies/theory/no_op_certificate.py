@@ -1,0 +1,314 @@
+"""No-op certificate: can this head be silent without its sink? How small any weights at all could make what it writes.
+
+A head writes ``Σ_k p_k u_k`` into the residual stream, where ``u_k = W_O v_k`` and the weights ``p`` of a softmax are some
+probability vector over the visible keys. So the least that it can write is the distance from 0 to the convex hull of the
+``u_k``. If the hull of all keys but the sink stays away from 0, and the hull with the sink does not, then the head needs the
+sink to be silent, whatever its queries and keys are. The certificate has both distances, each with an upper bound (weights
+that attain it) and a lower bound (a plane that separates the hull from 0), and how much weight the sink must get.
+
+A bias that the operation adds to every head output belongs to what the head writes, and moves every ``u_k``. A bias of the
+output projection belongs to no head and is left out, as in the probe ``head_output``. A gate is a factor on what is written,
+and left out: the certificate is about the head in front of its gate. A null (a learned sink logit, a key bias) is one more key,
+which every query sees and which writes the null value. An operation whose rows do not sum to one with their null is not bound
+by the certificate, which then says what a softmax over the same values would need.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from sinklab.attention.call import AttentionCall, Site, Statistics
+from sinklab.attention.operation import repeat_groups
+from sinklab.attention.probe import Probe
+from sinklab.attention.session import attend
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.results.metric import Metric
+from sinklab.sinks import Sink, SinkPlace, Sinks
+from sinklab.studies.theory.hull_certificate import Certificate, certify_hulls
+
+__all__ = ["LayerCertificate", "NoOpCertificate", "certify"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCertificate:
+    """The certificate of one call of one attention module, on the CPU; fields are ``(batch, heads, queries)``.
+
+    Attributes:
+        site: the module.
+        queries: int64 ``(queries,)``: indices of the queries asked.
+        certificate: the bounds.
+        sink_weight: measured weight on the sink.
+        output_norm: measured norm of what the head writes, in front of a gate.
+    """
+
+    site: Site
+    queries: Tensor
+    certificate: Certificate
+    sink_weight: Tensor
+    output_norm: Tensor
+
+
+LEAST_OUTPUT = Metric(
+    "least_output",
+    "ratio",
+    "Mean over queries of the least norm that any weights on the visible keys could give to what the head writes "
+    "(upper bound), divided by the largest norm of a visible projected value.",
+    range=(0.0, 1.0),
+)
+LEAST_OUTPUT_WITHOUT_SINK = Metric(
+    "least_output_without_sink",
+    "ratio",
+    "The same with the sink left out (lower bound): a head that is more silent than this uses the sink.",
+    range=(0.0, 1.0),
+)
+NO_OP_GAP = Metric(
+    "no_op_gap",
+    "ratio",
+    "Mean of least_output_without_sink minus least_output: what the sink alone makes possible. Near 0: the head does "
+    "not need the sink to be silent, or cannot be silent at all.",
+    range=(-1.0, 1.0),
+)
+OUTPUT = Metric(
+    "output",
+    "ratio",
+    "Mean over the same queries of the norm of what the head does write, in the same unit.",
+    range=(0.0, float("inf")),
+)
+CERTIFIED_SINK_WEIGHT = Metric(
+    "certified_sink_weight", "weight", "Mean over the same queries of the measured weight on the sink."
+)
+NEEDED_SINK_WEIGHT = Metric(
+    "needed_sink_weight",
+    "weight",
+    "Mean over the queries for which any weight is enough of the least weight on the sink with which the output can "
+    "be as small as asked (lower bound).",
+    range=(0.0, 1.0),
+)
+
+
+class NoOpCertificate(Probe):
+    """Certifies the heads of every self-attention call; rows are means over queries, :attr:`found` has every query.
+
+    Values are those of the key-value heads, repeated for grouped queries; ``W_O`` is cut into the columns of each head. All is
+    float64 and on the CPU, because some devices have no float64. Queries that are padding, or see no other key than the sink,
+    are left out. State is a few numbers per query and head.
+
+    Attributes:
+        found: one :class:`LayerCertificate` for every call, in the order of the calls.
+
+    Args:
+        sink_position: 0-based position of the sink in the document; a sink that was found; or ``"null"``: the sink is the
+            operation's null, and modules without one are passed over.
+        max_queries: so many queries of a call, evenly spread, the last among them.
+        delta: also the weight on the sink needed for outputs of this norm, in units of the largest norm of a visible
+            ``u_k``; ``"measured"`` for the output norm that the head has, which its measured weight must allow.
+        tolerance: as for :func:`certify_hulls`.
+
+    Raises:
+        ConfigurationError: an argument out of its range.
+    """
+
+    name: ClassVar[str] = "no_op_certificate"
+    needs: ClassVar[frozenset[str]] = frozenset({"head_outputs"})
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        LEAST_OUTPUT,
+        LEAST_OUTPUT_WITHOUT_SINK,
+        NO_OP_GAP,
+        OUTPUT,
+        CERTIFIED_SINK_WEIGHT,
+        NEEDED_SINK_WEIGHT,
+    )
+
+    def __init__(
+        self,
+        sink_position: SinkPlace = 0,
+        *,
+        max_queries: int = 64,
+        delta: float | Literal["measured"] | None = None,
+        tolerance: float = 1e-4,
+    ) -> None:
+        known = isinstance(sink_position, Sink) or sink_position == "null"
+        if not known and not (isinstance(sink_position, int) and sink_position >= 0):
+            raise ConfigurationError(f"sink_position {sink_position!r} must be a position, 0 or more, or 'null'")
+        if max_queries < 1:
+            raise ConfigurationError(f"max_queries {max_queries} must be at least 1")
+        if delta is not None and delta != "measured" and not delta >= 0:
+            raise ConfigurationError(f"delta {delta} must be at least 0, or 'measured': it is the norm of an output")
+        self.sink_position, self.max_queries, self.delta, self.tolerance = sink_position, max_queries, delta, tolerance
+        self.sinks = Sinks.at(sink_position)
+        self._null = self.sinks.require().kind == "null"
+        self.found: list[LayerCertificate] = []
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        if call.site.kind == "self" and (not self._null or call.sink_scores is not None):
+            self.found.append(self._certify(call))
+
+    def _certify(self, call: AttentionCall) -> LayerCertificate:
+        where = call.site.module
+        if call.projection is None:
+            raise UnsupportedModelError(
+                f"{where}: no output projection of the heads was found: no one linear map of {call.num_heads} heads × "
+                f"{call.values.shape[-1]} inputs that takes them as they are, without a norm in between. So what a head writes "
+                "is not known and not certified"
+            )
+        steps = min(self.max_queries, call.q_len)
+        queries = torch.linspace(call.q_len - 1, 0, steps, dtype=torch.float64).round().long().flip(0)
+        blocks = (
+            [_rows(call, int(query), int(query) + 1) for query in queries] if steps < call.q_len else [_rows(call, 0, steps)]
+        )
+        visible, weights, mass = (torch.cat([block[part] for block in blocks], dim=2) for part in range(3))
+        with_null = torch.cat((weights, mass), dim=-1)
+        sinks = self._sinks(call, queries)  # -1 where there is none
+        known = torch.cat((visible, torch.full_like(visible[..., :1], call.sink_scores is not None)), dim=-1)
+        counted = call.counted.cpu()[:, None, queries]
+        sees = known.gather(3, sinks.clamp(min=0)[..., None])[..., 0] & (sinks >= 0)
+        asked = sees & (known.sum(-1) >= 2) & counted
+        # What no token sees, such as padding, may be anything, also not a number.
+        seen = (torch.cat((visible, torch.ones_like(visible[..., :1])), dim=-1) & counted[..., None]).any(2)
+        gram, outputs = _projected(call, _vectors(call).masked_fill(~seen[..., None], 0.0), with_null)
+        scale = gram.diagonal(dim1=-2, dim2=-1)[:, :, None].masked_fill(~known, 0.0).amax(-1).clamp(min=0).sqrt()
+        delta = None if self.delta is None else outputs if self.delta == "measured" else scale * float(self.delta)
+        try:
+            certificate = certify_hulls(
+                gram.flatten(0, 1),
+                known.flatten(0, 1),
+                sinks.clamp(min=0).flatten(0, 1),
+                delta=None if delta is None else delta.flatten(0, 1),
+                tolerance=self.tolerance,
+                asked=asked.flatten(0, 1),
+            )
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+        shape = call.queries.shape[:2]
+        by_sample = {name: field.unflatten(0, shape) for name, field in vars(certificate).items() if field is not None}
+        certificate = dataclasses.replace(certificate, **by_sample)
+        weight = with_null.gather(3, sinks.clamp(min=0)[..., None])[..., 0]
+        return LayerCertificate(call.site, queries, certificate, weight, outputs)
+
+    def _sinks(self, call: AttentionCall, queries: Tensor) -> Tensor:
+        """Index of the sink of every query, ``(batch, heads, queries)``; -1 where its document has none."""
+        shape = (call.queries.shape[0], call.num_heads, len(queries))
+        if self._null:
+            return torch.full(shape, call.kv_len)
+        return self.sinks.keys(call).cpu()[:, None, queries].expand(shape)
+
+    def merge(self, other: Self) -> None:
+        for name in ("sink_position", "max_queries", "delta", "tolerance"):
+            if getattr(self, name) != getattr(other, name):
+                raise ConfigurationError(
+                    f"two certificates with {name} {getattr(self, name)} and {getattr(other, name)} measure different things"
+                )
+        self.found += other.found
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        sites = {found.site.module: found.site for found in self.found}
+        whole: dict[Metric, list[Tensor]] = {}
+        for module, site in sites.items():
+            for metric, values, counted in self._metrics(module):
+                whole.setdefault(metric, []).append(values[counted])
+                counts = counted.sum(1)
+                means = values.masked_fill(~counted, 0.0).sum(1) / counts.clamp(min=1)
+                for head in torch.nonzero(counts).flatten().tolist():
+                    place = {"module": module, "layer": site.layer, "head": head}
+                    yield {"metric": metric, "value": float(means[head]), "count": int(counts[head]), **place}
+        for metric, parts in whole.items():
+            values = torch.cat(parts)
+            if len(values):
+                yield {"metric": metric, "value": float(values.mean()), "count": len(values)}
+
+    def _metrics(self, module: str) -> Iterator[tuple[Metric, Tensor, Tensor]]:
+        """Metric, values ``(heads, observations)`` and which of them count."""
+
+        def lined(values: Tensor) -> Tensor:
+            return values.transpose(0, 1).flatten(1)
+
+        found = [layer for layer in self.found if layer.site.module == module]
+        columns: dict[Metric, list[Tensor]] = {metric: [] for metric in self.metrics}
+        counted = torch.cat([lined(layer.certificate.counted) for layer in found], dim=1)
+        for layer in found:
+            bounds = layer.certificate
+            unit = bounds.scale.where(bounds.scale > 0, 1.0)
+            columns[LEAST_OUTPUT].append(bounds.with_upper / unit)
+            columns[LEAST_OUTPUT_WITHOUT_SINK].append(bounds.without_lower / unit)
+            columns[NO_OP_GAP].append(bounds.gap / unit)
+            columns[OUTPUT].append(layer.output_norm / unit)
+            columns[CERTIFIED_SINK_WEIGHT].append(layer.sink_weight)
+            if bounds.needed_lower is not None:
+                columns[NEEDED_SINK_WEIGHT].append(bounds.needed_lower)
+        for metric, parts in columns.items():
+            if parts:
+                values = torch.cat([lined(part) for part in parts], dim=1)
+                yield metric, values, counted & torch.isfinite(values)
+
+
+@torch.no_grad()
+def certify(model: nn.Module, batch: Tensor | Mapping[str, Tensor], **options: Any) -> NoOpCertificate:
+    """Run a model on a batch and certify every head of its self-attention.
+
+    Args:
+        batch: token ids ``(batch, seq_len)``, or the model's inputs by name (with an attention mask, if rows are padded).
+        options: those of :class:`NoOpCertificate`.
+
+    Returns:
+        The probe, with one :class:`LayerCertificate` for each attention module in ``found``.
+
+    Raises:
+        InputError: values that are not finite, or no query that sees the sink and another key.
+        UnsupportedModelError: a model whose attention or output projection cannot be seen.
+        ConfigurationError: an option out of its range.
+    """
+    probe = NoOpCertificate(**options)
+    with attend(model, [probe]):
+        model(**({"input_ids": batch} if isinstance(batch, Tensor) else batch))
+    if not probe.found:
+        what = "null score (a learned sink logit, a key bias)" if probe.sink_position == "null" else "self-attention"
+        raise ConfigurationError(f"{type(model).__name__} has no module with {what}, so there is no head to certify")
+    if not any(bool(layer.certificate.counted.any()) for layer in probe.found):
+        raise InputError(
+            f"no query of the batch sees its sink ({probe.sinks.require().name}) and another key; a certificate needs at "
+            "least two visible keys. Give longer texts or another sink_position"
+        )
+    return probe
+
+
+def _rows(call: AttentionCall, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Visibility and weights of some queries, ``(batch, heads, queries, kv_len)``, and their null mass, ``(…, 1)``."""
+    scores = call.scores(start, stop)
+    visible = call.visible.block(start, stop, 0, call.kv_len)
+    # Not call.weights(), which takes absolute values of signed operations.
+    weights = call.operation.weights(scores, visible, call.sink_rows(start, stop))
+    return visible.expand_as(scores).cpu(), _wide(weights), _wide(call.null_mass(start, stop, scores))[..., None]
+
+
+def _vectors(call: AttentionCall) -> Tensor:
+    """What each key adds to a head output, and then the null: ``(batch, heads, kv_len + 1, value_dim)``."""
+    values = repeat_groups(_wide(call.values), call.groups)
+    batch, heads, _, dim = values.shape
+    null = values.new_zeros(heads, dim) if call.null_value is None else _wide(call.null_value).expand(heads, dim)
+    return torch.cat((values, null[:, None].expand(batch, -1, -1, -1)), dim=2) + _bias(call, values)
+
+
+def _projected(call: AttentionCall, vectors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Gram matrices of the projected vectors, and norms of the outputs with the given weights."""
+    assert call.projection is not None
+    columns = _wide(call.projection).unflatten(1, (vectors.shape[1], vectors.shape[3]))
+    metric = torch.einsum("dhv,dhw->hvw", columns, columns)
+    # The operation's bias is in every vector, and is written once whatever the weights sum to.
+    outputs = weights @ vectors + (1 - weights.sum(-1, keepdim=True)) * _bias(call, vectors)
+    return vectors @ metric @ vectors.mT, ((outputs @ metric) * outputs).sum(-1).clamp(min=0).sqrt()
+
+
+def _bias(call: AttentionCall, like: Tensor) -> Tensor:
+    """The operation's bias on head outputs, ``(heads, 1, value_dim)``."""
+    heads, dim = like.shape[1], like.shape[3]
+    bias = like.new_zeros(heads, dim) if call.output_bias is None else _wide(call.output_bias).expand(heads, dim)
+    return bias[:, None]
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.detach().cpu().double()

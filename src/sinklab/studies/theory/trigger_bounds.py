@@ -1,0 +1,258 @@
+"""The trigger task in theory: how much weight BOS must get where the output is small, and weights that solve the task.
+
+Let a head have weights ``A`` that sum to one over the keys of each query, and write ``M = W_O W_V``. Coordinates 1 and n-1 of
+a token add up to 1 for every content token and for the trigger, and to 0 for BOS (``trigger_task.py``): they
+count. If ``M`` leaves the count alone, the count of an output is the weight off BOS, so that an output near 0 *is* a sink on
+BOS. If ``M`` does something else, a functional ``u`` with ``uᵀM x ≈ 1`` on all tokens but BOS counts in its place
+(:class:`Counter`).
+
+Proved here: the bound for one head whose rows sum to one, with a value map that is known. Not proved here: that a small loss
+forces a value map with which one can count (Ran-Milo 2026, arXiv 2603.11487, Theorem 1, shows a sink from the loss alone, with
+high probability over the inputs). For several heads or layers there is only existence (their Theorem 2): some head and query
+sinks. No more can be true, see :func:`cancelling_solution`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sinklab.errors import InputError
+from sinklab.studies.theory.trigger_task import BIAS, BOS, TRIGGER, Target
+
+__all__ = [
+    "Counter",
+    "TriggerHeads",
+    "cancelling_solution",
+    "counter_of",
+    "least_bos_weight",
+    "relu_solution",
+    "softmax_solution",
+]
+
+_RANK_TOLERANCE = 1e-6
+"""Singular values below this share of the largest are taken for 0 in the search for a counter; the bound holds for any."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Counter:
+    """A functional of head outputs that counts tokens other than BOS.
+
+    Attributes:
+        functional: ``u``, float64 ``(width,)``.
+        norm: ``|u|₁``, by which an error per coordinate enters the count.
+        slack: ``ρ``: ``uᵀM x`` lies within ``1 ± ρ`` for every content token and trigger of the task.
+    """
+
+    functional: Tensor
+    norm: float
+    slack: float
+
+    def bos_weights(self, outputs: Tensor, bos_output: Tensor) -> tuple[Tensor, Tensor]:
+        """Read the weight on BOS off the outputs, without seeing the weights.
+
+        With ``t = u·y`` and ``b = u·y_BOS`` (the query at BOS sees only itself, so ``y_BOS = M x_BOS``) the weight ``a`` obeys
+        ``t = a b + (1 - a)(1 ± ρ)``. So it is ``(1 - t)/(1 - b)`` exactly when the slack is 0.
+
+        Args:
+            outputs: ``y``, ``(..., width)``.
+            bos_output: ``y_BOS``, broadcastable to it.
+
+        Returns:
+            Least and largest weight on BOS, float64 ``(...)``, in [0, 1]; 0 and 1 where ``b`` leaves nothing to conclude.
+        """
+        count, bos = outputs.to(torch.float64) @ self.functional, bos_output.to(torch.float64) @ self.functional
+        count, bos = torch.broadcast_tensors(count, bos)
+        low, high = 1 - self.slack, 1 + self.slack
+        # Both are monotone in the weight only where BOS counts for less than any other token.
+        apart = bos < low
+        least = torch.where(apart, (low - count) / (low - bos).where(apart, 1.0), 0.0)
+        largest = torch.where(apart, (high - count) / (high - bos).where(apart, 1.0), 1.0)
+        return least.clamp(0, 1), largest.clamp(0, 1)
+
+    def least_bos_weight(self, error: float, bos_error: float | None = None) -> float:
+        """Least weight on BOS at a query whose output is within ``error`` of 0 in every coordinate.
+
+        ``(1 - ρ - |u|₁ η) / (1 - ρ + |u|₁ η₁)`` with ``η₁`` the error at the BOS query itself, at least 0.
+
+        Args:
+            error: ``η``, at least 0.
+            bos_error: ``η₁``; as large as ``error`` by default. It is 0 for a value map that takes BOS to 0.
+
+        Raises:
+            InputError: an error that is negative or not a number.
+        """
+        bos_error = error if bos_error is None else bos_error
+        if not (error >= 0 and bos_error >= 0):
+            raise InputError(f"least_bos_weight: errors {error} and {bos_error} must be at least 0: they are largest distances")
+        counted = 1 - self.slack
+        return max(0.0, (counted - self.norm * error) / (counted + self.norm * bos_error)) if counted > 0 else 0.0
+
+
+def counter_of(value_output: Tensor) -> Counter:
+    """The counter of least norm for a value map: ``u = (M restricted to all tokens but BOS)⁺ᵀ (e_1 + e_{n-1})``.
+
+    A map that loses the count (singular in its direction) leaves a large slack, and the bound is then 0: such a head may be
+    silent without a sink, and cannot solve the task.
+
+    Args:
+        value_output: ``M = W_O W_V``, ``(width, width)``, by which an output is ``Σ_k A_k M x_k``.
+
+    Raises:
+        InputError: not a square matrix of width 4 or more, or values that are not finite.
+    """
+    if value_output.ndim != 2 or value_output.shape[0] != value_output.shape[1] or len(value_output) < 4:
+        raise InputError(f"counter_of: value_output has shape {tuple(value_output.shape)}, expected (width, width), width >= 4")
+    full = value_output.detach().to(torch.float64)
+    if not bool(torch.isfinite(full).all()):
+        raise InputError("counter_of: value_output has values that are not finite")
+    tokens = full[:, 1:]  # what M does to tokens without the coordinate of BOS
+    count = torch.zeros(full.shape[1] - 1, dtype=torch.float64, device=full.device)
+    count[TRIGGER - 1] = count[BIAS] = 1
+    functional = torch.linalg.pinv(tokens, rtol=_RANK_TOLERANCE).T @ count
+    missing = tokens.T @ functional - count
+    # Content tokens have a 1 at n-1, triggers at 1, and the random coordinates lie in (-1, 1).
+    marks = torch.stack((missing[TRIGGER - 1], missing[BIAS])).abs().max()
+    slack = marks + missing[TRIGGER:BIAS].abs().sum()
+    return Counter(functional, float(functional.abs().sum()), float(slack))
+
+
+def least_bos_weight(error: float) -> float:
+    """``max(0, 1 - 2 η)``: least weight on BOS where the output is within ``error`` of 0 in coordinates 1 and n-1.
+
+    Assumes one head, weights that sum to one over BOS and other tokens of the task, and a value map with
+    ``(e_1 + e_{n-1})ᵀ M = (e_1 + e_{n-1})ᵀ``, such as the identity on these two coordinates. Then
+    ``y_1 + y_{n-1} = 1 - A_BOS``. It is tight: see :func:`softmax_solution`.
+
+    Raises:
+        InputError: an error that is negative or not a number.
+    """
+    if not error >= 0:
+        raise InputError(f"least_bos_weight: error {error} must be at least 0: it is a largest distance")
+    return max(0.0, 1 - 2 * error)
+
+
+# --- weights that solve the task --------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class TriggerHeads:
+    """One layer of heads of full width, without positions, scaling or residual; the layer of the paper.
+
+    Attributes:
+        query, key, value, output: ``W_Q, W_K, W_V, W_O``, each ``(heads, width, width)``; they act as ``W x``. The maps of an
+            ``nn.Linear`` for all heads are ``query.flatten(0, 1)`` and ``torch.cat(list(output), dim=1)``.
+        attention: ``"softmax"``, or ``"relu"``: ReLU of the scores divided by ``max(i - 1, 1)`` for query ``i`` from 1 on.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+    attention: Literal["softmax", "relu"] = "softmax"
+
+    def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs ``(batch, length, width)``, summed over heads, and causal weights ``(batch, heads, length, length)``."""
+        states = inputs[:, None].to(self.query.dtype)
+        queries, keys, values = (states @ weight.mT for weight in (self.query, self.key, self.value))
+        scores = queries @ keys.mT
+        length = inputs.shape[1]
+        hidden = torch.ones(length, length, dtype=torch.bool, device=inputs.device).triu(1)
+        if self.attention == "softmax":
+            weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+        else:
+            divisors = torch.arange(length, device=inputs.device).clamp(min=1)[:, None]
+            weights = scores.relu().masked_fill(hidden, 0.0) / divisors
+        return ((weights @ values) @ self.output.mT).sum(1), weights
+
+
+def relu_solution(width: int) -> TriggerHeads:
+    """ReLU attention that solves the task, target ``"including"``, with no error at all and no weight on BOS.
+
+    Ran-Milo 2026 (arXiv 2603.11487), Theorem 3; these weights are ours. A score is 1 for the trigger on tokens other than BOS
+    and 0 elsewhere; ``i - 1``, by which weights are divided, is the number of tokens in the mean. With the target
+    ``"preceding"`` it is one too many, and then *no* maps solve the task exactly: see docs/theory.md.
+
+    Returns:
+        float64 maps of one head.
+    """
+    query, key = _zeros(1, width), _zeros(1, width)
+    query[0, 0, TRIGGER] = 1
+    key[0, 0, TRIGGER] = key[0, 0, BIAS] = 1
+    eye = torch.eye(width, dtype=torch.float64)[None]
+    return TriggerHeads(query, key, eye, eye.clone(), "relu")
+
+
+def softmax_solution(width: int, length: int, error: float, target: Target = "including") -> TriggerHeads:
+    """Softmax attention that solves the task to within ``error`` in every coordinate, with the sink that it needs.
+
+    Content tokens score ``c`` on BOS, the trigger scores ``c`` on what it averages, all other scores are 0, and values are the
+    tokens with the coordinate of BOS taken out. Of query ``i`` (0-based) the weight off BOS is ``i / (e^c + i)``, so that
+    ``e^c = (length - 1)(1/ε - 1)`` keeps it to ``ε``; target ``"preceding"`` takes ``e^c >= 3/ε - 2`` besides.
+
+    Args:
+        width: at least 4.
+        length: longest sequence for which the error holds, at least 4.
+        error: ``ε``, in (0, 1/2].
+
+    Returns:
+        float64 maps of one head.
+
+    Raises:
+        InputError: an argument out of its range.
+    """
+    height = _height(length, error)
+    if target == "preceding":
+        height = max(height, math.log(3 / error - 2))
+    query, key = _zeros(1, width), _zeros(1, width)
+    query[0, 0, BIAS] = query[0, 1, TRIGGER] = 1
+    key[0, 0, BOS] = key[0, 1, BIAS] = height
+    if target == "including":
+        key[0, 1, TRIGGER] = height
+    value = torch.eye(width, dtype=torch.float64)[None].clone()
+    value[0, BOS, BOS] = 0
+    return TriggerHeads(query, key, value, torch.eye(width, dtype=torch.float64)[None])
+
+
+def cancelling_solution(width: int, length: int, error: float) -> TriggerHeads:
+    """Two softmax heads that solve the task, target ``"including"``, to within ``error``: *no head sinks off the trigger*.
+
+    Both attend uniformly at every other query and write opposite vectors, 0 in sum. At the trigger the first averages the
+    tokens other than BOS, and the second turns to BOS, whose value is 0. Hence no bound on a single head follows from a small
+    loss once there are two. "Some head sinks at some query" is all that can be said: here it is the second, at the trigger.
+
+    Returns:
+        float64 maps of two heads.
+
+    Raises:
+        InputError: an argument out of its range.
+    """
+    # At the trigger j (0-based) the first writes (1 - 1/(1 + j e^c)) m, the second -j/(e^c + j) m: 2 ε/2 in the worst case.
+    height = _height(length, error / 2)
+    query, key = _zeros(2, width), _zeros(2, width)
+    query[:, 0, TRIGGER] = 1
+    key[0, 0, TRIGGER] = key[0, 0, BIAS] = height
+    key[1, 0, BOS] = height
+    value = torch.eye(width, dtype=torch.float64).repeat(2, 1, 1)
+    value[:, BOS, BOS] = 0
+    eye = torch.eye(width, dtype=torch.float64)
+    return TriggerHeads(query, key, value, torch.stack((eye, -eye)))
+
+
+def _height(length: int, error: float) -> float:
+    """The score ``c`` at which ``length - 1`` keys of score 0 get the weight ``error`` together."""
+    if length < 4:
+        raise InputError(f"length {length} must be at least 4: BOS, a content token, the trigger and one more")
+    if not 0 < error <= 0.5:
+        raise InputError(f"error {error} must be in (0, 1/2]: softmax weights are never 0, and 1/2 is no solution any more")
+    return math.log((length - 1) * (1 / error - 1))
+
+
+def _zeros(heads: int, width: int) -> Tensor:
+    if width < 4:
+        raise InputError(f"width {width} must be at least 4: marks of BOS, trigger and content, and one random coordinate")
+    return torch.zeros(heads, width, width, dtype=torch.float64)

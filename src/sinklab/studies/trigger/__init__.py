@@ -1,0 +1,1 @@
+"""sinklab trigger: the task of Ran-Milo 2026, its models, constructions and bounds."""

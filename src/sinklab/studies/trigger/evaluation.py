@@ -1,0 +1,174 @@
+"""What a trained trigger model does with its weights: attention maps, the sink of every head, and what theory demands of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.operation import Operation
+from sinklab.positions.base import PositionScheme
+from sinklab.results.metric import Metric
+from sinklab.results.table import finite
+from sinklab.studies.theory.trigger_bounds import counter_of
+from sinklab.studies.trigger.model import TriggerModel
+from sinklab.studies.trigger.problem import TriggerProblem
+
+__all__ = ["EVALUATION_SEED", "MAX_ERROR", "SINK", "TriggerNumbers", "bos_bound", "evaluate"]
+
+EVALUATION_SEED = 1_000_003
+"""Seed of the evaluated samples; seeds of training are small numbers."""
+
+SINK = 0.9
+"""Mean weight on BOS off the trigger from which a head is said to sink; uniform rows have 0.16 in samples of 16."""
+
+ROW_SUM = 1e-5
+"""How far from 1 a row of float32 weights may sum to for the counting bound to apply; 16 roundings are a tenth of it."""
+
+MAX_ERROR = Metric("max_error", "coordinate", "Largest absolute error over the evaluated samples.")
+PAPER = "Ran-Milo 2026 (arXiv 2603.11487)"
+BY_HEAD = {
+    "bos_mean": Metric("bos_weight_mean", "weight", "Mean weight on BOS off the trigger.", paper=PAPER),
+    "bos_min": Metric("bos_weight_min", "weight", "Least single weight on BOS off the trigger."),
+    "nothing": Metric("nothing_mean", "weight", "Mean off the trigger of the null mass, with that on learned tokens in front."),
+    "trigger_bos": Metric("trigger_bos_weight", "weight", "Mean weight of the trigger on BOS."),
+    "trigger_averaged": Metric("trigger_averaged_weight", "weight", "Mean weight of the trigger on a token that it averages."),
+}
+"""Numbers of a head, by the field of :class:`TriggerNumbers`."""
+MAPS = {
+    "mean": Metric("weight_mean", "weight", "Mean over samples of one attention weight.", paper=PAPER),
+    "std": Metric("weight_std", "weight", "Standard deviation over samples of one attention weight.", paper=PAPER),
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TriggerNumbers:
+    """Numbers of one trained model on samples with a trigger at one position, and others, if any, anywhere. "Off" means queries
+    that are neither first nor a trigger; "the trigger" is the one at that position.
+
+    Attributes:
+        error: largest absolute error; not finite for a model that diverged.
+        mean, std: attention maps over samples, ``(layers, heads, length, length)``, tokens of the data only.
+        bos_mean, bos_min, nothing, trigger_bos, trigger_averaged: see ``BY_HEAD``, ``(layers, heads)``; ``None`` without BOS,
+            and ``nothing`` where the operation has no null mass.
+        bound: least weight on BOS off the trigger that the counting argument leaves possible, or ``None`` where its
+            assumptions do not hold; see :func:`bos_bound`.
+    """
+
+    error: float
+    mean: Tensor
+    std: Tensor
+    bos_mean: Tensor | None
+    bos_min: Tensor | None
+    nothing: Tensor | None
+    trigger_bos: Tensor | None
+    trigger_averaged: Tensor
+    bound: float | None
+
+    @property
+    def strongest(self) -> tuple[int, int] | None:
+        """Layer and head with the largest mean weight on BOS; ``None`` without BOS, or where no mean is finite."""
+        if self.bos_mean is None or not bool(torch.isfinite(self.bos_mean).all()):
+            return None
+        return divmod(int(self.bos_mean.argmax()), self.bos_mean.shape[1])
+
+    @property
+    def sinking(self) -> list[list[int]] | None:
+        """Layer and head of those whose mean weight on BOS is at least :data:`SINK`; ``None`` without BOS."""
+        return None if self.bos_mean is None else (self.bos_mean >= SINK).nonzero().tolist()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a record; single weights are those of the strongest head. ``None`` where there is no number."""
+        at = self.strongest
+
+        def of_strongest(values: Tensor | None) -> float | None:
+            return None if at is None or values is None else float(values[at])
+
+        def of_heads(values: Tensor | None) -> list[list[float]] | None:
+            return None if at is None or values is None else values.tolist()
+
+        return {
+            "max_error": finite(self.error),
+            "bos_weight_mean": of_strongest(self.bos_mean),
+            "bos_weight_min": of_strongest(self.bos_min),
+            "bos_weight_bound": self.bound,
+            "nothing_mean": None if self.nothing is None else finite(float(self.nothing.max())),
+            "trigger_bos_weight": of_strongest(self.trigger_bos),
+            "trigger_averaged_weight": of_strongest(self.trigger_averaged),
+            "strongest_head": None if at is None else list(at),
+            "sinking_heads": self.sinking,
+            "head_bos_weight_mean": of_heads(self.bos_mean),
+            "head_bos_weight_min": of_heads(self.bos_min),
+        }
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Rows of the table: the error, numbers by head, and the visible part of the maps."""
+        yield {"metric": MAX_ERROR, "value": self.error}
+        for name, metric in (BY_HEAD | MAPS).items():
+            values: Tensor | None = getattr(self, name)
+            if values is None:
+                continue
+            for index, value in zip(torch.ones_like(values).nonzero().tolist(), values.flatten().tolist(), strict=True):
+                position = dict(zip(("layer", "head", "query_position", "key_position"), index, strict=False))
+                if position.get("key_position", 0) <= position.get("query_position", 0):
+                    yield {"metric": metric, **position, "value": value}
+
+
+@torch.no_grad()
+def evaluate(model: TriggerModel, problem: TriggerProblem, samples: int = 1000, seed: int = EVALUATION_SEED) -> TriggerNumbers:
+    """Run a model over fresh samples with a trigger at ``problem.position``; 1,000 of them in the paper."""
+    batch = problem.draw(samples, torch.Generator().manual_seed(seed), problem.position)
+    outputs, per_layer, null_masses = model.with_weights(batch.inputs)
+    weights = torch.stack(per_layer, dim=1)  # (batch, layers, heads, query, key)
+    masses = [mass for mass in null_masses if mass is not None]
+    front, trigger = len(model.front), problem.position - (0 if problem.bos else 1)
+    on_data = weights[..., front:, front:]
+    off = ~batch.is_trigger
+    off[:, 0] = False
+    nothing = torch.stack(masses, dim=1) if masses else None
+    if front:
+        on_front = weights[..., front:, :front].sum(-1)
+        nothing = on_front if nothing is None else nothing + on_front
+    on_bos = _at(on_data[..., 0], off)
+    averaged = slice(1 if problem.bos else 0, trigger + (problem.target == "including"))
+    return TriggerNumbers(
+        error=float((outputs - problem.answers(batch)).abs().max()),
+        mean=on_data.mean(0),
+        std=on_data.std(0),
+        bos_mean=on_bos.mean(-1) if problem.bos else None,
+        bos_min=on_bos.amin(-1) if problem.bos else None,
+        nothing=None if nothing is None else _at(nothing, off).mean(-1),
+        trigger_bos=on_data[..., trigger, 0].mean(0) if problem.bos else None,
+        trigger_averaged=on_data[..., trigger, averaged].mean(dim=(0, 3)),
+        bound=bos_bound(model, weights, outputs, off) if problem.bos else None,
+    )
+
+
+def _at(values: Tensor, chosen: Tensor) -> Tensor:
+    """Values ``(batch, layers, heads, queries)`` where ``(batch, queries)`` says so: ``(layers, heads, chosen)``."""
+    return values.permute(1, 2, 0, 3)[:, :, chosen]
+
+
+def bos_bound(model: TriggerModel, weights: Tensor, outputs: Tensor, off: Tensor) -> float | None:
+    """Least weight on BOS at queries ``off``, boolean ``(batch, length)``, by mass counting, from outputs and value map.
+
+    The weights are not looked at. For one head whose rows sum to one and whose output is ``W_O`` times the weighted values, and
+    nothing else: :mod:`sinklab.studies.theory.trigger_bounds`. Any number of triggers will do: they are counted as content is.
+
+    Returns:
+        In [0, 1], or ``None`` where an assumption does not hold: several heads or layers, learned tokens in front, a gate, an
+        output bias, rows that do not sum to one, positions added to the tokens, which would be counted with them.
+    """
+    operation = model.operation
+    plain = all(
+        getattr(type(operation), part) is getattr(Operation, part) for part in ("gain", "output_bias", "null_value", "finish")
+    )
+    alone = not model.residual and not len(model.front) and type(model.position).embed is PositionScheme.embed
+    if not (plain and alone and bool(((weights.sum(-1) - 1).abs() < ROW_SUM).all()) and bool((weights >= 0).all())):
+        return None
+    counter = counter_of(model.attention[0].value_output()[0])
+    error, bos_error = float(outputs[off].abs().max()), float(outputs[:, 0].abs().max())
+    return counter.least_bos_weight(error, bos_error)

@@ -1,0 +1,190 @@
+"""The lab of trigger models: every operation with every seed trained on a toy problem, as records, rows and pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+
+from sinklab.attention.operation import Operation
+from sinklab.errors import ConfigurationError
+from sinklab.registry import operations, split_specs
+from sinklab.results.metric import STEPS
+from sinklab.results.run import Progress, Result, Run
+from sinklab.results.sources import digest_of
+from sinklab.results.table import finite, make_table
+from sinklab.studies.trigger.display import display
+from sinklab.studies.trigger.model import TriggerModel
+from sinklab.studies.trigger.problem import ToyProblem
+from sinklab.studies.trigger.training import Outcome, Training, train
+
+__all__ = ["AS_RELEASED", "as_released", "label_of", "operations_of", "run_lab"]
+
+AS_RELEASED: dict[str, dict[str, Any]] = {"relu": {"uncounted": 1}}
+"""Settings that the released models of the task have and the operation by itself has not: ReLU divides by ``max(i - 1, 1)``."""
+
+Spec = str | Mapping[str, Any] | Operation
+P = TypeVar("P", bound=ToyProblem)
+
+
+class Numbers(Protocol):
+    """What an evaluation gives."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Scalars for a record."""
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Rows of the table."""
+
+
+def as_released(spec: Spec) -> Operation:
+    """:meth:`~sinklab.registry.Registry.make`; a name alone is the operation as the paper's models have it.
+
+    Raises:
+        UnknownNameError: no such operation.
+        ConfigurationError: a setting that it does not have.
+    """
+    if isinstance(spec, Operation):
+        return spec
+    fields = operations.read(spec)
+    return cast(Operation, operations.make(fields | AS_RELEASED.get(fields["name"], {}) if len(fields) == 1 else fields))
+
+
+def operations_of(chosen: str | Sequence[Spec], make: Callable[[Spec], Operation] = operations.make) -> list[Operation]:
+    """The operations of a list with commas, of ``"all"``, or one by one."""
+    if isinstance(chosen, str):
+        chosen = operations.names() if chosen.strip() == "all" else split_specs(chosen)
+    return [make(spec) for spec in chosen]
+
+
+def label_of(operation: Operation, make: Callable[[str], Operation] = as_released) -> str:
+    """The name, with the settings that differ from those that ``make`` gives to a name alone: ``relu:uncounted=0``."""
+    usual = make(operation.name).to_dict()
+    changed = ",".join(
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in operation.to_dict().items()
+        if usual[name] != value
+    )
+    return f"{operation.name}:{changed}" if changed else operation.name
+
+
+def run_lab(
+    problem: P,
+    chosen: Sequence[Operation],
+    seeds: Sequence[int],
+    *,
+    evaluate: Callable[[TriggerModel, P, int], Numbers],
+    obstacle: Callable[[Operation, P], tuple[str, float] | None],
+    picture: Callable[[Any, str, Path], None] | None = None,
+    usual: Callable[[str], Operation] = as_released,
+    samples: int,
+    anyway: bool,
+    out: Path | None,
+    overwrite: bool,
+    resume: bool,
+    progress: Progress | None,
+) -> Result:
+    """Train every operation with every seed and evaluate what was trained.
+
+    Args:
+        evaluate: gives the numbers of a model on so many samples.
+        obstacle: why an operation provably cannot do the task, and the least error; ``None`` where there is no proof.
+        picture: draws numbers, with a caption, into a file.
+        usual: the operation of a name alone, whose settings need no mention.
+
+    Raises:
+        SinklabError: see :func:`~sinklab.studies.trigger.trigger.trigger`.
+    """
+    problem.check()
+    if not chosen or not seeds or samples < 2:
+        raise ConfigurationError(
+            f"{problem.name} lab: {len(chosen)} operations, {len(seeds)} seeds and {samples} samples; expected at least one, "
+            "one, and two"
+        )
+    reasons = {label_of(operation, usual): obstacle(operation, problem) for operation in chosen if not anyway}
+    cannot = [
+        {"operation": label, "reason": reason[0], "least_error": reason[1]} for label, reason in reasons.items() if reason
+    ]
+    trained = [operation for operation in chosen if reasons.get(label_of(operation, usual)) is None]
+    if not trained:
+        sentences = (
+            f"operation {entry['operation']!r} cannot do the task: {entry['reason']}; every choice of maps is off by "
+            f"{entry['least_error']:.3g} or more somewhere. "
+            for entry in cannot
+        )
+        raise ConfigurationError(f"{''.join(sentences)}{problem.hint}To train all the same, set `anyway`")
+    for operation in trained:
+        problem.build(operation, seeds[0])  # refuses a start that cannot be, before anything is trained or written
+    settings = dataclasses.asdict(problem)
+    with Run(problem.name, out=out, overwrite=overwrite, resume=resume, settings=settings, progress=progress) as run:
+        records, rows, pictures = [], [], {}
+        jobs = [(operation, seed) for operation in trained for seed in seeds]
+        for number, (operation, seed) in enumerate(jobs):
+            run.progress("runs", number, len(jobs))
+            label = label_of(operation, usual)
+            name = re.sub(r"[^\w.=]", "-", label) + f"-seed{seed}"
+            training = _trained(run, problem, operation, seed, name)
+            numbers = evaluate(training.model, problem, samples)
+            records.append(
+                {
+                    "operation": label,
+                    "settings": {key: value for key, value in operation.to_dict().items() if key != "name"},
+                    **{field: getattr(problem, field) for field in problem.described},
+                    "seed": seed,
+                    "steps": training.steps,
+                    "outcome": training.outcome,
+                    "train_error": finite(training.error),
+                    **numbers.to_dict(),
+                    "cpu_seconds": round(training.seconds, 3),
+                }
+            )
+            of_run = {"operation": label, "seed": seed}
+            rows.append({**of_run, "metric": STEPS, "value": training.steps, "count": 1})
+            rows += [{**of_run, **row, "value": finite(row["value"]), "count": samples} for row in numbers.rows()]
+            shape, steps = problem.columns["model"].split()[1].replace("x", " × "), f"{training.steps:,} steps"
+            pictures[f"{name}.png"] = numbers, f"{label}, {shape}, seed {seed}: {training.outcome} after {steps}"
+        run.progress("runs", len(jobs), len(jobs))
+
+        def draw(folder: Path) -> None:
+            for name, (numbers, caption) in pictures.items():
+                if picture is not None:
+                    picture(numbers, caption, folder / name)
+
+        return run.finish(
+            table=make_table(rows, run_id=run.id, probe=problem.name, **problem.columns),
+            summary={"runs": records, "cannot": cannot},
+            display=display,
+            files=draw,
+            config={"learning_rate": problem.rate, "samples": samples},
+            seeds=list(seeds),
+            operations=[operation.to_dict() for operation in chosen],
+            loaded=next(training.model.parameters()),
+        )
+
+
+def _trained(run: Run, problem: ToyProblem, operation: Operation, seed: int, name: str) -> Training:
+    """A model from the store of the run, or trained now and put there; it is there whole or not at all."""
+
+    def now() -> Training:
+        return train(operation, problem, seed, lambda done, total: run.progress("steps of this run", done, total))
+
+    if run.out is None:
+        return now()
+    model = problem.build(operation, seed)
+    settings = {"operation": operation.to_dict(), "seed": seed}
+    sources = digest_of(train, type(problem), type(operation), type(model.position))
+    stored = run.store.get(name, settings, sources)
+    if stored is not None:
+        model.load_state_dict({key: torch.tensor(values) for key, values in stored.arrays.items()})
+        steps, outcome, error, seconds = stored.record
+        return Training(model.eval(), steps, cast(Outcome, outcome), math.nan if error is None else error, seconds)
+    training = now()
+    record = [training.steps, training.outcome, finite(training.error), training.seconds]
+    arrays = {key: values.numpy() for key, values in training.model.state_dict().items()}
+    run.store.put(name, settings, sources, record, arrays)
+    return training

@@ -1,0 +1,176 @@
+"""The toy problem of trigger models: samples with answers, the model that is trained on them, and when training stops."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.operation import Operation
+from sinklab.errors import ConfigurationError
+from sinklab.operations.relu import Relu
+from sinklab.operations.softmax import Softmax
+from sinklab.registry import positions
+from sinklab.studies.theory.retrieval_task import RetrievalBatch
+from sinklab.studies.theory.trigger_bounds import TriggerHeads, relu_solution, softmax_solution
+from sinklab.studies.theory.trigger_task import Target, TriggerBatch, trigger_batch
+from sinklab.studies.trigger.model import INITIAL_STD, Shape, TriggerModel
+
+__all__ = ["Start", "ToyProblem", "TriggerProblem", "construction"]
+
+Start = Literal["random", "construction"]
+"""Small random maps, as released, or the exact constructions of ``theory/trigger_bounds.py`` with noise on them."""
+
+RATE_ALONE, RATE_RESIDUAL = 1e-3, 1e-4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToyProblem(ABC):
+    """What a trigger model is trained on, besides operation and seed; the fields are arguments of the commands."""
+
+    name: ClassVar[str]
+    counts: ClassVar[tuple[str, ...]] = ("batch", "cap")
+    """Fields that are at least 1."""
+    described: ClassVar[tuple[str, ...]]
+    """Fields that stand in the record of every run."""
+    hint: ClassVar[str] = ""
+    """What to train where nothing of what was chosen can be."""
+
+    length: int = 16
+    position: int = 7
+    batch: int = 128
+    learning_rate: float | None = None
+    cap: int = 50_000
+    tolerance: float = 5e-3
+
+    @abstractmethod
+    def draw(self, batch: int, generator: torch.Generator, position: int | None = None) -> TriggerBatch | RetrievalBatch:
+        """Samples; a trigger at ``position``, or anywhere."""
+
+    @abstractmethod
+    def untrained(self, operation: Operation) -> TriggerModel:
+        """A model that starts from the global random generator."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> dict[str, Any]:
+        """What all rows of the table share: ``model``, ``corpus`` and ``bos``."""
+
+    @property
+    def residual(self) -> bool:
+        """Whether the model has residual connections."""
+        return False
+
+    @property
+    def rate(self) -> float:
+        """The learning rate that is used."""
+        return (RATE_RESIDUAL if self.residual else RATE_ALONE) if self.learning_rate is None else self.learning_rate
+
+    def build(self, operation: Operation, seed: int) -> TriggerModel:
+        """The model with which ``seed`` starts."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.untrained(operation)
+
+    def check(self) -> None:
+        """Raise before any training what would be wrong in it.
+
+        Raises:
+            ConfigurationError: a field out of its range, or a position scheme that cannot serve the width.
+            UnknownNameError: no such position scheme.
+        """
+        self.draw(1, torch.Generator(), self.position)
+        for name in self.counts:
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{self.name} task: {name} {getattr(self, name)} must be at least 1")
+        for name, number in (("learning rate", self.rate), ("tolerance", self.tolerance)):
+            if not (number > 0 and math.isfinite(number)):
+                raise ConfigurationError(f"{self.name} task: {name} {number} must be a positive number")
+
+    def answers(self, batch: TriggerBatch | RetrievalBatch) -> Tensor:
+        """What the model is to give: the targets, on top of the inputs where there are residual connections."""
+        return batch.inputs + batch.targets if self.residual else batch.targets
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TriggerProblem(ToyProblem):
+    """The trigger task of ``trigger()``, whose arguments the fields are; by default as released."""
+
+    name: ClassVar[str] = "trigger"
+    counts: ClassVar[tuple[str, ...]] = ("layers", "heads", "batch", "cap")
+    described: ClassVar[tuple[str, ...]] = ("layers", "heads", "positions", "triggers", "start")
+
+    layers: int = 1
+    heads: int = 1
+    width: int = 16
+    triggers: int = 1
+    target: Target = "including"
+    positions: str = "no_position"
+    start: Start = "random"
+    noise: float = INITIAL_STD
+    bos: bool = True
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        return {"model": f"trigger {self.layers}x{self.heads}", "corpus": "trigger_task", "bos": int(self.bos)}
+
+    @property
+    def residual(self) -> bool:
+        return self.layers > 1 or self.heads > 1
+
+    def check(self) -> None:
+        super().check()
+        if self.start not in get_args(Start):
+            raise ConfigurationError(f"trigger task: start {self.start!r} must be one of {', '.join(get_args(Start))}")
+        if not (self.noise >= 0 and math.isfinite(self.noise)):
+            raise ConfigurationError(f"trigger task: noise {self.noise} must be a number from 0; it is a standard deviation")
+        if self.start == "random" and self.noise != INITIAL_STD:
+            raise ConfigurationError(
+                f"trigger task: noise {self.noise} is put on a construction, and the start is random; say start 'construction'"
+            )
+        positions[self.positions].check(Shape(self.width, self.heads, self.length), {})
+
+    def draw(self, batch: int, generator: torch.Generator, position: int | None = None) -> TriggerBatch:
+        drawn = trigger_batch(batch, self.length, self.width, generator, position, self.target, triggers=self.triggers)
+        return drawn if self.bos else TriggerBatch(drawn.inputs[:, 1:], drawn.targets[:, 1:], drawn.positions - 1)
+
+    @torch.no_grad()
+    def untrained(self, operation: Operation) -> TriggerModel:
+        model = TriggerModel(operation, self.layers, self.heads, self.width, self.length, self.positions)
+        if self.start == "construction":
+            maps, layer = construction(operation, self), model.attention[0]
+            for linear, whole in (
+                (layer.q_proj, maps.query.flatten(0, 1)),
+                (layer.k_proj, maps.key.flatten(0, 1)),
+                (layer.v_proj, maps.value.flatten(0, 1)),
+                (layer.o_proj, torch.cat(list(maps.output), dim=1)),
+            ):
+                linear.weight.copy_(whole + self.noise / INITIAL_STD * linear.weight)
+        return model
+
+
+def construction(operation: Operation, problem: TriggerProblem) -> TriggerHeads:
+    """Maps that solve the task with ``operation``: :mod:`sinklab.studies.theory.trigger_bounds`.
+
+    ReLU's leave no error; those of softmax half of the tolerance, so that they meet the stop rule with room to spare.
+
+    Raises:
+        ConfigurationError: none are known for this operation or problem.
+    """
+    if problem.residual or not problem.bos or problem.positions != "no_position":
+        raise ConfigurationError(
+            f"start 'construction' with {problem.layers} layers of {problem.heads} heads, bos={problem.bos} and positions "
+            f"{problem.positions!r}; constructions are known for one layer with one head, with BOS and without positions"
+        )
+    if operation == Softmax():
+        return softmax_solution(problem.width, problem.length, min(problem.tolerance, 1.0) / 2, problem.target)
+    if operation == Relu(uncounted=1) and problem.target == "including":
+        return relu_solution(problem.width)
+    raise ConfigurationError(
+        f"start 'construction' with operation {operation.to_dict()} and target {problem.target!r}; constructions are known for "
+        "softmax, and for relu divided by i - 1 with the target 'including'"
+    )

@@ -1,1 +1,0 @@
-"""Theory as code: bounds, closed forms, exact constructions and certificates about sinks; see docs/theory.md."""

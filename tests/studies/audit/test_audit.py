@@ -1,0 +1,249 @@
+"""The audit end to end on a tiny checkpoint, and its summary on tables with known answers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors import safe_open
+from tests.architectures.zoo import MEASURED, build
+from tests.conftest import make_sinklm
+
+from sinklab import audit, measure
+from sinklab.attention.session import attend
+from sinklab.errors import ConfigurationError, InputError, MeasurementError
+from sinklab.models.loading import load_model, wrap_model
+from sinklab.registry import probes
+from sinklab.results.table import COLUMNS, read_table
+from sinklab.sinks import SinkFinder
+from sinklab.studies.audit.maps import AttentionMaps
+from sinklab.studies.measure.probing import check_identity, run_probes
+
+
+@pytest.fixture(scope="module")
+def result(checkpoint, tmp_path_factory):
+    out = tmp_path_factory.mktemp("audit") / "result"
+    return audit(str(checkpoint), seq_len=16, samples=6, out=out)
+
+
+def test_writes_every_file_and_nothing_else(result):
+    names = {path.name for path in result.folder.iterdir()}
+    assert names == {"table.parquet", "summary.json", "run.json", "maps.safetensors", "report.html"}
+    assert [path.name for path in result.folder.parent.iterdir()] == ["result"]  # no temporary folder is left behind
+
+
+def test_table_follows_the_schema_and_has_every_probe(result):
+    table = read_table(result.folder / "table.parquet")
+    assert list(table.columns) == list(COLUMNS)
+    assert set(table.loc[table["policy"].isna(), "probe"]) == set(probes)
+    assert set(table["bos"]) == {0, 1}
+    assert set(table["corpus"]) == {"python_source", "random_tokens", "repeated_token"}
+    assert table[["run_id", "model", "revision", "operation", "seed", "version"]].notna().all().all()
+
+
+def test_summary_keys(result):
+    summary = json.loads((result.folder / "summary.json").read_text())
+    assert summary == result.summary
+    assert summary["model"] == result.record["model"]["name"]
+    assert summary["operation"] == "softmax"
+    assert 0.0 <= summary["sink_rate_gu2024"] <= 100.0
+    # Untrained weights predict nothing: the loss is that of a uniform guess, up to the small random logits.
+    assert summary["loss"] == pytest.approx(np.log(300), rel=0.01)
+    for entry in summary["sink_positions"]:
+        assert {"position", "token", "rate"} <= entry.keys()
+
+
+def test_loss_is_the_models_own(result, checkpoint):
+    loaded = load_model(str(checkpoint))
+    from sinklab.corpora import resolve_corpus
+
+    tokens = resolve_corpus("python_source").sample(loaded.encoder, seq_len=16, samples=6, seed=0, bos=True)
+    with torch.no_grad():
+        own = loaded.model(input_ids=tokens, labels=tokens).loss.item()
+    assert result.summary["loss"] == pytest.approx(own, rel=1e-5)
+
+
+def test_batch_size_does_not_matter(checkpoint, result):
+    other = audit(str(checkpoint), seq_len=16, samples=6, batch_size=2)
+    keys = ["probe", "metric", "corpus", "bos", "module", "layer", "head", "query_position", "key_position"]
+    left, right = (one.table[one.table["policy"].isna()] for one in (result, other))  # policies are timed too
+    left = left.sort_values(keys).reset_index(drop=True)
+    right = right.sort_values(keys).reset_index(drop=True)
+    pd.testing.assert_frame_equal(left[keys], right[keys])
+    # Batches change the order of float32 sums and the shapes of matrix products, no more: a few units in the last place.
+    np.testing.assert_allclose(left["value"].astype(float), right["value"].astype(float), rtol=2e-4, atol=1e-5)
+    assert (left["count"] == right["count"]).all()
+
+
+def test_seed_decides_the_tokens(checkpoint):
+    first, again, other = (
+        measure(str(checkpoint), probes=["entropy"], seq_len=16, samples=3, seed=s).record for s in (0, 0, 1)
+    )
+    assert first["token_sha256"] == again["token_sha256"] != other["token_sha256"]
+
+
+def test_random_weights_have_no_sink_on_repeated_tokens(result):
+    # Without position embeddings in the values, equal tokens give equal states, so attention is near uniform: 1/t.
+    without_bos = [c for c in result.summary["conditions"] if c["corpus"] == "repeated_token" and not c["bos"]]
+    assert [c["sink_rate_gu2024"] for c in without_bos] == [0.0]
+
+
+def test_a_model_in_memory_needs_no_files():
+    result = audit(wrap_model(make_sinklm()), corpus="random_tokens", seq_len=8, samples=2, bos="none")
+    assert result.folder is None
+    assert result.summary["sink_positions"] == [] or result.summary["sink_positions"][0]["token"].isdigit()
+
+
+def test_sigmoid_is_measured_with_the_proxy(tmp_path):
+    model = make_sinklm({"name": "sigmoid", "bias": -2.0})
+    result = audit(wrap_model(model), corpus="random_tokens", seq_len=8, samples=2, bos="none", out=tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "Mass of a row" in page  # mass on nothing is not defined where rows need not sum to one
+    assert result.summary["operation"] == "sigmoid"
+    assert "does not normalise" in " ".join(result.summary["text"])
+    # sigmoid(-2) for scores near 0: the raw weight on the first position is far below its share of a row.
+    assert result.summary["first_token_mean_weight"] == pytest.approx(torch.sigmoid(torch.tensor(-2.0)).item(), rel=0.05)
+
+
+def test_output_directory_is_not_overwritten(checkpoint, result):
+    before = (result.folder / "run.json").read_bytes()
+    with pytest.raises(InputError, match=r"exists; choose another with `out`, or replace it with `overwrite`"):
+        audit(str(checkpoint), seq_len=8, samples=2, out=result.folder)
+    assert (result.folder / "run.json").read_bytes() == before
+
+
+def test_overwrite_refuses_a_directory_that_is_no_result(checkpoint, tmp_path):
+    (tmp_path / "precious.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"no earlier result and is not replaced"):
+        audit(str(checkpoint), seq_len=8, samples=2, out=tmp_path, overwrite=True)
+    assert (tmp_path / "precious.txt").read_text() == "mine"
+
+
+def test_a_failure_leaves_nothing_behind(checkpoint, tmp_path, monkeypatch):
+    import sinklab.report.html
+
+    def fail(folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sinklab.report.html, "write_report", fail)
+    with pytest.raises(KeyboardInterrupt):
+        audit(str(checkpoint), seq_len=8, samples=2, out=tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bos_must_exist(checkpoint):
+    with pytest.raises(ConfigurationError, match=r"must be auto, always or none"):
+        audit(str(checkpoint), bos="maybe")
+
+
+def test_measure_needs_a_probe(checkpoint):
+    with pytest.raises(ConfigurationError, match=r"name at least one probe; known: attention_received"):
+        measure(str(checkpoint), probes=[])
+
+
+def test_a_model_that_is_not_deterministic_is_refused():
+    model = make_sinklm()
+    model.lm_head.register_forward_hook(lambda module, args, output: output + torch.rand(()))
+    with pytest.raises(MeasurementError, match=r"is its computation deterministic"):
+        check_identity(model, torch.arange(8)[None])
+
+
+def test_maps_are_the_models_own_weights():
+    model = make_sinklm()
+    model.set_attn_implementation("eager")
+    tokens = torch.randint(2, 300, (2, 12), generator=torch.Generator().manual_seed(0))
+    maps = AttentionMaps(tiles=64)
+    run_probes(model, tokens, [maps])
+    with torch.no_grad():
+        own = torch.stack(model(input_ids=tokens, output_attentions=True).attentions, dim=1)
+    arrays = maps.arrays()
+    assert arrays["weights"].shape == (2, 2, 2, 12, 12)
+    shown = (arrays["weights"] / 255.0) ** 2
+    # Eight bits of the square root: half a step of 1/255 at slope 2·sqrt(w) ≤ 2.
+    np.testing.assert_allclose(shown, own.numpy(), atol=1 / 255 + 1e-5)
+    hidden = np.triu(np.ones((12, 12), dtype=bool), 1)
+    assert (arrays["scores"][..., hidden] == 0).all()
+    assert (arrays["scores"][..., ~hidden] > 0).all()
+
+
+def test_tiles_keep_a_single_bright_column():
+    model = make_sinklm()
+    tokens = torch.randint(2, 300, (1, 40), generator=torch.Generator().manual_seed(0))
+    fine, coarse = AttentionMaps(tiles=40), AttentionMaps(tiles=8)
+    run_probes(model, tokens, [fine])
+    run_probes(model, tokens, [coarse])
+    tiles = fine.arrays()["weights"].reshape(1, 2, 2, 8, 5, 8, 5).max((4, 6))
+    np.testing.assert_array_equal(coarse.arrays()["weights"], tiles)
+
+
+def test_maps_file_speaks_of_its_tokens(result):
+    with safe_open(result.folder / "maps.safetensors", "np") as file:
+        metadata = file.metadata()
+        assert file.get_tensor("weights").shape == (3, 2, 2, 16, 16)
+    tokens = json.loads(metadata["tokens"])
+    assert [len(row) for row in tokens] == [16, 16, 16]
+    assert tokens[0][0] == "<bos>"
+    assert json.loads(metadata["modules"]) == ["layers.0.self_attn", "layers.1.self_attn"]
+
+
+def test_locations_find_a_sink_that_moves():
+    """A model whose keys are the embedding of one loud token sinks wherever that token stands."""
+    model = make_sinklm()
+    loud = 7
+    with torch.no_grad():
+        for layer in model.layers[:1]:
+            # Queries are constant; keys are large for the loud token only: rotary angles of slow frequencies keep the sign.
+            layer.self_attn.q_proj.weight.zero_()
+            layer.self_attn.k_proj.weight.zero_()
+            layer.self_attn.q_proj.weight[7::8, 0] = 40.0
+            layer.self_attn.k_proj.weight[7::8, 1] = 40.0
+        model.embed_tokens.weight.zero_()
+        model.embed_tokens.weight[:, 0] = 1.0
+        model.embed_tokens.weight[loud, 1] = 1.0
+    tokens = torch.full((2, 16), 20)
+    tokens[0, 2], tokens[1, 5] = loud, loud
+    finder = SinkFinder(threshold=0.3)
+    with attend(model, [finder]):
+        model(input_ids=tokens)
+    assert finder.by_token(str)[0] == {"token": "7", "share_of_sinks": 1.0, "positions": [2, 5]}
+    main = finder.sinks(decode=str).main
+    assert main.describe() == "the first '7'"
+    assert {(head.layer, head.head, rate) for head, rate in main.heads} == {(0, 0, 100.0), (0, 1, 100.0)}
+
+
+def test_a_learned_sink_logit_is_named_as_the_sink():
+    model = build(next(entry for entry in MEASURED if entry.id == "gpt_oss"), "eager")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.sinks.fill_(20.0)
+    result = audit(wrap_model(model), corpus="random_tokens", seq_len=16, samples=2, bos="none")
+    # Scores are far below 20, so the logit takes nearly everything: exp(20) against at most 16 keys.
+    assert result.summary["sink_role"] == "null score"
+    assert result.summary["null_mass"] > 0.9
+    assert result.summary["definitions"]["gu2024_null"] == 100.0
+    assert "learned sink logit" in " ".join(result.summary["text"])
+
+
+def test_a_bos_outside_the_vocabulary_is_none():
+    # GPT2Config says 50256 whatever the vocabulary.
+    model = build(next(entry for entry in MEASURED if entry.id == "gpt2"), "eager")
+    model.config.bos_token_id = 50256
+    assert wrap_model(model).encoder.bos_token_id is None
+
+
+def test_the_record_counts_what_was_proved(result):
+    checks = result.record["checks"]
+    # Logits are the only output; 16 tokens are the whole sample; two layers, each seen and verified on four rows a sample.
+    assert (checks["outputs_found_bit_identical"], checks["tokens_of_identity_check"]) == (1, 16)
+    assert (checks["attention_modules_seen"], checks["calls_verified"], checks["rows_verified"]) == (2, 2, 2 * 4 * 6)
+    assert 0.0 <= checks["largest_error"] <= 1.0
+
+
+def test_a_model_without_outputs_proves_nothing():
+    model = make_sinklm()
+    model.register_forward_hook(lambda module, args, output: ())
+    with pytest.raises(MeasurementError, match="SinkLM returns no tensors"):
+        check_identity(model, torch.arange(8)[None])

@@ -1,0 +1,326 @@
+"""The comparison of cache policies: the recommendation on made-up losses, equal sizes, a small model end to end, bad input."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from tests.conftest import TEXT, make_sinklm
+
+from sinklab.corpora import resolve_corpus
+from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
+from sinklab.models.loading import load_model, wrap_model
+from sinklab.registry import policies as policy_registry
+from sinklab.results.table import COLUMNS, read_run, read_table
+from sinklab.sinks import Sink, Sinks
+from sinklab.streaming.perplexity import estimate, losses
+from sinklab.studies.cache.cache import compare_policies
+from sinklab.studies.cache.cache_policies import _completed, _recomputed
+from sinklab.studies.cache.long_texts import long_texts
+from sinklab.studies.cache.policy_plan import checked_names, plan_policies, sinks_of_texts
+from sinklab.studies.cache.recommendation import recommend
+
+
+def made_up(offsets: dict[int, float], spread: float = 0.001) -> dict[int, torch.Tensor]:
+    """Losses ``(8, 100)`` by number of sinks: a text's own loss, the offset, and noise that differs between numbers."""
+    generator = torch.Generator().manual_seed(0)
+    texts = 2 + torch.rand(8, 1, generator=generator)
+    return {key: texts + value + spread * torch.randn(8, 100, generator=generator) for key, value in offsets.items()}
+
+
+class TestRecommendation:
+    def test_the_fewest_sinks_that_are_as_good_as_the_best(self):
+        sizes = made_up({0: 0.3, 1: 0.01, 2: 0.0, 4: 0.005})
+        found = recommend({64: sizes}, length=500)
+        assert (found.needed, found.num_sinks, found.window) == ("yes", 1, 63)
+        assert found.loss.mean == pytest.approx(sizes[1].mean().item())
+        # The difference is paired: its interval is that of the noise, 0.001 / sqrt(100), not of the texts.
+        assert found.gain.mean == pytest.approx(0.29, abs=1e-3)
+        assert found.gain.high - found.gain.low < 1e-3 < found.loss.high - found.loss.low
+        assert found.sentence == (
+            f"Keep 1 sink and a window of 63 tokens: {found.loss.mean:.3f} nats per token, "
+            f"{found.gain.mean:.3f} [{found.gain.low:.3f}, {found.gain.high:.3f}] better than without."
+        )
+
+    def test_more_sinks_where_fewer_are_worse(self):
+        assert recommend({64: made_up({0: 0.3, 1: 0.1, 4: 0.0, 8: 0.0})}, length=500).num_sinks == 4
+
+    def test_no_sinks_needed(self):
+        found = recommend({64: made_up({0: 0.0, 1: -0.01, 4: 0.05})}, length=500)
+        assert (found.needed, found.num_sinks, found.window) == ("no", 0, 64)
+        assert found.sentence.startswith("No sinks needed: a window of 64 tokens gives 2.")
+        assert re.search(r"improve it by 0\.02 at most \(1 sink: by 0\.010 \[", found.sentence)
+
+    def test_undecided_when_the_interval_holds_the_margin(self):
+        found = recommend({64: made_up({0: 0.03, 1: 0.0}, spread=0.5)}, length=500)
+        assert found.needed == "undecided"
+        assert found.gain.low < 0.02 < found.gain.high
+        assert found.sentence.startswith("Whether sinks are needed is undecided on this text")
+        assert "measure on more text" in found.sentence
+
+    @pytest.mark.parametrize(("cost", "window"), [(0.03, 31), (0.08, 63)])
+    def test_the_smaller_cache_unless_it_costs_more_than_the_margin(self, cost, window):
+        small = made_up({0: 0.3 + cost, 1: cost})
+        assert recommend({32: small, 64: made_up({0: 0.3, 1: 0.0})}, length=500).window == window
+
+    def test_says_what_is_lost_and_why_dense_attention_fails(self):
+        sizes = made_up({0: 0.3, 1: 0.0})
+        anew, dense = sizes[1] - 0.04, sizes[1] + 2
+        anew[:, ::2] = torch.nan  # scored at some tokens only
+        found = recommend({64: sizes}, recompute={64: anew}, full=dense, length=1500, trained_length=256)
+        assert found.against_recompute.mean == pytest.approx(0.04, abs=1e-6)
+        assert found.against_full.mean == pytest.approx(-2, abs=1e-6)
+        assert "; against re-computing the window for every token it loses 0.040 [0.040, 0.040]; " in found.sentence
+        assert found.sentence.endswith(
+            "against keeping all 1,500 tokens it gains 2.000 [2.000, 2.000], since dense attention fails past the 256 tokens "
+            "that the model was trained on."
+        )
+        within = recommend({64: sizes}, full=sizes[1] - 0.1, length=200, trained_length=256).sentence
+        assert within.endswith("against keeping all 200 tokens it loses 0.100 [0.100, 0.100].")
+
+    @pytest.mark.parametrize("sizes", [{}, {64: (0,)}, {64: (1, 2)}, {32: (0, 1), 64: (0,)}])
+    def test_nothing_to_choose_from(self, sizes):
+        with pytest.raises(InputError, match="compares a window without sinks with one that keeps some"):
+            recommend({budget: made_up(dict.fromkeys(numbers, 0.0)) for budget, numbers in sizes.items()}, length=100)
+
+
+# --- what is compared --------------------------------------------------------------------------------------------------------
+
+
+def sinks_at(*positions):
+    return Sinks(sinks=tuple(Sink(kind="position", position=position) for position in positions))
+
+
+@pytest.mark.parametrize("budget", [16, 63, 128])
+@pytest.mark.parametrize("name", list(policy_registry))
+def test_every_policy_is_given_the_same_size(name, budget):
+    left_out = []
+    plan = list(plan_policies(None, None, [name], [budget], (0, 1, 4), sinks_at(0, 7), True, left_out))
+    assert plan
+    assert left_out == []
+    for policy, size in plan:
+        assert policy.name == name
+        assert (policy.max_held(2**31) == budget + 1) if policy.bounded else (size is None)
+
+
+def test_settings_that_were_given_hold_and_the_rest_makes_the_size():
+    names, left_out = checked_names(["sink_window:num_sinks=2", "heavy_hitter:heavy=8", "window:window=32"]), []
+    plan = list(plan_policies(None, None, names, [32, 64], (0, 1), sinks_at(0, 1), True, left_out))
+    assert [(policy.describe(), budget) for policy, budget in plan] == [
+        ("2+30", 32),
+        ("2+62", 64),
+        ("8 heavy+24", 32),
+        ("8 heavy+56", 64),
+        ("0+32", 32),
+    ]
+    assert [row["policy"] for row in left_out] == ["window"]
+
+
+def test_pinned_tokens_are_those_that_were_found():
+    plan = list(plan_policies(None, None, ["pinned"], [16], (0, 1), sinks_at(0, 7), True, []))
+    assert [(policy.pinned, policy.window) for policy, _ in plan] == [((0, 7), 14)]
+    left_out = []
+    assert list(plan_policies(None, None, ["pinned"], [16], (0, 1), sinks_at(0, 1), True, left_out)) == []
+    assert left_out[0]["reason"] == "sinks were found at the first tokens alone, which sink_window keeps just as well"
+
+
+def test_a_policy_without_sizes_is_left_out(monkeypatch):
+    import dataclasses
+
+    from sinklab.policies.window import Window
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Fixed(Window):
+        window: int = 5
+
+    Fixed.name = "fixed"
+    monkeypatch.setitem(policy_registry._objects, "fixed", Fixed)
+    left_out = []
+    assert list(plan_policies(None, None, ["fixed"], [16], (0,), sinks_at(), True, left_out)) == []
+    assert left_out == [
+        {"policy": "fixed", "label": "fixed",
+         "reason": "policy 'fixed' has no settings by which it could be given the size of the others"}
+    ]  # fmt: skip
+
+
+def test_where_the_embedded_model_has_its_sink():
+    loaded = load_model("embedded:softmax")
+    rows = long_texts(resolve_corpus("python_source"), loaded.encoder, tokens=600, documents=4, seed=0, bos=True)
+    assert sinks_of_texts(loaded, rows, True).positions == [0]
+
+
+# --- a small model -----------------------------------------------------------------------------------------------------------
+
+SMALL = {"corpus": "random_tokens", "tokens": 120, "documents": 3, "windows": [16, 32], "sinks": (0, 1, 4)}
+NAMES = ["full", "window", "sink_window"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = make_sinklm()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_proj" in name or "k_proj" in name:
+                parameter.mul_(8)  # small random weights attend evenly, and all policies would be alike
+    return wrap_model(model)
+
+
+@pytest.fixture(scope="module")
+def result(model, tmp_path_factory):
+    return compare_policies(model, policies=NAMES, **SMALL, out=tmp_path_factory.mktemp("cache") / "out")
+
+
+class TestComparison:
+    def test_every_entry_says_what_it_is(self, result):
+        entries = result.summary["policies"]
+        assert [(entry["policy"], entry["num_sinks"], entry["window"], entry["held"]) for entry in entries] == [
+            ("full", None, None, 120),
+            ("window", 0, 16, 17),
+            ("sink_window", 1, 15, 17),
+            ("sink_window", 4, 12, 17),
+            ("window", 0, 32, 33),
+            ("sink_window", 1, 31, 33),
+            ("sink_window", 4, 28, 33),
+        ]
+        assert all(entry["tokens_per_second"] > 0 and entry["reading_tokens_per_second"] > 0 for entry in entries)
+        # Keys and values: 2 layers of 2 heads of 16 in float32; of the sinks their first form too.
+        assert [entry["bytes_held"] for entry in entries[:4]] == [512 * 120, 512 * 17, 512 * 17 + 256, 512 * 17 + 4 * 256]
+
+    def test_losses_are_those_of_the_policies(self, result, model):
+        rows = resolve_corpus("random_tokens").sample(model.encoder, seq_len=120, samples=3, seed=0, bos=False)
+        first = result.summary["scored_from"]
+        assert first == 60  # the model is said to be trained on 128 tokens: half of the text is scored
+        plain = losses(model.model, rows, {"name": "window", "window": 16})
+        one = losses(model.model, rows, {"name": "sink_window", "num_sinks": 1, "window": 15})
+        entry = result.summary["policies"][2]
+        found = estimate(one[:, first - 1 :])
+        assert (entry["loss"], entry["loss_low"], entry["loss_high"]) == pytest.approx((found.mean, found.low, found.high))
+        difference = estimate((one - plain)[:, first - 1 :])
+        assert entry["against_window"]["mean"] == pytest.approx(difference.mean, abs=1e-6)
+        assert entry["against_window"]["low"] == pytest.approx(difference.low, abs=1e-6)
+        assert entry["scored_tokens"] == 3 * 60
+        # The points of the curve are means over stretches of all the tokens.
+        sizes = [stop - start for start, stop in result.summary["positions"]]
+        mean = sum(size * value for size, value in zip(sizes, entry["loss_by_position"], strict=True)) / sum(sizes)
+        assert mean == pytest.approx(one.mean().item(), abs=1e-5)
+
+    def test_recomputation_is_scored_at_some_tokens_as_if_all_were_read(self, model):
+        rows = resolve_corpus("random_tokens").sample(model.encoder, seq_len=120, samples=2, seed=0, bos=False)
+        policy = policy_registry["recompute"](window=16)
+        found, scored = _recomputed(model.model, rows, policy, 60, None)
+        known = ~found.isnan()
+        # Points of the curve are 5 tokens wide; 12 of them begin at token 60 or later, and their last 4 tokens are scored.
+        assert scored == known.sum() == 2 * 12 * 4
+        torch.testing.assert_close(found[known], losses(model.model, rows, policy)[known], atol=1e-4, rtol=0)
+
+    def test_losses_at_some_tokens_are_completed_by_paired_differences(self):
+        reference = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
+        sampled = torch.tensor([[torch.nan, torch.nan, torch.nan, 4.5, 5.1, 6.3]])
+        sampled[0, 4] = torch.nan
+        # Tokens 1 to 6 in two stretches, [1, 4) and [4, 7); from token 3 on. Nothing is known of the first stretch.
+        found = _completed(sampled, reference, 3, [1, 4, 7])
+        assert found[0, :3].isnan().all()
+        # Differences 0.5 and 0.3 in the second: 0.4 on top of the reference.
+        torch.testing.assert_close(found[0, 3:], torch.tensor([4.4, 5.4, 6.4]))
+
+    def test_rows_of_the_long_table(self, result):
+        table = read_table(result.folder / "table.parquet")
+        assert list(table.columns) == list(COLUMNS)
+        loss = table[(table["metric"] == "loss") & (table["policy"] == "sink_window 1+15")]
+        assert loss["value"].item() == result.summary["policies"][2]["loss"]
+        assert (loss["count"].item(), loss["unit"].item(), loss["corpus"].item()) == (180, "nats", "random_tokens")
+        assert table.loc[table["metric"] == "loss_by_position", "query_position"].max() < 119
+        assert set(table["metric"]) == {
+            "loss", "loss_by_position", "decoding_tokens_per_second", "reading_tokens_per_second", "bytes_held"
+        }  # fmt: skip
+
+    def test_files(self, result):
+        assert {path.name for path in result.folder.iterdir()} == {"summary.json", "table.parquet", "run.json", "loss.png"}
+        assert read_run(result.folder, "summary.json") == result.summary
+        run = read_run(result.folder)
+        assert run["kind"] == "cache"
+        assert run["token_sha256"] == result.summary["token_sha256"]
+
+    def test_without_a_pair_to_compare_there_is_no_recommendation(self, model):
+        summary = compare_policies(model, policies=["full", "window"], **{**SMALL, "windows": [16]}).summary
+        assert summary["recommended"] is None
+        assert summary["recommendation"] == (
+            "No recommendation: it takes a window without sinks and one with some, and measured were 0 sinks."
+        )
+
+    def test_a_policy_that_the_model_cannot_have_is_left_out_with_its_reason(self):
+        model = wrap_model(make_model_with_learned_positions())
+        summary = compare_policies(model, policies=["full", "sink_window"], **SMALL).summary
+        assert [entry["policy"] for entry in summary["policies"]] == ["full"]
+        assert "adds positions to its hidden states" in summary["left_out"][0]["reason"]
+        longer = {**SMALL, "tokens": 129}  # one more than the table of positions has
+        with pytest.raises(UnsupportedModelError, match="needs positions past the 128 that in memory was made for"):
+            compare_policies(model, policies=["full"], **longer)
+        with pytest.raises(UnsupportedModelError, match=r"no policy can be had with in memory; sink_window: .*adds positions"):
+            compare_policies(model, policies=["sink_window"], **SMALL)
+
+
+def make_model_with_learned_positions():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=300, n_positions=128, bos_token_id=0)).eval()
+
+
+# --- texts and bad input -----------------------------------------------------------------------------------------------------
+
+
+class TestTexts:
+    def test_a_file_is_cut_into_pieces_that_share_nothing(self, checkpoint, tmp_path):
+        (tmp_path / "text.txt").write_text(TEXT)
+        loaded = load_model(str(checkpoint))
+        text = resolve_corpus(str(tmp_path / "text.txt"))
+        rows = long_texts(text, loaded.encoder, tokens=101, documents=3, seed=0, bos=True)
+        assert rows[:, 0].tolist() == [0, 0, 0]
+        assert rows[:, 1:].flatten().tolist() == loaded.encoder.encode(TEXT)[:300]
+
+    def test_documents_are_held_out_ones_from_their_beginning(self, checkpoint):
+        loaded = load_model(str(checkpoint))
+        text = resolve_corpus("python_source")
+        rows = long_texts(text, loaded.encoder, tokens=50, documents=2, seed=0, bos=False)
+        long_enough = (ids for document in text.documents("held_out") if len(ids := loaded.encoder.encode(document)) >= 50)
+        assert rows.tolist() == [next(long_enough)[:50], next(long_enough)[:50]]
+
+    def test_too_short(self, checkpoint, tmp_path):
+        (tmp_path / "text.txt").write_text("a few words\n")
+        with pytest.raises(InputError, match=r"too short: its longest text has \d+ tokens and 199 are wanted; lower `tokens`"):
+            compare_policies(str(checkpoint), corpus=str(tmp_path / "text.txt"), tokens=200, windows=[16])
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("changed", "error", "message"),
+        [
+            (
+                {"windows": [200]},
+                InputError,
+                "a window of 200 tokens covers the 120 tokens of a text, so nothing is ever evicted",
+            ),
+            ({"windows": [119]}, InputError, "choose a smaller `window` or more `tokens` than 120"),
+            ({"windows": [4]}, ConfigurationError, "a window of 4 tokens has no room for 4 sinks and one recent token"),
+            ({"sinks": ()}, ConfigurationError, r"`sinks` \[\] must be numbers of tokens"),
+            ({"sinks": (-1,)}, ConfigurationError, r"`sinks` \[-1\] must be numbers of tokens"),
+            ({"policies": ["sink_windw"]}, UnknownNameError, "no policy is called 'sink_windw'. Did you mean 'sink_window'"),
+            ({"tokens": 1}, ConfigurationError, "`tokens` must be at least 2"),
+            ({"documents": 0}, ConfigurationError, "`documents` at least 1"),
+            ({"corpus": "python_source"}, InputError, "no tokenizer, so it cannot read text; use `corpus` random_tokens"),
+        ],
+    )
+    def test_refused_before_anything_is_read(self, model, changed, error, message):
+        with pytest.raises(error, match=message):
+            compare_policies(model, **{**SMALL, "policies": NAMES, **changed})
+
+    def test_a_model_without_a_next_token(self):
+        from transformers import BertConfig, BertModel
+
+        bert = BertModel(
+            BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=16, vocab_size=40)
+        )
+        with pytest.raises(UnsupportedModelError, match="BertModel predicts no next token"):
+            compare_policies(wrap_model(bert), **SMALL)

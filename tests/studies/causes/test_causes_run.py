@@ -1,0 +1,346 @@
+"""find_causes() on small models: what it writes, how it resumes, own samples, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.conftest import make_sinklm
+from tests.studies.causes.planted import planted
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    BloomConfig,
+    BloomForCausalLM,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from sinklab import find_causes
+from sinklab.corpora.base import Encoder
+from sinklab.corpora.random_tokens import RandomTokens
+from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.loading import load_model, wrap_model
+from sinklab.results.table import read_run, read_table
+from sinklab.studies.causes import measurement as causes_measure
+from sinklab.studies.causes.readout import ClassLogits, NextToken, OutputDivergence, SquaredError
+from sinklab.studies.causes.samples import Samples
+from sinklab.studies.causes.texts import texts_of
+from sinklab.studies.causes.words import duration, sentences
+
+QUICK = {"domains": ["random_tokens"], "texts": 10, "seq_len": 24, "sink": 0}
+"""Random weights have no sink, so a place is named; ten texts are enough for the twelve hypotheses of four heads."""
+
+
+@pytest.fixture(scope="module")
+def result(checkpoint, tmp_path_factory):
+    said = []
+    out = tmp_path_factory.mktemp("causes") / "out"
+    found = find_causes(str(checkpoint), **QUICK, out=out, say=said.append)
+    return found, said
+
+
+def test_files_and_summary(result):
+    found, said = result
+    assert sorted(path.name for path in found.folder.iterdir()) == ["report.html", "run.json", "summary.json", "table.parquet"]
+    assert list(found.folder.parent.iterdir()) == [found.folder]  # what a killed run would need is gone
+    assert json.loads((found.folder / "summary.json").read_text()) == found.summary
+    assert [(head["layer"], head["head"]) for head in found.summary["heads"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    first = found.summary["heads"][0]
+    assert set(first) == {
+        "layer", "head", "module", "label", "domains", "sink_weight", "value_ratio", "effects", "divergence",
+    }  # fmt: skip
+    assert first["domains"] == {"random_tokens": first["label"]}
+    assert set(first["effects"]["redirect"]["random_tokens"]) == {"mean", "low", "high", "p"}
+    assert first["divergence"]["zero"]["random_tokens"] > 0
+    assert sum(found.summary["counts"].values()) == 4
+    assert list(found.summary["counts"]) == ["semantic", "dormant", "switch", "broadcast", "undecided"]
+    assert found.summary["sink"]["place"] == 0
+    assert (found.summary["massive"], found.summary["spread"]) == (None, None)
+    assert {"heads", "correlations"} <= set(found.summary["read_outs"])
+    assert "as it is" in found.summary["location"]["conditions"]
+    assert "zero_value" in found.summary["key_bias"]["losses"]
+    (line,) = said
+    assert line.startswith(f"4 heads × {len(found.summary['variants'])} interventions × 10 texts take ")
+
+
+def test_the_table_has_the_means_of_the_effects(result):
+    found, _ = result
+    table = read_table(found.folder / "table.parquet")
+    assert set(table["probe"]) == {"causes", "causes_read_outs", "causes_location", "causes_key_bias"}
+    effects = table[(table["probe"] == "causes") & (table["metric"] == "loss_change")]
+    assert len(effects) == 4 * len(found.summary["variants"])
+    assert set(effects["count"]) == {10}
+    for head in found.summary["heads"]:
+        (value,) = effects[
+            (effects["layer"] == head["layer"]) & (effects["head"] == head["head"]) & (effects["intervention"] == "redirect")
+        ]["value"]
+        assert value == pytest.approx(head["effects"]["redirect"]["random_tokens"]["mean"], rel=1e-12)
+
+
+def test_the_run_record_says_what_was_done(result):
+    found, _ = result
+    run = read_run(found.folder)
+    assert run["kind"] == "causes"
+    assert run["config"]["heads"] == "all"
+    assert (run["config"]["texts"], run["config"]["positions"]) == (10, 24)
+    (domain,) = run["domains"]
+    assert domain["domain"] == "random_tokens"
+    assert len(domain["token_sha256"]) == 64
+    assert list(run["measured"]) == ["layers.0.self_attn", "layers.1.self_attn"]
+    assert run["dtype"] == "float32"
+
+
+def test_the_same_seed_gives_the_same_numbers(result, checkpoint):
+    found, _ = result
+    again = find_causes(str(checkpoint), **QUICK)
+    assert again.summary == found.summary
+    assert again.folder is None
+
+
+def test_a_killed_run_goes_on_where_it_was(result, checkpoint, tmp_path, monkeypatch):
+    found, _ = result
+    real, calls = causes_measure.measure_effects, []
+
+    def killed(model, samples, readout, variants, heads, **options):
+        calls.append([str(head) for head in heads])
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(model, samples, readout, variants, heads, **options)
+
+    monkeypatch.setattr(causes_measure, "measure_effects", killed)
+    out, said = tmp_path / "out", []
+    with pytest.raises(KeyboardInterrupt):
+        find_causes(str(checkpoint), **QUICK, out=out)
+    assert not out.exists()
+    again = find_causes(str(checkpoint), **QUICK, out=out, say=said.append)
+    assert calls == [["0.0", "0.1"], ["1.0", "1.1"], ["1.0", "1.1"]]
+    assert said[0].endswith("; 2 of 4 heads are there from an earlier run")
+    assert again.summary == found.summary
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_what_another_model_left_is_not_taken(checkpoint, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    monkeypatch.setattr(causes_measure, "label_heads", lambda *given, **options: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        find_causes(str(checkpoint), **QUICK, out=out)
+    monkeypatch.undo()
+    said = []
+    other = find_causes(str(checkpoint), **{**QUICK, "seq_len": 20}, out=out, say=said.append)
+    assert "earlier run" not in said[0]
+    assert other.record["config"]["positions"] == 20
+
+
+def test_some_heads_in_any_order(result, checkpoint, tmp_path):
+    found, _ = result
+    some = find_causes(str(checkpoint), **QUICK, heads=[(1, 1), (0, 0), (1, 0)], out=tmp_path / "out")
+    by_head = {(head["layer"], head["head"]): head for head in found.summary["heads"]}
+    assert {(head["layer"], head["head"]) for head in some.summary["heads"]} == {(1, 1), (0, 0), (1, 0)}
+    for head in some.summary["heads"]:
+        whole = by_head[head["layer"], head["head"]]
+        mean, expected = (one["effects"]["hide"]["random_tokens"]["mean"] for one in (head, whole))
+        # Other heads in one stack round in another order: float32 losses near 6 differ by a few of their last places, 5e-7.
+        assert mean == pytest.approx(expected, abs=5e-6)
+
+
+def test_two_domains_and_no_sink(checkpoint):
+    found = find_causes(
+        str(checkpoint), domains=["random_tokens", "repeated_token"], texts=10, seq_len=16, sink="none", heads=[(0, 1)]
+    )
+    (head,) = found.summary["heads"]
+    assert set(head["domains"]) == {"random_tokens", "repeated_token"}
+    assert head["sink_weight"] is None
+    assert "redirect" not in head["effects"]
+    assert {"random_tokens", "repeated_token"} == set(found.summary["clean_loss"])
+    assert "key-bias evidence" in found.summary["key_bias"]["refused"]
+    assert found.summary["text"].startswith("The model is read as one without a sink. ")
+
+
+def test_a_masked_model_is_scored_at_masked_tokens(tokenizer):
+    tokenizer = type(tokenizer)(
+        tokenizer_object=tokenizer.backend_tokenizer, bos_token="<bos>", mask_token="<eos>", sep_token="e"
+    )
+    torch.manual_seed(0)
+    model = BertForMaskedLM(
+        BertConfig(
+            vocab_size=300, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+            max_position_embeddings=64,
+        )
+    )  # fmt: skip
+    found = find_causes(wrap_model(model, tokenizer), **QUICK)
+    assert found.summary["unit"] == "nats"
+    assert len(found.summary["heads"]) == 2
+    given = texts_of(wrap_model(model, tokenizer), [("r", RandomTokens())], texts=10, seq_len=24, seed=0, bos=True)
+    tokens = given.samples.inputs["input_ids"]
+    assert set(tokens[:, -1].tolist()) == {tokenizer.sep_token_id}
+    assert set(tokens[:, 0].tolist()) == {0}
+    assert torch.equal(given.samples.domains >= 0, tokens == tokenizer.mask_token_id)
+    assert (given.samples.domains >= 0).sum(1).tolist() == [3] * 10  # 15 % of 22, without the two at the ends
+    assert found.summary["clean_loss"]["random_tokens"] == pytest.approx(np.log(300), abs=0.3)
+    with pytest.raises(ConfigurationError, match="predicts masked tokens, and its tokenizer has no mask token"):
+        find_causes(wrap_model(model), **QUICK)
+
+
+def test_a_vision_model_from_python():
+    torch.manual_seed(0)
+    model = ViTForImageClassification(
+        ViTConfig(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=4,
+            num_labels=3,
+        )
+    )  # fmt: skip
+    images = torch.randn(12, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    samples = Samples({"pixel_values": images}, torch.zeros(12, 1, dtype=torch.int64), torch.arange(12) % 3, ("images",))
+    found = find_causes(model, samples=samples, readout=ClassLogits(), sink=0)
+    assert len(found.summary["heads"]) == 4
+    assert found.summary["domains"] == ["images"]
+    assert "duplicated" in found.summary["location"]["left_out"]
+    with pytest.raises(
+        UnsupportedModelError, match="ViTForImageClassification is not a model of texts; from Python, find_causes"
+    ):
+        find_causes(model, **QUICK)
+    # Without targets, what the model says by itself is the reference.
+    plain = Samples(samples.inputs, samples.domains, None, ("images",))
+    referred = OutputDivergence().referred(model, plain)
+    found = find_causes(model, samples=referred, readout=OutputDivergence(), sink=0, heads=[(0, 0), (1, 1)])
+    assert found.summary["clean_loss"]["images"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_an_encoder_from_python():
+    torch.manual_seed(0)
+    model = BertModel(
+        BertConfig(
+            vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+            max_position_embeddings=32,
+        )
+    )  # fmt: skip
+    tokens = torch.randint(50, (10, 12), generator=torch.Generator().manual_seed(0))
+    samples = Samples({"input_ids": tokens}, torch.zeros(10, 12, dtype=torch.int64), torch.zeros(10, 12, 32), ("tokens",))
+    found = find_causes(model, samples=samples, readout=SquaredError(), sink=11)
+    assert found.summary["unit"] == "squared units"
+    assert found.summary["sink"]["place"] == 11
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"no loss is known for a BertModel; .*; from Python, find_causes\(model, samples=..., readout=...\) takes",
+    ):
+        find_causes(wrap_model(model), **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (
+            {"sink": "auto"},
+            r"no sink found: .*tried.*position 0 \(0\.\d\d\).*\(see `threshold`, `sink` as a position, null or none\)",
+        ),
+        ({"sink": 99}, "place 99: no such place; on these texts the model has positions 0 to 23"),
+        ({"sink": "null"}, "place 'null': no such place; .*not a null score in every module"),
+        ({"sink": -1}, "`sink` -1 must be auto, a position from 0, null or none"),
+        (
+            {"texts": 4},
+            r"4 texts .* too few: 12 hypotheses .* take 8 texts or more.*`texts`, `heads`, `level`\)",
+        ),
+        ({"heads": [(0, 0), (2, 1)]}, r"`heads` 2\.1: there is no such head; the model has 2 layers of 2 heads, .* to 1\.1"),
+        ({"heads": []}, "`heads` names no head"),
+        ({"budget": "slow"}, "`budget` 'slow' must be fast or full"),
+        ({"level": 0.0}, "`level` 0 must lie between 0 and 1"),
+        ({"minimal_effect": 0.0}, "`minimal_effect` 0 must be above 0"),
+        ({"threshold": 1.0}, "`threshold` 1 must lie between 0 and 1"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1"),
+        ({"domains": []}, "name at least one corpus"),
+        ({"domains": ["random_tokens", "random_tokens"]}, "`domains` random_tokens,random_tokens: name .* each once"),
+        ({"readout": SquaredError()}, "samples and readout go together"),
+    ],
+)
+def test_what_cannot_be_is_refused(checkpoint, settings, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        find_causes(str(checkpoint), **{**QUICK, **settings})
+
+
+def test_attention_that_cannot_be_edited():
+    model = BloomForCausalLM(BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=2))
+    with pytest.raises(UnsupportedModelError, match="BloomForCausalLM computes attention in its own code"):
+        find_causes(model, **QUICK)
+
+
+def test_a_module_without_samples():
+    with pytest.raises(ConfigurationError, match=r"Linear is no model of transformers.*give samples and readout"):
+        find_causes(torch.nn.Linear(2, 2), **QUICK)
+
+
+def test_full_has_more_variants_and_every_experiment(checkpoint):
+    found = find_causes(load_model(str(checkpoint)), **QUICK, budget="full", heads=[(0, 0)])
+    assert {"mean", "resample"} <= set(found.summary["variants"])
+    assert all(found.summary[name] for name in ("read_outs", "location", "key_bias", "massive", "spread"))
+
+
+def test_a_null_score_as_the_sink():
+    model = make_sinklm({"name": "sink_logit"})
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "sink" in name:
+                parameter.fill_(4.0)  # exp(4) against 24 keys of about exp(0): two thirds of the mass
+    loaded = wrap_model(model)
+    assert isinstance(loaded.encoder, Encoder)
+    found = find_causes(loaded, **{**QUICK, "sink": "auto"})
+    assert found.summary["sink"]["place"] == "null"
+    assert found.summary["text"].startswith("The sink is the null score. ")
+
+
+def test_the_example_of_the_document_runs(capsys):
+    text = (Path(__file__).parents[3] / "docs" / "causes.md").read_text(encoding="utf-8")
+    programs = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    for program in programs:
+        exec(program, {})
+    assert "goes with the token" in capsys.readouterr().out
+
+
+HEADS = [
+    {"layer": 3, "head": number, "label": label, "effects": {"hide - control": {"text": {"low": low}}} if low else {}}
+    for number, (label, low) in enumerate((("semantic", 0.02), ("semantic", 0.005), ("dormant", 0.2), ("undecided", None)))
+]
+
+
+def test_sentences():
+    counts = {"semantic": 2, "dormant": 1, "switch": 0, "broadcast": 0, "undecided": 1}
+    facts = {"counts": counts, "heads": HEADS, "sink": {"place": 0}, "texts": 16, "level": 0.05, "minimal_effect": 0.01}
+    assert sentences({**facts, "texts_needed": 40}) == (
+        "The sink is position 0. "
+        "Of 4 heads, 2 say something that the model misses, on every domain (semantic) and 1 is silent through its sink and "
+        "needs it to be silent (dormant). None is switch or broadcast. "
+        "Whatever their labels, hiding the sink from 3.0 and 3.2 costs more than hiding another position. "
+        "1 is undecided with 16 texts at a false discovery rate of 0.05; about 40 texts would decide half of those that more "
+        "texts can decide, if effects stay as seen."
+    )
+    counts = {"semantic": 0, "dormant": 0, "switch": 0, "broadcast": 0, "undecided": 4}
+    assert sentences({**facts, "counts": counts, "heads": HEADS[3:] * 4, "sink": {"place": "null"}, "texts_needed": None}) == (
+        "The sink is the null score. No label can be given to any of 4 heads. 4 are undecided with 16 texts at a false "
+        "discovery rate of 0.05; more texts of this kind would hardly decide any: the effects seen are not those of one of "
+        "these kinds."
+    )
+
+
+def test_durations():
+    assert [duration(seconds) for seconds in (3, 42, 100, 3600, 9000)] == [
+        "less than ten seconds", "about 40 seconds", "about 2 minutes", "about 60 minutes", "about 2.5 hours",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["trigger", "induction", "two domains", "broadcast", "key bias", "sigmoid"])
+def test_planted_heads_get_their_labels_from_the_whole_run(name, tmp_path):
+    known = planted(name, 0)
+    readout = SquaredError() if name == "trigger" else NextToken()
+    sink = "none" if name == "sigmoid" else "auto"
+    found = find_causes(known.model, samples=known.samples, readout=readout, sink=sink, out=tmp_path / "out")
+    assert [head["label"] for head in found.summary["heads"]] == known.labels
+    assert found.summary["sink"]["place"] == known.place
+    assert (found.record["dtype"], found.record["versions"]["torch"]) == ("float64", torch.__version__)
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    for label in set(known.labels):
+        assert f'class="l-{label}"' in page

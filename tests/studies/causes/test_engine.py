@@ -1,0 +1,324 @@
+"""The engine equals the oracle on many architectures, says how it measured, and leaves the model as it was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tests.architectures.zoo import ZOO, build
+from torch import nn
+
+from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.interventions.hide_key import HideKey
+from sinklab.interventions.redirect import Redirect
+from sinklab.interventions.rotate_change import RotateChange
+from sinklab.interventions.zero_head import ZeroHead
+from sinklab.interventions.zero_value import ZeroValue
+from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.sinks import Head
+from sinklab.studies.causes import engine
+from sinklab.studies.causes.effects import Variant, one_by_one
+from sinklab.studies.causes.engine import REPLAYED, estimate, measure_effects
+from sinklab.studies.causes.readout import ClassLogits, MaskedToken, NextToken, OutputDivergence, SquaredError
+from sinklab.studies.causes.samples import Samples, masked_samples, token_samples, whole_samples
+from sinklab.testing import tiny_models
+
+SHAPE = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+PICTURE = {
+    "image_size": 16,
+    "patch_size": 4,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
+FAMILIES = [entry for entry in ZOO.values() if entry.inputs == "tokens" and not entry.refused]
+TOLERANCE = 1e-5
+"""What is promised. Rounding is far below: losses of size 4 in float32, means over positions."""
+
+
+def enlivened(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Weights large enough that attention is far from even, and biases and tables far from 0."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn(parameter.shape, generator=generator).to(parameter.dtype) * 0.15
+    return model.eval()
+
+
+def of_config(config: transformers.PretrainedConfig, kind: type = transformers.AutoModelForCausalLM) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return enlivened(kind.from_config(config))
+
+
+def sinklm(**changes: object) -> nn.Module:
+    fields = {**SHAPE, "num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 1, **changes}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return enlivened(SinkLM(SinkLMConfig(**fields)))
+
+
+DECODERS = {
+    "llama": lambda: tiny_models()["llama"],
+    "gpt2": lambda: tiny_models()["gpt2"],
+    "gemma2": lambda: of_config(transformers.Gemma2Config(**SHAPE, num_key_value_heads=2, head_dim=8, sliding_window=4)),
+    "qwen3_next": lambda: of_config(
+        transformers.Qwen3NextConfig(
+            **SHAPE,
+            num_key_value_heads=2,
+            head_dim=8,
+            layer_types=["full_attention", "linear_attention", "full_attention"],
+            linear_num_key_heads=2,
+            linear_num_value_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            num_experts=2,
+            num_experts_per_tok=2,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+        )
+    ),
+    "sink logit": lambda: sinklm(operation={"name": "sink_logit"}),
+    "gated": lambda: sinklm(operation={"name": "gated"}),
+    "added heads": lambda: sinklm(head_merge="add"),
+    "sigmoid": lambda: sinklm(operation={"name": "sigmoid"}),
+}
+
+
+def texts(count: int = 3, length: int = 12, vocabulary: int = 40) -> Samples:
+    tokens = torch.randint(1, vocabulary, (count, length), generator=torch.Generator().manual_seed(1))
+    return token_samples([("one", tokens[:1]), ("two", tokens[1:])])
+
+
+def usual(samples: Samples, place: int | str = 0) -> list[Variant]:
+    """One of every kind: other weights, other scores, other values, no output, places by sample, and stages in a row."""
+    keys = torch.arange(1, len(samples) + 1)[:, None]
+    redirect = Redirect(place=place)
+    return [
+        Variant("redirect", (redirect,)),
+        Variant("hide", (HideKey(place=place),)),
+        Variant("zero", (ZeroHead(),)),
+        Variant("zero_value", (ZeroValue(place=place),)),
+        Variant("hide control 0", (HideKey(place=keys),)),
+        Variant("redirect rotated 0", (redirect, RotateChange(seed=1))),
+        Variant("redirect rotated 1", (redirect, RotateChange(seed=2))),
+        Variant("nothing", (HideKey(place=()),)),
+    ]
+
+
+def heads_of(layers: list[int], count: int = 4) -> list[Head]:
+    return [Head(layer, head) for layer in layers for head in range(count)]
+
+
+def assert_equal(found, expected, tolerance=TOLERANCE):
+    for of in ("loss", "divergence", "clean_loss"):
+        one, other = getattr(found, of), getattr(expected, of)
+        assert one.dtype == other.dtype == np.float64
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance, err_msg=of)
+    assert (found.variants, found.heads, found.domain_names, found.unit) == (
+        expected.variants,
+        expected.heads,
+        expected.domain_names,
+        expected.unit,
+    )
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_equals_the_oracle_on_decoders(name):
+    model, samples = DECODERS[name](), texts()
+    if name == "gemma2":
+        assert model.config.final_logit_softcapping  # logits are no linear map, and heads see a window
+    variants = usual(samples, "null" if name == "sink logit" else 0)
+    heads = heads_of([0, 1] if name in ("llama", "gpt2", "qwen3_next") else [0, 1, 2])
+    found = measure_effects(model, samples, NextToken(), variants, heads, batch_size=2)
+    expected = one_by_one(model, samples, NextToken(), variants, heads, batch_size=2)
+    assert np.nanmax(np.abs(expected.loss[:-1])) > 100 * TOLERANCE  # there is something to be equal to
+    assert_equal(found, expected)
+    assert set(found.record.values()) == {REPLAYED}
+    assert np.nanmax(np.abs(found.loss[-1])) < TOLERANCE  # what changes nothing
+    assert np.isnan(found.loss[:, :, 0, 1]).all()  # the first text is of the first domain alone
+
+
+def test_double_precision_is_kept():
+    # Losses of size 5, a few hundred roundings of 1e-16 each.
+    model, samples = tiny_models()["llama"], texts()
+    variants, heads = usual(samples), heads_of([0, 1])
+    found = measure_effects(model, samples, NextToken(), variants, heads)
+    assert_equal(found, one_by_one(model, samples, NextToken(), variants, heads), 1e-12)
+    assert (found.loss[-1][~np.isnan(found.loss[-1])] == 0).all()
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_equals_the_oracle_on_masked_tokens(backend):
+    config = transformers.BertConfig(**SHAPE)
+    model = of_config(config, transformers.AutoModelForMaskedLM)
+    model.set_attn_implementation(backend)
+    samples = masked_samples([("all", texts().inputs["input_ids"])], mask_token=2, share=0.4)
+    mask = torch.ones_like(samples.inputs["input_ids"])
+    mask[1, -3:] = 0
+    samples = Samples({**samples.inputs, "attention_mask": mask}, samples.domains, samples.targets, samples.domain_names)
+    variants, heads = usual(samples), heads_of([0, 1, 2])
+    found = measure_effects(model, samples, MaskedToken(), variants, heads)
+    assert_equal(found, one_by_one(model, samples, MaskedToken(), variants, heads))
+    assert set(found.record.values()) == {REPLAYED}
+
+
+def test_equals_the_oracle_on_pictures():
+    config = transformers.ViTConfig(**PICTURE, num_labels=5)
+    model = of_config(config, transformers.AutoModelForImageClassification)
+    pictures = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    samples = whole_samples({"pixel_values": pictures}, torch.tensor([0, 4, 2]), [("cats", 1), ("dogs", 2)])
+    variants, heads = usual(samples), heads_of([0, 1, 2])
+    found = measure_effects(model, samples, ClassLogits(), variants, heads, batch_size=2)
+    assert_equal(found, one_by_one(model, samples, ClassLogits(), variants, heads, batch_size=2))
+    assert set(found.record.values()) == {REPLAYED}
+    untargeted = OutputDivergence().referred(model, whole_samples({"pixel_values": pictures}))
+    without = measure_effects(model, untargeted, OutputDivergence(), variants, heads)
+    np.testing.assert_allclose(without.loss, without.divergence, atol=TOLERANCE)
+    assert np.abs(without.clean_loss).max() < 1e-6  # the products of the engine round otherwise than those of the model
+
+
+def test_a_layer_that_runs_several_times_goes_one_by_one():
+    model = of_config(transformers.AlbertConfig(**SHAPE, embedding_size=16), transformers.AutoModelForMaskedLM)
+    samples = masked_samples([("all", texts().inputs["input_ids"])], mask_token=2, share=0.4)
+    variants, seen = usual(samples)[:3], []
+    found = measure_effects(
+        model, samples, MaskedToken(), variants, heads_of([0], 2), batch_size=2, progress=lambda *call: seen.append(call)
+    )
+    assert_equal(found, one_by_one(model, samples, MaskedToken(), variants, heads_of([0], 2), batch_size=2))
+    ((module, reason),) = found.record.items()
+    assert module.endswith("attention")
+    assert reason == "it calls the attention function 3 times in one run of the model"
+    assert seen[-1] == ("effects", 12, 12)  # 3 variants × 2 heads × 2 batches
+    assert estimate(model, samples, MaskedToken(), variants, heads_of([0], 2)) > 0
+
+
+class Aside(nn.Module):
+    """A model whose last layer gets at what an earlier one made, past the layers between them, unless that one did not run."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.aside = model, []
+        self.inner.layers[0].mlp.register_forward_hook(lambda module, args, output: self.aside.append(output))
+
+    def forward(self, input_ids: torch.Tensor) -> object:
+        self.aside.clear()
+        outputs = self.inner(input_ids=input_ids)
+        outputs.logits = outputs.logits * (1 + sum(one.mean() for one in self.aside))
+        return outputs
+
+
+def test_a_replay_that_is_wrong_is_refused_and_said():
+    model, samples = Aside(sinklm()).eval(), texts()
+    variants, heads = usual(samples)[:2], heads_of([1], 2)
+    found = measure_effects(model, samples, NextToken(), variants, heads)
+    (reason,) = found.record.values()
+    assert reason.startswith("a replay without an edit is ")
+    assert "units in the last place off the model, more than 32" in reason
+    assert_equal(found, one_by_one(model, samples, NextToken(), variants, heads))
+
+
+@pytest.mark.parametrize(("room", "stack", "batch_size"), [(0, 2**24, 3), (2**30, 0, 2), (2**30, 2**14, 1)])
+def test_memory_bounds_change_nothing(monkeypatch, room, stack, batch_size):
+    model, samples = sinklm(), texts()
+    variants, heads = usual(samples)[:4], heads_of([0, 2])
+    expected = measure_effects(model, samples, NextToken(), variants, heads)
+    monkeypatch.setattr(engine, "ROOM", room)  # no room for the second call: the unedited model runs once a module
+    monkeypatch.setattr(engine, "STACK", stack)
+    found = measure_effects(model, samples, NextToken(), variants, heads, batch_size=batch_size)
+    assert_equal(found, expected)
+    assert found.record == expected.record == {"layers.0.self_attn": REPLAYED, "layers.2.self_attn": REPLAYED}
+
+
+def test_vectors_and_heads_named_by_module():
+    model = of_config(transformers.BertConfig(**SHAPE), transformers.AutoModel)
+    tokens = texts().inputs["input_ids"]
+    domains = torch.zeros_like(tokens)
+    targets = torch.randn(*tokens.shape, 32, generator=torch.Generator().manual_seed(0))
+    samples = Samples({"input_ids": tokens}, domains, targets)
+    heads = [Head(1, 3, "encoder.layer.1.attention.self")]
+    variants = usual(samples)
+    found = measure_effects(model, samples, SquaredError(), variants, heads)
+    assert_equal(found, one_by_one(model, samples, SquaredError(), variants, heads))
+    assert found.record == {"encoder.layer.1.attention.self": REPLAYED}
+
+
+def forwards(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if "forward" in vars(module) or module._forward_hooks]
+
+
+def test_the_model_is_left_as_it_was():
+    model, samples = sinklm(), texts()
+    before, hooked = model(**samples.inputs).logits, forwards(model)
+    seen: list[tuple[str, int, int]] = []
+
+    def stop(what: str, done: int, total: int) -> None:
+        seen.append((what, done, total))
+        if done > 4:
+            raise KeyboardInterrupt
+
+    measure_effects(model, samples, NextToken(), usual(samples)[:1], heads_of([0]))
+    with pytest.raises(KeyboardInterrupt):
+        measure_effects(model, samples, NextToken(), usual(samples), heads_of([0, 1]), progress=stop)
+    assert seen[0][0] == "effects"
+    assert seen[0][2] == 8 * 8
+    assert forwards(model) == hooked
+    assert torch.equal(model(**samples.inputs).logits, before)
+
+
+def test_estimate_is_a_time():
+    model, samples = sinklm(), texts()
+    few = estimate(model, samples, NextToken(), usual(samples)[:2], heads_of([0, 1]), batch_size=2)
+    assert 0 < few < 60
+    assert 0 < estimate(model, samples, NextToken(), [], []) < 60
+
+
+def test_errors():
+    model, samples = sinklm(), texts()
+    variants = usual(samples)
+    with pytest.raises(ConfigurationError, match="no attention module 3; it has 3: "):
+        measure_effects(model, samples, NextToken(), variants, [Head(3, 0)])
+    with pytest.raises(ConfigurationError, match=r"layers\.1\.self_attn has no head 4; expected 0 to 3"):
+        measure_effects(model, samples, NextToken(), variants, heads_of([0, 1], 5)[5:])
+    with pytest.raises(ConfigurationError, match="batch_size must be 1 or more, got 0"):
+        measure_effects(model, samples, NextToken(), variants, heads_of([0]), batch_size=0)
+    with pytest.raises(UnsupportedModelError, match="no null score"):
+        measure_effects(model, samples, NextToken(), usual(samples, "null"), heads_of([0]))
+
+
+@pytest.mark.slow
+def test_equals_the_oracle_on_the_embedded_model():
+    from sinklab.models.loading import load_model
+
+    model = load_model("embedded:softmax").model
+    samples = texts(4, 64, 2048)
+    variants, heads = usual(samples), heads_of(list(range(6)), 2)
+    found = measure_effects(model, samples, NextToken(), variants, heads)
+    assert_equal(found, one_by_one(model, samples, NextToken(), variants, heads))
+    assert list(found.record.values()) == [REPLAYED] * 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", FAMILIES, ids=lambda entry: entry.id)
+def test_equals_the_oracle_on_every_family_of_the_zoo(entry):
+    model, tokens = build(entry), texts().inputs["input_ids"]
+    samples, readout = token_samples([("all", tokens)]), NextToken()
+    outputs = model(**samples.inputs)
+    if not hasattr(outputs, "logits"):
+        zeros = torch.zeros_like(outputs.last_hidden_state)
+        samples, readout = Samples(samples.inputs, torch.zeros_like(tokens), zeros), SquaredError()
+    shared = entry.id == "albert"  # one module for all layers
+    variants, heads = usual(samples)[:3], [Head(0, 0), *([] if shared or entry.calls < 2 else [Head(1, 1)])]
+    found = measure_effects(model, samples, readout, variants, heads)
+    assert_equal(found, one_by_one(model, samples, readout, variants, heads))
+    assert (set(found.record.values()) == {REPLAYED}) is not shared

@@ -1,0 +1,179 @@
+"""Key bias: a key that carries nothing, one that carries what is needed, and scores against a dense computation."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from planted import PlantedLM, broadcast, drawn, no_op, repeated, zipf
+from tests.studies.causes.planted import sinks_of
+
+from sinklab import attend
+from sinklab.attention.probe import Probe
+from sinklab.errors import ConfigurationError
+from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
+from sinklab.results.table import make_table
+from sinklab.studies.causes.key_bias import key_bias
+from sinklab.studies.causes.readout import ClassLogits, NextToken
+from sinklab.studies.causes.samples import Samples, token_samples
+from sinklab.testing import tiny_models
+
+NEGLIGIBLE = 1e-6
+"""Weights beside a sink of score 20 are below 22 e^-10 in the planted heads, and what they carry is of size 4; float64."""
+
+
+def found_in(model, samples, place=0, **settings):
+    settings.setdefault("readout", NextToken())
+    return key_bias(model, samples, sinks_of(model, samples, place=place), **settings)
+
+
+def test_a_sink_that_carries_nothing_is_a_key_bias_with_a_constant_score():
+    found = found_in(PlantedLM([no_op()]), token_samples([("words", repeated(6, seed=1))]))
+    for name in ("zero_value", "zero_value of sink heads"):
+        assert (found.losses[name].low, found.losses[name].high) == (0.0, 0.0), name
+    # Its score is 20 for every query, so that the mean over queries is what it was.
+    assert abs(found.losses["constant_score"].mean) < NEGLIGIBLE
+    assert [str(head) for head in found.sink_heads] == ["0.0"]
+    assert "not missed, as a key bias" in found.statement
+    assert "a constant score does as well" in found.statement
+    (head,) = found.heads
+    assert head.value_ratio == 0.0
+    # Keys: the score 10 of the query's own token, and 0 for the others that it sees: a gap of 20 less 10 / t at position t.
+    gaps = 20 - 10 / np.arange(1, 23)
+    repeats = 10 / np.arange(12, 23)  # in the second half the token has been seen before, and scores once more
+    gaps[11:] -= repeats
+    assert head.gap == pytest.approx(gaps.mean(), abs=1e-9)
+    assert head.gap_deviation == pytest.approx(gaps.std(), abs=1e-9)
+    assert head.constant_share == pytest.approx(gaps.mean() ** 2 / (gaps**2).mean(), abs=1e-9)
+
+
+def test_a_sink_that_broadcasts_is_missed():
+    found = found_in(PlantedLM([broadcast(zipf())]), token_samples([("words", drawn(zipf(), 8, seed=2))]))
+    assert found.losses["zero_value"].low > 0.1
+    assert found.losses["zero_value beyond control"].low > 0.1
+    assert abs(found.losses["zero_value control"].mean) < NEGLIGIBLE
+    assert "what the sink carries is missed" in found.statement
+
+
+class Spy(Probe):
+    """Keeps every call."""
+
+    name, needs, definitions = "spy", frozenset(), {}
+
+    def __init__(self):
+        self.calls = []
+
+    def update(self, call, statistics):
+        self.calls.append(call)
+
+    def merge(self, other):
+        self.calls += other.calls
+
+    def rows(self):
+        return iter(())
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_scores_angles_and_norms_are_those_of_a_dense_computation(name):
+    model, spy = tiny_models()[name], Spy()
+    tokens = torch.randint(1, 50, (3, 9), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), attend(model, [spy]):
+        model(tokens)
+    found = found_in(model, token_samples([("words", tokens)]), place=2, batch_size=2)
+    for head in found.heads:
+        call, number = spy.calls[head.head.layer], head.head.head
+        queries, keys = call.queries[:, number], call.keys[:, number // call.groups]
+        values = call.values[:, number // call.groups].norm(dim=-1)
+        rows = []
+        for text in range(3):
+            for position in range(3, 9):
+                query, seen = queries[text, position], keys[text, : position + 1]
+                others = [key for key in range(position + 1) if key != 2]
+                scores = seen @ query * call.scaling
+                norms = seen.norm(dim=-1) * query.norm()
+                cosines = seen @ query / norms
+                gap = scores[2] - scores[others].mean()
+                rows.append(torch.stack((cosines[2], cosines[others].mean(), norms[2], norms[others].mean(), gap, gap**2)))
+        cosine, other_cosine, norm, other_norm, gap, square = torch.stack(rows).mean(0).tolist()
+        others = [position for position in range(9) if position != 2]
+        expected = [cosine, other_cosine, norm, other_norm, gap, (square - gap**2) ** 0.5, gap**2 / square]
+        expected.append(float(values[:, 2].mean() / values[:, others].mean()))
+        given = [head.cosine, head.other_cosine, head.norm_product, head.other_norm_product, head.gap, head.gap_deviation]
+        assert np.allclose([*given, head.constant_share, head.value_ratio], expected, rtol=0, atol=1e-10)  # float64
+
+
+def test_a_constant_score_is_put_where_the_definition_says():
+    """On one head of a real model, by a dense softmax with the mean in the column of the sink."""
+    model, spy = tiny_models()["gpt2"], Spy()
+    tokens = torch.randint(1, 50, (2, 7), generator=torch.Generator().manual_seed(1))
+    samples = token_samples([("words", tokens)])
+    with torch.no_grad(), attend(model, [spy]):
+        clean = model(tokens).logits
+    call = spy.calls[0]
+    module = __import__("sinklab.studies.causes.key_bias", fromlist=["_ConstantScore"])
+    constants = call.scores(0, 7)[:, :, 1:, 0].mean((0, 2))
+    edit = module._ConstantScore(place=0, constants={call.site.module: constants}, heads={0: (1, 3)})
+    seen = []
+    handle = model.transformer.h[0].attn.c_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with torch.no_grad(), attend(model, interventions=[edit]):
+        edited = model(tokens).logits
+    handle.remove()
+    scores = call.scores(0, 7).clone()
+    scores[:, [1, 3], 1:, 0] = constants[None, [1, 3], None]
+    weights = scores.masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf).softmax(-1)
+    assert torch.allclose(seen[0].unflatten(-1, (4, 8)).transpose(1, 2), weights @ call.values, rtol=0, atol=1e-12)
+    assert not torch.allclose(edited, clean)
+    assert len(samples) == 2
+
+
+def test_the_null_score_has_a_gap_and_no_angle():
+    model = PlantedLM([no_op()], SoftmaxPlusOne())
+    found = found_in(model, token_samples([("words", repeated(4, seed=1))]), place="null")
+    (head,) = found.heads
+    assert np.isnan(head.cosine)
+    assert np.isnan(head.norm_product)
+    assert head.value_ratio == 0.0
+    assert head.gap < 0
+    # The null score of softmax plus one is 0 for every query and carries nothing: neither edit is one.
+    assert found.losses["zero_value"].mean == 0
+    assert found.losses["constant_score"].mean == 0
+    record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert record["heads"][0]["cosine"] is None
+    assert record["place"] == "null"
+    table = make_table(found.rows())
+    assert "sink_gap" in set(table["metric"])
+    assert "sink_cosine" not in set(table["metric"])
+
+
+def test_a_vision_model_has_scores_too():
+    config = transformers.ViTConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=8,
+        patch_size=2,
+        num_labels=3,
+    )
+    torch.manual_seed(0)
+    model = transformers.ViTForImageClassification(config).double().eval()
+    pixels = torch.randn(3, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    samples = Samples({"pixel_values": pixels}, torch.zeros(3, 1, dtype=torch.int64), torch.tensor([0, 1, 2]))
+    found = found_in(model, samples, readout=ClassLogits())
+    assert len(found.heads) == 4
+    assert found.losses["zero_value"].mean != 0
+
+
+def test_what_cannot_be_is_refused():
+    model, samples = PlantedLM([no_op()]), token_samples([("words", repeated(4, seed=1))])
+    with pytest.raises(ConfigurationError, match="needs a sink, and none was found"):
+        found_in(model, samples, place=None)
+    with pytest.raises(ConfigurationError, match="minimal_effect must be above 0, got 0"):
+        found_in(model, samples, minimal_effect=0.0)
+    with pytest.raises(ConfigurationError, match="no query sees a key at the sink, position 22"):
+        found_in(model, samples, place=22)
+    with pytest.raises(ConfigurationError, match="needs two texts or more"):
+        found_in(model, samples.part(0, 1))

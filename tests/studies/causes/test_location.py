@@ -1,0 +1,225 @@
+"""Location: hand-set models whose sink hangs on a token, or on a position, and whose second sink is known."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from planted import PlantedAttention, PlantedHead, PlantedLayer
+from tests.studies.causes.planted import sinks_of
+from torch import nn
+from transformers.modeling_outputs import CausalLMOutput
+
+from sinklab.errors import ConfigurationError
+from sinklab.operations.softmax import Softmax
+from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
+from sinklab.results.table import make_table
+from sinklab.studies.causes._runs import ids_by_position, most_frequent
+from sinklab.studies.causes.location import location
+from sinklab.studies.causes.readout import MaskedToken, NextToken
+from sinklab.studies.causes.samples import Samples, token_samples
+from sinklab.testing import tiny_models
+
+WORDS, LENGTH, SECOND = 20, 16, 5
+BOS = 0
+
+
+class Parked(nn.Module):
+    """One head whose score on a key is what its token and its position bring, and which copies tokens into the logits."""
+
+    def __init__(self, tokens, positions=(), operation=None, length=LENGTH):
+        super().__init__()
+        self.bonus = torch.zeros(length, dtype=torch.float64)
+        for position, score in dict(positions).items():
+            self.bonus[position] = score
+        width = 2 * WORDS + 2  # tokens, bonus of the position, one, logits
+        query, key = torch.zeros(2, 1, width, dtype=torch.float64)
+        query[0, WORDS + 1] = key[0, WORDS] = 1.0
+        for token, score in tokens.items():
+            key[0, token] = score
+        value = torch.eye(WORDS, width, dtype=torch.float64)
+        output = torch.zeros(width, WORDS, dtype=torch.float64)
+        output[WORDS + 2 :] = 3.0 * torch.eye(WORDS, dtype=torch.float64)
+        attention = PlantedAttention([PlantedHead(query, key, value, output)], operation or Softmax())
+        self.layers = nn.ModuleList([PlantedLayer(attention, residual=True)])
+
+    def forward(self, input_ids):
+        words = torch.eye(WORDS, dtype=torch.float64)[input_ids]
+        bonus = self.bonus[: words.shape[1]].expand(len(words), -1)[..., None]
+        states = torch.cat((words, bonus, torch.ones_like(bonus), torch.zeros_like(words)), dim=-1)
+        return CausalLMOutput(logits=self.layers[0](states)[..., WORDS + 2 :])
+
+
+def texts(count=6, second=False):
+    """BOS and words from 6 to 19; with a second sink, token 5 at position 3."""
+    tokens = torch.randint(6, WORDS, (count, LENGTH), generator=torch.Generator().manual_seed(1))
+    tokens[:, 0] = BOS
+    if second:
+        tokens[:, 3] = SECOND
+    return token_samples([("words", tokens)])
+
+
+def found_in(model, samples, **settings):
+    return location(model, samples, sinks_of(model, samples, place=settings.pop("place", 0)), readout=NextToken(), **settings)
+
+
+def by_name(found):
+    return {one.name: one for one in found.conditions}
+
+
+def test_a_hidden_sink_gives_way_to_the_second_one():
+    # exp(30) against exp(20): the second sink gets e^-10 of a row while the first is there, and all without it.
+    found = found_in(Parked({BOS: 30.0, SECOND: 20.0}), texts(second=True))
+    shown = by_name(found)
+    assert shown["as it is"].strongest[0].position == 0
+    assert found.secondary == []
+    assert shown["as it is"].at_place[0] == pytest.approx(1.0, abs=1e-4)
+    for name, position in (("hidden", 3), ("removed", 2), ("replaced", 3)):
+        top = shown[name].strongest[0]
+        # Queries behind it give it all but 12 e^-20 of their rows; those before do not see it.
+        assert (top.position, top.token, str(top.head)) == (position, SECOND, "0.0"), name
+        assert top.weight == pytest.approx(1.0, abs=1e-6)
+        assert shown[name].tokens[0].token == SECOND
+        assert shown[name].tokens[0].weight == pytest.approx(1.0, abs=1e-6)
+    assert np.isnan(shown["hidden"].at_place).all()
+    assert "hidden: out of sight" in found.statement
+
+
+def test_a_second_sink_beside_the_first_is_named():
+    found = found_in(Parked({BOS: 30.0, SECOND: 30.0}), texts(second=True))
+    # From position 4 on both get half of every row, and position 0 all of it in the two rows that see it alone.
+    assert found.secondary == [3]
+    assert {one.position: round(one.weight, 4) for one in found.conditions[0].strongest[:2]} == {0: 0.5667, 3: 0.5}
+
+
+def test_a_sink_that_hangs_on_its_token_goes_with_it():
+    found = found_in(Parked({BOS: 30.0}), texts())
+    shown = by_name(found)
+    assert found.follows == "token"
+    assert "the sink of head 0.0 goes with the token" in found.statement
+    assert (shown["moved"].first_token_at, shown["random prefix"].first_token_at, shown["duplicated"].first_token_at) == (
+        4,
+        4,
+        1,
+    )
+    assert shown["moved"].at_first_token[0] == pytest.approx(1.0, abs=1e-9)
+    assert shown["random prefix"].at_first_token[0] == pytest.approx(1.0, abs=1e-9)
+    assert shown["duplicated"].at_place[0] == pytest.approx(0.5, abs=1e-9)
+    assert shown["removed"].first_token_at is None
+    assert np.isnan(shown["removed"].at_first_token).all()
+
+
+def test_a_sink_that_hangs_on_its_position_stays():
+    found = found_in(Parked({}, {0: 30.0}), texts())
+    shown = by_name(found)
+    assert found.follows == "position"
+    for name in ("as it is", "removed", "replaced", "moved", "random prefix", "duplicated"):
+        assert shown[name].at_place[0] == pytest.approx(1.0, abs=1e-9), name
+        assert shown[name].strongest[0].position == 0
+
+
+def test_without_a_sink_nothing_is_said_of_where_it_goes():
+    found = found_in(Parked({}), texts())
+    assert found.follows is None
+    assert not found.statement.startswith("Moved")
+
+
+def test_losses_are_compared_on_targets_that_follow_the_same_token():
+    model, samples = Parked({BOS: 1.0}, {2: 0.7}), texts()
+    shown = by_name(found_in(model, samples, prefix=3, move_to=5))
+    tokens = samples.inputs["input_ids"]
+
+    def losses(ids):
+        logits = model(ids).logits[:, :-1].log_softmax(-1)
+        return -logits.gather(-1, ids[:, 1:, None])[..., 0].detach()
+
+    clean = losses(tokens)
+    moved = losses(torch.cat((tokens[:, 1:6], tokens[:, :1], tokens[:, 6:]), 1))
+    # Old position p stands at p - 1 up to 5, then at p. Target 0 has lost its place before, target 5 stands behind BOS now.
+    pairs = {
+        "removed": losses(tokens[:, 1:]).mean(1) - clean[:, 1:].mean(1),
+        "duplicated": losses(torch.cat((tokens[:, :1], tokens[:, :-1]), 1))[:, 1:].mean(1) - clean[:, :-1].mean(1),
+        "moved": torch.cat((moved[:, :4], moved[:, 6:]), 1).mean(1) - torch.cat((clean[:, 1:5], clean[:, 6:]), 1).mean(1),
+    }
+    for name, expected in pairs.items():
+        assert shown[name].loss.mean == pytest.approx(float(expected.mean()), abs=1e-12), name
+    # 6 texts of 15 targets: one less without BOS; one less cut off; BOS's own and the one it now stands before.
+    assert {name: one.scored for name, one in shown.items()} == {
+        "as it is": 90, "hidden": 90, "removed": 84, "duplicated": 84, "replaced": 84, "moved": 78, "random prefix": 72,
+    }  # fmt: skip
+    assert shown["as it is"].loss is None
+
+
+def test_the_null_score_is_a_place():
+    model, samples = Parked({BOS: -9.0}, operation=SoftmaxPlusOne()), texts()
+    found = found_in(model, samples, place="null")
+    # Scores are 0 but that of BOS: row t is shared by t words and nothing, and nearly 0 for BOS.
+    expected = np.mean([1 / (1 + t + np.exp(-9.0)) for t in range(LENGTH)])
+    assert found.conditions[0].at_place[0] == pytest.approx(expected, abs=1e-12)
+    assert by_name(found)["hidden"].at_place[0] == 0
+    assert found.follows is None
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_real_architectures_and_the_table(name):
+    tokens = torch.randint(1, 50, (3, 12), generator=torch.Generator().manual_seed(1))
+    tokens[:, 0] = 0
+    model, samples = tiny_models()[name], token_samples([("words", tokens)])
+    sink = sinks_of(model, samples, place=0)
+    found = location(model, samples, sink, batch_size=2)
+    assert np.allclose(found.conditions[0].at_place, sink.weights, rtol=0, atol=1e-12)
+    assert [str(head) for head in found.heads] == [str(head) for head in sink.heads]
+    table = make_table(found.rows())
+    assert set(table["intervention"]) == {f"sink: {one.name}" for one in found.conditions}
+    assert {"weight_at_place", "weight_at_first_token", "strong_position", "loss_change_low"} <= set(table["metric"])
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["left_out"] == {}
+
+
+def test_an_encoder_can_hide_its_sink_and_says_what_it_leaves_out():
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=32,
+    )
+    model = transformers.BertForMaskedLM(config).double().eval()
+    tokens = torch.randint(1, 50, (3, 12), generator=torch.Generator().manual_seed(3))
+    samples = Samples({"input_ids": tokens}, torch.zeros_like(tokens), tokens)
+    found = location(model, samples, sinks_of(model, samples, place=11), readout=MaskedToken())
+    assert [one.name for one in found.conditions] == ["as it is", "hidden"]
+    assert found.conditions[1].scored == 36
+    assert set(found.left_out) == {"removed", "duplicated", "replaced", "moved", "random prefix"}
+    assert "is not that of the next token" in found.left_out["moved"]
+
+
+def test_texts_that_begin_differently_have_no_first_token_to_move():
+    samples = texts()
+    samples.inputs["input_ids"][:, 0] = torch.arange(6)
+    assert "begin with different tokens" in found_in(Parked({}), samples).left_out["removed"]
+
+
+def test_what_cannot_be_is_refused():
+    model, samples = Parked({BOS: 30.0}), texts()
+    with pytest.raises(ConfigurationError, match="needs a sink, and none was found"):
+        found_in(model, samples, place=None)
+    with pytest.raises(ConfigurationError, match="prefix and move_to must lie between 1 and 14 in texts of 16 tokens, got 15"):
+        found_in(model, samples, prefix=15)
+    with pytest.raises(ConfigurationError, match="needs two texts or more"):
+        found_in(model, samples.part(0, 1))
+
+
+def test_tokens_are_named_by_position_also_behind_padding():
+    samples = texts(second=True)
+    tokens = torch.cat((torch.full((6, 2), 9), samples.inputs["input_ids"]), 1)
+    mask = torch.ones_like(tokens)
+    mask[:, :2] = 0
+    padded = Samples({"input_ids": tokens, "attention_mask": mask}, torch.zeros_like(tokens), tokens)
+    assert ids_by_position(padded, 1)[0, :5].tolist() == [-1, *samples.inputs["input_ids"][0, :4].tolist()]
+    assert ids_by_position(padded, 0)[0, -2:].tolist() == [-1, -1]
+    assert most_frequent(torch.tensor([-1, -1, 7, 7, 3])) == 7
+    assert most_frequent(torch.tensor([-1])) is None

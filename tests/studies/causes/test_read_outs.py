@@ -1,0 +1,206 @@
+"""Three read-outs side by side: rank correlations by hand, and models in which the read-outs must part.
+
+None of these models is trained: heads are cut off, norms placed and maps scaled by hand, so that what must follow is known.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import kurtosis, spearmanr
+from tests.studies.causes.planted import sinks_of
+
+from sinklab import attend
+from sinklab.attention.probe import Probe
+from sinklab.errors import ConfigurationError
+from sinklab.interventions.hide_key import HideKey
+from sinklab.interventions.redirect import Redirect
+from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.results.table import make_table
+from sinklab.studies.causes.effects import Effects, Variant, one_by_one
+from sinklab.studies.causes.read_outs import _resampled, read_outs
+from sinklab.studies.causes.readout import NextToken
+from sinklab.studies.causes.samples import token_samples
+from sinklab.testing import tiny_models
+
+
+def texts(count=4, length=14):
+    return token_samples([("words", torch.randint(1, 50, (count, length), generator=torch.Generator().manual_seed(2)))])
+
+
+def small(**fields):
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2}
+    return SinkLM(SinkLMConfig(vocab_size=50, initializer_range=0.3, **shape, **fields)).double().eval()
+
+
+def measured(model, samples, place=0):
+    sink = sinks_of(model, samples, place=place)
+    variants = [Variant("hide", (HideKey(place=place),)), Variant("redirect", (Redirect(place=place),))]
+    return sink, one_by_one(model, samples, NextToken(), variants, sink.heads)
+
+
+def invented(sink, loss):
+    """Effects with numbers of our own: ``loss`` has one for every head, the same in every text."""
+    loss = np.broadcast_to(np.asarray(loss)[None, :, None, None], (1, len(sink.heads), 4, 1))
+    return Effects(["hide"], sink.heads, ("words",), loss, loss, np.ones((4, 1)), "nats")
+
+
+def test_resamples_are_those_of_arrays_drawn_one_by_one():
+    first, second = np.array([1.0, 4.0, 4.0, 2.0, 9.0]), np.array([3.0, 1.0, 7.0, 7.0, 8.0])
+    counts = np.random.default_rng(0).multinomial(5, np.full(5, 0.2), size=2000)[:50]
+    drawn = [np.repeat(np.arange(5), count) for count in counts]
+    plain = [
+        spearmanr(first[items], second[items]).statistic if np.ptp(first[items]) and np.ptp(second[items]) else np.nan
+        for items in drawn
+    ]
+    assert np.allclose(_resampled(first, second)[:50], plain, rtol=0, atol=1e-12, equal_nan=True)
+
+
+def test_correlations_of_numbers_that_go_with_the_weights_and_against_them():
+    model, samples = small(), texts()
+    sink = sinks_of(model, samples, place=0)
+    for sign, reading in ((1, "together"), (-1, "opposed")):
+        found = read_outs(model, samples, sink, invented(sink, sign * sink.weights))
+        (one,) = (
+            c for c in found.correlations if (c.first, c.second, c.over) == ("concentration", "need of the sink", "heads")
+        )
+        assert (one.rho, one.low, one.high) == pytest.approx((sign, sign, sign))
+        assert one.reading == reading
+        assert one.items == 6
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_numbers_are_those_of_their_definitions(name):
+    model, samples = tiny_models()[name], texts()
+    sink, effects = measured(model, samples)
+    found = read_outs(model, samples, sink, effects, batch_size=3)
+    assert np.array_equal(found.by_head["concentration"], sink.weights)
+    assert np.allclose(found.by_head["need of the sink"], effects.of("hide").mean((1, 2)), rtol=0, atol=1e-12)
+    assert np.allclose(found.by_head["use of the head"], effects.of("redirect").mean((1, 2)), rtol=0, atol=1e-12)
+    seen = {}
+
+    class Spy(Probe):
+        name, needs, definitions = "spy", frozenset({"hidden_states", "head_outputs"}), {}
+
+        def update(self, call, statistics):
+            seen[call.site.layer] = call
+
+        def update_layer(self, output):
+            seen["hidden", output.site.layer] = output.hidden_states
+
+        def merge(self, other):
+            raise NotImplementedError
+
+        def rows(self):
+            return iter(())
+
+    with torch.no_grad(), attend(model, [Spy()]):
+        model(**samples.inputs)
+    for index, head in enumerate(found.heads):
+        call = seen[head.layer]
+        map_ = call.projection[:, 8 * head.head : 8 * head.head + 8]
+        written = call.head_outputs[:, :, head.head] @ map_.T
+        expected = np.mean([kurtosis(text.flatten().numpy(), fisher=False) for text in written])
+        assert found.by_head["outliers"][index] == pytest.approx(expected, rel=1e-9)
+    for layer in (0, 1):
+        hidden = seen["hidden", layer].abs().flatten(1)
+        # torch's median of an even number is the lower one of the two, here as in the probe of massive activations.
+        assert found.by_layer["outliers"][layer] == pytest.approx(float((hidden.amax(1) / hidden.median(1).values).mean()))
+    assert found.layers == [0, 1]
+
+
+def test_a_head_that_is_not_read_keeps_its_sink_and_has_no_use():
+    """Concentration without usefulness: what a gate on the values at zero, or a cut output map, would leave."""
+    model, samples = small(), texts()
+    with torch.no_grad():
+        # Queries that all agree with the key of position 0 give head 1 of layer 1 its sink; its output map is cut off.
+        model.layers[1].self_attn.o_proj.weight[:, 16:] = 0.0
+    sink, effects = measured(model, samples)
+    found = read_outs(model, samples, sink, effects, threshold=0.05, minimal_effect=1e-6)
+    index = [str(head) for head in found.heads].index("1.1")
+    assert found.by_head["concentration"][index] > 0.05
+    assert found.by_head["need of the sink"][index] == 0 == found.by_head["use of the head"][index]
+    assert np.isnan(found.by_head["outliers"][index])  # it writes zeros, whose kurtosis is not defined
+    assert found.heads[index] in found.quiet
+    assert "without it: " in found.statement
+    assert np.isfinite(found.by_head["concentration"]).all()
+
+
+def test_norms_at_the_ends_of_sublayers_bound_outliers_and_leave_the_weights():
+    """Scaling one row of the last feed-forward map: an outlier in a pre-norm model, and next to none with sandwich norms."""
+    peaks = {}
+    for placement in ("pre", "sandwich"):
+        model, samples = small(norm_placement=placement), texts()
+        before = sinks_of(model, samples, place=0)
+        with torch.no_grad():
+            model.layers[-1].mlp.down_proj.weight[3] *= 1e4
+        sink, effects = measured(model, samples)
+        found = read_outs(model, samples, sink, effects)
+        # No attention reads what the last layer writes.
+        assert np.allclose(found.by_head["concentration"], before.weights, rtol=0, atol=1e-12)
+        peaks[placement] = found.by_layer["outliers"][-1]
+    # RMSNorm of 32 numbers gives none above sqrt(32) = 5.7, whatever went in; the stream without it is of the same size.
+    assert peaks["pre"] > 1000
+    assert peaks["sandwich"] < 20
+
+
+def test_softmax_plus_one_moves_the_concentration_to_nothing_and_leaves_the_outliers():
+    samples, found = texts(), {}
+    for name in ("softmax", "softmax_plus_one"):
+        model = small(operation={"name": name})
+        with torch.no_grad():
+            for layer in model.layers:
+                layer.self_attn.q_proj.weight *= 1e-3  # scores near 0: nothing gets as much as a key
+            model.layers[-1].mlp.down_proj.weight[3] *= 1e4
+        sink, effects = measured(model, samples, place="null" if name == "softmax_plus_one" else 0)
+        found[name] = read_outs(model, samples, sink, effects)
+    # One key more in every row: 1 / (t + 2) for query t = 0 … 13, against 1 / (t + 1) on position 0 for t = 1 … 13.
+    expected = {"softmax": np.mean(1 / np.arange(2, 15)), "softmax_plus_one": np.mean(1 / np.arange(2, 16))}
+    for name, one in found.items():
+        assert np.allclose(one.by_head["concentration"], expected[name], rtol=0, atol=0.02), name
+        assert one.by_layer["outliers"][-1] > 1000, name
+
+
+def test_one_head_has_no_correlation():
+    model, samples = small(), texts()
+    sink = sinks_of(model, samples, place=0)
+    loss = np.ones((1, 1, 4, 1))
+    one = Effects(["hide"], sink.heads[:1], ("words",), loss, loss, np.ones((4, 1)), "nats")
+    found = read_outs(model, samples, sink, one)
+    assert "concentration and outliers over 1 heads: too few for a correlation" in found.statement
+    assert found.layers == [0]
+
+
+def test_the_table_and_the_record():
+    model, samples = small(), texts()
+    sink, effects = measured(model, samples)
+    found = read_outs(model, samples, sink, effects)
+    table = make_table(found.rows())
+    assert {"concentration", "need_of_the_sink", "layer_kurtosis", "rho_concentration_outliers_over_heads"} <= set(
+        table["metric"]
+    )
+    record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert set(record["heads"]["0.0"]) == {"concentration", "outliers", "need of the sink", "use of the head"}
+    # Pairs of different kinds: 5 over heads, and 8 over layers, where there are two kinds of outliers.
+    assert sum(one["over"] == "heads" for one in record["correlations"]) == 5
+    assert len(record["correlations"]) == 13
+    assert record["correlations"][0]["reading"] in ("together", "opposed", "no clear relation")
+
+
+def test_what_cannot_be_is_refused():
+    model, samples = small(), texts()
+    sink, effects = measured(model, samples)
+    other = Effects(
+        ["zero"], effects.heads, effects.domain_names, effects.loss[:1], effects.divergence[:1], effects.clean_loss, "nats"
+    )
+    with pytest.raises(ConfigurationError, match="the effect of 'hide' or 'redirect', and the effects have zero"):
+        read_outs(model, samples, sink, other)
+    with pytest.raises(ConfigurationError, match="needs a sink, and none was found"):
+        read_outs(model, samples, sinks_of(model, samples, place=None), effects)
+    bigger = measured(tiny_models()["gpt2"], samples)[1]
+    with pytest.raises(ConfigurationError, match=r"effects were measured in head 0\.2, which the sink was not looked for in"):
+        read_outs(model, samples, sink, bigger)

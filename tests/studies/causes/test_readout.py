@@ -1,0 +1,150 @@
+"""Readouts give what their definitions say, worked out by hand, and the same with and without logits."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+
+from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.studies.causes import replay_logits
+from sinklab.studies.causes.readout import ClassLogits, MaskedToken, NextToken, OutputDivergence, SquaredError, readout_for
+from sinklab.studies.causes.replay_logits import LogitMap
+from sinklab.studies.causes.samples import Samples, token_samples, whole_samples
+from sinklab.testing import tiny_models
+
+LOGITS = torch.tensor([[[0.0, math.log(3.0)], [math.log(4.0), 0.0], [0.0, 0.0]]])
+"""Probabilities (1/4, 3/4), (4/5, 1/5), (1/2, 1/2)."""
+
+
+def tokens(*numbers: int, domains: tuple[int, ...] = (0, 0, 0)) -> Samples:
+    one = torch.tensor([numbers])
+    return Samples({"input_ids": one}, torch.tensor([domains]), one)
+
+
+def test_next_token_by_hand():
+    samples = tokens(0, 1, 0, domains=(0, 0, -1))
+    loss = NextToken().loss(LOGITS, samples)
+    assert loss[0, :2].tolist() == pytest.approx([math.log(4 / 3), math.log(5 / 4)])
+    clean = torch.zeros_like(LOGITS)
+    # KL((1/2, 1/2) ‖ (1/4, 3/4)) = ln 2 - ln 3 / 2, and so on
+    expected = [0.5 * math.log(2) + 0.5 * math.log(2 / 3), 0.5 * math.log(5 / 8) + 0.5 * math.log(5 / 2), 0.0]
+    assert NextToken().divergence(LOGITS, clean)[0].tolist() == pytest.approx(expected)
+
+
+def test_masked_token_by_hand():
+    samples = tokens(1, 1, 0)
+    assert MaskedToken().loss(LOGITS, samples)[0].tolist() == pytest.approx([math.log(4 / 3), math.log(5), math.log(2)])
+    unscored = tokens(-100, 1, 0, domains=(-1, 0, 0))  # a target that is none is no index
+    assert MaskedToken().loss(LOGITS, unscored)[0, 1:].tolist() == pytest.approx([math.log(5), math.log(2)])
+
+
+def test_classes_by_hand():
+    samples = whole_samples({"pixel_values": torch.zeros(3, 1)}, torch.tensor([1, 1, 0]))
+    loss = ClassLogits().loss(LOGITS[0], samples)
+    assert loss.shape == (3, 1)
+    assert loss[:, 0].tolist() == pytest.approx([math.log(4 / 3), math.log(5), math.log(2)])
+    assert ClassLogits().divergence(LOGITS[0], LOGITS[0])[:, 0].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_outputs_without_targets_by_hand():
+    reference = torch.zeros_like(LOGITS)
+    samples = Samples({"input_ids": torch.zeros(1, 3)}, torch.zeros(1, 3, dtype=torch.int64), reference)
+    divergence = OutputDivergence().divergence(LOGITS, reference)
+    assert torch.equal(OutputDivergence().loss(LOGITS, samples), divergence)
+    assert divergence[0].tolist() == pytest.approx([math.log(2) - math.log(3) / 2, math.log(5 / 4), 0.0])
+    classes = SimpleNamespace(logits=LOGITS[0])
+    assert OutputDivergence().outputs(classes, whole_samples({"x": torch.zeros(3)})).shape == (3, 1, 2)
+
+
+def test_squared_error_by_hand():
+    samples = Samples({"x": torch.zeros(1, 3)}, torch.zeros(1, 3, dtype=torch.int64), torch.tensor([[[1.0, 3.0]] * 3]))
+    assert SquaredError().loss(torch.zeros(1, 3, 2), samples)[0].tolist() == [5.0, 5.0, 5.0]
+    assert SquaredError().divergence(torch.ones(1, 3, 2), torch.zeros(1, 3, 2))[0].tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("offset", [0.0, 300.0, -1000.0])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("readout", [NextToken(), MaskedToken()])
+def test_changes_from_hidden_states_are_those_from_logits(monkeypatch, readout, bias, offset):
+    monkeypatch.setattr(replay_logits, "COLUMNS", 16)  # several tiles in both directions
+    monkeypatch.setattr(replay_logits, "TILE", 64)
+    generator = torch.Generator().manual_seed(0)
+    vocabulary, width, samples = 50, 6, 3
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    weight = normal(vocabulary, width)
+    shift = normal(vocabulary) + offset if bias else None  # the centre takes an offset out
+    targets = torch.randint(0, vocabulary, (samples, 7), generator=generator)
+    domains = torch.randint(-1, 1, (samples, 7), generator=generator)
+    texts = Samples({"input_ids": targets}, domains, targets)
+    clean, edited = normal(samples, 7, width), normal(2 * samples, 7, width)
+    edited[0] *= 40.0  # far from the centre: summed with its own maximum
+    edited[samples:] = clean  # the second edit changes nothing
+    found = readout.compare_hidden(clean, LogitMap(weight, shift), texts)
+    expected = readout.compare(torch.nn.functional.linear(clean, weight, shift), texts)
+    scored = domains >= 0
+    # Logits of size 1000 and float64: 1e-13 each.
+    assert torch.allclose(found.clean_loss[scored], expected.clean_loss[scored], rtol=0, atol=1e-11)
+    pairs = zip(found.changes(edited), expected.changes(torch.nn.functional.linear(edited, weight, shift)), strict=True)
+    for one, other in pairs:
+        assert one.shape == other.shape == (2, samples, 7)
+        assert torch.allclose(one[:, scored], other[:, scored], rtol=0, atol=1e-11)
+        assert (one[1] == 0).all()  # to the bit
+
+
+def test_half_precision_is_read_in_single():
+    generator = torch.Generator().manual_seed(0)
+    weight, hidden = torch.randn(50, 16, generator=generator).bfloat16(), torch.randn(2, 5, 16, generator=generator).bfloat16()
+    texts = token_samples([("all", torch.randint(0, 50, (2, 5), generator=generator))])
+    found = NextToken().compare_hidden(hidden, LogitMap(weight), texts)
+    exact = NextToken().compare(hidden.double() @ weight.double().T, texts)
+    assert found.clean_loss.dtype == torch.float32
+    assert (found.clean_loss - exact.clean_loss)[:, :-1].abs().max() < 1e-5  # losses of size 5 to 10 in float32
+
+
+def test_the_readout_for_a_model():
+    small = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    bert, vit = transformers.BertConfig(**small), transformers.ViTConfig(**{**small, "image_size": 4, "patch_size": 2})
+    assert isinstance(readout_for(tiny_models()["gpt2"]), NextToken)
+    assert isinstance(readout_for(transformers.BertForMaskedLM(bert)), MaskedToken)
+    assert isinstance(readout_for(transformers.ViTForImageClassification(vit)), ClassLogits)
+    with pytest.raises(UnsupportedModelError, match=r"no loss is known for a BertModel; .* OutputDivergence for logits"):
+        readout_for(transformers.BertModel(bert))
+    t5 = transformers.T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    with pytest.raises(UnsupportedModelError, match="no loss is known for a T5ForConditionalGeneration"):
+        readout_for(transformers.T5ForConditionalGeneration(t5))
+
+
+def test_outputs_that_do_not_fit():
+    texts = tokens(0, 1, 0)
+    for readout in (NextToken(), MaskedToken()):
+        with pytest.raises(UnsupportedModelError, match=r"needs logits \(samples, seq_len, vocab_size\) .* gives none"):
+            readout.outputs(SimpleNamespace(), texts)
+    with pytest.raises(UnsupportedModelError, match=r"a loss of tokens .* gives \(1, 4, 2\)"):
+        NextToken().outputs(SimpleNamespace(logits=torch.zeros(1, 4, 2)), texts)
+    with pytest.raises(UnsupportedModelError, match=r"one scored position a sample, .* with domains \(1, 3\)"):
+        ClassLogits().outputs(SimpleNamespace(logits=torch.zeros(1, 4)), texts)
+    with pytest.raises(UnsupportedModelError, match=r"a row for each of \(1, 3\) positions"):
+        OutputDivergence().outputs(SimpleNamespace(logits=torch.zeros(1, 4)), texts)
+    with pytest.raises(UnsupportedModelError, match="needs a tensor"):
+        SquaredError().outputs(SimpleNamespace(last_hidden_state=None), texts)
+
+
+def test_targets_that_are_missing():
+    untargeted = Samples({"input_ids": torch.zeros(1, 3)}, torch.zeros(1, 3, dtype=torch.int64))
+    for readout, what in (
+        (NextToken(), "the tokens themselves"),
+        (MaskedToken(), "before they were masked"),
+        (OutputDivergence(), "referred"),
+        (SquaredError(), "vectors"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"{type(readout).__name__} needs targets, .*{what}"):
+            readout.loss(LOGITS, untargeted)
+    with pytest.raises(ConfigurationError, match="ClassLogits needs targets"):
+        ClassLogits().loss(LOGITS[0], whole_samples({"x": torch.zeros(3)}))

@@ -1,0 +1,71 @@
+"""Samples: what is scored, means by domain, and parts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from sinklab.errors import ConfigurationError
+from sinklab.studies.causes.samples import Samples, masked_samples, token_samples, whole_samples
+
+
+def test_means_by_domain_by_hand():
+    samples = Samples({"x": torch.zeros(2, 3)}, torch.tensor([[0, 1, 0], [-1, 1, 1]]), domain_names=("trigger", "other"))
+    values = torch.tensor([[1.0, 2.0, 4.0], [math.nan, 3.0, 5.0]])  # what is not scored may be anything
+    found = samples.by_domain(values)
+    assert found.dtype == torch.float64
+    assert found[0].tolist() == [2.5, 2.0]
+    assert math.isnan(found[1, 0])
+    assert found[1, 1] == 4.0
+
+
+def test_next_tokens_are_scored_everywhere_but_at_the_end():
+    samples = token_samples([("code", torch.arange(6).view(2, 3)), ("prose", torch.arange(3)[None])])
+    assert samples.domains.tolist() == [[0, 0, -1], [0, 0, -1], [1, 1, -1]]
+    assert samples.domain_names == ("code", "prose")
+    assert torch.equal(samples.targets, samples.inputs["input_ids"])
+    with pytest.raises(ConfigurationError, match=r"one length of 2 tokens or more, got \[1\]"):
+        token_samples([("code", torch.zeros(2, 1, dtype=torch.int64))])
+
+
+def test_masked_tokens_are_scored_and_no_others():
+    tokens = torch.arange(10, 32).view(2, 11)
+    samples = masked_samples([("one", tokens[:1]), ("two", tokens[1:])], mask_token=3, share=1 / 3, seed=5)
+    masked = samples.inputs["input_ids"] == 3
+    assert masked.sum(1).tolist() == [3, 3]  # a third of the nine between the first and the last
+    assert not masked[:, [0, -1]].any()
+    assert torch.equal(samples.inputs["input_ids"][~masked], tokens[~masked])
+    assert torch.equal(samples.targets, tokens)
+    assert torch.equal(samples.domains, torch.where(masked, torch.tensor([[0], [1]]), -1))
+    again = masked_samples([("one", tokens[:1]), ("two", tokens[1:])], mask_token=3, share=1 / 3, seed=5)
+    assert torch.equal(again.inputs["input_ids"], samples.inputs["input_ids"])
+    assert masked_samples([("one", tokens)], mask_token=3, share=0.01).domains.ge(0).sum(1).tolist() == [1, 1]
+    with pytest.raises(ConfigurationError, match="above 0 and at most 1, got 0"):
+        masked_samples([("one", tokens)], mask_token=3, share=0)
+    with pytest.raises(ConfigurationError, match="3 tokens or more"):
+        masked_samples([("one", tokens[:, :2])], mask_token=3)
+
+
+def test_one_output_a_sample():
+    samples = whole_samples({"pixel_values": torch.zeros(3, 1, 4, 4)}, torch.tensor([1, 0, 1]), [("cats", 2), ("dogs", 1)])
+    assert samples.domains.tolist() == [[0], [0], [1]]
+    assert samples.domain_names == ("cats", "dogs")
+    assert whole_samples({"x": torch.zeros(2)}).domains.tolist() == [[0], [0]]
+    with pytest.raises(ConfigurationError, match="must be as many in every tensor"):
+        whole_samples({"x": torch.zeros(2)}, groups=[("cats", 3)])
+    with pytest.raises(ConfigurationError, match="must be as many in every tensor, got"):
+        whole_samples({})
+
+
+def test_parts():
+    samples = token_samples([("a", torch.arange(10).view(5, 2))])
+    parts = list(samples.parts(2))
+    assert [(start, len(part)) for start, part in parts] == [(0, 2), (2, 2), (4, 1)]
+    assert torch.equal(torch.cat([part.targets for _, part in parts]), samples.targets)
+
+
+def test_domains_need_names():
+    with pytest.raises(ConfigurationError, match="numbered up to 1 and have 1 names"):
+        Samples({"x": torch.zeros(1, 2)}, torch.tensor([[0, 1]]))

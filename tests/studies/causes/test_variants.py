@@ -1,0 +1,106 @@
+"""Variants and their controls: names, budgets, keys that are drawn, and outputs that are rotated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.conftest import make_sinklm
+from tests.studies.causes.planted import PlantedLM, fresh, no_op, planted, sinks_of
+
+from sinklab import attend
+from sinklab.errors import ConfigurationError
+from sinklab.interventions.rotate_head import RotateHead
+from sinklab.sinks import Head
+from sinklab.studies.causes.effects import one_by_one
+from sinklab.studies.causes.readout import NextToken
+from sinklab.studies.causes.samples import token_samples
+from sinklab.studies.causes.variants import NUMBERS, make_variants
+
+
+@pytest.fixture(scope="module")
+def known():
+    found = planted("induction", 0)
+    return found, sinks_of(found.model, found.samples)
+
+
+@pytest.mark.parametrize("budget", ["fast", "full"])
+def test_names(known, budget):
+    (found, sink), numbers = known, NUMBERS[budget]
+    names = {variant.name for variant in make_variants(sink, found.samples, budget=budget)}
+    expected = {"redirect", "hide", "zero", "zero_value"}
+    expected |= {f"{kind} control {key}" for kind in ("hide", "redirect") for key in range(numbers.keys)}
+    expected |= {f"rotated {number}" for number in range(numbers.rotated)}
+    expected |= {f"{kind} rotated {number}" for kind in ("redirect", "zero_value") for number in range(numbers.changes)}
+    assert names == expected | ({"mean", "resample"} if budget == "full" else set())
+
+
+def test_without_a_sink_there_is_nothing_to_redirect_to(known):
+    found, _ = known
+    sink = sinks_of(found.model, found.samples, place=None)
+    names = {variant.name for variant in make_variants(sink, found.samples)}
+    assert names == {
+        "zero",
+        "zero rotated 0",
+        "zero rotated 1",
+        *(f"rotated {number}" for number in range(NUMBERS["fast"].rotated)),
+    }
+
+
+def test_control_keys_are_drawn_by_text_early_and_off_the_sinks(known):
+    found, sink = known
+    variants = {variant.name: variant for variant in make_variants(sink, found.samples, seed=3)}
+    first, second = (variants[f"hide control {key}"].interventions[0].place for key in range(2))
+    assert first.shape == second.shape == (16, 1)
+    assert (first != second).all()
+    assert torch.equal(variants["redirect control 0"].interventions[0].place, first)
+    # The first quarter of 23 positions, without the sink.
+    assert set(first.flatten().tolist()) <= set(range(1, 5))
+    assert len(set(first.flatten().tolist())) > 1
+    again = {variant.name: variant for variant in make_variants(sink, found.samples, seed=3)}
+    assert torch.equal(again["hide control 1"].interventions[0].place, second)
+    other = {variant.name: variant for variant in make_variants(sink, found.samples, seed=4)}
+    assert not torch.equal(other["hide control 0"].interventions[0].place, first)
+
+
+def test_texts_too_short_for_controls():
+    model, tokens = PlantedLM([no_op()]).eval(), fresh(3, 0)[:, :3]
+    samples = token_samples([("short", tokens)])
+    sink = sinks_of(model, samples, place=0)
+    make_variants(sink, samples)
+    message = r"controls need 4 keys besides the sink, and texts of 3 tokens leave 2; take longer texts"
+    with pytest.raises(ConfigurationError, match=message):
+        make_variants(sink, samples, budget="full")
+    with pytest.raises(ConfigurationError, match=r"budget 'some' must be one of fast, full"):
+        make_variants(sink, samples, budget="some")
+
+
+def test_a_rotated_head_keeps_its_norms_and_every_head_has_a_direction_of_its_own():
+    model, tokens = make_sinklm().double(), torch.randint(2, 300, (2, 9), generator=torch.Generator().manual_seed(1))
+    seen = []
+    hook = model.layers[1].self_attn.o_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
+    with torch.no_grad():
+        for seeds in ((), (0,), (1,)):
+            with attend(model, interventions=[RotateHead(seed=seed, heads={1: (0, 1)}) for seed in seeds]):
+                model(input_ids=tokens)
+    hook.remove()
+    clean, first, second = (one.unflatten(-1, (2, 16)) for one in seen)
+    for rotated in (first, second):
+        assert torch.allclose(rotated.norm(dim=-1), clean.norm(dim=-1), rtol=1e-12)
+        # One matrix for all queries and texts: inner products of outputs of a head stay what they were.
+        for head in range(2):
+            before, after = clean[:, :, head].flatten(0, 1), rotated[:, :, head].flatten(0, 1)
+            assert torch.allclose(after @ after.T, before @ before.T, atol=1e-14)
+    assert not torch.allclose(first, second)
+    solved = [torch.linalg.lstsq(clean[:, :, head].flatten(0, 1), first[:, :, head].flatten(0, 1)).solution for head in (0, 1)]
+    assert not torch.allclose(*solved, atol=0.1)
+
+
+def test_rotated_by_the_identity_would_be_the_model_itself(monkeypatch):
+    monkeypatch.setattr(
+        "sinklab.interventions.rotate_head.random_rotation", lambda key, width: torch.eye(width, dtype=torch.float64)
+    )
+    found = planted("induction", 0, texts=2)
+    sink = sinks_of(found.model, found.samples)
+    rotated = [variant for variant in make_variants(sink, found.samples) if variant.name == "rotated 0"]
+    effects = one_by_one(found.model, found.samples, NextToken(), rotated, [Head(0, 0)])
+    assert (effects.loss == 0).all()

@@ -1,0 +1,259 @@
+"""depend(): scores against the model itself, verdicts on a reader of known behaviour, what is written, what is refused."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from tests.conftest import make_sinklm, make_tokenizer
+from tests.studies.depend.induction import InductionReader
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnknownNameError, UnsupportedModelError
+from sinklab.models.loading import wrap_model
+from sinklab.registry import policies, tasks
+from sinklab.results.table import read_run, read_table
+from sinklab.streaming.reader import open_reader
+from sinklab.studies.depend import runner
+from sinklab.studies.depend.contenders import make_contenders, parse_policy
+from sinklab.studies.depend.depend import depend
+from sinklab.studies.depend.score import score_sheet
+from sinklab.tasks.base import Question, Sheet
+
+QUICK = {"policies": ["full"], "window": 60, "sinks": (4,), "items": 4}
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return wrap_model(make_sinklm(), tokenizer=make_tokenizer())
+
+
+@pytest.fixture
+def induction(monkeypatch):
+    """Every policy is read by the constructed reader; call with needs_sink."""
+
+    def use(**options):
+        monkeypatch.setattr("sinklab.studies.depend.runner.open_reader", functools.partial(InductionReader, **options))
+
+    return use
+
+
+class TestScores:
+    def test_are_those_of_one_forward_of_the_whole_text(self, loaded):
+        """Under the full policy; float32 logits of about 1 in two orders of summation agree to 1e-4."""
+        (sheet,) = tasks["question_stream"](length=2).sheets(loaded.encoder, budget=60, rows=3, seed=0, bos=True)
+        logits = loaded.model(sheet.tokens).logits.detach().log_softmax(-1)
+        scores = score_sheet(open_reader(loaded.model, "full"), sheet)
+        assert len(scores) == len(sheet.questions) > 1
+        for found, question in zip(scores, sheet.questions, strict=True):
+            right = torch.zeros(3)
+            hits, exact = torch.zeros(3), torch.ones(3)
+            for column in range(question.start, question.stop):
+                for row in range(3):
+                    answer = sheet.tokens[row, column]
+                    at = logits[row, column - 1]
+                    right[row] += at[answer]
+                    hits[row] += at[answer] >= at[question.alphabet].max()
+                    exact[row] *= at.argmax() == answer
+            count = question.stop - question.start
+            assert torch.allclose(found.values["log_likelihood"].float(), right / count, atol=1e-4)
+            assert torch.equal(found.values["choice"].float(), hits / count)
+            assert torch.equal(found.values["exact_match"].float(), exact)
+
+    def test_margin_by_hand(self, loaded):
+        """The right symbol less the mean of the two others."""
+        sheet = Sheet(torch.tensor([[0, 5, 9]]), (Question(2, 3, 0, torch.tensor([9, 7, 8])),), 0)
+        (found,) = score_sheet(open_reader(loaded.model, "full"), sheet)
+        at = loaded.model(sheet.tokens).logits[0, 1].detach()
+        assert float(found.values["margin"]) == pytest.approx(float(at[9] - (at[7] + at[8]) / 2), abs=1e-4)
+
+    def test_logits_that_are_not_numbers(self, loaded):
+        class Broken(InductionReader):
+            def _logits(self, row):
+                return torch.full((300,), torch.nan)
+
+        sheet = Sheet(torch.tensor([[0, 5, 9]]), (Question(2, 3),), 0)
+        with pytest.raises(MeasurementError, match=r"SinkLM under 4\+60 gives logits that are not numbers at columns 1 to 1"):
+            score_sheet(Broken(loaded.model, parse_policy("4+60")), sheet)
+
+
+class TestVerdicts:
+    def test_retrieval_that_needs_no_sink(self, loaded, induction):
+        """All facts within the window are found under both caches; nothing behind it: the cliff, at the very token."""
+        induction()
+        task = tasks["needle"](distances=(0.5, 0.92, 1.05, 1.5), length=2)
+        result = depend(loaded, [task], policies=["full"], window=180, sinks=(4,), items=24)
+        (outcome,) = result.summary["tasks"]
+        assert outcome["verdict"] == "undecided"  # 24 items without an exception leave 3/24 on either side
+        assert outcome["difference"]["mean"] == 0.0
+        lengths = {row["policy"]: row["effective_length"] for row in outcome["policies"]}
+        assert lengths == {"0+180": 166, "4+176": 166, "full": 270, "0+1": 0}
+        beyond = {name: [point["mean"] for point in curve if point["at"] > 180] for name, curve in outcome["curves"].items()}
+        assert max(beyond["4+176"]) < 0.3
+        assert min(beyond["full"]) == 1.0
+
+    def test_enough_items_decide(self, loaded, induction):
+        induction()
+        task = tasks["needle"](distances=(), length=1.5)
+        outcome = depend(loaded, [task], policies=[], window=120, sinks=(4,), items=64).summary["tasks"][0]
+        assert outcome["verdict"] == "no"
+        assert outcome["difference"] == {"mean": 0.0, "low": -3 / 64, "high": 3 / 64}
+
+    def test_retrieval_that_needs_the_sink(self, loaded, induction):
+        induction(needs_sink=True)
+        task = tasks["needle"](distances=(), length=1.5)
+        outcome = depend(loaded, [task], policies=["full", "1+119"], window=120, sinks=(4,), items=16).summary["tasks"][0]
+        assert outcome["verdict"] == "yes"
+        assert outcome["sentence"].startswith("needle depends on the sink tokens: yes. 4+116 less 0+120: +0.")
+        found = {row["policy"]: row["score"]["mean"] for row in outcome["policies"]}
+        assert found["4+116"] == found["1+119"] == found["full"] == 1.0
+        assert found["0+120"] < 0.3
+
+    def test_an_untrained_model_is_at_chance(self, loaded):
+        outcome = depend(loaded, ["passkey"], **{**QUICK, "window": 100}).summary["tasks"][0]
+        assert outcome["verdict"] == "undecided"
+        assert "at chance" in outcome["reason"]
+        assert {row["effective_length"] for row in outcome["policies"]} == {None}
+
+    def test_lookup_counts_only_what_both_hold(self, loaded, induction):
+        """A fact between the windows of the two caches is no evidence about sinks."""
+        induction()
+        task = tasks["line_lookup"](shares=(0.7,), back=(30,), questions=1, every=3)
+        outcome = depend(loaded, [task], policies=[], window=150, sinks=(4,), items=4).summary["tasks"][0]
+        found = {row["policy"]: row["score"]["mean"] for row in outcome["policies"]}
+        assert found["0+150"] == found["4+146"] == 1.0
+        assert outcome["questions"] == 1
+
+
+@pytest.fixture(scope="module")
+def result(loaded, tmp_path_factory):
+    out = tmp_path_factory.mktemp("depend") / "out"
+    return depend(loaded, ["long_text:scored=8", "question_stream"], **QUICK, out=out)
+
+
+class TestResult:
+    def test_writes_what_it_returns(self, result):
+        assert read_run(result.folder, "summary.json") == json.loads(json.dumps(result.summary))
+        assert read_table(result.folder / "table.parquet").equals(result.table)
+        names = {path.name for path in result.folder.iterdir()}
+        assert names == {"table.parquet", "summary.json", "run.json", "long_text.png", "question_stream.png"}
+
+    def test_record(self, result):
+        run = read_run(result.folder)
+        assert run["policies"]["4+56"] == {"name": "sink_window", "positions": "in_cache", "num_sinks": 4, "window": 56}
+        assert [task["name"] for task in run["tasks"]] == ["long_text", "question_stream"]
+        assert run["tasks"][0]["scored"] == 8
+        assert len(run["tasks"][0]["token_sha256"]) == 7
+        assert run["tasks"][0]["identity"]["licence"]
+
+    def test_table_has_the_policy_and_the_place(self, result):
+        rows = result.table
+        assert set(rows["policy"]) == {"0+60", "4+56", "full", "0+1"}
+        assert set(rows["corpus"]) == {"long_text", "question_stream"}
+        assert set(rows.loc[rows["corpus"] == "long_text", "metric"]) == {"log_likelihood"}
+        asked = rows[(rows["corpus"] == "question_stream") & (rows["metric"] == "choice")]
+        assert (asked["key_position"] < asked["query_position"]).all()
+        assert set(rows["count"]) == {4}
+
+    def test_summary_means_are_those_of_the_table(self, result):
+        """Over the two contexts that fill the cache."""
+        rows = result.table
+        rows = rows[(rows["corpus"] == "long_text") & (rows["policy"] == "4+56") & (rows["query_position"] >= 61)]
+        outcome = result.summary["tasks"][0]
+        (shown,) = (row for row in outcome["policies"] if row["policy"] == "4+56")
+        assert shown["score"]["mean"] == pytest.approx(float(np.mean(rows["value"])))
+
+    def test_same_seed_same_numbers(self, loaded, result):
+        again = depend(loaded, ["long_text:scored=8", "question_stream"], **QUICK)
+        assert again.table.drop(columns="run_id").equals(result.table.drop(columns="run_id"))
+
+
+class TestRefusals:
+    def test_a_policy_that_cannot_run_on_the_model_ends_it_if_the_verdict_needs_it(self):
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=512, n_embd=32, n_layer=2, n_head=2)).eval()
+        gpt2 = wrap_model(model, tokenizer=make_tokenizer())
+        with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel adds positions to its hidden states"):
+            depend(gpt2, ["long_text"], **QUICK)
+
+    def test_another_policy_is_left_out_with_the_reason(self, loaded, monkeypatch):
+        def refuse(model, policy, **settings):
+            if policy.name == "full":
+                raise UnsupportedModelError("not with\nthis one")
+            return open_reader(model, policy, **settings)
+
+        monkeypatch.setattr(runner, "open_reader", refuse)
+        outcome = depend(loaded, ["question_stream"], **QUICK).summary["tasks"][0]
+        assert {"policy": "full", "refused": "not with this one"} in outcome["policies"]
+        assert "full" not in outcome["curves"]
+
+    def test_a_harness_that_is_not_installed(self, loaded, monkeypatch):
+        for module in ("sinklab.studies.depend.harness", "sinklab.studies.depend.lm_eval"):
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        monkeypatch.setitem(sys.modules, "lm_eval", None)
+        with pytest.raises(
+            InputError, match=r"lm-evaluation-harness cannot be imported .* pip install 'sinklab\[evaluation\]'"
+        ):
+            depend(loaded, ["lm_eval:arc_easy"], **QUICK)
+
+    def test_texts_that_tell_nothing_apart(self, loaded):
+        with pytest.raises(ConfigurationError, match=r"task 'long_text' asks nothing .* window of 60: .* longer texts"):
+            depend(loaded, ["long_text:contexts=[0.5]"], **QUICK)
+
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"tasks": []}, ConfigurationError, "name at least one task: sinklab list tasks"),
+            ({"tasks": ["nedle"]}, UnknownNameError, "no task is called 'nedle'"),
+            ({"tasks": ["needle:depth=3"]}, ConfigurationError, "task 'needle' has no setting 'depth'"),
+            ({"tasks": ["needle:3"]}, ConfigurationError, r"'needle:3' cannot be read; write name or name:setting=value"),
+            ({"items": 1}, ConfigurationError, "`items` 1 must be 2 or more"),
+            ({"sinks": (0,)}, ConfigurationError, "`sinks` 0 must each be 1 or more"),
+            (
+                {"sinks": (59,)},
+                ConfigurationError,
+                "`sinks` 59 must each be 1 or more and leave two tokens of the window of 60",
+            ),
+            ({"policies": ["ful"]}, UnknownNameError, "no policy is called 'ful'. Did you mean 'full'"),
+            ({"policies": ["4-20"]}, ConfigurationError, r"'4-20' cannot be read; write a policy: full, 4\+1020"),
+        ],
+    )
+    def test_what_cannot_take_effect(self, loaded, options, error, message):
+        with pytest.raises(error, match=message):
+            depend(loaded, **{"tasks": ["question_stream"], **QUICK, **options})
+
+
+def test_contenders_hold_the_same_number_of_tokens():
+    found = make_contenders(64, (1, 4), [])
+    assert list(found.policies) == ["0+64", "4+60", "0+1"]
+    assert found.policies[found.with_sinks].num_slots == found.policies[found.without].num_slots == 65
+
+
+def test_usual_contenders():
+    names = list(make_contenders(64).policies)
+    assert names[:4] == ["full", "0+64", "1+63", "4+60"]
+    assert names[-1] == "0+1"
+    assert len(names) == 6
+
+
+def test_policies_are_read_as_they_are_written():
+    assert parse_policy("0+20") == policies["window"](window=20)
+    assert parse_policy(" 8+20 ") == policies["sink_window"](num_sinks=8, window=20)
+    assert parse_policy("sink_window:num_sinks=2, window=9, positions=original").positions == "original"
+
+
+@pytest.mark.slow
+def test_the_embedded_model_has_a_cliff_at_its_cache_size():
+    """embedded:softmax copies digits out of its window and guesses behind it, whatever the sinks."""
+    outcome = depend(
+        "embedded:softmax", ["needle:distances=[0.9, 1.5]"], policies=["full"], window=120, sinks=(4,), items=24
+    ).summary["tasks"][0]
+    for policy in ("0+120", "4+116"):
+        within, behind = outcome["curves"][policy][-2:]
+        assert within["at"] == 108
+        assert within["low"] > 0.5
+        assert behind["high"] < 0.25

@@ -1,0 +1,208 @@
+"""lm-evaluation-harness through the cache: equal to its own model class when dense, changed by a policy that keeps nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+from tests.conftest import make_sinklm, make_tokenizer
+
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.models.loading import load_model, wrap_model
+from sinklab.streaming.reader import open_reader
+
+lm_eval = pytest.importorskip(
+    "lm_eval", reason="lm-evaluation-harness is not installed, so nothing here is tested: pip install 'sinklab[evaluation]'"
+)
+
+from lm_eval.api.instance import Instance  # noqa: E402
+from lm_eval.models.huggingface import HFLM  # noqa: E402
+from lm_eval.tasks import TaskManager  # noqa: E402
+
+from sinklab.studies.depend.depend import depend  # noqa: E402
+from sinklab.studies.depend.lm_eval import PolicyLM  # noqa: E402
+
+NOTHING = {"name": "window", "window": 1}
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    return load_model("embedded:softmax", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def small():
+    return wrap_model(make_sinklm(), tokenizer=make_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def task_folder(tmp_path_factory):
+    """A multiple-choice task from local files: which of four names was defined above?"""
+    folder = tmp_path_factory.mktemp("harness")
+    generator = random.Random(0)
+    documents = []
+    for number in range(24):
+        names = [f"name_{name}" for name in generator.sample(range(10, 100), 4)]
+        label = generator.randrange(4)
+        filler = "    x = x + 1\n" * (number % 12)
+        documents.append(
+            {"context": f"def {names[label]}(x):\n{filler}    return x\n\nresult =", "choices": names, "label": label}
+        )
+    (folder / "data.jsonl").write_text("\n".join(map(json.dumps, documents)))
+    (folder / "defined_name.yaml").write_text(
+        f"""
+task: defined_name
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {folder}/data.jsonl
+  cache_dir: {folder}/cache
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{context}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: label
+metric_list:
+  - metric: acc
+    aggregation: mean
+    higher_is_better: true
+metadata:
+  version: 1.0
+"""
+    )
+    return folder
+
+
+def evaluate(lm, folder):
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    results = lm_eval.simple_evaluate(lm, tasks=["defined_name"], task_manager=manager, bootstrap_iters=0)
+    answers = [[answer[0][0] for answer in sample["resps"]] for sample in results["samples"]["defined_name"]]
+    return results, torch.tensor(answers)
+
+
+def test_dense_is_the_harness_and_nothing_held_is_not(embedded, task_folder):
+    """float32 log-likelihoods around -20 in two orders of summation: 1e-4."""
+    stock, expected = evaluate(HFLM(pretrained=embedded.model, tokenizer=embedded.tokenizer, batch_size=4), task_folder)
+    dense, found = evaluate(PolicyLM(embedded, "full", batch_size=5), task_folder)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    assert dense["results"]["defined_name"]["acc,none"] == stock["results"]["defined_name"]["acc,none"] > 0.9
+
+    nothing, changed = evaluate(PolicyLM(embedded, NOTHING), task_folder)
+    assert nothing["results"]["defined_name"]["acc,none"] < 0.6  # of four, chance is 0.25
+    assert (changed - found).abs().min() > 1e-3
+
+    config = dense["config"]
+    assert config["policy"] == {"name": "full", "positions": "original"}
+    assert config["bos"] == {"token": "<|bos|>", "added_by_tokenizer": True, "texts_by_count": {"1": 96}}
+    assert nothing["config"]["policy_text"] == "0+1"
+
+
+def requests(kind, *arguments):
+    return [Instance(request_type=kind, doc={}, arguments=one, idx=number) for number, one in enumerate(arguments)]
+
+
+def test_batches_and_chunks_change_nothing(small):
+    """Rows of different lengths, padded on the left, under an evicting policy."""
+    policy = {"name": "sink_window", "num_sinks": 2, "window": 6}
+    pairs = [("def f(x):\n", " return x"), ("a", " b"), ("one two three four five six", " seven"), ("", "empty context")]
+    asked = requests("loglikelihood", *pairs)
+    one = PolicyLM(small, policy, batch_size=1).loglikelihood(asked, disable_tqdm=True)
+    many = PolicyLM(small, policy, batch_size=4, chunk=3).loglikelihood(asked, disable_tqdm=True)
+    for (left, left_greedy), (right, right_greedy) in zip(one, many, strict=True):
+        assert left == pytest.approx(right, abs=1e-4)
+        assert left_greedy == right_greedy
+
+
+def test_score_is_the_sum_over_the_continuation(small):
+    lm = PolicyLM(small, "full")
+    ((found, greedy),) = lm.loglikelihood(requests("loglikelihood", ("def f(x):", " return")), disable_tqdm=True)
+    context, text = lm.tok_encode("def f(x):"), lm.tok_encode("def f(x): return")
+    logits = open_reader(small.model, "full").read(torch.tensor([text]))[0].log_softmax(-1)
+    expected = sum(float(logits[column - 1, text[column]]) for column in range(len(context), len(text)))
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert not greedy
+
+
+def test_greedy_continuations_are_known_as_such(small):
+    lm = PolicyLM(small, "full")
+    ids = lm.tok_encode("def f(x):")
+    likeliest = open_reader(small.model, "full").read(torch.tensor([ids]), keep=1).argmax().item()
+    ((_, greedy),) = lm._loglikelihood_tokens([(None, ids, [likeliest])])
+    assert greedy
+
+
+def test_rolling_reads_a_text_in_one_stream_with_one_bos(small):
+    """Longer than the model was made for (128), and not cut into windows."""
+    lm = PolicyLM(small, {"name": "sink_window", "num_sinks": 1, "window": 50})
+    text = "some words of a long text, " * 30
+    found, nothing = lm.loglikelihood_rolling(requests("loglikelihood_rolling", (text,), ("",)))
+    assert nothing == 0.0
+    ids = lm.tok_encode(text)
+    assert len(ids) > 200
+    logits = open_reader(small.model, lm.policy).read(torch.tensor([ids]))[0].log_softmax(-1)
+    expected = float(logits[:-1].gather(-1, torch.tensor(ids[1:])[:, None]).sum())
+    assert found == pytest.approx(expected, abs=1e-2)  # 200 terms
+    assert lm.bos_record()["texts_by_count"] == {"1": 1}
+
+
+def test_generates_what_the_model_would(small):
+    lm = PolicyLM(small, "full", batch_size=2)
+    settings = {"until": ["never in this text"], "max_gen_toks": 6}
+    prompts = ["def f(x):", "a longer prompt than the first"]
+    found = lm.generate_until(requests("generate_until", *((prompt, settings) for prompt in prompts)))
+    for prompt, text in zip(prompts, found, strict=True):
+        ids = torch.tensor([lm.tok_encode(prompt)])
+        expected = small.model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=1)[0, ids.shape[1] :]
+        assert text == small.tokenizer.decode(expected, skip_special_tokens=True)
+
+
+def test_stops_before_the_stop_text(small):
+    lm = PolicyLM(small, "full")
+    whole, settings = None, {"until": [], "max_gen_toks": 12}
+    (whole,) = lm.generate_until(requests("generate_until", ("def f(x):", settings)))
+    stop = whole[3:5]
+    (cut,) = lm.generate_until(requests("generate_until", ("def f(x):", {**settings, "until": [stop]})))
+    assert cut == whole[: whole.index(stop)]
+
+
+def test_bos_is_counted_and_not_doubled(small):
+    lm = PolicyLM(small, "full")
+    bos = small.tokenizer.bos_token
+    lm.loglikelihood(requests("loglikelihood", ("a", " b"), (f"{bos}a", " b")), disable_tqdm=True)
+    assert lm.bos_record() == {"token": bos, "added_by_tokenizer": True, "texts_by_count": {"1": 2}}
+    lm._loglikelihood_tokens([(None, [0, 0, 5], [6]), (None, [5], [6])])
+    assert lm.bos_record()["texts_by_count"] == {"0": 1, "1": 2, "2": 1}
+
+
+class TestDepend:
+    def test_verdict_of_a_task_of_ones_own(self, embedded, task_folder):
+        result = depend(embedded, [f"lm_eval:{task_folder}:defined_name"], policies=["full"], window=40, sinks=(4,), items=24)
+        (outcome,) = result.summary["tasks"]
+        assert outcome["task"] == "lm_eval:defined_name"
+        assert outcome["chance"] == 0.25
+        assert 2 <= outcome["items"] < outcome["documents"] == 24  # the short ones never fill the cache
+        assert set(result.table["policy"]) == {"0+40", "4+36", "full", "0+1"}
+        assert set(result.table["metric"]) == {"acc"}
+        assert result.record["tasks"][0]["bos"]["full"]["texts_by_count"] == {"1": 96}
+
+    def test_refusals(self, embedded, task_folder):
+        with pytest.raises(
+            InputError, match=r"lm-evaluation-harness \S+ has no task 'no_such_task' in \S+; list its tasks with"
+        ):
+            depend(embedded, [f"lm_eval:{task_folder}:no_such_task"], window=40, policies=[])
+        with pytest.raises(ConfigurationError, match=r"`bos` none: the harness leaves the token in front to the tokenizer"):
+            depend(embedded, [f"lm_eval:{task_folder}:defined_name"], window=40, policies=[], bos="none")
+        with pytest.raises(
+            ConfigurationError, match=r"0 of 24 documents are longer than the window of 200 tokens, the longest"
+        ):
+            depend(embedded, [f"lm_eval:{task_folder}:defined_name"], window=200, policies=[])
+        with pytest.raises(ConfigurationError, match=r"PolicyLM decodes greedily; this task asks for \{'do_sample': True\}"):
+            PolicyLM(embedded, "full").generate_until(requests("generate_until", ("a", {"do_sample": True})))
+        with pytest.raises(InputError, match="are texts and this model has no tokenizer"):
+            PolicyLM(make_sinklm(), "full")
+        with pytest.raises(InputError, match=r"the continuation of \('a', ''\) has no token of its own"):
+            PolicyLM(embedded, "full").loglikelihood(requests("loglikelihood", ("a", "")), disable_tqdm=True)
+        with pytest.raises(ConfigurationError, match="batch_size 0 must be 1 or more"):
+            PolicyLM(embedded, "full", batch_size=0)

@@ -1,0 +1,133 @@
+"""The rules of the verdict: intervals against simulated truth and by hand, each branch of the judge, and effective lengths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sinklab.errors import ConfigurationError
+from sinklab.results.intervals import mean_over_items
+from sinklab.studies.depend.judge import effective_length, judge, useful_context
+
+RULES = {"minimal_effect": 0.05, "chance": 0.1, "scale": 1.0}
+
+
+def spread(mean: float, count: int = 64, width: float = 0.02) -> np.ndarray:
+    """``count`` numbers with exactly that mean, evenly spread."""
+    return mean + width * np.linspace(-1.0, 1.0, count)
+
+
+class TestInterval:
+    def test_is_about_student_t_for_normal_numbers(self):
+        """For the mean of near-normal numbers both intervals agree; 10,000 resamples leave about 2 % in each half."""
+        values = np.random.default_rng(1).normal(3.0, 2.0, size=200)
+        found = mean_over_items(values)
+        half = 1.972 * values.std(ddof=1) / np.sqrt(200)  # t of 199 degrees
+        assert found.mean == pytest.approx(values.mean())
+        assert found.high - found.mean == pytest.approx(half, rel=0.06)
+        assert found.mean - found.low == pytest.approx(half, rel=0.06)
+
+    @pytest.mark.slow
+    def test_holds_the_truth_as_often_as_it_says(self):
+        """95 % for normal numbers; of 8 items of a skewed population it holds the mean in 87 %, as Student's t would."""
+        generator = np.random.default_rng(2)
+        hits = sum(_holds(mean_over_items(generator.exponential(size=8)), 1.0) for _ in range(400))
+        assert 0.84 < hits / 400 < 0.95
+        hits = sum(_holds(mean_over_items(generator.normal(size=8)), 0.0) for _ in range(400))
+        assert 0.92 < hits / 400 <= 0.99
+
+    def test_same_values_are_no_certainty(self):
+        """60 items without an exception: rule of three, 3 / 60."""
+        found = mean_over_items(np.zeros(60), scale=1.0)
+        assert (found.low, found.high) == (pytest.approx(-0.05), pytest.approx(0.05))
+        assert mean_over_items(np.ones(60)).low == 1.0  # of numbers without a range, nothing more can be said
+
+    def test_one_item_has_none(self):
+        with pytest.raises(ConfigurationError, match=r"needs two items or more, got 1; take more of them"):
+            mean_over_items([1.0])
+
+
+def _holds(interval, truth: float) -> bool:
+    return interval.low <= truth <= interval.high
+
+
+class TestJudge:
+    def test_yes(self):
+        found = judge(spread(0.8), spread(0.4), spread(0.1), **RULES)
+        assert found.verdict == "yes"
+        assert found.difference.mean == pytest.approx(0.4)
+        assert found.reason == "the whole interval of the difference lies above 0.05"
+
+    def test_no(self):
+        found = judge(spread(0.81, width=0.03), spread(0.8), spread(0.1), **RULES)
+        assert found.verdict == "no"
+        assert found.reason == "the whole interval of the difference lies within ± 0.05"
+
+    def test_at_chance_is_not_no(self):
+        """Two policies that both guess differ by nothing, which says nothing."""
+        found = judge(spread(0.1), spread(0.1), spread(0.1), **RULES)
+        assert found.verdict == "undecided"
+        assert found.reason == "the model is at chance with sinks and without: at best 0.1, and 0.1 needs no model"
+
+    def test_a_score_without_context_is_not_no(self):
+        found = judge(spread(0.8), spread(0.8), spread(0.8), **RULES)
+        assert (found.verdict, found.reason) == ("undecided", "the score is no better than with next to nothing in the cache")
+
+    def test_too_few_items_are_undecided(self):
+        values = np.array([0.9, 0.3, 0.8, 0.4])
+        found = judge(values, values[::-1], np.full(4, 0.0), **RULES)
+        assert (found.verdict, found.reason) == (
+            "undecided",
+            "the interval of the difference reaches across 0.05 or -0.05",
+        )
+
+    def test_sinks_that_cost_are_said_to(self):
+        found = judge(spread(0.5), spread(0.8), spread(0.1), **RULES)
+        assert (found.verdict, found.reason) == (
+            "undecided",
+            "sinks cost more than 0.05 here: the window they take is worth more",
+        )
+
+    def test_just_above_and_within_the_minimal_effect(self):
+        """What counts is where the whole interval lies, not the mean."""
+        assert judge(spread(0.86, width=0.06), spread(0.8)[::-1], spread(0.1), **RULES).verdict == "undecided"
+        assert judge(spread(0.89, width=0.001), spread(0.8), spread(0.1), **RULES).verdict == "yes"
+
+    def test_nats_have_no_chance(self):
+        found = judge(spread(-2.0), spread(-2.5), spread(-6.0), minimal_effect=0.05, chance=None, scale=None)
+        assert found.verdict == "yes"
+
+    def test_pairing_counts(self):
+        """Items differ by far more than the policies do; only their differences matter."""
+        items = np.random.default_rng(3).uniform(-9.0, -1.0, size=32)
+        found = judge(items + 0.2, items, items - 3.0, minimal_effect=0.05, chance=None, scale=None)
+        assert found.verdict == "yes"
+        assert found.difference.low == pytest.approx(0.2)
+
+    def test_false_verdicts_are_rare(self):
+        """A true difference of 0 never gives yes, and one of 0.2 never no, in 200 draws of 24 noisy items."""
+        generator = np.random.default_rng(4)
+        for _ in range(200):
+            noise = generator.normal(0.5, 0.1, size=(2, 24))
+            assert judge(noise[0], noise[1], noise[1] - 0.4, **RULES).verdict != "yes"
+            assert judge(noise[0] + 0.2, noise[1], noise[1] - 0.4, **RULES).verdict != "no"
+
+
+class TestLengths:
+    def test_the_cliff(self):
+        """Half way from chance 0.1 to the best 0.9 is 0.5: 0.6 is above, and what rises behind the cliff is not counted."""
+        curves = {
+            "0+100": [(20, spread(0.9)), (80, spread(0.6)), (120, spread(0.1))],
+            "4+96": [(20, spread(0.9)), (80, spread(0.2)), (120, spread(0.7))],
+            "0+1": [(20, spread(0.1)), (80, spread(0.1)), (120, spread(0.1))],
+        }
+        assert effective_length(curves, chance=0.1) == {"0+100": 80, "4+96": 20, "0+1": 0}
+
+    def test_nothing_above_chance_has_no_length(self):
+        curves = {"full": [(20, spread(0.1)), (80, spread(0.12, width=0.3))]}
+        assert effective_length(curves, chance=0.1) == {"full": None}
+
+    def test_context_is_of_use_while_it_helps(self):
+        helps = [(8, spread(-3.0)), (16, spread(-2.5)), (32, spread(-2.2)), (64, spread(-2.199)), (128, spread(-1.0))]
+        assert useful_context(helps) == 32
+        assert useful_context([(8, spread(-3.0)), (16, spread(-4.0))]) == 8

@@ -1,0 +1,87 @@
+"""The command sinklab pathways: its table, JSON and status, and what it refuses before any training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from tests.command_line import CliRunner
+
+from sinklab.cli.app import app
+from sinklab.studies.pathways import benchmark
+from sinklab.studies.pathways.judging import judged
+
+GOOD = {"held_out_loss": 2.0, "sink_rate": 0.0, "hidden_ratio": 1.0, "window_gap": 0.001, "int8_gap": 0.002}
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["pathways", *(str(argument) for argument in arguments)])
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """A comparison of numbers made by hand, and the options it was asked with."""
+    asked = {}
+
+    def run(operations, **options):
+        asked.update(options, operations=operations)
+        numbers = {seed: {"softmax": {**GOOD, "sink_rate": 30.0}, "softpick": GOOD} for seed in range(3)}
+        rows = judged(["softmax", "softpick"], numbers, {})
+        return benchmark.Comparison(
+            rows, numbers, {}, {"sigmoid": "why"}, "In words.", pd.DataFrame(), asked.get("fail", []), options["out"]
+        )
+
+    monkeypatch.setattr(benchmark, "run_pathways", run)
+    return asked
+
+
+def test_the_table_and_the_paragraph(made):
+    result = invoke("--operations", "softpick,sigmoid:normalize=true", "--seeds", "0..1", "--out", "there")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["mean", "over", "seeds", "softmax", "softpick"]
+    assert lines[1].split() == ["low-distortion", "reference", "yes"]
+    assert lines[2].split() == ["loss", "(nats)", "2.000", "2.000"]
+    assert "\nIn words.\n" in result.stdout
+    assert lines[-1] == "table  there/table.parquet"
+    assert made["operations"] == [{"name": "softpick"}, {"name": "sigmoid", "normalize": True}]
+    assert made["seeds"] == [0, 1]
+    assert made["store"] == Path("sinklab-claims")
+
+
+def test_json_is_all_there_is_on_stdout(made):
+    printed = json.loads(invoke("--json").stdout)
+    assert printed["paragraph"] == "In words."
+    assert printed["cannot"] == {"sigmoid": "why"}
+    softpick = printed["rows"][1]
+    assert softpick["low_distortion"] == "yes"
+    assert softpick["bounds"]["window"]["expected"] == "less than 0.02"
+    assert softpick["numbers"]["held_out_loss"] == {"mean": 2.0, "low": 2.0, "high": 2.0, "count": 3}
+
+
+def test_failures_are_told_and_give_status_1(made):
+    made["fail"] = ["cell x: it died"]
+    result = invoke()
+    assert result.exit_code == 1
+    assert "failed: cell x: it died" in result.stderr
+    assert "In words." in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--operations", "softpik"], "Did you mean 'softpick'?"),
+        (["--operations", "softpick,softpick"], "the comparison has softpick twice"),
+        (["--operations", "relu:colour=3"], "colour"),
+        (["--seeds", "2..0"], "expected seeds such as 0..4"),
+        (["--jobs", "0"], "--jobs must be at least 1, got 0"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(arguments, message, tmp_path):
+    result = invoke(*arguments, "--out", tmp_path / "out", "--store", tmp_path / "store")
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

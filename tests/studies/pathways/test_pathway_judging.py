@@ -1,0 +1,123 @@
+"""Low distortion and the front, on numbers made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from sinklab.studies.pathways.columns import COLUMNS
+from sinklab.studies.pathways.judging import BOUNDS, judged, pareto, summarised
+
+GOOD = {
+    "held_out_loss": 2.0,
+    "sink_rate": 0.0,
+    "hidden_ratio": 1.0,
+    "window_gap": 0.001,
+    "int8_gap": 0.002,
+    "distortion": 0.003,
+}
+
+
+def numbers(**rows):
+    """Three seeds; a list gives the values by seed."""
+    return {
+        seed: {
+            label: {name: value[seed] if isinstance(value, list) else value for name, value in row.items()}
+            for label, row in rows.items()
+        }
+        for seed in range(3)
+    }
+
+
+def answer(**changes):
+    """The answer for an operation that is good but for the changes, beside a softmax that is not."""
+    softmax = {**GOOD, "sink_rate": 40.0, "window_gap": 0.5, "distortion": 0.502}
+    rows = judged(["softmax", "other"], numbers(softmax=softmax, other={**GOOD, **changes}), {})
+    return rows[1]
+
+
+def test_all_bounds_must_hold():
+    row = answer()
+    assert row.answer == "yes"
+    assert list(row.findings) == ["loss", "sink", "activations", "window", "int8"]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "name"),
+    [
+        ("held_out_loss", 2.03, "loss"),
+        ("sink_rate", 5.0, "sink"),
+        ("hidden_ratio", 2.5, "activations"),
+        ("window_gap", 0.02, "window"),
+        ("int8_gap", 0.1, "int8"),
+    ],
+)
+def test_one_that_fails_is_enough(column, value, name):
+    row = answer(**{column: value})
+    assert row.answer == "no"
+    assert row.named("not reproduced") == [name]
+
+
+def test_the_loss_is_compared_by_seed():
+    # The losses of single seeds differ by more than the bound; the differences at the same seed do not.
+    losses = [2.0, 2.1, 2.2]
+    rows = judged(
+        ["softmax", "other"],
+        numbers(softmax={**GOOD, "held_out_loss": losses}, other={**GOOD, "held_out_loss": [loss + 0.01 for loss in losses]}),
+        {},
+    )
+    assert rows[1].findings["loss"].verdict == "reproduced"
+    assert rows[1].findings["loss"].mean == pytest.approx(0.01)
+
+
+def test_an_interval_over_the_bound_is_undecided():
+    # Mean 0.015, standard deviation 0.01: half the interval is 4.303 · 0.01 / √3 = 0.025.
+    row = answer(window_gap=[0.005, 0.015, 0.025])
+    assert row.answer == "undecided"
+    assert row.named("inconclusive") == ["window"]
+
+
+def test_a_failure_outweighs_what_is_open():
+    assert answer(window_gap=[0.005, 0.015, 0.025], sink_rate=20.0).answer == "no"
+
+
+def test_a_number_that_is_missing_leaves_it_open():
+    assert answer(int8_gap=[0.0, 0.0, 0.0]).answer == "yes"
+    found = numbers(softmax=GOOD, other=GOOD)
+    del found[1]["other"]["int8_gap"]
+    assert judged(["softmax", "other"], found, {})[1].answer == "undecided"
+
+
+def test_softmax_is_not_compared_with_itself():
+    softmax = judged(["softmax"], numbers(softmax=GOOD), {})[0]
+    assert "loss" not in softmax.findings
+
+
+def test_bounds_are_about_columns_that_there_are():
+    units = {column.name: column.metric.unit for column in COLUMNS}
+    assert all(units[bound.column] == bound.unit for bound in BOUNDS)
+
+
+def test_summaries_by_hand():
+    found = summarised(
+        "a", {0: {"a": {"held_out_loss": 1.0}}, 1: {"a": {"held_out_loss": 2.0}}, 2: {"a": {"held_out_loss": 3.0}}}
+    )
+    loss = found["held_out_loss"]
+    assert (loss.mean, loss.count) == (2.0, 3)
+    assert loss.high - loss.mean == pytest.approx(4.302653 / 3**0.5, rel=1e-6)  # Student's t with 2 degrees of freedom
+    two = summarised("a", {0: {"a": {"held_out_loss": 1.0}}, 1: {"a": {"held_out_loss": 2.0}}})["held_out_loss"]
+    assert (two.mean, two.low, two.high, two.count) == (1.5, None, None, 2)
+
+
+def test_the_front_by_hand():
+    points = {"a": (1.0, 5.0), "b": (2.0, 2.0), "c": (3.0, 1.0), "beaten": (3.0, 2.0), "last": (4.0, 4.0)}
+    assert pareto(points) == ["a", "b", "c"]
+
+
+def test_equal_points_stay_both():
+    assert pareto({"a": (1.0, 1.0), "b": (1.0, 1.0), "c": (1.0, 2.0)}) == ["a", "b"]
+
+
+def test_rows_say_who_is_on_the_front():
+    softmax = {**GOOD, "held_out_loss": 1.9, "distortion": 0.5}
+    rows = judged(["softmax", "good", "bad"], numbers(softmax=softmax, good=GOOD, bad={**GOOD, "distortion": 0.6}), {})
+    assert [row.best for row in rows] == [True, True, False]

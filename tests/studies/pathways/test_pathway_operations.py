@@ -1,0 +1,76 @@
+"""The rows of the comparison: settings of the papers, names, and the same wording as claims have."""
+
+from __future__ import annotations
+
+import pytest
+
+from sinklab.errors import ConfigurationError, UnknownNameError
+from sinklab.jobs.claim import BASELINE, Variant
+from sinklab.registry import operations
+from sinklab.studies.pathways.operations import PUBLISHED, pathways_of
+from sinklab.studies.pathways.runs import cells_of
+from sinklab.studies.reproduce.cells import make_cells
+
+
+def test_the_twelve():
+    assert [pathway.label for pathway in pathways_of()] == [
+        "softmax", "softmax_plus_one", "sink_logit", "key_bias", "clipped_softmax", "gated", "gated_heads", "sigmoid",
+        "sigmoid(normalize=True)", "relu", "softpick", "sigma_reparam",
+    ]  # fmt: skip
+
+
+def test_a_name_alone_has_the_settings_of_its_paper():
+    clipped, gated, relu = pathways_of([{"name": "clipped_softmax"}, {"name": "gated_heads"}, {"name": "relu"}])[1:]
+    assert clipped.operation(128) == {"name": "clipped_softmax", "gamma": -0.025}  # published for BERT-base at this length
+    assert gated.operation(64) == {"name": "gated_heads", "opening": 0.25}
+    assert relu.operation(64) == {"name": "relu", "uncounted": 1}
+
+
+def test_settings_that_are_given_stand_alone():
+    own = pathways_of([{"name": "clipped_softmax", "zeta": 1.5}])[1]
+    assert own.label == "clipped_softmax(zeta=1.5)"
+    assert own.operation(128) == {"name": "clipped_softmax", "zeta": 1.5}
+    assert own.published is None
+
+
+def test_softmax_is_compared_in_any_case_and_first():
+    assert [pathway.label for pathway in pathways_of([{"name": "softpick"}, {"name": "softmax"}])] == ["softmax", "softpick"]
+
+
+@pytest.mark.parametrize("context", [16, 64, 2048])
+def test_all_are_operations(context):
+    for pathway in pathways_of():
+        settings = pathway.operation(context)
+        assert operations.make(settings).to_dict().items() >= settings.items()
+
+
+def test_every_published_use_names_its_source():
+    for name, published in PUBLISHED.items():
+        assert "arXiv" in published.source or name == "softmax", name
+
+
+def test_an_operation_twice_is_refused():
+    with pytest.raises(ConfigurationError, match="the comparison has softpick twice; name it once"):
+        pathways_of([{"name": "softpick"}, {"name": "softpick"}])
+
+
+def test_an_unknown_operation_is_refused():
+    with pytest.raises(UnknownNameError, match="softpik"):
+        pathways_of([{"name": "softpik"}])
+
+
+def test_the_same_configuration_is_the_same_cell_as_in_a_claim():
+    cells = cells_of(pathways_of(), "base", "tiny", [0])
+    claimed = make_cells([Variant(BASELINE), Variant("s", {"model.operation": {"name": "sigmoid"}})], "tiny", [0])
+    assert cells["softmax", 0].name == claimed[BASELINE, 0].name
+    assert cells["sigmoid", 0].name == claimed["s", 0].name
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small", "60m", "1b"])
+def test_all_trainings_can_be_configured_at_all_scales(scale):
+    plain = cells_of(pathways_of(), "base", scale, [0])["softpick", 0].config
+    fast = cells_of(pathways_of(), "fast", scale, [0])["softpick", 0].config
+    longer = cells_of(pathways_of(), "longer", scale, [0])["softpick", 0].config
+    assert fast.optimizer.learning_rate == pytest.approx(4 * plain.optimizer.learning_rate)
+    assert longer.model.position == {"name": "alibi"}
+    assert plain.model.operation == fast.model.operation == longer.model.operation == {"name": "softpick"}

@@ -1,0 +1,183 @@
+"""From trainings to columns by hand, and the whole comparison of two operations in a few steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sinklab.errors import ConfigurationError
+from sinklab.jobs.cell import run_cell
+from sinklab.jobs.trained import TrainedModel
+from sinklab.read_outs import extrapolation as extrapolation_file
+from sinklab.recipes.backcopy_tiny import backcopy_tiny
+from sinklab.registry import read_outs
+from sinklab.results.table import read_run, read_table
+from sinklab.studies.pathways import benchmark, cost, runs
+from sinklab.studies.pathways.operations import pathways_of
+from sinklab.studies.reproduce import cells, work
+from sinklab.studies.trigger.problem import TriggerProblem
+
+
+def test_columns_are_put_together_by_hand():
+    raw = {
+        "base": {
+            ("softmax", 0): {"held_out_loss": 2.0, "window_gap": 0.3, "int8_gap": -0.1, "loss_spikes": 1.0, "entropy": 1.0}
+        },
+        "fast": {("softmax", 0): {"held_out_loss": 2.5, "diverged": 0.0, "loss_spikes": 4.0}},
+        "longer": {("softmax", 0): {"held_out_loss": 9.0, "longer_gap": 0.7}},
+    }
+    assert runs.combined(raw, [0])[0]["softmax"] == {
+        "held_out_loss": 2.0,
+        "window_gap": 0.3,
+        "int8_gap": -0.1,
+        "loss_spikes": 1.0,
+        "distortion": 0.3,  # a gap below 0 is none
+        "fast_gap": 0.5,
+        "fast_diverged": 0.0,
+        "fast_spikes": 4.0,
+        "longer_gap": 0.7,
+    }
+
+
+def test_a_run_that_diverged_has_no_gap():
+    raw = {"base": {("a", 0): {"held_out_loss": 2.0}}, "fast": {("a", 0): {"diverged": 1.0}}}
+    assert runs.combined(raw, [0, 1]) == {0: {"a": {"held_out_loss": 2.0, "fast_diverged": 1.0}}, 1: {}}
+
+
+def test_numbers_that_are_not_finite_are_absent():
+    assert runs.combined({"base": {("a", 0): {"held_out_loss": float("nan"), "kurtosis": 3.0}}}, [0])[0]["a"] == {
+        "kurtosis": 3.0
+    }
+
+
+def test_what_provably_cannot_do_the_trigger_task_is_not_trained(tmp_path):
+    found, cannot = runs.trigger_numbers(
+        pathways_of([{"name": "sigmoid"}])[1:], [0, 1], TriggerProblem(cap=1), tmp_path / "trigger", lambda *told: None
+    )
+    assert found == {0: {"sigmoid": {"trigger_solved": 0.0}}, 1: {"sigmoid": {"trigger_solved": 0.0}}}
+    # Weights that are divided by nothing: 1/9, as derived in sinklab.studies.trigger.expressible.
+    assert cannot["sigmoid"].endswith("the largest error is 0.111 or more")
+    assert not (tmp_path / "trigger").exists()
+
+
+def test_trigger_runs_are_kept_under_the_names_of_the_comparison(tmp_path, monkeypatch):
+    pathways = pathways_of([{"name": "clipped_softmax"}])
+    problem = TriggerProblem(cap=2)
+    found, cannot = runs.trigger_numbers(pathways, [3], problem, tmp_path, lambda *told: None)
+    assert cannot == {}
+    assert set(found[3]) == {"softmax", "clipped_softmax"}
+    assert found[3]["clipped_softmax"]["trigger_solved"] == 0.0
+    assert found[3]["clipped_softmax"]["trigger_steps"] == 2.0
+    assert runs.trigger_numbers(pathways, [3], problem, tmp_path, lambda *told: None) == (found, cannot)
+
+
+def test_beyond_the_context_by_hand(monkeypatch):
+    """Losses equal to the position of the query: 6 and 7 inside the context of 8, 8 to 30 beyond it."""
+
+    class Made:
+        cache = Path()
+        config = backcopy_tiny().model_copy(
+            update={
+                "model": backcopy_tiny().model.model_copy(update={"max_position_embeddings": 8, "position": {"name": "alibi"}})
+            }
+        )
+        loaded = type("Loaded", (), {"model": None, "device": torch.device("cpu")})
+
+    def data(config, cache):
+        return type("Data", (), {"held_out": torch.zeros(40, config.model.max_position_embeddings, dtype=torch.int64)})
+
+    def losses(model, rows, after):
+        assert rows.shape[1] == 32
+        return torch.arange(after, rows.shape[1] - 1).float().expand(len(rows), -1)
+
+    monkeypatch.setattr(extrapolation_file, "prepare_data", data)
+    monkeypatch.setattr(extrapolation_file, "token_losses", losses)
+    monkeypatch.setattr(extrapolation_file, "_longer", lambda config: config.model_copy(
+        update={"model": config.model.model_copy(update={"max_position_embeddings": 32})}
+    ))  # fmt: skip
+    assert read_outs["extrapolation"](Made()) == {"longer_gap": pytest.approx(sum(range(8, 31)) / 23 - 6.5)}
+
+
+def test_learned_positions_end_at_the_context():
+    trained = type("Made", (), {"config": backcopy_tiny()})
+    assert read_outs["extrapolation"](trained) == {}
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """The tiny scale with 20 steps, everything in this process."""
+    config = backcopy_tiny()
+    config = config.model_copy(
+        update={
+            "training": config.training.model_copy(
+                update={"steps": 20, "evaluate_every": 20, "log_every": 5, "save_every": 20}
+            ),
+            "schedule": config.schedule.model_copy(update={"warmup_steps": 4}),
+            "watch": config.watch.model_copy(update={"every": 20, "samples": 8}),
+            "data": config.data.model_copy(update={"max_tokens": 40_000, "held_out_rows": 16}),
+        }
+    )
+    for module in (cells, benchmark):
+        monkeypatch.setattr(module, "base_config", lambda scale: config)
+
+    def train(plan, names, **options):
+        for name in names:
+            run_cell(plan.folder, name)
+        return {}
+
+    def read(readings, measurements, *, cache, **options):
+        for reading in readings:
+            reading.take(TrainedModel(reading.folder, cache))
+        return {}
+
+    monkeypatch.setattr(work, "train_cells", train)
+    monkeypatch.setattr(work, "run_missing", read)
+    monkeypatch.setattr(benchmark, "costs", lambda *given, **named: cost.costs(*given, **named, rounds=2, long=64))
+
+
+def test_the_whole_comparison(tmp_path, short):
+    out = tmp_path / "out"
+    result = benchmark.run_pathways(
+        [{"name": "softmax_plus_one"}],
+        seeds=[0],
+        out=out,
+        store=tmp_path / "store",
+        cache=tmp_path / "cache",
+        problem=TriggerProblem(cap=2),
+        progress=False,
+    )
+    assert [row.label for row in result.rows] == ["softmax", "softmax_plus_one"]
+    assert result.errors == []
+    columns = {"held_out_loss", "sink_rate", "kurtosis", "int8_gap", "window_gap", "distortion", "fast_gap", "longer_gap"}
+    for row in result.rows:
+        assert columns <= set(row.numbers)
+        assert row.answer == "undecided", "one seed decides nothing"
+    assert result.rows[1].numbers["null_mass"].mean > 0
+    table = read_table(out / "table.parquet")
+    assert set(table["probe"]) == {"pathways"}
+    loss = table[(table["metric"] == "held_out_loss") & (table["model"] == "softmax")]["value"].item()
+    assert loss == result.numbers[0]["softmax"]["held_out_loss"] == result.rows[0].numbers["held_out_loss"].mean
+    run = read_run(out)
+    assert run["operations"]["softmax_plus_one"]["source"].startswith("Miller 2023")
+    assert set(run["cells"]) == {"base", "fast", "longer"}
+    for cell in run["cells"]["fast"]["softmax"].values():
+        assert (tmp_path / "store" / "runs" / "tiny" / cell / "run.json").is_file()
+    assert (out / "pathways.md").read_text().count("| `softmax") == 2
+    assert {path.name for path in out.glob("pareto.*")} == {"pareto.svg", "pareto.png"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seeds": []}, r"pathways: seeds \[\]; expected one or more, and none twice"),
+        ({"seeds": [1, 1]}, r"pathways: seeds \[1, 1\]; expected one or more, and none twice"),
+        ({"scale": "huge"}, "there is no scale 'huge'; scales: tiny, small, 60m, 1b"),
+        ({"jobs": 0}, "`jobs` must be at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(options, message, tmp_path):
+    with pytest.raises(ConfigurationError, match=message):
+        benchmark.run_pathways(**options, out=tmp_path / "out", store=tmp_path / "store")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,96 @@
+"""Cells: equal settings are one run, other settings are others, and what cannot be is refused before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sinklab.errors import ConfigurationError
+from sinklab.jobs.cell import read_plan
+from sinklab.jobs.claim import BASELINE, Times, Variant
+from sinklab.recipes.backcopy_tiny import backcopy_tiny
+from sinklab.studies.reproduce.cells import configure, make_cells, open_store, resolved_changes, train_cells
+from sinklab.studies.reproduce.scales import base_config
+
+
+def test_equal_settings_are_one_run_whatever_they_are_called() -> None:
+    base = base_config("tiny")
+    one = make_cells([Variant("slow", {"optimizer.learning_rate": Times(0.5)})], "tiny", [0])
+    two = make_cells([Variant("half", {"optimizer.learning_rate": base.optimizer.learning_rate / 2})], "tiny", [0])
+    assert one["slow", 0] == two["half", 0]
+    assert one["slow", 0].name.startswith("learning_rate=0.005-seed0-")
+
+
+def test_what_changes_nothing_is_the_baseline() -> None:
+    same = Variant("learned", {"model.position": {"name": "learned"}})
+    cells = make_cells([Variant(BASELINE), same], "tiny", [0, 1])
+    assert resolved_changes(base_config("tiny"), same) == {}
+    assert cells["learned", 1].name == cells[BASELINE, 1].name
+    assert cells[BASELINE, 0].name != cells[BASELINE, 1].name
+
+
+def test_seeds_are_those_of_weights_and_data() -> None:
+    cell = make_cells([Variant(BASELINE)], "tiny", [7])[BASELINE, 7]
+    assert (cell.config.training.seed, cell.config.data.seed) == (7, 7)
+
+
+def test_a_factor_keeps_whole_numbers_whole() -> None:
+    config = configure(backcopy_tiny(), Variant("short", {"training.steps": Times(0.251), "optimizer.learning_rate": Times(3)}))
+    assert (config.training.steps, config.optimizer.learning_rate) == (151, pytest.approx(0.03))
+
+
+def test_changes_may_follow_the_scale() -> None:
+    quarter = Variant("window", lambda base: {"model.window": base.model.max_position_embeddings // 4})
+    assert make_cells([quarter], "tiny", [0])["window", 0].config.model.window == 16
+    assert make_cells([quarter], "60m", [0])["window", 0].config.model.window == 512
+
+
+def test_an_operation_is_replaced_whole() -> None:
+    config = configure(backcopy_tiny(), Variant("sigmoid", {"model.operation": {"name": "sigmoid", "normalize": True}}))
+    assert config.model.operation == {"name": "sigmoid", "normalize": True}
+
+
+def test_starting_after_another_variant() -> None:
+    cells = make_cells([Variant("tuned", {"training.steps": 200}, after=BASELINE), Variant(BASELINE)], "tiny", [0])
+    assert cells["tuned", 0].init_from == cells[BASELINE, 0].name
+    alone = make_cells([Variant("short", {"training.steps": 200})], "tiny", [0])
+    assert cells["tuned", 0].name != alone["short", 0].name
+    with pytest.raises(ConfigurationError, match="start after each other in a circle: a, b, a"):
+        make_cells([Variant("a", after="b"), Variant("b", after="a")], "tiny", [0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer.rate": 1.0}, "there is no field 'optimizer.rate'"),
+        ({"data.seed": 3}, "variant 'x' sets data.seed, which belongs to the seeds"),
+        ({"training.steps": 50}, r"variant 'x': warm-up and decay take 100 steps and the run has 50"),
+        ({"model.operation": {"name": "sigmiod"}}, "variant 'x': .*no operation is called 'sigmiod'. Did you mean 'sigmoid'"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make_cells([Variant("x", changes)], "tiny", [0])
+
+
+CHEAP = {
+    **{"training.steps": 4, "schedule.warmup_steps": 2, "data.max_tokens": 20_000, "data.held_out_rows": 8},
+    **{"watch.every": 4, "watch.samples": 4, "training.log_every": 2, "training.evaluate_every": 4, "training.batch_size": 2},
+}
+
+
+@pytest.mark.slow
+def test_a_store_grows_and_trains_what_is_missing(tmp_path: Path) -> None:
+    first = {cell.name: cell for cell in make_cells([Variant("cheap", CHEAP)], "tiny", [0]).values()}
+    plan = open_store(tmp_path / "runs", first, tmp_path / "cache", progress=False)
+    assert train_cells(plan, first, jobs=1, retries=0, ray=None, progress=False) == {}
+    tuned = make_cells([Variant("tuned", {**CHEAP, "training.steps": 6}, after="cheap"), Variant("cheap", CHEAP)], "tiny", [0])
+    plan = open_store(tmp_path / "runs", {cell.name: cell for cell in tuned.values()}, tmp_path / "cache", progress=False)
+    assert set(read_plan(tmp_path / "runs").cells) == {cell.name for cell in tuned.values()} > set(first)
+    before = (plan.folder / next(iter(first)) / "run.json").stat().st_mtime_ns
+    assert train_cells(plan, plan.cells, jobs=1, retries=0, ray=None, progress=False) == {}
+    assert (plan.folder / next(iter(first)) / "run.json").stat().st_mtime_ns == before
+    run = plan.run(tuned["tuned", 0].name)
+    assert run["status"] == "finished"
+    assert run["init_from"]["path"].endswith(f"{next(iter(first))}/model")

@@ -1,0 +1,215 @@
+"""The engine and its workers, with a claim made for the test: what is kept, what is done again, and what is written down."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sinklab.errors import ConfigurationError
+from sinklab.jobs.claim import Claim, Difference, Part, Value, Variant
+from sinklab.results import sources
+from sinklab.results.table import read_run, read_table
+from sinklab.studies.reproduce import engine, work
+from sinklab.studies.reproduce.engine import plan_runs, reproduce
+from sinklab.studies.reproduce.work import Measurement, Reading, name_of, run_missing, sources_of
+
+CALLS: list[int] = []
+
+
+def measure(seed: int, scale: str) -> dict[str, dict[str, float]]:
+    """Numbers of the made-up claim; one of them is not finite."""
+    CALLS.append(seed)
+    return {"more": {"sink_rate": 10.0 + seed, "lost": float("nan")}, "less": {"sink_rate": float(seed)}}
+
+
+def made_up(**changes: Any) -> Claim:
+    fields: dict[str, Any] = {
+        "statement": "More is more than less.",
+        "source": "nobody2026",
+        "reference": "Nobody 2026 (arXiv 2601.00000), table 1",
+        "published": "10 and 0.",
+        "parts": (Part("it is more", Difference("sink_rate", "more", "less"), more_than=5.0),),
+        "measure": measure,
+        "costs": {"tiny": "seconds"},
+        "evidence": {"tiny": "Nothing was trained."},
+    }
+    return Claim(**(fields | changes))
+
+
+@pytest.fixture
+def claims(monkeypatch: pytest.MonkeyPatch) -> dict[str, Claim]:
+    """Claims by name, in place of the registered ones; measured in this process."""
+    known = {"made_up": made_up()}
+    monkeypatch.setattr(work, "claim_called", lambda name: known[name])
+    monkeypatch.setattr(engine, "claim_called", lambda name: known[name])
+
+    def here(readings: Any, measurements: Any, **_: Any) -> dict[str, str]:
+        for measurement in measurements:
+            if measurement.cached() is None:
+                measurement.take()
+        return {}
+
+    monkeypatch.setattr(work, "run_missing", here)
+    CALLS.clear()
+    return known
+
+
+def test_a_claim_is_measured_judged_and_written_down(claims: dict[str, Claim], tmp_path: Path) -> None:
+    (found,) = reproduce(["made_up"], out=tmp_path, progress=False)
+    assert found.judgement.verdict == "reproduced"
+    assert found.numbers[2] == {"more": {"sink_rate": 12.0}, "less": {"sink_rate": 2.0}}
+    assert found.errors == []
+    record = read_run(tmp_path / "tiny" / "made_up")
+    assert record["kind"] == "claim"
+    assert (record["verdict"], record["seeds"], record["cost"]) == ("reproduced", [0, 1, 2], "seconds")
+    assert record["parts"][0]["interval"] == [10.0, 10.0]
+    assert record["evidence"] == "Nothing was trained."
+    assert record["environment"]["versions"]["sinklab"]
+    table = read_table(tmp_path / "tiny" / "made_up" / "table.parquet")
+    assert sorted(zip(table["model"], table["seed"], table["value"], strict=True)) == sorted(
+        (label, seed, base + seed) for seed in range(3) for label, base in (("more", 10.0), ("less", 0.0))
+    )
+    assert set(table["unit"]) == {"percent"}
+    assert set(table["probe"]) == {"claim"}
+
+
+def test_what_is_there_is_kept_and_seeds_may_be_added(claims: dict[str, Claim], tmp_path: Path) -> None:
+    reproduce(["made_up"], seeds=[0, 1], out=tmp_path, progress=False)
+    (found,) = reproduce(["made_up"], seeds=[0, 1, 2, 3], out=tmp_path, progress=False)
+    assert CALLS == [0, 1, 2, 3]
+    assert len(found.judgement.findings[0].by_seed) == 4
+
+
+def test_what_other_code_has_measured_is_measured_again(claims: dict[str, Claim], tmp_path: Path) -> None:
+    reproduce(["made_up"], seeds=[0], out=tmp_path, progress=False)
+    (path,) = (tmp_path / "measured" / "tiny").iterdir()
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps({**kept, "sources": "0123456789abcdef"}))
+    assert Measurement(tmp_path / "measured" / "tiny", "made_up", 0, "tiny").cached() is None
+    reproduce(["made_up"], seeds=[0], out=tmp_path, progress=False)
+    assert CALLS == [0, 0]
+    assert json.loads(path.read_text())["sources"] == kept["sources"]
+
+
+def test_the_statement_of_a_claim_is_no_code_that_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "somewhere"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    source = 'def measure(seed, scale):\n    return {}\n\n\ndef stated():\n    return "%s"\n'
+
+    def code(text: str) -> str:
+        import importlib
+        import linecache
+        import sys
+
+        (package / "stated.py").write_text(text)
+        sys.modules.pop("somewhere.stated", None)
+        importlib.invalidate_caches()
+        linecache.clearcache()
+        for remembered in (sources._source, sources._imports, sources._digest, work._named_plugins):
+            remembered.cache_clear()
+        return sources_of(importlib.import_module("somewhere.stated").measure)
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    first = code(source % "a")
+    assert code(source % "another remark, longer") == first
+    assert code((source % "a").replace("{}", "{1: 2}")) != first
+
+
+def test_the_code_behind_numbers_reaches_to_the_probes_and_to_plug_ins_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(work, "digest_of", lambda *origins, without: asked.extend(sources.modules_behind(*origins)))
+    sources_of(work.function_of("sinks"))
+    assert {"sinklab.probes.sink_rate", "sinklab.jobs.trained"} <= set(asked)
+    asked.clear()
+    sources_of(work.claim_called("trigger_relu").measure)
+    assert {"sinklab.operations.relu", "sinklab.studies.trigger.lab", "sinklab.studies.theory.trigger_task"} <= set(asked)
+    assert not {"sinklab.operations.softpick", "sinklab.read_outs.int8"} & set(asked)
+
+
+def test_a_scale_without_a_cost_is_not_tested(claims: dict[str, Claim], tmp_path: Path) -> None:
+    (found,) = reproduce(["made_up"], scale="small", out=tmp_path, progress=False)
+    assert found.judgement.verdict == "not tested at this scale"
+    assert found.judgement.reason == "the claim can be run at tiny only"
+    assert found.folder is None
+    assert CALLS == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"names": []}, "reproduce: 0 claims"),
+        ({"names": ["made_up"], "seeds": [1, 1]}, r"seeds \[1, 1\]; expected one or more, and no seed twice"),
+        ({"names": ["made_up"], "scale": "huge"}, "there is no scale 'huge'; scales: tiny, small, 60m, 1b"),
+        ({"names": ["made_up"], "jobs": 0}, "`jobs` must be at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(
+    claims: dict[str, Claim], tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        reproduce(**arguments, out=tmp_path, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parts": ()}, "has no parts"),
+        ({"reference": "somebody said so"}, "names no 'arXiv NNNN.NNNNN'"),
+        ({"measure": None}, "has neither variants nor measure"),
+        ({"costs": {}}, "has no costs"),
+    ],
+)
+def test_claims_that_say_nothing_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        made_up(**changes)
+
+
+def test_only_finished_models_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "cell"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"status": "stopped"}))
+    readings = [Reading(folder, "sinks"), Reading(tmp_path / "runs" / "nobody", "sinks")]
+    assert run_missing(readings, logs=tmp_path / "logs", cache=tmp_path / "cache", jobs=1, progress=False) == {}
+    assert not (folder / "read_outs").exists()
+
+
+def test_read_outs_of_a_claim_have_names_of_their_own() -> None:
+    assert name_of("made_up", "sinks") == "sinks"
+    assert name_of("made_up", measure) == "made_up.measure"  # type: ignore[arg-type]
+
+
+CHEAP = {
+    **{"training.steps": 4, "schedule.warmup_steps": 2, "data.max_tokens": 20_000, "data.held_out_rows": 8},
+    **{"watch.every": 4, "watch.samples": 4, "training.log_every": 2, "training.evaluate_every": 4, "training.batch_size": 2},
+}
+
+
+@pytest.mark.slow
+def test_trainings_can_be_handed_to_torchrun(claims: dict[str, Claim], tmp_path: Path) -> None:
+    variants = (Variant("tuned", {**CHEAP, "training.steps": 6}, after="cheap"), Variant("cheap", CHEAP))
+    part = Part("it has a loss", Value("held_out_loss", "tuned"), more_than=0.0)
+    claims["trained"] = made_up(variants=variants, measure=None, parts=(part,))
+    arguments: dict[str, Any] = {"scale": "tiny", "seeds": [0], "out": tmp_path, "progress": False}
+    commands = plan_runs(["trained"], **arguments, cache=tmp_path / "cache")
+    assert [("steps=6" in command, command.endswith("--no-driver")) for command in commands] == [(False, True), (True, True)]
+    for command in commands:
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command.split()[1:]]
+        done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        assert done.returncode == 0, done.stderr
+    assert plan_runs(["trained"], **arguments, cache=tmp_path / "cache") == []
+    (found,) = reproduce(["trained"], **arguments, cache=tmp_path / "cache")
+    assert found.errors == []
+    assert found.judgement.reason == "'it has a loss': 1 seed; a verdict needs 3"
+    assert found.numbers[0]["tuned"]["steps"] == 6
+    record = read_run(tmp_path / "tiny" / "trained")
+    assert record["conditions"]["tuned"]["after"] == "cheap"
+    run = read_run(tmp_path / "runs" / "tiny" / record["conditions"]["cheap"]["cells"]["0"])
+    assert run["resolved"]["processes"] == 2

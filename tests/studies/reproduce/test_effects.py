@@ -1,0 +1,86 @@
+"""Effects: hand-computed values, and nothing where a number is missing or is no number."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sinklab.errors import ConfigurationError
+from sinklab.jobs.claim import Difference, Effect, Extreme, Peak, Ratio, Trend, Value
+
+NUMBERS = {"a": {"x": 1.0, "y": 4.0}, "b": {"x": 3.0}, "c": {"x": 2.0}, "d": {"x": 2.0}}
+
+
+@pytest.mark.parametrize(
+    ("effect", "expected"),
+    [
+        (Value("x", "b"), 3.0),
+        (Difference("x", "b", "a"), 2.0),
+        (Difference("y", "a", "b", other="x"), 1.0),
+        (Ratio("x", "b", "c"), 1.5),
+        (Ratio("y", "a", "c", other="x"), 2.0),
+        (Trend("x", ("a", "c", "b")), 1.0),
+        (Trend("x", ("b", "c", "a")), -1.0),
+        # Ranks 0, 2, 1: the sum of products of deviations is 1 of 2.
+        (Trend("x", ("a", "b", "c")), 0.5),
+        # Ranks 1.5, 1.5 and 0 against 0, 1, 2: covariance -1.5, spreads 2 and 1.5.
+        (Trend("x", ("c", "d", "a")), -1.5 / math.sqrt(3.0)),
+        (Peak("x", ("a", "b", "c")), 1.0),
+        (Peak("x", ("b", "a", "c")), -2.0),
+        (Extreme("x", ("a", "b", "c")), 3.0),
+        (Extreme("x", ("a", "b", "c"), largest=False), 1.0),
+    ],
+)
+def test_known_values(effect: Effect, expected: float) -> None:
+    assert effect(NUMBERS) == pytest.approx(expected, abs=1e-15)
+
+
+def test_equal_values_have_no_trend() -> None:
+    assert Trend("x", ("c", "d", "e"))({**NUMBERS, "e": {"x": 2.0}}) == 0.0
+
+
+@pytest.mark.parametrize(
+    "effect",
+    [
+        Value("z", "a"),
+        Value("x", "nobody"),
+        Difference("x", "a", "nobody"),
+        Ratio("x", "a", "lost"),
+        Ratio("x", "a", "zero"),
+        Trend("x", ("a", "b", "lost")),
+        Peak("x", ("a", "b", "lost")),
+        Extreme("x", ("a", "lost")),
+    ],
+)
+def test_without_a_number_there_is_no_effect(effect: Effect) -> None:
+    assert effect({**NUMBERS, "lost": {"x": math.nan}, "zero": {"x": 0.0}}) is None
+
+
+@pytest.mark.parametrize(
+    "effect",
+    [Value("x", "a"), Difference("x", "a", "b"), Difference("y", "a", "b", other="x"), Ratio("y", "a", "b", other="x")]
+    + [kind("x", ("a", "b", "c")) for kind in (Trend, Peak, Extreme)],
+)
+def test_needs_names_exactly_what_is_read(effect: Effect) -> None:
+    assert effect(NUMBERS) is not None
+    for label, metric in effect.needs():
+        without = {
+            name: {key: value for key, value in values.items() if (name, key) != (label, metric)}
+            for name, values in NUMBERS.items()
+        }
+        assert effect(without) is None
+    only = {
+        name: {key: value for key, value in values.items() if (name, key) in effect.needs()} for name, values in NUMBERS.items()
+    }
+    assert effect(only) == effect(NUMBERS)
+    assert all(metric in effect.words or label in effect.words for label, metric in effect.needs())
+
+
+def test_orders_that_are_none_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="a trend needs three variants or more, got a, b; use a Difference"):
+        Trend("x", ("a", "b"))
+    with pytest.raises(ConfigurationError, match="a peak needs three"):
+        Peak("x", ("a", "b"))
+    with pytest.raises(ConfigurationError, match="at least one variant"):
+        Extreme("x", ())

@@ -1,0 +1,52 @@
+"""Kept results: read back newest first, and refused where they are damaged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.studies.reproduce.made_results import PARTS, write_claim
+
+from sinklab.errors import InputError
+from sinklab.studies.reproduce.kept import deciding_part, hardware_of, read_results, summary_of
+
+
+def test_newest_first_and_nothing_but_claims(tmp_path):
+    write_claim(tmp_path / "tiny" / "older", created="2026-01-01T00:00:00+00:00")
+    write_claim(tmp_path / "small" / "newer", created="2026-01-02T00:00:00+00:00")
+    write_claim(tmp_path / "tiny" / "same_day", created="2026-01-01T00:00:00+00:00")
+    (tmp_path / "runs" / "tiny").mkdir(parents=True)
+    (tmp_path / "runs" / "tiny" / "run.json").write_text("{}")
+    assert [kept.record["claim"] for kept in read_results(tmp_path)] == ["newer", "older", "same_day"]
+    assert read_results(tmp_path / "nowhere") == []
+
+
+def test_the_effect_is_that_of_the_part_that_decides(tmp_path):
+    record = write_claim(tmp_path / "tiny" / "one")
+    assert record["verdict"] == "inconclusive"
+    assert deciding_part(record)["says"] == "what nobody measured"
+    record = write_claim(tmp_path / "tiny" / "two", parts=PARTS[:2])
+    assert summary_of(record) == {
+        "name": "two", "source": "gu2024", "scale": "tiny", "verdict": "reproduced", "effect": -30.5,
+        "interval": record["parts"][0]["interval"], "unit": "points", "seeds": [0, 1, 2],
+        "created": "2026-01-01T00:00:00+00:00", "hardware": "cpu, made up, 2 cores",
+    }  # fmt: skip
+    assert hardware_of({"environment": {}}) == "unknown hardware"
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"kind": "audit"}, "its kind is 'audit', expected 'claim'"),
+        ({"verdict": "true"}, "its verdict is 'true', expected one of reproduced, not reproduced"),
+        ({"seeds": None}, "its field 'seeds' is NoneType, expected list"),
+        ({"parts": [{"says": "it is"}]}, "a part of it has no effect, needs"),
+    ],
+)
+def test_a_damaged_record_is_refused_by_name(tmp_path, changed, complaint):
+    folder = tmp_path / "tiny" / "one"
+    record = write_claim(folder)
+    (folder / "run.json").write_text(json.dumps(record | changed))
+    with pytest.raises(InputError, match=r"tiny/one/run\.json is no record of a claim: .*run the claim again") as caught:
+        read_results(tmp_path)
+    assert complaint in str(caught.value)

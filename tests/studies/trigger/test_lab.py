@@ -1,0 +1,121 @@
+"""trigger() beyond the command: names of operations, runs that diverge, and labs that were interrupted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.operations.relu import Relu
+from sinklab.operations.sink_token import SinkToken
+from sinklab.results.table import read_table
+from sinklab.studies.trigger import lab
+from sinklab.studies.trigger.lab import as_released, label_of
+from sinklab.studies.trigger.training import train
+from sinklab.studies.trigger.trigger import trigger
+
+
+def test_names_are_those_of_the_paper():
+    assert as_released("relu") == Relu(uncounted=1)
+    assert as_released({"name": "relu", "uncounted": 0}) == Relu()
+    assert as_released({"name": "relu", "power": 0.5}) == Relu(power=0.5)
+    assert label_of(Relu(uncounted=1)) == "relu"
+    assert label_of(Relu()) == "relu:uncounted=0"
+    assert label_of(SinkToken(count=3)) == "sink_token:count=3"
+    for text in ("relu", "sink_token"):
+        assert label_of(as_released(text)) == text
+
+
+def test_divergence_is_written_down(tmp_path):
+    result = trigger(operation="softmax", seeds=[0], cap=200, learning_rate=1e30, samples=8, out=tmp_path / "out")
+    (run,) = result.summary["runs"]
+    assert run["outcome"] == "diverged"
+    assert run["max_error"] is run["train_error"] is run["bos_weight_mean"] is run["bos_weight_bound"] is None
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["runs"] == [run]
+    table = read_table(tmp_path / "out" / "table.parquet")
+    assert table.loc[table["metric"] == "steps", "value"].tolist() == [run["steps"]]
+    assert table.loc[table["metric"] == "max_error", "value"].isna().all()
+    assert (tmp_path / "out" / "softmax-seed0.png").is_file()
+
+
+def test_a_lab_that_was_killed_goes_on_where_it_was(tmp_path, monkeypatch):
+    def call(chosen="softmax,sigma_reparam", seeds=(0, 1), **fields):
+        return trigger(operation=chosen, seeds=seeds, **{"cap": 4, "samples": 8, **fields})
+
+    whole = call()
+    trained = []
+
+    def killed_at_the_third(operation, problem, seed, progress):
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        trained.append((operation, seed))
+        return train(operation, problem, seed, progress)
+
+    monkeypatch.setattr(lab, "train", killed_at_the_third)
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        call(out=out)
+    assert {path.name for path in out.iterdir()} == {"store"}
+    with pytest.raises(InputError, match="holds a run of trigger that was not finished; go on with `resume`, or replace it"):
+        call(out=out)
+    monkeypatch.setattr(lab, "train", lambda operation, *others: trained.append(operation) or train(operation, *others))
+    result = call(out=out, resume=True)
+    assert len(trained) == 4  # two before and two after
+    timeless = [[{**run, "cpu_seconds": 0} for run in result.summary["runs"]] for result in (whole, result)]
+    assert timeless[0] == timeless[1]
+    assert (out / "run.json").is_file()
+    # Seeds may be added; what there is stays.
+    more = call(out=out, seeds=(0, 1, 2), resume=True)
+    assert len(trained) == 6
+    assert more.summary["runs"][:2] == result.summary["runs"][:2]
+    with pytest.raises(ConfigurationError, match=r"has other settings: cap was 4, is 5. Resume it with its own"):
+        call(out=out, cap=5, resume=True)
+    with pytest.raises(ConfigurationError, match="`overwrite` begins anew and `resume` goes on"):
+        call(out=out, resume=True, overwrite=True)
+    with pytest.raises(InputError, match="exists; choose another with `out`"):
+        call(out=out)
+    call("softmax", [0], cap=5, out=out, overwrite=True)
+    assert [path.name[:14] for path in (out / "store").glob("*.safetensors")] == ["softmax-seed0-"]
+
+
+def test_resume_takes_nothing_that_is_not_its_own(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+
+    def resumed(seed):
+        return trigger(operation="relu", seeds=[seed], cap=1, samples=8, out=out, resume=True)
+
+    with pytest.raises(InputError, match=r"holds no store/settings\.json, so there is no run to go on with"):
+        resumed(0)
+    (out / "notes.txt").unlink()
+    resumed(0)
+    resumed(1)
+    first, second = (next((out / "store").glob(f"relu-seed{seed}-*")) for seed in (0, 1))
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(InputError, match=r'relu-seed1-.*cannot be used for settings .*"seed": 1}: it is of settings'):
+        resumed(1)
+    second.write_bytes(b"cut off")
+    with pytest.raises(InputError, match=r"relu-seed1-.*cannot be used"):
+        resumed(1)
+
+
+def test_what_has_no_construction_is_refused_before_anything_is_trained_or_written(tmp_path):
+    with pytest.raises(ConfigurationError, match="constructions are known for softmax"):
+        trigger(operation="softmax,gated", seeds=[0], start="construction", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("operations", "seeds", "samples"), [([], [0], 8), ([Relu(uncounted=1)], [], 8), ([Relu()], [0], 1)])
+def test_nothing_to_do_is_refused(operations, seeds, samples):
+    with pytest.raises(ConfigurationError, match="expected at least one, one, and two"):
+        trigger(operation=operations, seeds=seeds, samples=samples)
+
+
+def test_an_operation_without_a_solution_stands_beside_the_others():
+    summary = trigger(operation=[Relu(), Relu(uncounted=1)], seeds=[0], cap=1, samples=8).summary
+    assert [run["operation"] for run in summary["runs"]] == ["relu"]
+    (entry,) = summary["cannot"]
+    assert entry["operation"] == "relu:uncounted=0"
+    assert entry["least_error"] == pytest.approx(1 / 30)
