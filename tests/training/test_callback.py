@@ -13,10 +13,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM
+from sinklab.probes.entropy import Entropy
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.results.table import read_table
 from sinklab.training import callback as callback_file
-from sinklab.training.callback import FIRST_POSITIONS, SinkCallback, _sinks, measure_sinks, measuring
+from sinklab.training.callback import FIRST_POSITIONS, SinkCallback, _strongest, measure_sinks, measuring
 from sinklab.training.trainer import stack
 from sinklab.training.windowed import _Limit, limited_attention, token_losses, windowed_losses
 
@@ -164,6 +165,43 @@ def test_rates_are_those_of_the_audit(operation):
     assert seen.operation == operation
 
 
+def planted() -> SinkLM:
+    """Heads of the first layer attend to tokens 40 to 51, wherever they stand."""
+    model = make_sinklm()
+    attention = model.layers[0].self_attn
+    with torch.no_grad():
+        attention.q_proj.weight.zero_()
+        attention.k_proj.weight.zero_()
+        attention.q_proj.weight[7::8, 0] = 0.7  # rotary angles of slow frequencies keep the sign
+        attention.k_proj.weight[7::8, 1] = 0.7
+        model.embed_tokens.weight[:, :2] = torch.tensor([1.0, 0.0])
+        model.embed_tokens.weight[40:52, 1] = 1.0
+    return model
+
+
+def test_entropy_is_taken_at_the_sink_that_was_found_and_says_which(monkeypatch):
+    model, rows = planted(), torch.randint(60, 290, (12, 24), generator=torch.Generator().manual_seed(0))
+    rows[:, 2] = torch.arange(40, 52)
+    passes = []
+    monkeypatch.setattr(callback_file, "attend", lambda *args, **kwargs: passes.append(args) or attend(*args, **kwargs))
+    with torch.no_grad():
+        seen = measure_sinks(model, rows, window=8)
+        assert len(passes) == 2  # it was not where it was expected
+        again = measure_sinks(model, rows, window=8, expected=seen.sinks)
+        assert len(passes) == 3
+        with attend(model, [Entropy().about(seen.sinks)]) as session:
+            model(input_ids=rows)
+    assert seen.sinks.main.position == 2
+    assert seen.headline["sink_position"] == 2
+    assert seen.headline["sink_rate_max"] == seen.sinks.main.rate == 50.0  # one of two layers
+    of_sink = [row for row in seen.rows if row["metric"] == "entropy_without_sink"]
+    assert {row["sink"] for row in of_sink} == {"position 2"}
+    table = session.table()
+    expected = table.loc[table["metric"] == "entropy_without_sink", "value"].tolist()
+    assert [row["value"] for row in of_sink] == pytest.approx(expected, abs=1e-6)
+    assert [row["value"] for row in again.rows if row["metric"] == "entropy_without_sink"] == pytest.approx(expected, abs=1e-6)
+
+
 def test_the_loss_is_that_of_the_model_and_the_gap_is_the_difference():
     model = make_sinklm()
     seen = {row["metric"]: row for row in measure_sinks(model, ROWS, window=8).rows if row["probe"] == "sink_readout"}
@@ -186,7 +224,7 @@ def test_the_loss_is_that_of_the_model_and_the_gap_is_the_difference():
     ids=["none", "late ones do not count", "strongest", "two", "limit is at least one"],
 )
 def test_which_positions_are_sinks(profile, limit, expected):
-    assert _sinks(profile, limit) == expected
+    assert _strongest(profile, limit) == expected
 
 
 # --- windows ---

@@ -245,6 +245,13 @@ class SinkFinder(Watcher):
             return {**shares, "null": max(nulls)}
         return {**shares}
 
+    def rates(self) -> dict[int, float]:
+        """Percent of (document, head) that sink at each position, whether or not it is the place that counts as the sink."""
+        hits = np.zeros(self._length)
+        for module in self._modules.values():
+            np.add.at(hits, module.codes[:, 2], module.counts)
+        return {position: float(100 * count / self._cases().sum()) for position, count in enumerate(hits)}
+
     def sinks(self, *, decode: Callable[[int], str] | None = None, corpus: str | None = None, bos: int | None = None) -> Sinks:
         """What was found, without the numbers of all heads (:class:`SinkWeights`).
 

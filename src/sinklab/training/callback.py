@@ -21,6 +21,7 @@ from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.results.metric import LOSS, Metric
 from sinklab.results.table import unpacked
+from sinklab.sinks import SinkFinder, Sinks
 from sinklab.training.run_table import RunTable
 from sinklab.training.windowed import token_losses, windowed_losses
 
@@ -47,8 +48,10 @@ TOKENS_PER_FORWARD = 2048
 SINK_POSITION = Metric(
     "sink_position",
     "percent",
-    "Sink rate (gu2024, whole model) of each position that the read-out treats as a sink: the first (seq_len - window) / 2 "
-    "positions whose rate is at least half the largest; position 0 while no head has a sink.",
+    "Rate, as the sinks are found (percent of row and head that sink there), of each position that the read-out treats as a "
+    "sink: those of the first (seq_len - window) / 2 positions whose rate is at least half the largest; position 0 while no "
+    "head has a sink there.",
+    version=2,
 )
 WINDOWED_LOSS_WITH_SINK = Metric(
     "windowed_loss_with_sink",
@@ -77,11 +80,13 @@ class SinkMeasurement:
         rows: rows of the long table, without what a run knows.
         headline: the few numbers that curves are drawn of: rates in percent, losses and entropies in nats.
         operation: attention operation that the model was seen to run.
+        sinks: where the sinks are; ``entropy`` is taken at the main one.
     """
 
     rows: list[dict[str, Any]]
     headline: dict[str, float]
     operation: str
+    sinks: Sinks = dataclasses.field(default_factory=Sinks)
 
 
 class SinkCallback(TrainerCallback):
@@ -166,7 +171,8 @@ class SinkCallback(TrainerCallback):
 
     def _measure(self, state: TrainerState, control: TrainerControl, model: nn.Module) -> None:
         with measuring(model) as (plain, clock):
-            self.last = _measured(plain, self.rows, self.threshold, self.window)
+            expected = self.last.sinks if self.last else None
+            self.last = _measured(plain, self.rows, self.threshold, self.window, expected)
         self.seconds += clock.seconds
         self._measured_at = state.global_step
         self.table.writes &= state.is_world_process_zero
@@ -225,21 +231,32 @@ def measuring(model: nn.Module) -> Iterator[tuple[PreTrainedModel, Clock]]:
         clock.seconds = time.perf_counter() - started
 
 
-def measure_sinks(model: PreTrainedModel, rows: Tensor, *, threshold: float = 0.3, window: int = 32) -> SinkMeasurement:
-    """Run the probes and the read-out over the rows once; the model should be in evaluation mode.
+def measure_sinks(
+    model: PreTrainedModel, rows: Tensor, *, threshold: float = 0.3, window: int = 32, expected: Sinks | None = None
+) -> SinkMeasurement:
+    """Find the sinks, and run the probes and the read-out over the rows once; the model should be in evaluation mode.
 
     Args:
         rows: int64 ``(rows, seq_len)``.
+        expected: where the sinks were last time; position 0 by default. Found elsewhere, they cost the rows one more pass.
     """
     rows = rows.to(model.device)
     size = max(1, TOKENS_PER_FORWARD // rows.shape[1])
-    probes = (SinkRate(threshold=threshold), Entropy(), HiddenNorm(), MassiveActivation())
-    with attend(model, probes) as session:
+    finder, entropy = SinkFinder(threshold), Entropy().about(expected or Sinks())
+    probes = (SinkRate(threshold=threshold), entropy, HiddenNorm(), MassiveActivation())
+    with attend(model, [*probes, finder]) as session:
         losses = torch.cat([token_losses(model, part) for part in rows.split(size)])
+    found, at = finder.sinks(), entropy.sink_position
+    if entropy.about(found).sink_position != at:
+        probes = (probes[0], entropy := Entropy().about(found), *probes[2:])
+        with attend(model, [entropy], verify=False):
+            for part in rows.split(size):
+                model(input_ids=part)
     measured = [{**row, "probe": probe.name} for probe in probes for row in unpacked(probe.rows())]
     whole = [row for row in measured if "layer" not in row]
     profile = {row["key_position"]: row["value"] for row in whole if row["metric"] == "gu2024"}
-    sinks = _sinks(profile, (rows.shape[1] - window) // 2)
+    rates = finder.rates()
+    sinks = _strongest(rates, (rows.shape[1] - window) // 2)
     kept, hidden = (
         torch.cat(side)
         for side in zip(*(windowed_losses(model, part, window, sinks) for part in rows[:READOUT_ROWS].split(size)), strict=True)
@@ -254,28 +271,30 @@ def measure_sinks(model: PreTrainedModel, rows: Tensor, *, threshold: float = 0.
         {"metric": metric, "value": losses.mean().item(), "count": losses.numel()} for metric, losses in values.items()
     ]
     readout += [
-        {"metric": SINK_POSITION, "value": profile[position], "count": len(rows), "key_position": position}
-        for position in sinks
+        {"metric": SINK_POSITION, "value": rates[position], "count": len(rows), "key_position": position} for position in sinks
     ]
     for row in readout:
         row["probe"] = "sink_readout"
     of_whole = {row["metric"]: row["value"] for row in whole if "key_position" not in row}
     headline = {
         "sink_rate": profile.get(0, 0.0),
-        "sink_rate_max": profile[sinks[0]],
+        "sink_rate_max": rates[sinks[0]],
         "sink_position": float(sinks[0]),
         "first_token_attention": of_whole["qiu2025_first_attention"],
         "attention_entropy": of_whole["entropy"],
         "probe_loss": readout[0]["value"],
         "sink_loss_gap": readout[3]["value"],
     }
-    return SinkMeasurement([*(row for row in measured if _wanted(row, sinks)), *unpacked(readout)], headline, session.operation)
+    kept_rows = [*(row for row in measured if _wanted(row, sinks)), *unpacked(readout)]
+    return SinkMeasurement(kept_rows, headline, session.operation, found)
 
 
-def _measured(model: PreTrainedModel, rows: Tensor, threshold: float, window: int) -> SinkMeasurement:
+def _measured(
+    model: PreTrainedModel, rows: Tensor, threshold: float, window: int, expected: Sinks | None = None
+) -> SinkMeasurement:
     """The measurement; of a model that computes no numbers, which measuring refuses, the fact."""
     try:
-        return measure_sinks(model, rows, threshold=threshold, window=window)
+        return measure_sinks(model, rows, threshold=threshold, window=window, expected=expected)
     except MeasurementError:
         if token_losses(model, rows[:1].to(model.device)).isfinite().all():
             raise
@@ -283,9 +302,9 @@ def _measured(model: PreTrainedModel, rows: Tensor, threshold: float, window: in
     return SinkMeasurement(list(unpacked([lost])), {}, "")
 
 
-def _sinks(profile: Mapping[int, float], limit: int) -> list[int]:
-    """Positions that act as sinks, strongest first: see :data:`SINK_POSITION`."""
-    early = {position: rate for position, rate in profile.items() if position < max(limit, 1)}
+def _strongest(rates: Mapping[int, float], limit: int) -> list[int]:
+    """Positions that the read-out treats as sinks, strongest first: see :data:`SINK_POSITION`."""
+    early = {position: rate for position, rate in rates.items() if position < max(limit, 1)}
     largest = max(early.values())
     if largest <= 0:
         return [0]
