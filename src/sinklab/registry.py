@@ -330,7 +330,7 @@ def _annotation(plugin: Any, name: str) -> Any:
         if name in annotations:
             holder = types.SimpleNamespace(__annotations__={name: annotations[name]})
             try:
-                return typing.get_type_hints(holder, vars(sys.modules[place.__module__]))[name]  # type: ignore[arg-type]
+                return typing.get_type_hints(holder, vars(sys.modules[place.__module__]))[name]
             except NameError:  # imported for type checkers only
                 return Any
     return Any

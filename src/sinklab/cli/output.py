@@ -64,7 +64,7 @@ def print_result(result: Any, as_json: bool = False) -> int:
     Of the processes of ``torchrun`` the first one speaks.
     """
     if isinstance(result, Result):
-        status = STATUSES.get(result.summary.get("status"), 0)
+        status = STATUSES.get(str(result.summary.get("status")), 0)
         if os.environ.get("RANK", "0") != "0":
             return status
         if as_json:

@@ -80,6 +80,6 @@ def _literal(node: ast.expr, constants: dict[str, ast.expr]) -> Any:
 
 
 def _imported(name: str) -> Stated:
-    claim: Claim = claims[name]()  # type: ignore[assignment]
+    claim: Claim = claims[name]()
     costs = {str(scale): str(cost) for scale, cost in claim.costs.items()}
     return Stated(name, claim.statement, claim.source, claim.reference, claim.published, costs)

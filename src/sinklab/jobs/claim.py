@@ -180,7 +180,7 @@ class Ratio(_Pair):
     """
 
     word: ClassVar[str] = "over"
-    unit: ClassVar[str] = "ratio"  # type: ignore[misc]
+    unit: ClassVar[str] = "ratio"
 
     def compare(self, left: float, right: float) -> float | None:
         return left / right if right else None
@@ -198,7 +198,7 @@ class Trend(Effect):
 
     metric: str
     over: tuple[str, ...]
-    unit: ClassVar[str] = "correlation"  # type: ignore[misc]
+    unit: ClassVar[str] = "correlation"
 
     def __post_init__(self) -> None:
         if len(self.over) < 3:

@@ -105,7 +105,7 @@ class Result:
             page = html.escape(self.report().read_text(encoding="utf-8"), quote=True)
             return f'<iframe srcdoc="{page}" style="width: 100%; height: 640px; border: 0"></iframe>'
         if not self.summary:
-            return str(self.table._repr_html_())  # type: ignore[operator]  # pandas has it for notebooks, untyped
+            return str(self.table._repr_html_())  # pandas has it for notebooks, untyped
         values = {key: value for key, value in self.summary.items() if not isinstance(value, (dict, list))}
         cells = "".join(
             f"<tr><th>{html.escape(key)}</th><td>{html.escape(str(value))}</td></tr>" for key, value in values.items()

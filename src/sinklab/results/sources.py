@@ -91,7 +91,7 @@ def _imports(name: str) -> tuple[str, ...]:
         if _path(module) is not None:
             found.add(module)
         for member in members:
-            home = importlib.import_module("sinklab")._HOMES.get(member) if module == "sinklab" else None
+            home = sys.modules["sinklab"]._HOMES.get(member) if module == "sinklab" else None
             if home is not None:
                 found.add(home)
             elif _path(f"{module}.{member}") is not None:

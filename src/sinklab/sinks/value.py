@@ -106,6 +106,7 @@ class Sink:
             tokens: ids, same shape; ``None`` where they are not known.
         """
         if self.kind == "position":
+            assert self.position is not None
             return positions == self.position
         if self.kind == "null" or tokens is None:
             return torch.zeros_like(positions, dtype=torch.bool)

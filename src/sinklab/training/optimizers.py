@@ -75,7 +75,7 @@ class MuonWithAdamW(Optimizer):
         super().__init__(groups, {})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """One update of all parameters."""
         loss = None
         if closure is not None:

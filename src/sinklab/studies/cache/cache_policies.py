@@ -232,8 +232,8 @@ def _summary(
     usable = {budget: sizes for budget, sizes in by_sinks.items() if 0 in sizes and len(sizes) > 1}
     advice = None
     if usable:
-        anew = {budget: part for budget, part in others["recompute"].items() if budget is not None}
-        advice = recommend(usable, recompute=anew, full=others["full"].get(None), length=length, trained_length=trained)
+        recomputed = {budget: part for budget, part in others["recompute"].items() if budget is not None}
+        advice = recommend(usable, recompute=recomputed, full=others["full"].get(None), length=length, trained_length=trained)
     return {
         "summary_version": SUMMARY_VERSION,
         "model": loaded.name,

@@ -331,8 +331,7 @@ def _store_key(
         "samples": digest.hexdigest(),
     }
     operation = [operations[identity["operation"]]] if identity["operation"] in operations else []
-    origins = (measure_effects, make_variants, find_sinks, type(given.readout), *operation, *classes_of(model))
-    return settings, digest_of(*origins)
+    return settings, digest_of(measure_effects, make_variants, find_sinks, type(given.readout), *operation, *classes_of(model))
 
 
 def _head(label: HeadLabel, sinks: Sinks, effects: Effects) -> dict[str, Any]:

@@ -310,11 +310,11 @@ def _stacked(value: Any, samples: int, edits: int) -> Any:
 def _replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Give one module, and no other of its class, another ``forward`` until the block ends; its hooks still run."""
     before = module.__dict__.get("forward")
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
     try:
         yield
     finally:
         if before is None:
             del module.forward  # the method of the class shows again
         else:
-            module.forward = before  # type: ignore[method-assign]
+            module.forward = before

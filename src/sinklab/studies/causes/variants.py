@@ -90,7 +90,7 @@ def make_variants(sinks: Sinks, samples: Samples, *, budget: Budget = "fast", se
 
 def _control_keys(sinks: Sinks, place: Place, samples: int, number: int, seed: int) -> list[Tensor]:
     """Keys for controls, int64 ``(samples, 1)`` each, a text's keys all different."""
-    own = place if isinstance(place, Tensor) else torch.full((samples, 1), -1 if isinstance(place, str) else place)
+    own = torch.full((samples, 1), -1) if isinstance(place, str) else torch.as_tensor(place).expand(samples, 1)
     early = max(sinks.length // EARLY, number + 1 + len(sinks.secondary))
     generator, drawn = torch.Generator().manual_seed(seed), []
     for sink in own[:, 0].tolist():

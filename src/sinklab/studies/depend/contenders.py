@@ -81,4 +81,4 @@ def parse_policy(text: str) -> Policy:
         return policy
     if not text[:1].isalpha():
         raise ConfigurationError(f"{text!r} cannot be read; write a policy: {KNOWN}")
-    return policies.make(text)  # type: ignore[no-any-return]
+    return policies.make(text)

@@ -62,7 +62,7 @@ def make_probe(probe: str | Mapping[str, Any] | Probe, threshold: float) -> Prob
     settings = probe_registry.read(probe)
     if "threshold" in inspect.signature(probe_registry[settings["name"]]).parameters:
         settings = {"threshold": threshold, **settings}
-    return probe_registry.make(settings)  # type: ignore[no-any-return]
+    return probe_registry.make(settings)
 
 
 def uses_bos(encoder: Encoder, bos: str) -> bool:
