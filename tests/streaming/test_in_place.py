@@ -6,7 +6,10 @@ import pytest
 import torch
 from tests.architectures.zoo import ZOO, build
 
+from sinklab.errors import ConfigurationError
+from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
+from sinklab.sinks import Sink, Sinks
 from sinklab.streaming import slot_table
 from sinklab.streaming.cache import PolicyCache, SinkCache
 from sinklab.streaming.slot_table import SlotTable
@@ -83,3 +86,20 @@ def test_beginning_anew_drops_what_was_worked_out(model):
 
     with torch.no_grad():
         assert torch.equal(read_singly(), read_singly())
+
+
+def test_found_sinks_are_pinned_where_they_were_found(model):
+    """What is held is what Pinned holds; sinks without a position, and two answers to one question, are refused."""
+    found = Sinks(sinks=tuple(Sinks.at(position).main for position in (5, 2)))
+    tokens = torch.randint(4, 32, (1, 40), generator=torch.Generator().manual_seed(0))
+    cache = SinkCache(model, sinks=found, window=10)
+    other = PolicyCache(Pinned(pinned=(2, 5), window=10), model)
+    with torch.no_grad():
+        assert torch.equal(model(tokens, past_key_values=cache).logits, model(tokens, past_key_values=other).logits)
+    assert set(cache.table.index[0].tolist()) == {2, 5, *range(29, 40)}
+    token = Sinks.at(Sink(kind="token", token=7, text="."))
+    for sinks, why in ((token, "the first '.', which has no position"), (Sinks.at("null"), "sees it"), (Sinks(), "nowhere")):
+        with pytest.raises(ConfigurationError, match=why):
+            SinkCache(model, sinks=sinks)
+    with pytest.raises(ConfigurationError, match="`num_sinks` and `sinks` both say which tokens stay"):
+        SinkCache(model, sinks=found, num_sinks=4)

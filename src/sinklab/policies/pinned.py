@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from sinklab.errors import ConfigurationError
 from sinklab.policies.base import PREDECESSORS, SlotPolicy
 from sinklab.registry import policies
+from sinklab.sinks import Sinks
 
 __all__ = ["Pinned"]
 
@@ -43,6 +45,23 @@ class Pinned(SlotPolicy):
         if not fine or sorted(set(pinned)) != list(pinned):
             raise ConfigurationError(f"pinned {pinned!r} must be a tuple of token indices, ascending, each once and 0 or more")
         self._require("window", 1, PREDECESSORS)
+
+    @classmethod
+    def of(cls, sinks: Sinks, **settings: Any) -> Self:
+        """The policy that pins the positions at which sinks were found.
+
+        Raises:
+            ConfigurationError: the main sink has no position: it is a token, which stands elsewhere in every text, or the null
+                score, which is always seen; or there is none.
+        """
+        if sinks.main is None:
+            raise ConfigurationError("sinks were found nowhere, so there is none to pin; the policy window holds no sinks")
+        if sinks.main.kind != "position":
+            why = "a window sees it always" if sinks.main.kind == "null" else "name those that it has in this text, `pinned`"
+            raise ConfigurationError(
+                f"the sink is {sinks.main.name}, which has no position of its own that could be pinned; {why}"
+            )
+        return cls(pinned=tuple(sinks.positions), **settings)
 
     @property
     def num_slots(self) -> int:

@@ -12,7 +12,9 @@ from transformers import Cache, PreTrainedModel
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.base import BoundedPolicy, Positions, SlotPolicy
+from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
+from sinklab.sinks import Sinks
 from sinklab.streaming.decoding import Tokenizer
 from sinklab.streaming.host import Arguments, Planner, generating_model, join, kept_logits, kept_tensors, split, tokens_of
 from sinklab.streaming.layer import SlotLayer
@@ -391,19 +393,36 @@ class PolicyCache(Cache, Planner):
 
 
 class SinkCache(PolicyCache):
-    """The first ``num_sinks`` tokens and the last ``window``; the cache of :class:`~sinklab.policies.sink_window.SinkWindow`.
+    """The sinks and the last ``window`` tokens: the cache of :class:`~sinklab.policies.sink_window.SinkWindow`.
 
     ``model.generate(**inputs, past_key_values=SinkCache(num_sinks=4, window=1020))`` is StreamingLLM (arXiv 2309.17453) with
     4+1020 tokens. Other arguments and errors are those of :class:`PolicyCache`.
+
+    Args:
+        num_sinks: first tokens that stay, 4 by default.
+        sinks: what :func:`~sinklab.sinks.find_sinks` found, in place of ``num_sinks``: the positions that stay; the policy is
+            then :class:`~sinklab.policies.pinned.Pinned`.
+
+    Raises:
+        ConfigurationError: ``num_sinks`` and ``sinks``; or sinks without a position (see :meth:`Pinned.of`).
     """
 
     def __init__(
         self,
         model: PreTrainedModel | None = None,
         *,
-        num_sinks: int = 4,
+        num_sinks: int | None = None,
         window: int = 1020,
+        sinks: Sinks | None = None,
         positions: Positions = "in_cache",
         **settings: Any,
     ) -> None:
-        super().__init__(SinkWindow(num_sinks=num_sinks, window=window, positions=positions), model, **settings)
+        if sinks is not None and num_sinks is not None:
+            raise ConfigurationError("`num_sinks` and `sinks` both say which tokens stay; give one of them")
+        number = 4 if num_sinks is None else num_sinks
+        policy = (
+            SinkWindow(num_sinks=number, window=window, positions=positions)
+            if sinks is None
+            else Pinned.of(sinks, window=window, positions=positions)
+        )
+        super().__init__(policy, model, **settings)

@@ -27,6 +27,7 @@ from sinklab.corpora.random_tokens import RandomTokens
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.results.table import read_run, read_table
+from sinklab.sinks import Sinks
 from sinklab.studies.causes import measurement as causes_measure
 from sinklab.studies.causes.readout import ClassLogits, NextToken, OutputDivergence, SquaredError
 from sinklab.studies.causes.samples import Samples
@@ -147,6 +148,17 @@ def test_some_heads_in_any_order(result, checkpoint, tmp_path):
         mean, expected = (one["effects"]["hide"]["random_tokens"]["mean"] for one in (head, whole))
         # Other heads in one stack round in another order: float32 losses near 6 differ by a few of their last places, 5e-7.
         assert mean == pytest.approx(expected, abs=5e-6)
+
+
+def test_sinks_that_were_found_elsewhere_are_not_looked_for(result, checkpoint):
+    found, _ = result
+    options = {name: value for name, value in QUICK.items() if name != "sink"}
+    given = Sinks.at(0)
+    again = find_causes(str(checkpoint), **options, sinks=given)
+    assert again.summary == found.summary
+    assert again.record["config"]["sinks"] == given.to_dict()
+    with pytest.raises(ConfigurationError, match="`sink` 0 and `sinks` both say where the sink is; give one of them"):
+        find_causes(str(checkpoint), **QUICK, sinks=given)
 
 
 def test_two_domains_and_no_sink(checkpoint):

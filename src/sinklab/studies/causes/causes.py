@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from sinklab.models.loading import LoadedModel
+    from sinklab.sinks import Sinks
     from sinklab.studies.causes.readout import Readout
     from sinklab.studies.causes.samples import Samples
 
@@ -43,6 +44,7 @@ def find_causes(
     *,
     heads: str | Sequence[tuple[int, int]] | None = "all",
     sink: int | str = "auto",
+    sinks: Sinks | None = None,
     domains: Sequence[CorpusSource] = ("python_source",),
     texts: int | None = None,
     seq_len: int | None = None,
@@ -79,6 +81,7 @@ def find_causes(
         heads: Heads to examine, written layer.head from 0 with commas between, or all; from Python also pairs.
         sink: Where the sink is: auto finds it, a position of the document, null for the null score, or none (heads are then
             zeroed).
+        sinks: what find_sinks found on other texts, in place of ``sink``; without a main one, heads are zeroed.
         domains: Names from 'sinklab list corpora' or text files; each is a domain.
         texts: Texts of each domain; more decide more heads; by default 16, or 64 in full.
         seq_len: Tokens of a text, BOS included; by default 256, or the trained length if less.
@@ -123,7 +126,10 @@ def find_causes(
         raise ConfigurationError(
             "samples and readout go together: inputs of your own, and what is read off the outputs for them"
         )
-    with Run("causes", out=out, overwrite=overwrite, settings={**asked.to_dict(), "bos": bos}, progress=progress) as run:
+    if sinks is not None and sink != "auto":
+        raise ConfigurationError(f"`sink` {sink} and `sinks` both say where the sink is; give one of them")
+    settings = {**asked.to_dict(), "bos": bos} | ({} if sinks is None else {"sinks": sinks.to_dict()})
+    with Run("causes", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
         loaded: LoadedModel | None = None
         if isinstance(model, (str, LoadedModel, PreTrainedModel)):
             loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
@@ -144,7 +150,7 @@ def find_causes(
         module = loaded.model if loaded is not None else model
         assert isinstance(module, nn.Module)
         facts = facts_of(module, loaded)
-        found = examine(module, given, asked, identity=facts, store=run.store, say=say, progress=run.progress)
+        found = examine(module, given, asked, identity=facts, sinks=sinks, store=run.store, say=say, progress=run.progress)
         return run.finish(
             summary={**facts, **found.summary},
             table=make_table(found.rows, run_id=run.id, seed=seed, bos=with_bos, **facts),
