@@ -10,7 +10,9 @@ import pytest
 from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
+from sinklab.results.run import Result
 from sinklab.studies.pathways import benchmark
+from sinklab.studies.pathways.display import display
 from sinklab.studies.pathways.judging import judged
 
 GOOD = {"held_out_loss": 2.0, "sink_rate": 0.0, "hidden_ratio": 1.0, "window_gap": 0.001, "int8_gap": 0.002}
@@ -29,9 +31,13 @@ def made(monkeypatch):
         asked.update(options, operations=operations)
         numbers = {seed: {"softmax": {**GOOD, "sink_rate": 30.0}, "softpick": GOOD} for seed in range(3)}
         rows = judged(["softmax", "softpick"], numbers, {})
-        return benchmark.Comparison(
-            rows, numbers, {}, {"sigmoid": "why"}, "In words.", pd.DataFrame(), asked.get("fail", []), options["out"]
-        )
+        summary = {
+            "rows": [row.to_dict() for row in rows],
+            "cannot": {"sigmoid": "why"},
+            "paragraph": "In words.",
+            "errors": asked.get("fail", []),
+        }
+        return Result(summary, pd.DataFrame(), {"kind": "pathways"}, options["out"], display)
 
     monkeypatch.setattr(benchmark, "run_pathways", run)
     return asked

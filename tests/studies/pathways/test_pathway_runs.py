@@ -148,17 +148,18 @@ def test_the_whole_comparison(tmp_path, short):
         problem=TriggerProblem(cap=2),
         progress=False,
     )
-    assert [row.label for row in result.rows] == ["softmax", "softmax_plus_one"]
-    assert result.errors == []
+    rows = result.summary["rows"]
+    assert [row["label"] for row in rows] == ["softmax", "softmax_plus_one"]
+    assert result.summary["errors"] == []
     columns = {"held_out_loss", "sink_rate", "kurtosis", "int8_gap", "window_gap", "distortion", "fast_gap", "longer_gap"}
-    for row in result.rows:
-        assert columns <= set(row.numbers)
-        assert row.answer == "undecided", "one seed decides nothing"
-    assert result.rows[1].numbers["null_mass"].mean > 0
+    for row in rows:
+        assert columns <= set(row["numbers"])
+        assert row["low_distortion"] == "undecided", "one seed decides nothing"
+    assert rows[1]["numbers"]["null_mass"]["mean"] > 0
     table = read_table(out / "table.parquet")
     assert set(table["probe"]) == {"pathways"}
     loss = table[(table["metric"] == "held_out_loss") & (table["model"] == "softmax")]["value"].item()
-    assert loss == result.numbers[0]["softmax"]["held_out_loss"] == result.rows[0].numbers["held_out_loss"].mean
+    assert loss == rows[0]["numbers"]["held_out_loss"]["mean"]
     run = read_run(out)
     assert run["operations"]["softmax_plus_one"]["source"].startswith("Miller 2023")
     assert set(run["cells"]) == {"base", "fast", "longer"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ import pandas as pd
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.claim import SCALES, Scale
 from sinklab.results.environment import environment
-from sinklab.results.run import new_run_id
+from sinklab.results.run import Progress, Result, new_run_id, silent
 from sinklab.results.table import make_table, write_json, write_table, write_text
 from sinklab.studies.pathways.columns import COLUMNS, GROUPS, READ_OUTS
 from sinklab.studies.pathways.cost import costs
+from sinklab.studies.pathways.display import display
 from sinklab.studies.pathways.figure import write_figure
-from sinklab.studies.pathways.judging import Row, judged
+from sinklab.studies.pathways.judging import judged
 from sinklab.studies.pathways.operations import DEFAULT, Pathway, pathways_of
 from sinklab.studies.pathways.runs import CHANGES, Numbers, train_and_read, trigger_numbers
 from sinklab.studies.pathways.words import DEFINITION, markdown, paragraph
@@ -26,35 +27,9 @@ from sinklab.studies.reproduce.scales import base_config
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.process import default_cache
 
-__all__ = ["Comparison", "run_pathways"]
+__all__ = ["run_pathways"]
 
 PROBE = "pathways"
-Progress = Callable[[str, int, int], None]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Comparison:
-    """What :func:`run_pathways` gives.
-
-    Attributes:
-        rows: one for each operation, softmax first.
-        numbers: seed to label to column to number.
-        costs: label to column to median and quartiles over rounds.
-        cannot: operations that provably cannot do the trigger task, and why.
-        paragraph: what the numbers say.
-        table: the long table.
-        errors: trainings and read-outs that failed, one sentence each.
-        folder: where all was written.
-    """
-
-    rows: list[Row]
-    numbers: Numbers
-    costs: dict[str, dict[str, dict[str, float]]]
-    cannot: dict[str, str]
-    paragraph: str
-    table: pd.DataFrame
-    errors: list[str]
-    folder: Path
 
 
 def run_pathways(
@@ -70,8 +45,8 @@ def run_pathways(
     retries: int = 2,
     cache: Path | None = None,
     progress: bool = True,
-    stages: Progress = lambda stage, done, total: None,
-) -> Comparison:
+    stages: Progress = silent,
+) -> Result:
     """Compare operations, or go on with a comparison.
 
     Every operation is trained three times a seed: as the scale has it, at four times the learning rate, and with ALiBi
@@ -80,22 +55,14 @@ def run_pathways(
     ``pathways.md`` when all is done.
 
     Args:
-        operations: ``{"name": …, setting: value}``; a name alone has the settings of its paper. Softmax is always compared.
-        seeds: of initialisation, data and trigger task; three or more for an answer.
-        store: output directory of ``sinklab reproduce``, for trained models.
+        operations, seeds, scale, out, store, jobs, ray, retries, cache: as in
+            :func:`~sinklab.studies.pathways.pathways.pathways`, all of them read.
         problem: the trigger task; by default the published one.
-        jobs: processes at a time; by default one per GPU, or cores over threads.
-        ray: train on the Ray cluster at this address; ``store`` must then be shared by its nodes. All else is done here.
-        retries: how often a training that died goes on from its last checkpoint.
-        cache: directory of encoded text; with ``ray`` it is ``store/cache`` by default.
         progress: show trainings on a terminal's stderr, lines elsewhere.
         stages: told of the rest: a stage, what is done of it, and its total.
 
-    Raises:
-        UnknownNameError: no such operation.
-        ConfigurationError: no seeds, seeds or operations twice, no such scale, or a setting that cannot be.
-        InputError: a text or a directory that cannot be used.
-        KeyboardInterrupt: after running trainings have stopped with a checkpoint.
+    Returns, raises:
+        as :func:`~sinklab.studies.pathways.pathways.pathways`.
     """
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigurationError(f"pathways: seeds {list(seeds)}; expected one or more, and none twice")
@@ -104,7 +71,7 @@ def run_pathways(
     if jobs is not None and jobs < 1:
         raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
     pathways, problem = pathways_of(operations), problem or TriggerProblem()
-    out, store = (path.expanduser().absolute() for path in (out, store))
+    given, (out, store) = out, (path.expanduser().absolute() for path in (out, store))
     cache = (cache or (store / "cache" if ray is not None else default_cache())).expanduser().absolute()
     found = train_and_read(
         pathways, scale=scale, seeds=seeds, store=store, cache=cache, jobs=jobs, retries=retries, ray=ray, progress=progress
@@ -120,13 +87,14 @@ def run_pathways(
     words = paragraph(rows, cannot, scale=scale, seeds=len(seeds))
     run_id = new_run_id()
     table = _table(pathways, numbers, times, scale, run_id)
-    result = Comparison(rows, numbers, times, cannot, words, table, found.errors, out)
+    summary = {"rows": [row.to_dict() for row in rows], "cannot": cannot, "paragraph": words, "errors": found.errors}
+    record = _record(summary, pathways, found.cells, scale, seeds, problem, run_id)
     write_table(table, out / "table.parquet")
     write_text(f"{DEFINITION}\n\n{markdown(rows)}\n{words}\n", out / "pathways.md")
     for suffix in ("svg", "png"):
         write_figure(rows, f"Ways to do nothing, scale {scale}, {len(seeds)} seeds, 95 % intervals", out / f"pareto.{suffix}")
-    write_json(_record(result, pathways, found.cells, scale, seeds, problem, run_id), out / "run.json")  # last: it is whole
-    return result
+    write_json(record, out / "run.json")  # last: it is whole
+    return Result(summary, table, record, given, display)
 
 
 def _table(
@@ -159,7 +127,7 @@ def _table(
 
 
 def _record(
-    result: Comparison,
+    summary: Mapping[str, Any],
     pathways: Sequence[Pathway],
     cells: Mapping[str, Any],
     scale: Scale,
@@ -175,7 +143,7 @@ def _record(
         "scale": scale,
         "seeds": list(seeds),
         "definition": DEFINITION,
-        "paragraph": result.paragraph,
+        "paragraph": summary["paragraph"],
         "operations": {
             pathway.label: {
                 "operation": pathway.operation(context),
@@ -195,11 +163,11 @@ def _record(
         },
         "trainings": {source: {"what": GROUPS[source], "read_outs": list(READ_OUTS[source])} for source in CHANGES},
         "cells": cells,
-        "rows": [row.to_dict() for row in result.rows],
-        "cannot_do_the_trigger_task": result.cannot,
+        "rows": summary["rows"],
+        "cannot_do_the_trigger_task": summary["cannot"],
         "trigger_setting": dataclasses.asdict(problem),
         "config": base.model_dump(mode="json"),
         "environment": environment(),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "errors": result.errors,
+        "errors": summary["errors"],
     }

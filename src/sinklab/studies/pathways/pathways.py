@@ -1,0 +1,84 @@
+"""The command ``sinklab pathways``: which ways to do nothing leave a model undistorted, at equal compute and data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sinklab.results.run import Result, silent
+from sinklab.studies.arguments import Progress, Seeds, command, parse_seeds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["pathways"]
+
+
+@command
+def pathways(
+    *,
+    operations: str | Sequence[Mapping[str, Any]] | None = None,
+    seeds: Seeds = "0..2",
+    scale: Literal["tiny", "small", "60m", "1b"] = "tiny",
+    out: Path = Path("sinklab-pathways"),
+    store: Path = Path("sinklab-claims"),
+    jobs: int | None = None,
+    ray: str | None = None,
+    retries: int = 2,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Train operations that let a head do nothing, and say what each costs and distorts.
+
+    Three trainings an operation and seed. What has been trained and read out is kept: the same command goes on. Prints one
+    table and a paragraph. Status 1: trainings failed, and the others' results are kept.
+
+    docs/pathways.md has the columns, the settings of the operations, and what low-distortion means.
+
+    Args:
+        operations: From 'sinklab list operations'; a name alone has the settings of its paper. Softmax is always there; by
+            default the twelve of docs/pathways.md.
+        seeds: Both ends included, or a list; three or more for an answer.
+        scale: What is trained; tiny needs one core and seconds a run.
+        out: Directory for table.parquet, run.json, pareto.svg and pathways.md.
+        store: Where trained models are kept; that of 'sinklab reproduce', so that none is trained twice.
+        jobs: Processes at a time; by default one per GPU, or cores over threads.
+        ray: Train on a Ray cluster; the store must be shared by its nodes.
+        retries: How often a training that was killed goes on from its last checkpoint.
+        cache: Directory for encoded text; by default ~/.cache/sinklab, with --ray STORE/cache.
+
+    Returns:
+        In ``summary``: ``rows``, one for each operation, softmax first; ``cannot``, operations that provably cannot do the
+        trigger task, and why; ``paragraph``, what the numbers say; ``errors``, trainings and read-outs that failed.
+
+    Raises:
+        UnknownNameError: no such operation.
+        ConfigurationError: no seeds, seeds or operations twice, no such scale, or a setting that cannot be.
+        InputError: a text or a directory that cannot be used.
+        KeyboardInterrupt: after running trainings have stopped with a checkpoint.
+
+    Examples:
+        sinklab pathways
+        sinklab pathways --operations softpick,gated --seeds 0 --jobs 2  (a first look)
+        sinklab pathways --operations 'sigmoid(length_bias=true),sink_logit' --seeds 0..4 --out build/pathways
+        sinklab pathways --scale 60m --ray auto --store /shared/claims
+    """
+    from sinklab.registry import operations as registry
+    from sinklab.registry import split_specs
+    from sinklab.studies.pathways.benchmark import run_pathways
+    from sinklab.studies.pathways.operations import DEFAULT
+
+    if isinstance(operations, str):
+        operations = [registry.read(name) for name in split_specs(operations)]
+    return run_pathways(
+        DEFAULT if operations is None else operations,
+        seeds=parse_seeds(seeds),
+        scale=scale,
+        out=out,
+        store=store,
+        jobs=jobs,
+        ray=ray,
+        retries=retries,
+        cache=cache,
+        stages=progress or silent,
+    )
