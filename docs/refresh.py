@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from sinklab.cli.claims import format_effect
 from sinklab.cli.describe import describe
-from sinklab.cli.stated import stated
 from sinklab.jobs.claim import SCALES
 from sinklab.registry import KINDS
 from sinklab.results.metric import Metric, catalogue, metrics_of
 from sinklab.results.table import COLUMNS
+from sinklab.studies.reproduce.display import format_effect
 from sinklab.studies.reproduce.kept import StoredClaim, hardware_of, read_results, summary_of
+from sinklab.studies.reproduce.stated import stated
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

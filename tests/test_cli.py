@@ -13,10 +13,10 @@ from tests.command_line import CliRunner
 from tests.conftest import make_sinklm
 
 import sinklab
-from sinklab.cli import output
 from sinklab.cli.app import app
 from sinklab.cli.derive import folder_name
 from sinklab.registry import KINDS
+from sinklab.results.bars import bars
 from sinklab.results.run import Result
 from sinklab.results.table import make_table, read_run, read_table
 from sinklab.studies.audit.display import display
@@ -252,7 +252,7 @@ class TestTop:
 
 
 def test_progress_is_silent_where_nobody_watches(capsys):
-    with output.progress() as progress:
+    with bars() as progress:
         progress("measuring", 1, 2)
     assert capsys.readouterr() == ("", "")
 

@@ -6,18 +6,19 @@ import json
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 from tests.command_line import CliRunner
 from tests.studies.reproduce.made_results import NUMBERS, PARTS, write_claim
 
 from sinklab.cli.app import app
-from sinklab.cli.reproduce import chosen
-from sinklab.cli.stated import stated
 from sinklab.errors import ConfigurationError, UnknownNameError
 from sinklab.jobs.verdict import Conclusion, judge
 from sinklab.registry import claims
+from sinklab.results.run import Result
 from sinklab.studies.reproduce import engine
-from sinklab.studies.reproduce.engine import Reproduced
+from sinklab.studies.reproduce.reproduce import chosen
+from sinklab.studies.reproduce.stated import stated
 
 NAME = "repeated_token_laws"
 
@@ -118,13 +119,18 @@ class TestReproduce:
             for name in names:
                 if name == "trigger_relu":
                     judgement = Conclusion("not tested at this scale", (), (), "the claim can be run at small only")
-                    found.append(Reproduced(name, judgement, {}, None, []))
+                    found.append(made(engine.answer(name, "gu2024", "tiny", judgement), None))
                     continue
                 folder = out / "tiny" / name
                 write_claim(folder, parts=PARTS[:2])
                 errors = ["baseline-seed0: killed"] if name == "learning_rate" else []
-                found.append(Reproduced(name, judge(PARTS[:2], (), NUMBERS), NUMBERS, folder, errors))
+                judgement = judge(PARTS[:2], (), NUMBERS)
+                about = {"seeds": settings["seeds"], "folder": folder, "errors": errors}
+                found.append(made(engine.answer(name, "gu2024", "tiny", judgement, **about), folder))
             return found
+
+        def made(summary, folder):
+            return Result(summary, pd.DataFrame(), {"kind": "claim"}, folder, engine._display)
 
         monkeypatch.setattr(engine, "reproduce", reproduce)
         return asked

@@ -7,12 +7,12 @@ import dataclasses
 
 import pytest
 
-from sinklab.cli import stated as stated_module
-from sinklab.cli.source_text import file_of
-from sinklab.cli.stated import stated
 from sinklab.errors import ContractError
 from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Peak, Trend, Value, Variant
 from sinklab.registry import claims
+from sinklab.results.source_text import file_of
+from sinklab.studies.reproduce import stated as stated_module
+from sinklab.studies.reproduce.stated import stated
 from sinklab.testing import check_claim
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from tests.studies.reproduce.made_results import numbers_of
 
 from sinklab.jobs.claim import Claim, Difference, Part, Variant
 from sinklab.jobs.verdict import judge
@@ -41,13 +42,13 @@ def short(monkeypatch):
 
 def test_from_nothing_to_verdicts_and_the_wrong_direction_is_refused(short, tmp_path):
     laws, left = reproduce(["repeated_token_laws", short], out=tmp_path, cache=tmp_path / "cache", progress=False)
-    assert (laws.errors, left.errors) == ([], [])
-    assert laws.judgement.verdict == "reproduced"
-    assert left.judgement.verdict == "reproduced", left.judgement.findings
+    assert (laws.summary["errors"], left.summary["errors"]) == ([], [])
+    assert laws.summary["verdict"] == "reproduced"
+    assert left.summary["verdict"] == "reproduced", left.summary["parts"]
     swapped = dataclasses.replace(PART, effect=Difference("sink_rate", "with BOS", "without BOS"))
-    assert judge((swapped,), (), left.numbers).verdict == "not reproduced"
+    assert judge((swapped,), (), numbers_of(left.table)).verdict == "not reproduced"
     # What has been trained is not trained again: the same numbers, and no folder more.
     runs = sorted((tmp_path / "runs" / "tiny").iterdir())
     (again,) = reproduce([short], out=tmp_path, cache=tmp_path / "cache", progress=False)
-    assert again.numbers == left.numbers
+    assert numbers_of(again.table) == numbers_of(left.table)
     assert sorted((tmp_path / "runs" / "tiny").iterdir()) == runs

@@ -19,9 +19,10 @@ import cyclopts
 from typing_extensions import Doc
 
 from sinklab.cli import output
-from sinklab.cli.quiet import quiet_libraries
 from sinklab.errors import ConfigurationError
+from sinklab.models.quiet import quiet_libraries
 from sinklab.registry import split_specs
+from sinklab.results.bars import bars
 from sinklab.studies.arguments import WHOLE, AsJson, WrittenTo
 
 __all__ = ["derive", "folder_name", "option_names", "read_docstring"]
@@ -55,14 +56,15 @@ def derive(function: Callable[..., Any], name: str) -> cyclopts.App:
     signature = inspect.signature(function)
     wanted = list(_options(function).values())
     gives_result = str(signature.return_annotation).endswith("Result")
-    if gives_result:
+    shown = gives_result or str(signature.return_annotation).endswith("Listing")
+    if shown:
         wanted.append(inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson))
     parameters = [_parameter(function, parameter, texts) for parameter in wanted]
 
     places = _places(function)
 
     def call(*positional: Any, **given: Any) -> int:
-        as_json = given.pop("as_json", False) if gives_result else False
+        as_json = given.pop("as_json", False) if shown else False
         if gives_result:
             quiet_libraries()
         arguments = signature.bind_partial(*positional, **given).arguments
@@ -74,7 +76,7 @@ def derive(function: Callable[..., Any], name: str) -> cyclopts.App:
             given["say"] = lambda text: print(text, file=sys.stderr)
         if "progress" not in signature.parameters:
             return output.print_result(function(*positional, **given), as_json)
-        with output.progress() as progress:
+        with bars() as progress:
             result = function(*positional, **given, progress=progress)
         return output.print_result(result, as_json)
 

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sinklab.cli.source_text import file_of, registers, unparsed
-from sinklab.cli.stated import stated
 from sinklab.errors import ContractError, UnknownNameError
 from sinklab.models.embedded import embedded_names, embedded_path
 from sinklab.registry import KINDS, registry_of
 from sinklab.results.metric import Declared, Metric, metrics_of
 from sinklab.results.metric import catalogue as metrics
+from sinklab.results.source_text import file_of, registers, unparsed
+from sinklab.studies.reproduce.stated import stated
 
 __all__ = ["Description", "Parameter", "catalogue", "describe"]
 

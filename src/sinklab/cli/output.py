@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from sinklab.cli.describe import Description
-from sinklab.results.run import PIPE_WIDTH, Result
+from sinklab.results.run import PIPE_WIDTH, Listing, Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,32 +24,12 @@ __all__ = [
     "print_description",
     "print_json",
     "print_result",
-    "progress",
 ]
 
 
 def _out() -> Console:
     # Made for each call, so that it writes to the stdout of the moment (tests and pagers replace it).
     return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A callback ``(stage, done, total)`` that draws bars on a terminal's stderr and nothing anywhere else."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda stage, done, total: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def update(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
-
-        yield update
 
 
 STATUSES = {"diverged": 3, "stopped": 130}
@@ -75,7 +53,12 @@ def print_result(result: Any, as_json: bool = False) -> int:
         for error in errors:
             sys.stderr.write(f"failed: {error}\n")
         return 1 if errors else status
-    if result is not None:
+    if isinstance(result, Listing):
+        if as_json:
+            sys.stdout.write(result.to_json())
+        else:
+            result.show()
+    elif result is not None:
         sys.stdout.write(f"{result}\n")
     return 0
 

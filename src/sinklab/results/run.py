@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sinklab.results.environment import Placed
     from sinklab.results.store import Store
 
-__all__ = ["PIPE_WIDTH", "STORE", "Progress", "Result", "Run", "new_run_id", "silent"]
+__all__ = ["PIPE_WIDTH", "STORE", "Listing", "Progress", "Result", "Run", "new_run_id", "silent"]
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage, what is done of it and its total."""
@@ -46,6 +46,40 @@ def new_run_id() -> str:
     return f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
+def _show(parts: Iterable[RenderableType]) -> None:
+    from rich.console import Console
+
+    # Made for each call, so that it writes to the stdout of the moment (tests and pagers replace it).
+    console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    for part in parts:
+        console.print(part)
+
+
+def _json(record: Any) -> str:
+    return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Listing:
+    """What a command returns that looks something up and computes nothing.
+
+    Attributes:
+        record: the answer as plain JSON values.
+        display: gives what a terminal shows of it: rich renderables or lines of text.
+    """
+
+    record: Any
+    display: Callable[[Any], Iterable[RenderableType]]
+
+    def show(self) -> None:
+        """Print on standard output what the command line prints."""
+        _show(self.display(self.record))
+
+    def to_json(self) -> str:
+        """What ``--json`` prints."""
+        return _json(self.record)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Result:
     """What a command returns: the answer, its numbers, how they were made, and where they lie.
@@ -57,6 +91,7 @@ class Result:
         folder: where it was written; ``None`` if it was not.
         display: gives what a terminal shows of a result: rich renderables or lines of text.
         page: writes the page of a folder, for kinds that have one, and returns its path.
+        listed: the answer of a command about many things, one record each: what ``--json`` prints instead of the summary.
     """
 
     summary: dict[str, Any]
@@ -65,6 +100,7 @@ class Result:
     folder: Path | None
     display: Callable[[Result], Iterable[RenderableType]]
     page: Callable[[Path], Path] | None = None
+    listed: list[Any] | None = None
 
     @property
     def kind(self) -> str:
@@ -73,18 +109,15 @@ class Result:
 
     def show(self) -> None:
         """Print on standard output what the command line prints."""
-        from rich.console import Console
-
-        # Made for each call, so that it writes to the stdout of the moment (tests and pagers replace it).
-        console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-        for part in self.display(self):
-            console.print(part)
+        _show(self.display(self))
 
     def to_json(self) -> str:
         """What ``--json`` prints: the summary, or the rows of the table, one a line, where there is no summary."""
+        if self.listed is not None:
+            return _json(self.listed)
         if not self.summary:
             return str(self.table.to_json(orient="records", lines=True, force_ascii=False))
-        return json.dumps(self.summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return _json(self.summary)
 
     def report(self) -> Path:
         """The page, made again if it is missing.

@@ -115,7 +115,8 @@ def command(function: Any) -> Any:
     - With a :class:`WrittenTo` in the annotation of a path, the command line always writes a folder.
     - What only Python can give (a callback, a tensor) is no option; ``say`` is handed in too, and prints a sentence on stderr.
     - With :data:`WHOLE` in its annotation a list is taken as it is given: one part each time, whatever commas are in it.
-    - A :class:`~sinklab.results.run.Result` is shown, and gives the command ``--json``; text or a path is printed.
+    - A :class:`~sinklab.results.run.Result` or :class:`~sinklab.results.run.Listing` is shown, and gives the command
+      ``--json``; text or a path is printed.
     """
     return (lambda marked: marked) if isinstance(function, str) else function
 

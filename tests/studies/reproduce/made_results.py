@@ -40,3 +40,11 @@ def write_claim(folder: Path, parts=PARTS, numbers=None, **changed) -> dict:
     write_json(record, folder / "run.json")
     write_table(make_table(rows, run_id="0", probe="claim", version=1), folder / "table.parquet")
     return record
+
+
+def numbers_of(table) -> dict:
+    """Seed to variant to metric to number, from the table of a claim."""
+    numbers: dict = {}
+    for seed, label, metric, value in zip(table["seed"], table["model"], table["metric"], table["value"], strict=True):
+        numbers.setdefault(int(seed), {}).setdefault(label, {})[metric] = value
+    return numbers

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.studies.reproduce.made_results import numbers_of
 
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.claim import Claim, Difference, Part, Value, Variant
@@ -61,9 +62,9 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> dict[str, Claim]:
 
 def test_a_claim_is_measured_judged_and_written_down(claims: dict[str, Claim], tmp_path: Path) -> None:
     (found,) = reproduce(["made_up"], out=tmp_path, progress=False)
-    assert found.judgement.verdict == "reproduced"
-    assert found.numbers[2] == {"more": {"sink_rate": 12.0}, "less": {"sink_rate": 2.0}}
-    assert found.errors == []
+    assert found.summary["verdict"] == "reproduced"
+    assert numbers_of(found.table)[2] == {"more": {"sink_rate": 12.0}, "less": {"sink_rate": 2.0}}
+    assert found.summary["errors"] == []
     record = read_run(tmp_path / "tiny" / "made_up")
     assert record["kind"] == "claim"
     assert (record["verdict"], record["seeds"], record["cost"]) == ("reproduced", [0, 1, 2], "seconds")
@@ -82,7 +83,7 @@ def test_what_is_there_is_kept_and_seeds_may_be_added(claims: dict[str, Claim], 
     reproduce(["made_up"], seeds=[0, 1], out=tmp_path, progress=False)
     (found,) = reproduce(["made_up"], seeds=[0, 1, 2, 3], out=tmp_path, progress=False)
     assert CALLS == [0, 1, 2, 3]
-    assert len(found.judgement.findings[0].by_seed) == 4
+    assert len(found.summary["parts"][0]["by_seed"]) == 4
 
 
 def test_what_other_code_has_measured_is_measured_again(claims: dict[str, Claim], tmp_path: Path) -> None:
@@ -135,8 +136,8 @@ def test_the_code_behind_numbers_reaches_to_the_probes_and_to_plug_ins_that_are_
 
 def test_a_scale_without_a_cost_is_not_tested(claims: dict[str, Claim], tmp_path: Path) -> None:
     (found,) = reproduce(["made_up"], scale="small", out=tmp_path, progress=False)
-    assert found.judgement.verdict == "not tested at this scale"
-    assert found.judgement.reason == "the claim can be run at tiny only"
+    assert found.summary["verdict"] == "not tested at this scale"
+    assert found.summary["reason"] == "the claim can be run at tiny only"
     assert found.folder is None
     assert CALLS == []
 
@@ -206,9 +207,9 @@ def test_trainings_can_be_handed_to_torchrun(claims: dict[str, Claim], tmp_path:
         assert done.returncode == 0, done.stderr
     assert plan_runs(["trained"], **arguments, cache=tmp_path / "cache") == []
     (found,) = reproduce(["trained"], **arguments, cache=tmp_path / "cache")
-    assert found.errors == []
-    assert found.judgement.reason == "'it has a loss': 1 seed; a verdict needs 3"
-    assert found.numbers[0]["tuned"]["steps"] == 6
+    assert found.summary["errors"] == []
+    assert found.summary["reason"] == "'it has a loss': 1 seed; a verdict needs 3"
+    assert numbers_of(found.table)[0]["tuned"]["steps"] == 6
     record = read_run(tmp_path / "tiny" / "trained")
     assert record["conditions"]["tuned"]["after"] == "cheap"
     run = read_run(tmp_path / "runs" / "tiny" / record["conditions"]["cheap"]["cells"]["0"])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from rich.console import RenderableType
 
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.cell import SweepPlan
@@ -16,36 +18,19 @@ from sinklab.jobs.grid import Cell
 from sinklab.jobs.verdict import Conclusion, judge
 from sinklab.results.environment import environment
 from sinklab.results.metric import Metric, catalogue
-from sinklab.results.run import new_run_id
+from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import make_table, read_run, write_json, write_table
 from sinklab.studies.reproduce.cells import make_cells, open_store, resolved_changes
+from sinklab.studies.reproduce.display import display_parts
+from sinklab.studies.reproduce.kept import deciding_part
 from sinklab.studies.reproduce.scales import base_config
 from sinklab.studies.reproduce.work import Measurement, claim_called, name_of, read_numbers, train_and_read
 from sinklab.training.process import default_cache
 
-__all__ = ["Reproduced", "plan_runs", "reproduce"]
+__all__ = ["answer", "plan_runs", "reproduce"]
 
 DIVERGED = Metric("diverged", "fraction", "1 for a training that diverged, else 0; of several the share of them.")
 OF_A_CLAIM = Metric("of_a_claim", "number", "Stands for a number that the claim of another package declares nowhere.")
-
-
-@dataclasses.dataclass(frozen=True)
-class Reproduced:
-    """What became of one claim.
-
-    Attributes:
-        claim: its name.
-        judgement: the verdict, and what was found about every part.
-        numbers: seed to variant to metric to number.
-        folder: of ``table.parquet`` and ``run.json``; ``None`` for a claim that cannot be run at this scale.
-        errors: runs and measurements that failed, one sentence each.
-    """
-
-    claim: str
-    judgement: Conclusion
-    numbers: dict[int, Numbers]
-    folder: Path | None
-    errors: list[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +60,7 @@ def reproduce(
     retries: int = 2,
     cache: Path | None = None,
     progress: bool = True,
-) -> list[Reproduced]:
+) -> list[Result]:
     """Run claims, or go on with them, and judge them.
 
     ``out`` gets ``runs/SCALE``, a store of trained models that all claims share and that only grows, and for every claim
@@ -85,11 +70,12 @@ def reproduce(
     Args:
         names: from ``sinklab list claims``; at least one.
         seeds: of initialisation, data and measurements; three or more for a verdict.
-        jobs: processes at a time; by default one per GPU, or cores over threads.
-        ray: train on the Ray cluster at this address; ``out`` must then be shared by its nodes. Read-outs stay here.
-        retries: how often a training that died goes on from its last checkpoint.
+        jobs, ray, retries: as in :func:`~sinklab.studies.reproduce.reproduce.reproduce`. Read-outs stay on this machine.
         cache: directory of encoded text; with ``ray`` it is ``out/cache`` by default.
         progress: show bars on a terminal's stderr, lines elsewhere.
+
+    Returns:
+        One for each claim: :func:`answer` is its summary; without a folder if it cannot be run at this scale.
 
     Raises:
         UnknownNameError: no claim of a name.
@@ -165,14 +151,14 @@ def _asked(name: str, scale: Scale, seeds: Sequence[int]) -> _Asked:
     return _Asked(name, claim, make_cells(claim.variants, scale, seeds) if scale in claim.costs else {})
 
 
-def _conclude(
-    one: _Asked, plan: SweepPlan, scale: Scale, seeds: Sequence[int], out: Path, errors: Mapping[str, str]
-) -> Reproduced:
+def _conclude(one: _Asked, plan: SweepPlan, scale: Scale, seeds: Sequence[int], out: Path, errors: Mapping[str, str]) -> Result:
     """Judge a claim by what there is, and write it down."""
     if scale not in one.claim.costs:
         where = ", ".join(one.claim.costs)
         reason = f"the claim can be run at {where} only"
-        return Reproduced(one.name, Conclusion("not tested at this scale", (), (), reason), {}, None, [])
+        judgement = Conclusion("not tested at this scale", (), (), reason)
+        summary = answer(one.name, one.claim.source, scale, judgement)
+        return Result(summary, _table(one, {}, new_run_id()), {"kind": "claim", "claim": one.name}, None, _display)
     numbers, seconds = _numbers(one, plan, scale, seeds, out)
     judgement = judge(one.claim.parts, one.claim.presupposes, numbers)
     folder = out / scale / one.name
@@ -182,9 +168,42 @@ def _conclude(
     failed = [
         f"{name}: {why}" for name, why in errors.items() if name in own or name.startswith((f"{one.name} ", "read-outs "))
     ]
-    write_table(_table(one, numbers, run_id), folder / "table.parquet")
-    write_json(_record(one, judgement, scale, seeds, seconds, run_id, failed), folder / "run.json")
-    return Reproduced(one.name, judgement, numbers, folder, failed)
+    table, record = _table(one, numbers, run_id), _record(one, judgement, scale, seeds, seconds, run_id, failed)
+    write_table(table, folder / "table.parquet")
+    write_json(record, folder / "run.json")
+    summary = answer(one.name, one.claim.source, scale, judgement, seeds=seeds, folder=folder, errors=failed)
+    return Result(summary, table, record, folder, _display)
+
+
+def answer(
+    name: str,
+    source: str,
+    scale: Scale,
+    judgement: Conclusion,
+    *,
+    seeds: Sequence[int] = (),
+    folder: Path | None = None,
+    errors: Sequence[str] = (),
+) -> dict[str, Any]:
+    """What became of a claim: the verdict with the effect of the part that decides it, and what was found about every part."""
+    parts = [finding.to_dict() for finding in judgement.findings]
+    deciding = deciding_part({"parts": parts, "verdict": judgement.verdict}) or {}
+    return {
+        "name": name,
+        "source": source,
+        "scale": scale,
+        "verdict": judgement.verdict,
+        **{key: deciding.get(of) for key, of in (("effect", "mean"), ("interval", "interval"), ("unit", "unit"))},
+        "seeds": list(seeds),
+        "reason": judgement.reason,
+        "parts": parts,
+        "folder": None if folder is None else str(folder),
+        "errors": list(errors),
+    }
+
+
+def _display(result: Result) -> Iterator[RenderableType]:
+    return display_parts(result.summary)
 
 
 def _numbers(one: _Asked, plan: SweepPlan, scale: Scale, seeds: Sequence[int], out: Path) -> tuple[dict[int, Numbers], float]:

@@ -6,9 +6,9 @@ import ast
 import dataclasses
 from typing import Any
 
-from sinklab.cli.source_text import constants_of, file_of, text_of
 from sinklab.jobs.claim import TRAINED_COSTS, Claim
 from sinklab.registry import claims
+from sinklab.results.source_text import constants_of, file_of, text_of
 
 __all__ = ["Stated", "stated"]
 

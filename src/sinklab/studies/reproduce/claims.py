@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import difflib
 import json
-import sys
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from sinklab.cli import output
-from sinklab.cli.stated import Stated, stated
 from sinklab.errors import UnknownNameError
 from sinklab.jobs.claim import SCALES
 from sinklab.registry import claims as registered
-from sinklab.studies.arguments import AsJson, command
+from sinklab.results.run import Listing
+from sinklab.studies.arguments import command
+from sinklab.studies.reproduce.display import display_claims, display_one
+from sinklab.studies.reproduce.stated import Stated, stated
 
-__all__ = ["check_word", "claims", "format_effect", "print_verdicts", "verdict_markup"]
-
-
-COLOURS = {"reproduced": "green", "not reproduced": "red", "inconclusive": "yellow"}
+__all__ = ["check_word", "claims"]
 
 
 @command
@@ -34,8 +27,7 @@ def claims(
     source: str | None = None,
     scale: str = "tiny",
     results: Path | None = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Listing:
     """List published statements about sinks that can be run, with source, cost and last verdict.
 
     Args:
@@ -58,14 +50,9 @@ def claims(
         listed = [claim for claim in listed if claim.source == source]
     known, where = _last_verdicts(results, scale)
     rows = [_row(claim, known.get(claim.name), scale) for claim in listed]
-    if as_json:
-        output.print_json(rows)
-        return
     if names is not None and len(rows) == 1:
-        _print_one(rows[0])
-    else:
-        _print_all(rows, scale)
-    print(f"\nverdicts from {where}")
+        return Listing(rows, lambda rows: display_one(rows[0], where))
+    return Listing(rows, lambda rows: display_claims(rows, scale, where))
 
 
 def check_word(word: str, known: tuple[str, ...] | list[str], kind: str) -> None:
@@ -78,32 +65,6 @@ def check_word(word: str, known: tuple[str, ...] | list[str], kind: str) -> None
         near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise UnknownNameError(f"there is no {kind} {word!r}.{hint} Known: {', '.join(known)}")
-
-
-def format_effect(mean: float | None, interval: Any, unit: str | None) -> str:
-    """``25.1 [20.3, 29.9] points``; empty where there is no number."""
-    if mean is None:
-        return ""
-    ends = "" if interval is None else f" [{interval[0]:.3g}, {interval[1]:.3g}]"
-    return f"{mean:.3g}{ends} {unit or ''}".strip()
-
-
-def verdict_markup(verdict: str | None) -> str:
-    """A verdict for the terminal: in words, and coloured."""
-    if verdict is None:
-        return "[dim]not run yet[/dim]"
-    return f"[{COLOURS[verdict]}]{verdict}[/]" if verdict in COLOURS else f"[dim]{verdict}[/dim]"
-
-
-def print_verdicts(rows: list[dict[str, Any]]) -> None:
-    """A table of verdicts: rows with name, verdict, effect, interval, unit and seeds."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("claim", "verdict", "effect", "seeds"):
-        table.add_column(heading, no_wrap=heading != "effect")
-    for row in rows:
-        effect = format_effect(row["effect"], row["interval"], row["unit"])
-        table.add_row(row["name"], verdict_markup(row["verdict"]), escape(effect), str(len(row["seeds"])))
-    _console().print(table)
 
 
 def _last_verdicts(folder: Path | None, scale: str) -> tuple[dict[str, Mapping[str, Any]], str]:
@@ -132,29 +93,3 @@ def _row(claim: Stated, result: Mapping[str, Any] | None, scale: str) -> dict[st
     }
     words = {"statement": claim.statement, "reference": claim.reference, "published": claim.published}
     return {**found, **(result or {}), "cost": cost, "costs": claim.costs, **words}
-
-
-def _print_all(rows: list[dict[str, Any]], scale: str) -> None:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("claim", "source", "cost", "verdict", "statement"):
-        table.add_column(heading, no_wrap=heading != "statement")
-    for row in rows:
-        cost = row["cost"] or "[dim]–[/dim]"
-        table.add_row(row["name"], row["source"], cost, verdict_markup(row["verdict"]), escape(row["statement"]))
-    console = _console()
-    console.print(table)
-    console.print(f"\n{len(rows)} claims; cost and verdict at scale {scale}. One in full: sinklab claims NAME", style="dim")
-
-
-def _print_one(row: dict[str, Any]) -> None:
-    console = _console()
-    console.print(f"[bold]{row['name']}[/bold]  {escape(row['statement'])}")
-    console.print(f"{row['reference']}. Published: {row['published']}", markup=False)
-    console.print(f"cost: {', '.join(f'{cost} at {scale}' for scale, cost in row['costs'].items())}", markup=False)
-    effect = escape(format_effect(row["effect"], row["interval"], row["unit"]))
-    seeds = f"  ({len(row['seeds'])} seeds)" if row["seeds"] else ""
-    console.print(f"at scale {row['scale']}: {verdict_markup(row['verdict'])}  {effect}{seeds}")
-
-
-def _console() -> Console:
-    return Console(highlight=False, width=None if sys.stdout.isatty() else output.PIPE_WIDTH)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
-from sinklab.cli import output
-from sinklab.cli.claims import check_word, format_effect, print_verdicts, verdict_markup
-from sinklab.cli.quiet import quiet_libraries
-from sinklab.cli.stated import stated
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.claim import COSTS, SCALES
 from sinklab.registry import claims as registered
-from sinklab.studies.arguments import AsJson, command
-
-if TYPE_CHECKING:
-    from sinklab.studies.reproduce.engine import Reproduced
+from sinklab.results.run import Result
+from sinklab.studies.arguments import Seeds, command, parse_seeds
+from sinklab.studies.reproduce.claims import check_word
+from sinklab.studies.reproduce.display import display
+from sinklab.studies.reproduce.stated import stated
 
 __all__ = ["chosen", "reproduce"]
 
@@ -31,15 +27,15 @@ def reproduce(
     source: str | None = None,
     cost: str | None = None,
     all_claims: Annotated[bool, "--all"] = False,
-    seeds: str = "0..2",
+    seeds: Seeds = "0..2",
     scale: str = "tiny",
     out: Path = Path("sinklab-claims"),
     jobs: int | None = None,
     ray: str | None = None,
     retries: int = 2,
     plan: bool = False,
-    as_json: AsJson = False,
-) -> None:
+    say: Callable[[str], None] | None = None,
+) -> Result:
     """Run published statements about sinks, and judge them: reproduced, not reproduced, or inconclusive.
 
     Writes SCALE/CLAIM/table.parquet, run.json and figure.png for every claim, and claims.html over all, into the output
@@ -60,6 +56,15 @@ def reproduce(
         retries: How often a training that was killed goes on from its last checkpoint.
         plan: Train nothing: print a torchrun command for every training that is missing, for a cluster.
 
+    Returns:
+        In ``listed`` a record for each claim; ``summary`` has them as ``claims``, and the path of the ``page``.
+
+    Raises:
+        UnknownNameError: a claim, source, cost or scale that is not there, with the nearest one that is.
+        ConfigurationError: nothing is asked for, or nothing is left; seeds twice or none; a machine that cannot run a cell.
+        InputError: a text or a directory that cannot be used.
+        KeyboardInterrupt: after running trainings have stopped with a checkpoint.
+
     Examples:
         sinklab reproduce repeated_token_laws  (seconds)
         sinklab reproduce sigmoid_has_no_sink sink_moves_to_bias  (minutes on two cores)
@@ -70,50 +75,31 @@ def reproduce(
         sinklab reproduce learning_rate --scale 1b --plan --out /shared/claims  (commands for a scheduler)
     """
     wanted = chosen(names or [], source=source, cost=cost, all_claims=all_claims, scale=scale)
-    quiet_libraries()
+    import pandas as pd
+
     from sinklab.report.claim_figure import write_claim_figure
     from sinklab.report.claims_page import write_claims_page
-    from sinklab.studies.arguments import parse_seeds
-    from sinklab.studies.reproduce.engine import reproduce as run
+    from sinklab.studies.reproduce import engine
     from sinklab.studies.reproduce.kept import read_results
 
+    tell, about = say or (lambda text: None), {"kind": "reproduce"}
+    asked: dict[str, Any] = {"scale": scale, "seeds": parse_seeds(seeds), "out": out}
     if plan:
-        from sinklab.studies.reproduce.engine import plan_runs
-
-        commands = plan_runs(wanted, scale=scale, seeds=parse_seeds(seeds), out=out)  # type: ignore[arg-type]
-        if as_json:
-            output.print_json(commands)
-        else:
-            print("\n".join(commands))
-        return
+        commands = engine.plan_runs(wanted, **asked)
+        return Result({}, pd.DataFrame(), about, None, lambda result: [Text("\n".join(commands))], listed=commands)
     if (out / "runs" / scale).is_dir():
-        print(f"going on in {out}: what has been trained and measured there is not done again", file=sys.stderr)
-    # The scale was looked up above, which a type checker cannot see.
-    found = run(wanted, scale=scale, seeds=parse_seeds(seeds), out=out, jobs=jobs, ray=ray, retries=retries)  # type: ignore[arg-type]
+        tell(f"going on in {out}: what has been trained and measured there is not done again")
+    found = engine.reproduce(wanted, **asked, jobs=jobs, ray=ray, retries=retries)
     for one in found:
         if one.folder is not None:
             write_claim_figure(one.folder)
     page = write_claims_page([(kept.folder, kept.record) for kept in read_results(out)], out / "claims.html")
-    rows = [_row(one, scale, parse_seeds(seeds)) for one in found]
-    if as_json:
-        output.print_json(rows)
-    else:
-        print_verdicts(rows)
-        for row in rows:
-            if len(rows) == 1:
-                _print_parts(row)
-            elif row["reason"]:
-                print(f"\n{row['name']}: {row['reason']}")
-        print(f"\npage  {page}")
-        for row in rows:
-            if len(rows) == 1 and row["folder"] is not None:
-                print(f"figure  {row['folder']}/figure.png\ntable  {row['folder']}/table.parquet")
-    failed = [error for one in found for error in one.errors]
-    for error in dict.fromkeys(failed):
-        print(f"failed: {error}", file=sys.stderr)
-    if failed:
-        print(f"logs are in {out / 'logs'}; the same command again tries what failed", file=sys.stderr)
-        raise SystemExit(1)
+    rows = [one.summary for one in found]
+    errors = list(dict.fromkeys(error for row in rows for error in row["errors"]))
+    if errors:
+        tell(f"logs are in {out / 'logs'}; the same command again tries what failed")
+    summary = {"claims": rows, "page": str(page), "errors": errors}
+    return Result(summary, pd.concat([one.table for one in found]), about, out, display, listed=rows)
 
 
 def chosen(names: list[str], *, source: str | None, cost: str | None, all_claims: bool, scale: str) -> list[str]:
@@ -129,10 +115,11 @@ def chosen(names: list[str], *, source: str | None, cost: str | None, all_claims
     if source is not None:
         check_word(source, sorted({stated(name).source for name in registered}), "source")
     if names and (all_claims or source is not None):
-        raise ConfigurationError("reproduce: give names, or --source, or --all; not names together with one of the others")
+        raise ConfigurationError("reproduce: give names, or `source`, or `all_claims`; not names together with the others")
     if not (names or all_claims or source is not None or cost is not None):
         raise ConfigurationError(
-            "reproduce: no claim is asked for; give names from 'sinklab claims', --source gu2024, --cost minutes, or --all"
+            "reproduce: no claim is asked for; give names from 'sinklab claims', or `source`, such as gu2024, or `cost`, such "
+            "as minutes, or `all_claims`"
         )
     found = [stated(name) for name in names or registered]
     found = [claim for claim in found if source in (None, claim.source) and (cost is None or claim.costs.get(scale) == cost)]
@@ -141,35 +128,3 @@ def chosen(names: list[str], *, source: str | None, cost: str | None, all_claims
             f"reproduce: no claim has source {source or 'any'} and cost {cost or 'any'} at scale {scale}; see: sinklab claims"
         )
     return [claim.name for claim in found]
-
-
-def _row(one: Reproduced, scale: str, seeds: Any) -> dict[str, Any]:
-    from sinklab.studies.reproduce.kept import deciding_part
-
-    judgement = one.judgement
-    parts = [finding.to_dict() for finding in judgement.findings]
-    deciding = deciding_part({"parts": parts, "verdict": judgement.verdict}) or {}
-    return {
-        "name": one.claim,
-        "source": stated(one.claim).source,
-        "scale": scale,
-        "verdict": judgement.verdict,
-        "effect": deciding.get("mean"),
-        "interval": deciding.get("interval"),
-        "unit": deciding.get("unit"),
-        "seeds": list(seeds) if one.folder is not None else [],
-        "reason": judgement.reason,
-        "parts": parts,
-        "folder": None if one.folder is None else str(one.folder),
-        "errors": one.errors,
-    }
-
-
-def _print_parts(row: dict[str, Any]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    for part in row["parts"]:
-        effect = format_effect(part["mean"], part["interval"], part["unit"])
-        console.print(f"\n{escape(part['says'])}: {verdict_markup(part['verdict'])}")
-        console.print(f"  {part['effect']} = {effect or 'no number'}; claimed: {part['expected']}", markup=False)
-    if row["reason"]:
-        console.print(f"\n{row['reason']}", markup=False)

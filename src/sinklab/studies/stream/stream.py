@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sinklab.cli import output
-from sinklab.cli.quiet import quiet_libraries
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.models.quiet import quiet_libraries
+from sinklab.results.bars import bars
 from sinklab.studies.arguments import WHOLE, AsJson, Device, Dtype, Revision, TrustRemoteCode, command
 
 if TYPE_CHECKING:
@@ -93,18 +93,18 @@ def stream(
         cat log.txt | sinklab stream ./my-checkpoint --policy window --set window=256 --json > tokens.jsonl
     """
     if max_new_tokens is not None and max_new_tokens < 1:
-        raise ConfigurationError(f"--max-new-tokens {max_new_tokens} must be 1 or more; leave it out for no end")
+        raise ConfigurationError(f"`max_new_tokens` {max_new_tokens} must be 1 or more; leave it out for no end")
     if system is not None and not chat:
-        raise ConfigurationError("--system goes with --chat; to pin a text in front of a prompt, use --keep")
+        raise ConfigurationError("`system` goes with `chat`; to pin a text in front of a prompt, use `keep`")
     if keep is not None and chat:
-        raise ConfigurationError("--keep goes with a prompt; what a chat keeps is its --system message")
+        raise ConfigurationError("`keep` goes with a prompt; what a chat keeps is its `system` message")
     if chat and (prompt is not None or file is not None):
-        raise ConfigurationError("--chat takes its turns from stdin, one a line; leave out --prompt and --file")
+        raise ConfigurationError("`chat` takes its turns from stdin, one a line; leave out `prompt` and `file`")
     if save is not None and not save.absolute().parent.is_dir():
         raise InputError(f"there is no directory {save.parent} to save {save.name} in")
-    chosen = {"--policy": policy, "--sinks": sinks, "--window": window, "--set": changes, "--keep": keep, "--system": system}
-    if resume is not None and (given := [name for name, value in chosen.items() if value]):
-        raise ConfigurationError(f"{given[0]} cannot change a state that is resumed: leave it out, or begin anew")
+    fixed = {"policy": policy, "sinks": sinks, "window": window, "changes": changes, "keep": keep, "system": system}
+    if resume is not None and (given := [name for name, value in fixed.items() if value]):
+        raise ConfigurationError(f"`{given[0]}` cannot change a state that is resumed: leave it out, or begin anew")
     text = None if chat else _text(prompt, file, needed=resume is None)
     quiet_libraries()
     from sinklab.models.loading import load_model
@@ -135,7 +135,7 @@ def stream(
             source = Stream(loaded.model, keep=keep, **settings)
     _warn(loaded, source)
     if text is not None:
-        with output.progress() as update:
+        with bars() as update:
             source.feed(text, progress=lambda done, total: update("prompt", done, total))
     writer = _Writer(source, as_json, max_new_tokens)
     try:
@@ -242,9 +242,9 @@ class _Writer:
 def _text(prompt: str | None, file: Path | None, *, needed: bool) -> str | None:
     """The text to go on from; ``None`` if there is none and none is needed."""
     if prompt is not None and file is not None:
-        raise ConfigurationError("give one of --prompt and --file")
+        raise ConfigurationError("give one of `prompt` and `file`")
     if prompt is not None:
-        text, where = prompt, "--prompt"
+        text, where = prompt, "`prompt`"
     elif file is not None:
         if not file.is_file():
             raise InputError(f"there is no text file {file}")
@@ -255,7 +255,7 @@ def _text(prompt: str | None, file: Path | None, *, needed: bool) -> str | None:
     elif not needed:
         return None
     elif sys.stdin.isatty():
-        raise ConfigurationError("there is nothing to go on from; give --prompt, --file or --chat, or pipe a text in")
+        raise ConfigurationError("there is nothing to go on from; give `prompt`, `file` or `chat`, or pipe a text in")
     else:
         text, where = sys.stdin.read(), "stdin"
     if not text:
@@ -271,11 +271,11 @@ def _fields(changes: list[str]) -> dict[str, Any]:
     for change in changes:
         name, equals, value = change.partition("=")
         if not equals or not name:
-            raise ConfigurationError(f"--set {change!r} is not of the form FIELD=VALUE, such as positions=original")
+            raise ConfigurationError(f"`changes` {change!r} is not of the form FIELD=VALUE, such as positions=original")
         try:
             fields[name] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise ConfigurationError(f"--set {change!r}: the value cannot be read: {error}") from error
+            raise ConfigurationError(f"`changes` {change!r}: the value cannot be read: {error}") from error
     return fields
 
 

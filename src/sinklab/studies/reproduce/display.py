@@ -1,0 +1,89 @@
+"""What the terminal shows of claims: the list, one in full, and verdicts with their effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from sinklab.results.run import Result
+
+__all__ = ["display", "display_claims", "display_one", "display_parts", "format_effect"]
+
+COLOURS = {"reproduced": "green", "not reproduced": "red", "inconclusive": "yellow"}
+
+
+def display(result: Result) -> Iterator[RenderableType]:
+    """Of several claims a table of verdicts; of one its parts too, and where its figure and table are."""
+    rows = result.listed or []
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("claim", "verdict", "effect", "seeds"):
+        table.add_column(heading, no_wrap=heading != "effect")
+    for row in rows:
+        table.add_row(row["name"], _verdict(row["verdict"]), escape(_effect(row)), str(len(row["seeds"])))
+    yield table
+    for row in rows:
+        if len(rows) == 1:
+            yield from display_parts(row)
+        elif row["reason"]:
+            yield Text(f"\n{row['name']}: {row['reason']}")
+    yield Text(f"\npage  {result.summary['page']}")
+    for row in rows:
+        if len(rows) == 1 and row["folder"] is not None:
+            yield Text(f"figure  {row['folder']}/figure.png\ntable  {row['folder']}/table.parquet")
+
+
+def display_parts(row: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """What was found about every part of a claim."""
+    for part in row["parts"]:
+        effect = format_effect(part["mean"], part["interval"], part["unit"])
+        yield f"\n{escape(part['says'])}: {_verdict(part['verdict'])}"
+        yield Text(f"  {part['effect']} = {effect or 'no number'}; claimed: {part['expected']}")
+    if row["reason"]:
+        yield Text(f"\n{row['reason']}")
+
+
+def display_claims(rows: Sequence[Mapping[str, Any]], scale: str, where: str) -> Iterator[RenderableType]:
+    """Every claim on a line: source, cost, last verdict and statement."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("claim", "source", "cost", "verdict", "statement"):
+        table.add_column(heading, no_wrap=heading != "statement")
+    for row in rows:
+        cost = row["cost"] or "[dim]–[/dim]"
+        table.add_row(row["name"], row["source"], cost, _verdict(row["verdict"]), escape(row["statement"]))
+    yield table
+    yield Text(f"\n{len(rows)} claims; cost and verdict at scale {scale}. One in full: sinklab claims NAME", style="dim")
+    yield Text(f"\nverdicts from {where}")
+
+
+def display_one(row: Mapping[str, Any], where: str) -> Iterator[RenderableType]:
+    """One claim in full."""
+    yield f"[bold]{row['name']}[/bold]  {escape(row['statement'])}"
+    yield Text(f"{row['reference']}. Published: {row['published']}")
+    yield Text(f"cost: {', '.join(f'{cost} at {scale}' for scale, cost in row['costs'].items())}")
+    seeds = f"  ({len(row['seeds'])} seeds)" if row["seeds"] else ""
+    yield f"at scale {row['scale']}: {_verdict(row['verdict'])}  {escape(_effect(row))}{seeds}"
+    yield Text(f"\nverdicts from {where}")
+
+
+def format_effect(mean: float | None, interval: Any, unit: str | None) -> str:
+    """``25.1 [20.3, 29.9] points``; empty where there is no number."""
+    if mean is None:
+        return ""
+    ends = "" if interval is None else f" [{interval[0]:.3g}, {interval[1]:.3g}]"
+    return f"{mean:.3g}{ends} {unit or ''}".strip()
+
+
+def _effect(row: Mapping[str, Any]) -> str:
+    return format_effect(row["effect"], row["interval"], row["unit"])
+
+
+def _verdict(verdict: str | None) -> str:
+    """In words, and coloured."""
+    if verdict is None:
+        return "[dim]not run yet[/dim]"
+    return f"[{COLOURS[verdict]}]{verdict}[/]" if verdict in COLOURS else f"[dim]{verdict}[/dim]"

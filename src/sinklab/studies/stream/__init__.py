@@ -1,0 +1,1 @@
+"""sinklab stream: text without end, on the terminal."""
