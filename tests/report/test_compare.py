@@ -42,7 +42,7 @@ def test_values_are_those_of_the_audits(folders: list[Path]) -> None:
     assert softmax["massive activations (most in a layer)"] == 2.0
     assert softmax["largest activation"] == 180.0
     assert softmax["outliers: kurtosis"] == 41.5
-    assert softmax["mass on nothing (%)"] == 0.0
+    assert softmax["null mass (%)"] == 0.0
     # The synthetic audit without BOS has 0.7 of the rate with it.
     assert softmax["BOS sensitivity (percentage points)"] == pytest.approx(0.3 * summary["sink_rate_gu2024"])
     assert softmax["sink rate, one token repeated (%)"] == 0.0

@@ -82,7 +82,7 @@ def test_a_late_key_that_few_queries_see_is_no_sink(tmp_path):
 def test_mass_on_nothing_has_a_curve_of_its_own(tmp_path):
     figure = draw_runs([read_curves(make_run(tmp_path / "run", operation="sink_logit", null=True))])
     names = [line.get_label() for line in figure.axes[1].lines]
-    assert names == ["run (sink_logit), position 2", "run (sink_logit), on nothing"]
+    assert names == ["run (sink_logit), position 2", "run (sink_logit), null score"]
 
 
 def test_a_rate_of_zero_looks_like_zero(tmp_path):

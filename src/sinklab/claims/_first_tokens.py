@@ -52,15 +52,15 @@ def first_tokens(trained: TrainedModel) -> dict[str, float]:
     rows = trained.rows(max(LEAST_ROWS, TOKENS // context), context)
     targets = context - size - 1
     every = max(1, len(rows) * targets // WINDOWS)
-    found: dict[str, list[Tensor]] = {}
+    losses_of: dict[str, list[Tensor]] = {}
     for part in rows.split(max(1, TOKENS // context)):
         for number in KEPT:
             with limited_attention(model, size - number, range(number)):
-                found.setdefault(f"window_{number}", []).append(token_losses(model, part, after=size)[:, ::every].flatten())
+                losses_of.setdefault(f"window_{number}", []).append(token_losses(model, part, after=size)[:, ::every].flatten())
         # The window of the token at position t holds t - size … t - 1; the first of these tokens is size + 1.
         windows = part.unfold(1, size + 1, 1)[:, 1::every].flatten(0, 1).clone()
         if trained.config.data.bos == "rows":
             windows[:, 0] = part[0, 0]
         losses = [token_losses(model, some, after=size - 1).flatten() for some in windows.split(max(1, TOKENS // size))]
-        found.setdefault("re_computation", []).extend(losses)
-    return {name: float(torch.cat(parts).double().mean()) for name, parts in found.items()}
+        losses_of.setdefault("re_computation", []).extend(losses)
+    return {name: float(torch.cat(parts).double().mean()) for name, parts in losses_of.items()}

@@ -88,11 +88,11 @@ class LongTexts:
             windows[..., 0] = self.bos
         device, at_once = self.loaded.device, max(1, TOKENS_AT_ONCE // (self.budget + 2))
         with torch.no_grad():
-            found = [
+            losses = [
                 token_losses(self.loaded.model, part.to(device), after=self.budget).cpu()
                 for part in windows.flatten(0, 1).split(at_once)
             ]
-        return torch.cat(found).view(len(windows), LAST)
+        return torch.cat(losses).view(len(windows), LAST)
 
 
 def keep(num_sinks: int, held: int, **settings: object) -> dict[str, object]:

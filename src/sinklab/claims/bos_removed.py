@@ -37,8 +37,8 @@ def without_bos(trained: TrainedModel) -> dict[str, float]:
     samples = token_samples([("held-out", rows)])
     sink = find_sinks(model, samples.inputs, place=trained.config.model.tokens_in_front)
     with torch.no_grad():
-        found = location(model, samples, sink)
-    head, by_name = found.heads.index(found.head), {one.name: one for one in found.conditions}
+        located = location(model, samples, sink)
+    head, by_name = located.heads.index(located.head), {condition.name: condition for condition in located.conditions}
     numbers = {
         "strongest": by_name["as it is"].at_place[head],
         "at_first_without": by_name["removed"].at_place[head],

@@ -42,14 +42,14 @@ def measure(seed: int, scale: Scale) -> Numbers:
     numbers: dict[str, dict[str, float]] = {}
     for label, window in CACHES.items():
         reader = open_reader(loaded.model, {"name": "sink_window", "num_sinks": 4, "window": window})
-        found: dict[str, list[float]] = {"held by both": [], "held by the larger": [], "held by none": []}
+        values_of: dict[str, list[float]] = {"held by both": [], "held by the larger": [], "held by none": []}
         for sheet in sheets:
             for answer in score_sheet(reader, sheet):
                 if answer.question.start > max(CACHES.values()) + 4:  # before, nothing has been evicted
                     held = sum(answer.question.distance <= size for size in CACHES.values())
                     place = ("held by none", "held by the larger", "held by both")[held]
-                    found[place].append(float(answer.values["choice"].mean()))
-        numbers[label] = {place: sum(values) / len(values) for place, values in found.items()}
+                    values_of[place].append(float(answer.values["choice"].mean()))
+        numbers[label] = {place: sum(values) / len(values) for place, values in values_of.items()}
     return numbers
 
 

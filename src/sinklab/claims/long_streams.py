@@ -18,12 +18,12 @@ METRICS = (
 def measure(seed: int, scale: Scale) -> Numbers:
     """Losses past twice the trained context, and of the last tokens, where re-computation is taken too."""
     texts = draw(seed, scale)
-    found = {
+    loss = {
         "dense": texts.losses("full"),
         "no sinks": texts.losses(keep(0, texts.budget)),
         "four sinks": texts.losses(keep(4, texts.budget)),
     }
-    numbers = {label: {"loss": float(part.mean()), "last_loss": float(part[:, -LAST:].mean())} for label, part in found.items()}
+    numbers = {label: {"loss": float(part.mean()), "last_loss": float(part[:, -LAST:].mean())} for label, part in loss.items()}
     return {**numbers, "re-computation": {"last_loss": float(texts.recomputed(with_bos=False).mean())}}
 
 

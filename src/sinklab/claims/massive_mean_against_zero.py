@@ -34,15 +34,15 @@ def edited(trained: TrainedModel) -> dict[str, float]:
 
     All are :data:`METRICS`.
     """
-    found = massive_activations(trained.loaded.model, token_samples([("held-out", trained.rows(TEXTS))]))
+    massive = massive_activations(trained.loaded.model, token_samples([("held-out", trained.rows(TEXTS))]))
     numbers = {
-        "largest": max(peak["value"] for peak in found.peaks),
-        "times_median": max(peak["times_median"] for peak in found.peaks),
-        "massive": float(len(found.found)) if (found.least, found.times_median) == SUN else 0.0,
+        "largest": max(peak["value"] for peak in massive.peaks),
+        "times_median": max(peak["times_median"] for peak in massive.peaks),
+        "massive": float(len(massive.found)) if (massive.least, massive.times_median) == SUN else 0.0,
     }
-    if found.found:
-        numbers["deviation"] = max(one.deviation / abs(one.value) for one in found.found)
-    return {**numbers, **{name: edit.loss.mean for name, edit in found.edits.items()}}
+    if massive.found:
+        numbers["deviation"] = max(activation.deviation / abs(activation.value) for activation in massive.found)
+    return {**numbers, **{name: edit.loss.mean for name, edit in massive.edits.items()}}
 
 
 @claims.register("massive_mean_against_zero")

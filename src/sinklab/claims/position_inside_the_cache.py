@@ -17,9 +17,9 @@ def measure(seed: int, scale: Scale) -> Numbers:
     texts = draw(seed, scale)
     numbers = {}
     for label, positions in (("inside the cache", "in_cache"), ("in the text", "original")):
-        found = texts.losses(keep(4, texts.budget, positions=positions), first=2 * texts.budget)
+        losses = texts.losses(keep(4, texts.budget, positions=positions), first=2 * texts.budget)
         within, past = texts.trained - 2 * texts.budget, 2 * texts.trained - 2 * texts.budget
-        numbers[label] = {"loss_within": float(found[:, :within].mean()), "loss": float(found[:, past:].mean())}
+        numbers[label] = {"loss_within": float(losses[:, :within].mean()), "loss": float(losses[:, past:].mean())}
     return numbers
 
 

@@ -69,10 +69,10 @@ def measure(seed: int, scale: Scale) -> Numbers:
     numbers["ALiBi"] = {"law_error": _largest(weights - alibi_weights(slopes, LENGTH))}
     _, weights, norms = _run(seed, "rotary")
     lower, upper = (bound[..., None] for bound in rotary_bounds(norms, LENGTH))
-    seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
     numbers["rotary positions"] = {
         "over_bound": (weights / upper)[..., 1:, :].max().item(),
-        "under_bound": (lower / weights.where(seen, 1.0))[..., 1:, :].max().item(),
+        "under_bound": (lower / weights.where(visible, 1.0))[..., 1:, :].max().item(),
     }
     return numbers
 

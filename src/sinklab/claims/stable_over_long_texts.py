@@ -24,8 +24,8 @@ def measure(seed: int, scale: Scale) -> Numbers:
     scored = number // 3
     early, late = [], []
     for order in (others, others.flip(0)):
-        found = texts.losses(policy, torch.cat((first, order.reshape(1, -1)), dim=1), first=first.shape[1])
-        by_text = found.view(number, size)[:, texts.budget + 1 :]  # without tokens that see the text before
+        losses = texts.losses(policy, torch.cat((first, order.reshape(1, -1)), dim=1), first=first.shape[1])
+        by_text = losses.view(number, size)[:, texts.budget + 1 :]  # without tokens that see the text before
         early.append(by_text[:scored].mean())
         late.append(by_text[-scored:].mean())
     return {

@@ -62,11 +62,11 @@ def quantized(
         raise ConfigurationError(f"the model is in {model.dtype}; convert a copy with .float(), so that only the grids are new")
     twin = copy.deepcopy(model).eval()
     grids = _lay_grids(twin, weight_bits, lambda: activation_grid(activation_bits).to(model.device))
-    seen = 0
+    batches = 0
     for rows in calibration:
         twin(input_ids=rows, use_cache=False)
-        seen += 1
-    if not seen:
+        batches += 1
+    if not batches:
         raise InputError("no calibration batch was given, so activations have no ranges; give at least one")
     for grid in grids:
         grid.disable_observer()
@@ -130,8 +130,8 @@ def _lay_grids(model: PreTrainedModel, weight_bits: int, make: Callable[[], Fake
 
 def _unfold_sigma(model: nn.Module) -> None:
     """Make maps with a learned spectral norm plain ones, as one would before shipping them."""
-    found = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
-    for parent, name, child in found:
+    children = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
+    for parent, name, child in children:
         if isinstance(child, SigmaLinear):
             plain = nn.Linear(child.in_features, child.out_features, bias=child.bias is not None, device=child.weight.device)
             plain.weight = nn.Parameter(child.effective_weight(), requires_grad=False)

@@ -43,12 +43,12 @@ def inputs(trained: TrainedModel) -> dict[str, float]:
     for text, rows in _drawn(trained, length).items():
         if config.data.fixed_position is not None and config.data.fixed_position < length:
             rows[:, config.data.fixed_position] = config.data.fixed_token
-        found = {"_no_bos": attention_numbers(model, rows, front)}
-        found[""] = found["_no_bos"]
+        by_condition = {"_no_bos": attention_numbers(model, rows, front)}
+        by_condition[""] = by_condition["_no_bos"]
         if bos is not None:
             rows[:, 0] = bos
-            found[""] = attention_numbers(model, rows, front)
-        for suffix, of_rows in found.items():
+            by_condition[""] = attention_numbers(model, rows, front)
+        for suffix, of_rows in by_condition.items():
             numbers |= {f"{metric}_{text}{suffix}": of_rows[metric] for metric in ("sink_rate", "first_attention")}
     return numbers
 

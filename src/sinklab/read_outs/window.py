@@ -39,11 +39,11 @@ def window(trained: TrainedModel) -> dict[str, float]:
     """Numbers of :data:`METRICS` on held-out rows of the length of the training."""
     model, architecture = trained.loaded.model, trained.config.model
     context = architecture.max_position_embeddings
-    size, kept = max(1, context // 4), range(architecture.tokens_in_front + SINKS)
+    size, visible = max(1, context // 4), range(architecture.tokens_in_front + SINKS)
     dense, with_sinks, alone = [], [], []
     for part in batches(held_out_rows(trained, max(LEAST_ROWS, TOKENS // context), context)):
         dense.append(token_losses(model, part, after=size))
-        losses = windowed_losses(model, part, size, kept)
+        losses = windowed_losses(model, part, size, visible)
         with_sinks.append(losses[0])
         alone.append(losses[1])
     losses_of = [torch.cat(parts).double().mean().item() for parts in (dense, with_sinks, alone)]

@@ -102,17 +102,17 @@ READ_OUTS = {
     "need of the sink": ("Loss without the sink", "change of the loss when the sink is hidden from the head"),
     "use of the head": ("Loss when silenced", "change of the loss when all of the head's attention goes to the sink"),
 }
-"""Read-out to its heading and its meaning."""
+"""Metric to its heading and its meaning."""
 
 
-def _read_outs(found: Any, unit: str) -> dict[str, Any] | None:
+def _read_outs(section: Any, unit: str) -> dict[str, Any] | None:
     """Concentration, outliers and usefulness side by side, a row for each head, or each layer of a model with many."""
-    if not isinstance(found, dict):
+    if not isinstance(section, dict):
         return None
-    if "heads" not in found:
-        return {"missing": f"Not measured: {found.get('refused', 'no reason is recorded')}"}
-    many = len(found["heads"]) > SHOWN
-    rows = found["layers"] if many else found["heads"]
+    if "heads" not in section:
+        return {"missing": f"Not measured: {section.get('refused', 'no reason is recorded')}"}
+    many = len(section["heads"]) > SHOWN
+    rows = section["layers"] if many else section["heads"]
     names = [name for name in READ_OUTS if any(row.get(name) is not None for row in rows.values())]
     most = {name: max((abs(row[name]) for row in rows.values() if row.get(name) is not None), default=0.0) for name in names}
     bars = [
@@ -137,10 +137,10 @@ def _read_outs(found: Any, unit: str) -> dict[str, Any] | None:
         "rows": list(zip(rows, bars, strict=True)),
         "unit": unit,
         "relations": [
-            f"{READ_OUTS[one['first']][0]} and {_lower(READ_OUTS[one['second']][0])}: {one['reading']} (rank correlation "
-            f"{_bounds(one, 'rho')} over {one['items']} heads)"
-            for one in found["correlations"]
-            if one["over"] == "heads" and one["rho"] is not None and {one["first"], one["second"]} <= READ_OUTS.keys()
+            f"{READ_OUTS[pair['first']][0]} and {_lower(READ_OUTS[pair['second']][0])}: {pair['reading']} (rank correlation "
+            f"{_bounds(pair, 'rho')} over {pair['items']} heads)"
+            for pair in section["correlations"]
+            if pair["over"] == "heads" and pair["rho"] is not None and {pair["first"], pair["second"]} <= READ_OUTS.keys()
         ],
     }
 
@@ -157,37 +157,37 @@ CONDITIONS = {
 """Condition to what was done."""
 
 
-def _location(found: Any, unit: str) -> dict[str, Any] | None:
+def _location(section: Any, unit: str) -> dict[str, Any] | None:
     """Where the attention of the strongest sink head goes under each condition."""
-    if not isinstance(found, dict):
+    if not isinstance(section, dict):
         return None
-    if "conditions" not in found:
-        return {"missing": f"Not measured: {found.get('refused', 'no reason is recorded')}"}
-    index = found["heads"].index(found["head"])
+    if "conditions" not in section:
+        return {"missing": f"Not measured: {section.get('refused', 'no reason is recorded')}"}
+    index = section["heads"].index(section["head"])
     rows = []
-    for name, one in found["conditions"].items():
-        top = one["strongest"][0] if one["strongest"] else None
-        first = one["first_token_at"]
+    for name, condition in section["conditions"].items():
+        top = condition["strongest"][0] if condition["strongest"] else None
+        first = condition["first_token_at"]
         rows.append(
             [
                 CONDITIONS.get(name, name),
-                number(one["at_place"][index], 2),
-                "gone" if first is None else f"{number(one['at_first_token'][index], 2)} at {first}",
+                number(condition["at_place"][index], 2),
+                "gone" if first is None else f"{number(condition['at_first_token'][index], 2)} at {first}",
                 "–" if top is None else f"{number(top['weight'], 2)} at {top['position']}, head {top['head']}",
-                "–" if one["loss"] is None else _bounds(one["loss"], places=3),
+                "–" if condition["loss"] is None else _bounds(condition["loss"], places=3),
             ]
         )  # fmt: skip
-    place = "null score" if found["place"] == "null" else f"position {found['place']}"
+    place = "null score" if section["place"] == "null" else f"position {section['place']}"
     return {
         "missing": None,
         "headings": [
-            "Change", f"On the {place}" if found["place"] == "null" else f"On {place}", "On the first token, where it now is",
+            "Change", f"On the {place}" if section["place"] == "null" else f"On {place}", "On the first token, where it now is",
             "Strongest of any head", f"Change of the loss, {unit}",
         ],
         "rows": rows,
-        "head": found["head"],
-        "follows": found.get("follows"),
-        "left_out": [f"{CONDITIONS.get(name, name).capitalize()}: {why}" for name, why in found["left_out"].items()],
+        "head": section["head"],
+        "follows": section.get("follows"),
+        "left_out": [f"{CONDITIONS.get(name, name).capitalize()}: {why}" for name, why in section["left_out"].items()],
     }  # fmt: skip
 
 
@@ -200,11 +200,11 @@ STATEMENTS = {
 
 
 def _statements(causes: Mapping[str, Any]) -> list[tuple[str, str]]:
-    found = [(heading, causes.get(name)) for name, heading in STATEMENTS.items()]
+    sections = [(heading, causes.get(name)) for name, heading in STATEMENTS.items()]
     return [
-        (heading, _minus(str(one.get("statement") or f"Not measured: {one.get('refused', 'no reason is recorded')}")))
-        for heading, one in found
-        if isinstance(one, dict)
+        (heading, _minus(str(section.get("statement") or f"Not measured: {section.get('refused', 'no reason is recorded')}")))
+        for heading, section in sections
+        if isinstance(section, dict)
     ]
 
 
@@ -301,18 +301,18 @@ class _Scale:
     def ticks(self) -> list[float]:
         """Zero, the minimal effect to both sides, and its decades up to the ends."""
         decades = [self._least * 10**power for power in range(12)]
-        found = [value for decade in decades for value in (-decade, decade)]
-        return sorted([0.0, *(value for value in found if self._bounds[0] <= value <= self._bounds[1])])
+        ticks = [value for decade in decades for value in (-decade, decade)]
+        return sorted([0.0, *(value for value in ticks if self._bounds[0] <= value <= self._bounds[1])])
 
 
 def _effect(head: Mapping[str, Any], name: str, domain: str) -> Mapping[str, float] | None:
-    found = head["effects"].get(name, {}).get(domain)
-    return found if isinstance(found, dict) and found.get("mean") is not None else None
+    effect = head["effects"].get(name, {}).get(domain)
+    return effect if isinstance(effect, dict) and effect.get("mean") is not None else None
 
 
 def _size(head: Mapping[str, Any], domain: str) -> float:
-    found = [effect["mean"] for name in SERIES if (effect := _effect(head, name, domain))]
-    return max(map(abs, found), default=0.0)
+    means = [effect["mean"] for name in SERIES if (effect := _effect(head, name, domain))]
+    return max(map(abs, means), default=0.0)
 
 
 def _headings(causes: Mapping[str, Any]) -> list[str]:

@@ -57,7 +57,7 @@ def draw_claim(record: Mapping[str, Any], table: pd.DataFrame) -> Figure:
 
     parts = record["parts"]
     series = [_series(part, table) for part in parts]
-    rows = [max(3, len(one)) for one in series]
+    rows = [max(3, len(numbers_of)) for numbers_of in series]
     width, line = INCHES
     heights = [line * number + 1.0 for number in rows]
     title = textwrap.wrap(record["statement"], 105)
@@ -73,12 +73,12 @@ def draw_claim(record: Mapping[str, Any], table: pd.DataFrame) -> Figure:
     figure.text(0.02, at, verdict, va="top", fontsize=10, color=VERDICT_COLOURS[verdict], weight="bold")
     figure.text(0.98, at, below, va="top", ha="right", fontsize=9, color=SOFT)
     used = head
-    for part, one, height in zip(parts, series, heights, strict=True):
+    for part, numbers_of, height in zip(parts, series, heights, strict=True):
         bottom = 1 - (used + height - 0.47) / total
         tall = (height - 1.0) / total
         numbers = figure.add_axes((0.27, bottom, 0.33, tall))
         effect = figure.add_axes((0.66, bottom, 0.32, tall))
-        _draw_numbers(numbers, one)
+        _draw_numbers(numbers, numbers_of)
         _draw_effect(effect, part)
         words = "\n".join(textwrap.wrap(f"{part['says']} – {part['verdict']}", 125))
         colour = VERDICT_COLOURS[part["verdict"]]
@@ -91,16 +91,16 @@ def _series(part: Mapping[str, Any], table: pd.DataFrame) -> list[tuple[str, lis
     """What the effect of a part is computed from: label, values of the seeds and unit, in the order of the table."""
     needed = {tuple(pair) for pair in part["needs"]}
     metrics = {metric for _, metric in needed}
-    found: dict[tuple[str, str], tuple[list[float], str]] = {}
+    values_of: dict[tuple[str, str], tuple[list[float], str]] = {}
     for label, metric, value, unit in zip(table["model"], table["metric"], table["value"], table["unit"], strict=True):
         if (label, metric) in needed:
-            found.setdefault((label, metric), ([], str(unit)))[0].append(float(value))
-    for label, metric in sorted(needed - found.keys()):
-        found[label, metric] = ([], "")
+            values_of.setdefault((label, metric), ([], str(unit)))[0].append(float(value))
+    for label, metric in sorted(needed - values_of.keys()):
+        values_of[label, metric] = ([], "")
     named = len(metrics) > 1
     return [
         (f"{label}: {metric}" if named else str(label), values, f"{metric} in {unit}" if not named else unit)
-        for (label, metric), (values, unit) in found.items()
+        for (label, metric), (values, unit) in values_of.items()
     ]
 
 

@@ -131,11 +131,11 @@ def _read(folders: Sequence[Path]) -> list[tuple[str, Audit]]:
     models = Counter(audit.model for audit in audits)
     names = [audit.model if models[audit.model] == 1 else f"{audit.model} · {audit.folder.name}" for audit in audits]
     # The same folder given twice, or two of one name in different places.
-    repeated, seen = Counter(names), Counter[str]()
+    repeated, shown = Counter(names), Counter[str]()
     for place, name in enumerate(names):
         if repeated[name] > 1:
-            seen[name] += 1
-            names[place] = f"{name} ({seen[name]})"
+            shown[name] += 1
+            names[place] = f"{name} ({shown[name]})"
     return list(zip(names, audits, strict=True))
 
 
@@ -177,7 +177,7 @@ def _numbers(audit: Audit) -> dict[str, Any]:
         "strongest sink: heads": f"{heads[0]} of {heads[1]}" if heads else None,
         "sink positions": len(sinks) if none else None,
         "sink role": summary.get("sink_role"),
-        "mass on nothing (%)": None if null is None else 100 * null,
+        "null mass (%)": None if null is None else 100 * null,
         "entropy (nats)": mean_by_head(audit, "entropy", "entropy"),
         "entropy without the sink (nats)": mean_by_head(audit, "entropy", "entropy_without_sink"),
         "massive activations (most in a layer)": _largest(audit, "massive_activation", "massive_count"),
@@ -226,8 +226,8 @@ def _certified(audit: Audit) -> dict[str, Any]:
         "gap (median head)": median("gap", heads),
         "weights sum to one": "yes" if certificate["normalized"] else "no, so none is forced",
     }
-    asked = {_ASKED: "the null" if sink == "null" else f"position {sink}"}
-    return asked | {f"{_CERTIFICATE}{row}": value for row, value in rows.items()}
+    sink_row = {_ASKED: "the null" if sink == "null" else f"position {sink}"}
+    return sink_row | {f"{_CERTIFICATE}{row}": value for row, value in rows.items()}
 
 
 def _certificate(audit: Audit) -> dict[str, Any] | None:
@@ -251,7 +251,7 @@ def _certificates(audits: Sequence[tuple[str, Audit]], table: pd.DataFrame) -> d
             notes.append(f"{name} was not certified: {refused or 'no reason is recorded'}")
     return {
         "rows": [(row.removeprefix(_CERTIFICATE), list(table.loc[row])) for row in rows],
-        "texts": [str(found["text"]) if (found := _certificate(audit)) else None for _, audit in audits],
+        "texts": [str(certificate["text"]) if (certificate := _certificate(audit)) else None for _, audit in audits],
         "notes": notes,
     }
 
@@ -269,8 +269,8 @@ def _condition(audit: Audit, kind: str) -> float | None:
 
 
 def _largest(audit: Audit, probe: str, metric: str) -> float | None:
-    found = largest_by_layer(audit, probe, metric)
-    return found[0] if found else None
+    largest = largest_by_layer(audit, probe, metric)
+    return largest[0] if largest else None
 
 
 def _whole(audit: Audit, probe: str, metric: str) -> float | None:
@@ -294,12 +294,12 @@ def _write(row: str, value: Any) -> str:
 
 def _verdict(audits: Sequence[tuple[str, Audit]]) -> str:
     """The sink rates and the losses, in words."""
-    found = [(name, sinks_of(audit)) for name, audit in audits if isinstance(audit.summary.get("sink_positions"), list)]
+    listed = [(name, sinks_of(audit)) for name, audit in audits if isinstance(audit.summary.get("sink_positions"), list)]
     parts = []
-    if found:
+    if listed:
         rates = [
             f"{percent(sinks[0]['rate'])} in {name} ({sinks[0]['name']})" if sinks else f"none in {name}"
-            for name, sinks in found
+            for name, sinks in listed
         ]
         parts.append(f"Strongest sink: {_join(rates)}.")
     losses = [(name, _float(audit.summary.get("loss"))) for name, audit in audits]

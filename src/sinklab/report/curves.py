@@ -176,7 +176,7 @@ def _draw_losses(axes: Axes, run: RunCurves, label: str, colour: str) -> None:
 def _draw_rates(axes: Axes, run: RunCurves, label: str, colour: str) -> None:
     _line(axes, run.series("sink_rate", "gu2024", run.sink), colour, f"{label}, position {run.sink}")
     # The mass on a sink logit or key bias is the same kind of sink at no position of the text.
-    _line(axes, run.series("sink_rate", "gu2024_null"), colour, f"{label}, on nothing", linestyle="--")
+    _line(axes, run.series("sink_rate", "gu2024_null"), colour, f"{label}, null score", linestyle="--")
 
 
 def _draw_layers(axes: Axes, run: RunCurves, label: str) -> None:

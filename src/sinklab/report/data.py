@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from sinklab.errors import InputError, ResultError
 from sinklab.results.table import COLUMNS, read_run
 
-__all__ = ["Audit", "Condition", "GridRow", "Maps", "Numbers", "Rows", "read_audit"]
+__all__ = ["Audit", "CorpusAndBos", "GridRow", "Maps", "MetricRows", "Numbers", "read_audit"]
 
-Condition = tuple[str, int | None]
+CorpusAndBos = tuple[str, int | None]
 """Corpus and how many beginning-of-sequence tokens each sample starts with."""
 
 ABSENT = np.int64(-(2**62))
@@ -33,7 +33,7 @@ _KEY_VALUE_HEADS = frozenset({"key_norm", "value_norm"})
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class MetricRows:
     """The rows of one metric under one condition; null coordinates are ``ABSENT``.
 
     Attributes:
@@ -51,9 +51,9 @@ class Rows:
     value: NDArray[np.float64]
     unit: str
 
-    def where(self, keep: NDArray[np.bool_]) -> Rows:
+    def where(self, keep: NDArray[np.bool_]) -> MetricRows:
         """The rows for which ``keep`` is true."""
-        return Rows(
+        return MetricRows(
             self.layer[keep],
             self.head[keep],
             self.position[keep],
@@ -116,7 +116,7 @@ class Numbers:
         self._columns = (integers["layer"], integers["head"], integers["key_position"], integers["count"])
         self._value, self._unit = value, words["unit"]
         self._module, self._module_names = words["module"]
-        self._slices: dict[tuple[Condition, str, str], NDArray[np.int64]] = {}
+        self._slices: dict[tuple[CorpusAndBos, str, str], NDArray[np.int64]] = {}
         for start, stop in itertools.pairwise(starts):
             if start == stop:
                 continue
@@ -124,22 +124,24 @@ class Numbers:
             bos = int(integers["bos"][first])
             condition = (_word(words["corpus"], first), None if bos == ABSENT else bos)
             self._slices[condition, _word(words["probe"], first), _word(words["metric"], first)] = order[start:stop]
-        self.conditions: list[Condition] = list(dict.fromkeys(key[0] for key in self._slices))
-        self.main: Condition | None = self._choose_main(preferred)
+        self.conditions: list[CorpusAndBos] = list(dict.fromkeys(key[0] for key in self._slices))
+        self.main: CorpusAndBos | None = self._choose_main(preferred)
         self.grid: list[GridRow] = []
         self.num_heads = 0
         self._lay_grid()
 
-    def rows(self, probe: str, metric: str, condition: Condition | None = None) -> Rows | None:
+    def rows(self, probe: str, metric: str, condition: CorpusAndBos | None = None) -> MetricRows | None:
         """The rows of a metric, by default under the main condition; ``None`` when it was not measured."""
         condition = condition or self.main
         index = self._slices.get((condition, probe, metric)) if condition else None
         if index is None:
             return None
         layer, head, position, count = (column[index] for column in self._columns)
-        return Rows(layer, head, position, count, self._module[index], self._value[index], _word(self._unit, index[0]))
+        return MetricRows(layer, head, position, count, self._module[index], self._value[index], _word(self._unit, index[0]))
 
-    def whole(self, probe: str, metric: str, position: int | None = None, condition: Condition | None = None) -> float | None:
+    def whole(
+        self, probe: str, metric: str, position: int | None = None, condition: CorpusAndBos | None = None
+    ) -> float | None:
         """One number for the whole model; with several key positions, the one at ``position``."""
         rows = self.rows(probe, metric, condition)
         if rows is None:
@@ -212,13 +214,13 @@ class Numbers:
         positions = self._columns[2]
         return int(positions.max(initial=-1))
 
-    def _cells(self, rows: Rows) -> NDArray[np.int64]:
+    def _cells(self, rows: MetricRows) -> NDArray[np.int64]:
         """Index of each row's (module, head) in the sink map, flattened."""
         pairs, inverse = _unique_pairs(rows.layer, rows.module)
         numbers = np.array([self._place[pair] for pair in pairs], dtype=np.int64)
         return numbers[inverse] * self.num_heads + rows.head
 
-    def _choose_main(self, preferred: Mapping[str, Any]) -> Condition | None:
+    def _choose_main(self, preferred: Mapping[str, Any]) -> CorpusAndBos | None:
         """The condition the user asked for, else the one with the most rows."""
         if not self.conditions:
             return None
@@ -228,7 +230,7 @@ class Numbers:
         corpus, bos = str(preferred.get("corpus", "")), preferred.get("bos")
         wanted_bos = int(bos) if isinstance(bos, (bool, int)) else None
 
-        def rank(condition: Condition) -> tuple[bool, bool, int]:
+        def rank(condition: CorpusAndBos) -> tuple[bool, bool, int]:
             same = condition[0] == corpus or (bool(corpus) and Path(condition[0]).name == Path(corpus).name)
             return same, wanted_bos is not None and condition[1] == wanted_bos, sizes[condition]
 

@@ -73,11 +73,11 @@ def largest_by_layer(audit: Audit, probe: str, metric: str) -> tuple[float, int]
 
 
 def mass_card(audit: Audit, null: float | None) -> Card:
-    """Mass on nothing; where that is not defined (rows need not sum to one), the mass of a row."""
+    """Null mass; where that is not defined (rows need not sum to one), the mass of a row."""
     mass = mean_by_head(audit, "null_mass", "row_mass") if null is None else None
     if mass is None:
         return Card(
-            "Mass on nothing", None if null is None else percent(100 * null), "attention that goes to no key, mean over heads"
+            "Null mass", None if null is None else percent(100 * null), "attention that goes to no key, mean over heads"
         )
     return Card("Mass of a row", number(mass), "sum of a query's weights, mean over heads; it need not be 1 here")
 
@@ -174,7 +174,7 @@ FIGURES: list[tuple[str, str, str, bool, list[Source]]] = [
      [_plain("layer output", "massive_activation", "max_abs"), _plain("attention output", "outliers", "max_inf_norm", "rest")]),
     ("Kurtosis", "fourth moment / variance²", "3 for a normal distribution; larger means outliers.", True,
      [_plain("attention output", "outliers", "kurtosis"), _plain("layer output", "outliers", "layer_kurtosis", "rest")]),
-    ("Mass on nothing", "fraction, mean over heads", "Attention that goes to no key.", False,
+    ("Null mass", "fraction, mean over heads", "Attention that goes to no key: a learned sink logit or key takes it.", False,
      [_plain("null mass", "null_mass", "null_mass")]),
     ("Head output", "norm / residual norm", "Near 0: the head does almost nothing to the residual stream.", False,
      [_plain("mean over heads", "head_output", "relative_norm")]),
@@ -189,15 +189,15 @@ def layer_figures(audits: Sequence[tuple[str, Audit]]) -> list[dict[str, Any]]:
     """
     figures = []
     for title, axis, caption, logarithmic, sources in FIGURES:
-        found: list[tuple[str, str, dict[int, float]]] = []
+        lines: list[tuple[str, str, dict[int, float]]] = []
         for place, (name, audit) in enumerate(audits):
             for label, source, kind in sources if len(audits) == 1 else sources[:1]:
                 values = source(audit)
                 if values:
                     shown = label(audit) if callable(label) else label
-                    found.append((shown if len(audits) == 1 else name, kind if len(audits) == 1 else f"audit{place}", values))
-        layers = sorted({layer for _, _, values in found for layer in values})
-        every = [value for _, _, values in found for value in values.values()]
+                    lines.append((shown if len(audits) == 1 else name, kind if len(audits) == 1 else f"audit{place}", values))
+        layers = sorted({layer for _, _, values in lines for layer in values})
+        every = [value for _, _, values in lines for value in values.values()]
         # A logarithmic axis has no place for 0, and within one decade a plain one is easier to read.
         wide = bool(every) and min(every) > 0 and max(every) > 10 * min(every)
         figures.append(
@@ -209,7 +209,7 @@ def layer_figures(audits: Sequence[tuple[str, Audit]]) -> list[dict[str, Any]]:
                 "labels": ["in" if layer < 0 else str(layer) for layer in layers],
                 "series": [
                     {"name": name, "kind": kind, "y": [_short(values.get(layer)) for layer in layers]}
-                    for name, kind, values in found
+                    for name, kind, values in lines
                 ],
             }
         )
@@ -242,7 +242,7 @@ HEAD_NUMBERS: list[tuple[str, str, str, str, str]] = [
     ("Sink weight", "score_gap", "sink_weight", "", "after the softmax"),
     ("Entropy", "entropy", "entropy", "nats", "of a row of weights"),
     ("Entropy without sink", "entropy", "entropy_without_sink", "nats", "renormalised"),
-    ("Mass on nothing", "null_mass", "null_mass", "", "goes to no key"),
+    ("Null mass", "null_mass", "null_mass", "", "goes to no key"),
     ("Mass on keys", "null_mass", "row_mass", "", "sum of a row of weights"),
     ("Output / residual", "head_output", "relative_norm", "", "near 0: nearly a no-op"),
     ("Output norm", "head_output", "output_norm", "", "after the output projection"),

@@ -85,14 +85,14 @@ def policy_curves(comparison: Mapping[str, Any]) -> dict[str, Any] | None:
             kind, label = "other", f"window {entry['window']}"
         elif name == "recompute":
             kind, label = "audit3", "window computed anew"
-        elif name == "sink_window" and not any(one["kind"] == "sink" for one in series) and entry["num_sinks"] >= sinks:
+        elif name == "sink_window" and not any(line["kind"] == "sink" for line in series) and entry["num_sinks"] >= sinks:
             kind, label = "sink", f"{_sinks(entry['num_sinks'])} + {entry['window']}"
         else:
             continue
         values = [None if value is None else float(f"{value:.5g}") for value in entry["loss_by_position"]]
         series.append({"name": label, "kind": kind, "y": values})
     order = {"sink": 0, "audit3": 1, "other": 2, "rest": 3}
-    series.sort(key=lambda one: order[one["kind"]])
+    series.sort(key=lambda line: order[line["kind"]])
     if not series:
         return None
     return {

@@ -18,7 +18,7 @@ from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.sinks import Head
 from sinklab.studies.causes import engine
-from sinklab.studies.causes.effects import Variant, one_by_one
+from sinklab.studies.causes.effects import HeadEdit, one_by_one
 from sinklab.studies.causes.engine import REPLAYED, estimate, measure_effects
 from sinklab.studies.causes.readout import ClassLogits, MaskedToken, NextToken, OutputDivergence, SquaredError
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples, whole_samples
@@ -100,19 +100,19 @@ def texts(count: int = 3, length: int = 12, vocabulary: int = 40) -> Samples:
     return token_samples([("one", tokens[:1]), ("two", tokens[1:])])
 
 
-def usual(samples: Samples, place: int | str = 0) -> list[Variant]:
+def usual(samples: Samples, place: int | str = 0) -> list[HeadEdit]:
     """One of every kind: other weights, other scores, other values, no output, places by sample, and stages in a row."""
     keys = torch.arange(1, len(samples) + 1)[:, None]
     redirect = Redirect(place=place)
     return [
-        Variant("redirect", (redirect,)),
-        Variant("hide", (HideKey(place=place),)),
-        Variant("zero", (ZeroHead(),)),
-        Variant("zero_value", (ZeroValue(place=place),)),
-        Variant("hide control 0", (HideKey(place=keys),)),
-        Variant("redirect rotated 0", (redirect, RotateChange(seed=1))),
-        Variant("redirect rotated 1", (redirect, RotateChange(seed=2))),
-        Variant("nothing", (HideKey(place=()),)),
+        HeadEdit("redirect", (redirect,)),
+        HeadEdit("hide", (HideKey(place=place),)),
+        HeadEdit("zero", (ZeroHead(),)),
+        HeadEdit("zero_value", (ZeroValue(place=place),)),
+        HeadEdit("hide control 0", (HideKey(place=keys),)),
+        HeadEdit("redirect rotated 0", (redirect, RotateChange(seed=1))),
+        HeadEdit("redirect rotated 1", (redirect, RotateChange(seed=2))),
+        HeadEdit("nothing", (HideKey(place=()),)),
     ]
 
 

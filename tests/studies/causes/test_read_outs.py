@@ -20,7 +20,7 @@ from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.redirect import Redirect
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.results.table import make_table
-from sinklab.studies.causes.effects import Effects, Variant, one_by_one
+from sinklab.studies.causes.effects import Effects, HeadEdit, one_by_one
 from sinklab.studies.causes.read_outs import _resampled, read_outs
 from sinklab.studies.causes.readout import NextToken
 from sinklab.studies.causes.samples import token_samples
@@ -39,7 +39,7 @@ def small(**fields):
 
 def measured(model, samples, place=0):
     sink = sinks_of(model, samples, place=place)
-    variants = [Variant("hide", (HideKey(place=place),)), Variant("redirect", (Redirect(place=place),))]
+    variants = [HeadEdit("hide", (HideKey(place=place),)), HeadEdit("redirect", (Redirect(place=place),))]
     return sink, one_by_one(model, samples, NextToken(), variants, sink.heads)
 
 

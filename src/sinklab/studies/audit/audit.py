@@ -82,17 +82,17 @@ def audit(
         text = resolve_corpus(corpus)
         loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
         min_queries = max(1, seq_len // 2)
-        found = measure_audit(
+        audit = measure_audit(
             loaded, text, **settings, batch_size=batch_size, cache=cache, certificate=certificate,
             causes=causes, run_id=run.id, progress=run.progress,
         )  # fmt: skip
         return run.finish(
-            summary=found.summary,
-            table=found.table,
+            summary=audit.summary,
+            table=audit.table,
             display=display,
-            files=lambda folder: write_maps(found.maps, loaded, found.tokens, folder / "maps.safetensors"),
+            files=lambda folder: write_maps(audit.maps, loaded, audit.tokens, folder / "maps.safetensors"),
             page=write_report,
             loaded=loaded,
-            config={"corpus": text.name, "min_queries": min_queries, "bos_tokens_per_sample": found.summary["bos"]},
-            **found.record,
+            config={"corpus": text.name, "min_queries": min_queries, "bos_tokens_per_sample": audit.summary["bos"]},
+            **audit.record,
         )

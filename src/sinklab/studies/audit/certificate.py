@@ -1,4 +1,4 @@
-"""The no-op certificate as a section of an audit: which heads could not be silent without their sink, on a few samples."""
+"""The no-op certificate as a section of an audit: which heads could not write little without their sink, on a few samples."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def certified(
     probe = NoOpCertificate(sink, max_queries=QUERIES, delta=DELTA)
     tokens = tokens[:SAMPLES]
     try:
-        seen = run_probes(loaded.model, tokens, [probe], batch_size=1, progress=progress, stage="no-op certificate")
-        table = labelled(seen.session, loaded, run_id=run_id, corpus=summary["corpus"], bos=int(summary["bos"]), seed=seed)
+        probed = run_probes(loaded.model, tokens, [probe], batch_size=1, progress=progress, stage="no-op certificate")
+        table = labelled(probed.session, loaded, run_id=run_id, corpus=summary["corpus"], bos=int(summary["bos"]), seed=seed)
         heads = _heads(table, summary["threshold"], summary["normalized"])
         if not heads:
             raise InputError(
@@ -119,7 +119,7 @@ def _sentence(section: dict[str, Any], operation: str) -> str:
     )
 
 
-def _need(delta: float, heads: list[dict[str, Any]], who: str, where: str) -> str:
+def _need(delta: float, heads: list[dict[str, Any]], heads_in_words: str, where: str) -> str:
     """What some heads need on the sink in order to write little, in words."""
     little = f"write at most {delta:g} of its longest value"
     known = [head["needed_sink_weight"] for head in heads if head["needed_sink_weight"] is not None]
@@ -127,12 +127,12 @@ def _need(delta: float, heads: list[dict[str, Any]], who: str, where: str) -> st
         return f"No weights at all, with the sink or without, could make such a head {little}."
     low, high = f"{min(known):.2f}", f"{max(known):.2f}"
     # Each is known from below; the range is that of the heads.
-    asked = f"at least {low} of its weight" if low == high else f"at least {low} to {high} of its weight (heads differ)"
+    weight = f"at least {low} of its weight" if low == high else f"at least {low} to {high} of its weight (heads differ)"
     if high == "0.00":
-        asked = "next to no weight"
+        weight = "next to no weight"
     cannot = len(heads) - len(known)
     rest = f" {cannot} of these heads could not with any weights." if cannot else ""
-    return f"By its values alone, {who} needs {asked} {where} to {little}.{rest}"
+    return f"By its values alone, {heads_in_words} needs {weight} {where} to {little}.{rest}"
 
 
 def _verb(number: int, one: str, many: str) -> str:

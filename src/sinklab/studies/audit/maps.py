@@ -53,9 +53,9 @@ class AttentionMaps(Probe):
 
     def merge(self, other: Self) -> None:
         """Samples of the other one below ours."""
-        for mine, theirs in ((self._weights, other._weights), (self._scores, other._scores)):
-            for module, maps in theirs.items():
-                mine[module] = torch.cat((mine[module], maps)) if module in mine else maps
+        for own, added in ((self._weights, other._weights), (self._scores, other._scores)):
+            for module, maps in added.items():
+                own[module] = torch.cat((own[module], maps)) if module in own else maps
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """No rows: maps are not numbers of the table; see :meth:`arrays`."""

@@ -105,7 +105,7 @@ def measure_audit(
         finder = SinkFinder(threshold)
         first = [*(probe for probe in probes if not isinstance(probe, SinkProbe)), finder]
         stage = f"{source.name}, {'with' if with_bos else 'without'} BOS"
-        seen = run_probes(
+        probed = run_probes(
             loaded.model,
             tokens,
             first,
@@ -116,16 +116,16 @@ def measure_audit(
         )
         sinks = finder.sinks(decode=decoder(loaded), corpus=source.name, bos=int(with_bos))
         constants: dict[str, Any] = {"run_id": run_id, "corpus": source.name, "bos": int(with_bos), "seed": seed}
-        table = labelled(seen.session, loaded, **constants)
+        table = labelled(probed.session, loaded, **constants)
         tables.append(table)
         if main is None:
             # Numbers about the sink need a second look: where it is, is known only after the first.
             again, sinks = about_sinks(loaded, tokens, probes, sinks, batch_size=batch_size, progress=progress)
             tables.append(labelled(again, loaded, **constants))
-            main, by_token = (tokens, seen, probes), finder.by_token(decoder(loaded))
-        conditions.append(Condition(source.name, with_bos, seen.loss, table, hash_tokens(tokens), sinks))
+            main, by_token = (tokens, probed, probes), finder.by_token(decoder(loaded))
+        conditions.append(Condition(source.name, with_bos, probed.loss, table, hash_tokens(tokens), sinks))
     assert main is not None  # the plan always has a first condition
-    (tokens, seen, probes), sinks = main, conditions[0].sinks
+    (tokens, probed, probes), sinks = main, conditions[0].sinks
 
     maps = AttentionMaps(MAP_TILES)
     run_probes(loaded.model, tokens[:MAP_SAMPLES], [maps], batch_size=MAP_SAMPLES, progress=progress, stage="attention maps")
@@ -136,8 +136,8 @@ def measure_audit(
         by_token,
         tokens,
         threshold=threshold,
-        normalized=seen.session.normalized,
-        off_seam=seen.session.off_seam,
+        normalized=probed.session.normalized,
+        off_seam=probed.session.off_seam,
     )
     summary["cache"] = None
     if cache:
@@ -155,13 +155,13 @@ def measure_audit(
         )
         tables.append(causes_table)
     record = {
-        "model": model_facts(loaded, seen.session),
+        "model": model_facts(loaded, probed.session),
         "corpus": {"name": text.name, **dataclasses.asdict(text.identity)},
         "token_sha256": hash_tokens(tokens),
         "conditions": [{"corpus": c.corpus, "bos": int(c.bos), "token_sha256": c.token_sha256} for c in conditions],
         "definitions": definitions({probe.name: probe.metrics for probe in (*probes, *also)}),
-        "checks": checks(seen.session, identity),
-        "calls": dict(seen.session.calls),
+        "checks": checks(probed.session, identity),
+        "calls": dict(probed.session.calls),
     }
     return Audited(summary, append(tables), record, maps, tokens[:MAP_SAMPLES])
 
@@ -204,8 +204,8 @@ def about_sinks(
     """A second pass over the samples for the probes of a sink, now that it is known, and for what every head gives to it."""
     chosen = [probe.about(sinks) for probe in probes if isinstance(probe, SinkProbe)]
     weights = SinkWeights(sinks)
-    seen = run_probes(loaded.model, tokens, [*chosen, weights], batch_size=batch_size, progress=progress, stage="the sinks")
-    return seen.session, weights.completed() if sinks.main else sinks
+    probed = run_probes(loaded.model, tokens, [*chosen, weights], batch_size=batch_size, progress=progress, stage="the sinks")
+    return probed.session, weights.completed() if sinks.main else sinks
 
 
 def decoder(loaded: LoadedModel) -> Callable[[int], str]:

@@ -163,12 +163,14 @@ def _sentences(summary: dict[str, Any], sinks: Sinks) -> list[str]:
         sentences.append(f"{sink.name[0].upper()}{sink.name[1:]}{token} sinks in {sink.rate:.1f} %.")
     if summary["null_mass"]:
         share = f"{100 * summary['null_mass']:.1f} %"
-        sentences.append(f"Heads give {share} of their mass to nothing, as through a learned sink logit or a key bias.")
+        sentences.append(
+            f"Heads give {share} of their mass to no key (null mass), as through a learned sink logit or a key bias."
+        )
     for condition in summary["conditions"][1:]:
         where = f"{condition['corpus']} {'with' if condition['bos'] else 'without'} BOS"
-        found = "there is no sink" if condition["sink_rate"] is None else f"the sink is {condition['sink']}"
+        sink_in_words = "there is no sink" if condition["sink_rate"] is None else f"the sink is {condition['sink']}"
         share = "" if condition["sink_rate"] is None else f" ({condition['sink_rate']:.1f} %)"
-        sentences.append(f"On {where} {found}{share}.")
+        sentences.append(f"On {where} {sink_in_words}{share}.")
     return sentences
 
 

@@ -1,4 +1,4 @@
-"""The command ``sinklab backcopy``: heads that copy at a trigger and sleep elsewhere, and what their sleep does to BOS."""
+"""The command ``sinklab backcopy``: heads that copy at a trigger and are dormant elsewhere, and what that does to BOS."""
 
 from __future__ import annotations
 

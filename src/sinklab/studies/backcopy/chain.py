@@ -61,7 +61,7 @@ class BigramChain:
         if len(stuck):
             raise InputError(
                 f"bigram chain: nothing but triggers follows {self.characters[self.num_triggers + stuck[0]]!r}, so that a "
-                "sequence would stay there for ever; take fewer characters, fewer triggers, or a longer text"
+                "sequence would stay there; take fewer characters, fewer triggers, or a longer text"
             )
         if self.marginal[self.num_triggers :].sum() <= ROUNDING:
             raise InputError("bigram chain: no sequence can begin: only triggers have a share in the marginal law")

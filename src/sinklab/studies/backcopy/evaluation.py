@@ -109,9 +109,9 @@ class HeadNumbers(Probe):
             }
 
     def merge(self, other: Self) -> None:
-        for mine, theirs in ((self.heads, other.heads), (self.layers, other.layers)):
-            for layer, numbers in theirs.items():
-                mine[layer] = {name: torch.cat((mine[layer][name], values)) for name, values in numbers.items()}
+        for own, added in ((self.heads, other.heads), (self.layers, other.layers)):
+            for layer, numbers in added.items():
+                own[layer] = {name: torch.cat((own[layer][name], values)) for name, values in numbers.items()}
         self.is_trigger = torch.cat((self.is_trigger, other.is_trigger))
 
     def rows(self) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The figure of the bigram-backcopy lab: loss above the floor and the three read-outs over training, seed by seed."""
+"""The figure of the bigram-backcopy lab: loss above the floor and the metrics of extreme tokens over training, by seed."""
 
 from __future__ import annotations
 

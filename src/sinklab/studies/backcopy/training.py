@@ -183,7 +183,7 @@ def train(
 
 
 def make_optimizer(model: nn.Module, settings: BackcopySettings, operation: Operation) -> torch.optim.Optimizer:
-    """The optimiser of the release, over all parameters alike."""
+    """The optimiser of the release, one learning rate for all parameters."""
     rate = settings.rate(operation)
     if settings.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4)

@@ -145,11 +145,11 @@ def _measure(
 ) -> _Measured:
     started = time.perf_counter()
     if policy.name == "recompute":
-        found, read = _recomputed(model, rows, policy, first, report)
+        token_losses, read = _recomputed(model, rows, policy, first, report)
     else:
-        found, read = losses(model, rows, policy, progress=report), rows.numel()
+        token_losses, read = losses(model, rows, policy, progress=report), rows.numel()
     seconds = time.perf_counter() - started
-    return _Measured(policy, budget, found, read / seconds)
+    return _Measured(policy, budget, token_losses, read / seconds)
 
 
 def _recomputed(
@@ -157,17 +157,17 @@ def _recomputed(
 ) -> tuple[Tensor, int]:
     """Losses at stretches of tokens from ``first`` on; what such a policy sees is its window, wherever the reading began."""
     length = rows.shape[1]
-    found = torch.full((len(rows), length - 1), torch.nan)
+    token_losses = torch.full((len(rows), length - 1), torch.nan)
     stretches = [range(max(first, stop - STRETCH), stop) for stop in _edges(length)[1:] if stop > first]
     read = 0
     for number, (start, stop) in enumerate(((part.start, part.stop) for part in stretches), start=1):
         before = max(0, start - policy.max_held(length))
         part = losses(model, rows[:, before:stop], policy, first=start - before)
-        found[:, start - 1 : stop - 1] = part
+        token_losses[:, start - 1 : stop - 1] = part
         read += part.numel()
         if report is not None:
             report(number, len(stretches))
-    return found, read
+    return token_losses, read
 
 
 # --- what is reported ---------------------------------------------------------------------------------------------------------
@@ -290,8 +290,8 @@ def _num_sinks(policy: Policy) -> int | None:
     return number if isinstance(number, int) else None
 
 
-def _estimated(name: str, found: Estimate) -> dict[str, Any]:
-    return {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
+def _estimated(name: str, estimate: Estimate) -> dict[str, Any]:
+    return {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
 def _difference(part: Tensor, other: Tensor | None) -> dict[str, float | None] | None:

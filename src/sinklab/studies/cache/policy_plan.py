@@ -136,7 +136,7 @@ def _nothing_to_pin(sinks: Sinks) -> str:
 
 
 def _settings(
-    name: str, budget: int, numbers: Sequence[int], found: Sequence[int], has_window: bool
+    name: str, budget: int, numbers: Sequence[int], positions: Sequence[int], has_window: bool
 ) -> Iterator[dict[str, Any]]:
     """Settings of a policy that holds ``budget`` tokens and the query; none for one that is sized by its window alone."""
     if name == "sink_window":
@@ -144,14 +144,14 @@ def _settings(
             if number or not has_window:  # without sinks it is the policy "window"
                 yield {"num_sinks": number, "window": budget - number}
     elif name == "pinned":
-        yield {"pinned": tuple(found), "window": budget - len(found)}
+        yield {"pinned": tuple(positions), "window": budget - len(positions)}
     elif name == "strided":
         # Half of the budget for the last tokens, and the rest for every fourth of those before.
-        stride, kept = 4, 1 if 1 in numbers else max(numbers)
-        room = budget + 1 - kept
+        stride, pinned = 4, 1 if 1 in numbers else max(numbers)
+        room = budget + 1 - pinned
         dense = max(stride, room // 2 // stride * stride)
         span = max(dense, (room - dense + dense // stride) * stride)
-        yield {"num_sinks": kept, "dense": dense, "span": span, "stride": stride}
+        yield {"num_sinks": pinned, "dense": dense, "span": span, "stride": stride}
     else:
         yield {}
 
@@ -161,7 +161,7 @@ def left_out_row(name: str, reason: str) -> dict[str, str]:
     return {"policy": name, "label": name, "reason": reason}
 
 
-def _sized(policy: Policy, budget: int, given: Collection[str] = ()) -> Policy:
+def _sized(policy: Policy, budget: int, chosen: Collection[str] = ()) -> Policy:
     """The policy that holds ``budget`` tokens and the query: its sizes in the proportions that they have.
 
     Settings that were ``given`` stay. Sizes are the whole numbers among the others that are :data:`LEAST_SIZE` or more; the
@@ -171,7 +171,7 @@ def _sized(policy: Policy, budget: int, given: Collection[str] = ()) -> Policy:
         ConfigurationError: it has no such settings, or they cannot be made to add up.
     """
     held = policy.max_held(_FOREVER) - 1
-    values = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy) if field.name not in given}
+    values = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy) if field.name not in chosen}
     sizes = {name: value for name, value in values.items() if type(value) is int and value >= LEAST_SIZE}
     if not sizes and held == budget:
         return policy

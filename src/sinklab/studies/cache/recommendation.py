@@ -134,10 +134,10 @@ def _opening(needed: Needed, sinks: int, window: int, rival: int, loss: Estimate
             f"No sinks needed: {tokens} gives {loss.mean:.3f} nats per token, and sinks improve it by {SINK_MARGIN:g} at most "
             f"({_number(rival)}: by {_signed(gain)})"
         )
-    kept = f"{_number(sinks)} and {tokens}" if sinks else tokens
+    held = f"{_number(sinks)} and {tokens}" if sinks else tokens
     return (
         f"Whether sinks are needed is undecided on this text (a gain of {_signed(gain)} nats per token from {_number(rival)}); "
-        f"{kept} gives {loss.mean:.3f}; measure on more text"
+        f"{held} gives {loss.mean:.3f}; measure on more text"
     )
 
 
@@ -154,8 +154,8 @@ def _signed(value: Estimate) -> str:
 def _loses(difference: Estimate) -> str:
     if difference.mean >= 0:
         return f"loses {_signed(difference)}"
-    turned = Estimate(-difference.mean, _minus(difference.high), _minus(difference.low))
-    return f"gains {_signed(turned)}"
+    gain = Estimate(-difference.mean, _minus(difference.high), _minus(difference.low))
+    return f"gains {_signed(gain)}"
 
 
 def _minus(value: float | None) -> float | None:

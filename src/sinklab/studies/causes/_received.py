@@ -109,14 +109,14 @@ class Sums:
             self._at[kind] = _plus(self._at[kind], np.concatenate(at))
             self._of[kind] = _plus(self._of[kind], np.concatenate(of))
         self._null = _plus(self._null, np.concatenate([module.null.numpy() for module in modules]))
-        asked = np.concatenate([np.full(len(module.heads), float(module.queries)) for module in modules])
-        self._queries = _plus(self._queries, asked)
+        queries = np.concatenate([np.full(len(module.heads), float(module.queries)) for module in modules])
+        self._queries = _plus(self._queries, queries)
         self._texts += len(modules[0].sums)
 
     def at(self, place: Any) -> np.ndarray:
         """Mean share on positions, ``(heads,)``; NaN where no query sees them."""
-        places = [one for one in torch.as_tensor(place).flatten().tolist() if one < self._at[0].shape[1]]
-        sums, counts = (values[:, places].sum(1) for values in self._at)
+        positions = [position for position in torch.as_tensor(place).flatten().tolist() if position < self._at[0].shape[1]]
+        sums, counts = (values[:, positions].sum(1) for values in self._at)
         return np.asarray(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
 
     def null(self) -> np.ndarray:
@@ -131,19 +131,19 @@ class Sums:
 
     def positions_above(self, threshold: float, place: Place) -> list[int]:
         """Positions to which a head gives the threshold or more, the place left out."""
-        taken = set() if isinstance(place, str) else set(torch.as_tensor(place).flatten().tolist())
-        return [one for one in (self._means().max(0) >= threshold).nonzero()[0].tolist() if one not in taken]
+        excluded = set() if isinstance(place, str) else set(torch.as_tensor(place).flatten().tolist())
+        return [position for position in (self._means().max(0) >= threshold).nonzero()[0].tolist() if position not in excluded]
 
     def strongest(self, top: int) -> list[Strong]:
         """Positions by the head that gives them most, in falling order."""
         means = self._means()
-        best, found = means.max(0), []
+        best, strongest = means.max(0), []
         ids = ids_by_position(self.samples, self.front)
         for position in np.argsort(-best, kind="stable")[:top].tolist():
             if best[position] > 0:
                 token = None if ids is None or position >= ids.shape[1] else most_frequent(ids[:, position])
-                found.append(Strong(float(best[position]), self.heads[int(means[:, position].argmax())], token, position))
-        return found
+                strongest.append(Strong(float(best[position]), self.heads[int(means[:, position].argmax())], token, position))
+        return strongest
 
     def tokens(self, top: int) -> list[Strong]:
         """Tokens wherever they stand but at position 0, by the head that gives them most; of those that many queries see."""

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.call import AttentionCall, Site, Statistics
-from sinklab.attention.intervention import HeadIntervention, Intervention, Place, keys_at
-from sinklab.attention.probe import Probe, Watcher
+from sinklab.attention.call import AttentionCall, Site
+from sinklab.attention.intervention import HeadIntervention, Intervention, Place
+from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import Interval, mean_over_items
@@ -21,11 +21,9 @@ from sinklab.studies.causes.readout import Readout
 from sinklab.studies.causes.samples import Samples
 
 __all__ = [
+    "Batch",
     "Edits",
-    "HeadSums",
-    "PlaceWeight",
     "RowShares",
-    "Run",
     "change",
     "heads_of",
     "ids_by_position",
@@ -52,11 +50,11 @@ def no_edits(start: int, stop: int) -> Sequence[Intervention]:
 
 def of_all(*interventions: HeadIntervention) -> Edits:
     """Interventions on the heads that they name, with rows by sample cut to the samples of a run."""
-    return lambda start, stop: [one.of_samples(start, stop) for one in interventions]
+    return lambda start, stop: [intervention.of_samples(start, stop) for intervention in interventions]
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Batch:
     """One batch: the numbers of its samples, and the losses float64 ``(samples, seq_len)``, NaN where nothing is scored."""
 
     start: int
@@ -74,7 +72,7 @@ def runs(
     *,
     probes: Callable[[int, int], Sequence[Probe]] = lambda start, stop: (),
     batch_size: int = 16,
-) -> Iterator[Run]:
+) -> Iterator[Batch]:
     """Run the model over the samples batch by batch under an edit.
 
     Args:
@@ -88,7 +86,7 @@ def runs(
         with attend(model, own, interventions, verify=not interventions):
             outputs = readout.outputs(model(**part.inputs), part)
         losses = readout.loss(outputs, part).double().cpu()
-        yield Run(start, stop, losses.masked_fill(part.domains.cpu() < 0, math.nan), own)
+        yield Batch(start, stop, losses.masked_fill(part.domains.cpu() < 0, math.nan), own)
 
 
 def text_losses(
@@ -96,7 +94,7 @@ def text_losses(
 ) -> np.ndarray:
     """Mean loss over the scored positions of each text, of all domains together: float64 ``(samples,)``."""
     return np.concatenate(
-        [one.losses.nanmean(1).numpy() for one in runs(model, samples, readout, edits, batch_size=batch_size)]
+        [run.losses.nanmean(1).numpy() for run in runs(model, samples, readout, edits, batch_size=batch_size)]
     )
 
 
@@ -151,8 +149,8 @@ def ids_by_position(samples: Samples, front: int) -> Tensor | None:
 
 def most_frequent(ids: Tensor) -> int | None:
     """The id that occurs most often in ``(n,)``, -1 not counted; ``None`` where there is no other."""
-    found = ids[ids >= 0]
-    return int(found.mode().values) if len(found) else None
+    known = ids[ids >= 0]
+    return int(known.mode().values) if len(known) else None
 
 
 def place_of(place: Place, start: int, stop: int) -> Place:
@@ -174,8 +172,8 @@ def random_places(samples: Samples, place: Place, sinks: Sinks, generator: torch
     drawn = []
     own = place[:, 0].tolist() if isinstance(place, Tensor) else [place] * len(samples)
     for length, sink in zip(lengths(samples, sinks.length).tolist(), own, strict=True):
-        others = [one for one in range(length) if one not in {sink, *sinks.secondary}]
-        free = [one for one in others if one < max(2, length // share)] or others
+        allowed = [position for position in range(length) if position not in {sink, *sinks.secondary}]
+        free = [position for position in allowed if position < max(2, length // share)] or allowed
         if not free:
             raise ConfigurationError(
                 f"a text of {length} tokens has no position besides the sinks for a control; give longer texts"
@@ -218,62 +216,3 @@ def row_shares(call: AttentionCall) -> Iterator[RowShares]:
 def heads_of(site: Site, count: int) -> list[Head]:
     """The heads of a module."""
     return [Head(site.layer, number, site.module) for number in range(count)]
-
-
-class HeadSums(Watcher):
-    """Sums over queries by head, float64 ``(heads,)`` under a name, of every self-attention module."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, tuple[list[Head], dict[str, Tensor]]] = {}
-
-    def add(self, module: str, heads: list[Head], sums: dict[str, Tensor]) -> None:
-        """Add the sums of one batch."""
-        known = self.sums.get(module, (heads, {}))[1]
-        self.sums[module] = (heads, {name: values + known.get(name, 0.0) for name, values in sums.items()})
-
-    def merge(self, other: HeadSums) -> None:
-        """Add what another one has seen."""
-        for module, (heads, sums) in other.sums.items():
-            self.add(module, heads, sums)
-
-    @property
-    def heads(self) -> list[Head]:
-        """The heads seen, in order."""
-        return [head for heads, _ in self.sums.values() for head in heads]
-
-
-class PlaceWeight(HeadSums):
-    """Mean share of a row on a place, over the queries that see it and do not stand on it, head by head.
-
-    The share is the weight over all of the row's mass, the null mass included, as in :mod:`sinklab.sinks`.
-
-    Args:
-        place: positions, or ``"null"`` for the null mass.
-    """
-
-    name, needs = "place_weight", frozenset[str]()
-
-    def __init__(self, place: Place) -> None:
-        super().__init__()
-        self.place = place
-
-    def update(self, call: AttentionCall, statistics: Statistics) -> None:
-        if call.site.kind != "self":
-            return
-        zeros = torch.zeros(call.num_heads, dtype=torch.float64)
-        sums = {"share": zeros, "count": zeros}
-        for rows in row_shares(call):
-            if isinstance(self.place, str):
-                share, asked = rows.null, rows.counted[:, None].expand(rows.null.shape)
-            else:
-                keys = keys_at(call, self.place)[:, None, None]
-                share = (rows.weights * keys).sum(-1)
-                asked = (rows.seen & keys).any(-1).expand(share.shape)
-            sums["share"] = sums["share"] + share.masked_fill(~asked, 0.0).sum((0, 2)).cpu()
-            sums["count"] = sums["count"] + asked.sum((0, 2)).cpu()
-        self.add(call.site.module, heads_of(call.site, call.num_heads), sums)
-
-    @property
-    def weights(self) -> np.ndarray:
-        """Float64 ``(heads,)``; NaN for a head none of whose queries sees the place."""
-        return np.concatenate([(sums["share"] / sums["count"]).numpy() for _, sums in self.sums.values()])

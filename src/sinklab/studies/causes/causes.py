@@ -113,22 +113,22 @@ def find_causes(
     from sinklab.report.html import write_report
     from sinklab.results.table import make_table
     from sinklab.studies.causes.display import display
-    from sinklab.studies.causes.measurement import Asked, examine, facts_of, texts_of_budget
+    from sinklab.studies.causes.measurement import Request, examine, facts_of, texts_of_budget
     from sinklab.studies.causes.texts import Texts
     from sinklab.studies.measure.probing import opened, uses_bos
 
-    asked = Asked(
+    request = Request(
         heads=parse_heads(heads), sink=parse_sink(sink), budget=budget, level=level, minimal_effect=minimal_effect,
         threshold=threshold, seed=seed, batch_size=batch_size,
     )  # fmt: skip
-    asked.check()
+    request.check()
     if (samples is None) != (readout is None):
         raise ConfigurationError(
             "samples and readout go together: inputs of your own, and what is read off the outputs for them"
         )
     if sinks is not None and sink != "auto":
         raise ConfigurationError(f"`sink` {sink} and `sinks` both say where the sink is; give one of them")
-    settings = {**asked.to_dict(), "bos": bos} | ({} if sinks is None else {"sinks": sinks.to_dict()})
+    settings = {**request.to_dict(), "bos": bos} | ({} if sinks is None else {"sinks": sinks.to_dict()})
     with Run("causes", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
         loaded: LoadedModel | None = None
         if isinstance(model, (str, LoadedModel, PreTrainedModel)):
@@ -142,25 +142,27 @@ def find_causes(
             model.eval()  # as a model of transformers is put: dropout would be taken for an effect
         with_bos: int | None = None
         if samples is not None and readout is not None:
-            given = Texts(samples, readout, [{"domain": name} for name in samples.domain_names])
+            domain_texts = Texts(samples, readout, [{"domain": name} for name in samples.domain_names])
         else:
             assert loaded is not None
             with_bos = int(uses_bos(loaded.encoder, bos))
-            given = texts_of_budget(loaded, domains, budget, texts=texts, seq_len=seq_len, seed=seed, bos=bool(with_bos))
+            domain_texts = texts_of_budget(loaded, domains, budget, texts=texts, seq_len=seq_len, seed=seed, bos=bool(with_bos))
         module = loaded.model if loaded is not None else model
         assert isinstance(module, nn.Module)
         facts = facts_of(module, loaded)
-        found = examine(module, given, asked, identity=facts, sinks=sinks, store=run.store, say=say, progress=run.progress)
+        examined = examine(
+            module, domain_texts, request, identity=facts, sinks=sinks, store=run.store, say=say, progress=run.progress
+        )
         return run.finish(
-            summary={**facts, **found.summary},
-            table=make_table(found.rows, run_id=run.id, seed=seed, bos=with_bos, **facts),
+            summary={**facts, **examined.summary},
+            table=make_table(examined.rows, run_id=run.id, seed=seed, bos=with_bos, **facts),
             display=display,
             page=write_report,
             loaded=loaded or next(module.parameters(), torch.zeros(0)),
-            config={"texts": len(given.samples), "positions": given.samples.domains.shape[1]},
+            config={"texts": len(domain_texts.samples), "positions": domain_texts.samples.domains.shape[1]},
             model={**facts, "class": type(module).__name__},
-            domains=given.record,
-            measured=found.record,
+            domains=domain_texts.record,
+            measured=examined.record,
         )
 
 

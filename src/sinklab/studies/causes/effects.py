@@ -16,11 +16,11 @@ from sinklab.sinks import Head
 from sinklab.studies.causes.readout import Readout
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["Effects", "Variant", "one_by_one"]
+__all__ = ["Effects", "HeadEdit", "one_by_one"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Variant:
+class HeadEdit:
     """Something that is done to one head at a time.
 
     Args:
@@ -34,8 +34,8 @@ class Variant:
     def on(self, head: Head, start: int, stop: int) -> list[HeadIntervention]:
         """The interventions on one head for the samples ``start`` to ``stop``."""
         return [
-            dataclasses.replace(one.of_samples(start, stop), heads={head.module or head.layer: (head.head,)})
-            for one in self.interventions
+            dataclasses.replace(intervention.of_samples(start, stop), heads={head.module or head.layer: (head.head,)})
+            for intervention in self.interventions
         ]
 
 
@@ -74,7 +74,7 @@ def one_by_one(
     model: nn.Module,
     samples: Samples,
     readout: Readout,
-    variants: Sequence[Variant],
+    variants: Sequence[HeadEdit],
     heads: Sequence[Head],
     *,
     batch_size: int = 16,
@@ -89,7 +89,7 @@ def one_by_one(
     shape = (len(variants), len(heads), len(samples), len(samples.domain_names))
     loss, divergence = np.full(shape, np.nan), np.full(shape, np.nan)
     clean_loss = np.full(shape[2:], np.nan)
-    total, done = len(variants) * len(heads) * -(-len(samples) // batch_size), 0
+    total, finished = len(variants) * len(heads) * -(-len(samples) // batch_size), 0
     for start, part in samples.parts(batch_size):
         stop = start + len(part)
         clean = readout.outputs(model(**part.inputs), part)
@@ -101,8 +101,8 @@ def one_by_one(
                     edited = readout.outputs(model(**part.inputs), part)
                 loss[number, place, start:stop] = part.by_domain(readout.loss(edited, part) - own).cpu().numpy()
                 divergence[number, place, start:stop] = part.by_domain(readout.divergence(edited, clean)).cpu().numpy()
-                done += 1
-                progress("effects", done, total)
+                finished += 1
+                progress("effects", finished, total)
     return Effects(
         [variant.name for variant in variants], list(heads), samples.domain_names, loss, divergence, clean_loss, readout.unit
     )

@@ -28,7 +28,7 @@ from sinklab.attention.some_heads import of_heads
 from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.results.run import Progress, silent
 from sinklab.sinks import Head
-from sinklab.studies.causes.effects import Effects, Variant, one_by_one
+from sinklab.studies.causes.effects import Effects, HeadEdit, one_by_one
 from sinklab.studies.causes.engine_call import SharedHead
 from sinklab.studies.causes.readout import Changes, Readout
 from sinklab.studies.causes.replay import Recording, Replay
@@ -56,7 +56,7 @@ def measure_effects(
     model: nn.Module,
     samples: Samples,
     readout: Readout,
-    variants: Sequence[Variant],
+    variants: Sequence[HeadEdit],
     heads: Sequence[Head],
     *,
     batch_size: int = 16,
@@ -64,7 +64,7 @@ def measure_effects(
 ) -> Effects:
     """The same as :func:`~sinklab.studies.causes.effects.one_by_one`, up to rounding.
 
-    Nobody else may run the model meanwhile: while it works, some of its modules have another ``forward``.
+    No other code may run the model meanwhile: some of its modules have another ``forward``.
 
     Args:
         heads: all of them, or some.
@@ -103,10 +103,10 @@ def measure_effects(
                     advance(len(stack.pairs))
     if plan.slow or not plan.modules:
         rest = [heads[number] for number in plan.slow]
-        found = one_by_one(
+        slow = one_by_one(
             model, samples, readout, variants, rest, batch_size=batch_size, progress=lambda what, done, total: advance(1)
         )
-        loss[:, plan.slow], divergence[:, plan.slow], clean_loss = found.loss, found.divergence, found.clean_loss
+        loss[:, plan.slow], divergence[:, plan.slow], clean_loss = slow.loss, slow.divergence, slow.clean_loss
     names = [variant.name for variant in variants]
     return Effects(names, list(heads), samples.domain_names, loss, divergence, clean_loss, readout.unit, plan.record)
 
@@ -115,7 +115,7 @@ def estimate(
     model: nn.Module,
     samples: Samples,
     readout: Readout,
-    variants: Sequence[Variant],
+    variants: Sequence[HeadEdit],
     heads: Sequence[Head],
     *,
     batch_size: int = 16,
@@ -132,18 +132,18 @@ def estimate(
 
     def lap() -> float:
         nonlocal began
-        taken, began = time.perf_counter() - began, time.perf_counter()
-        return taken
+        seconds, began = time.perf_counter() - began, time.perf_counter()
+        return seconds
 
     with torch.no_grad(), _fast_products(model, samples):
         plan = _make_plan(model, samples, readout, variants, heads)
         trial, a_pair = lap(), []
         ends = list(dict.fromkeys([*plan.modules[:1], *plan.modules[-1:]]))
         for module in ends:
-            one = dataclasses.replace(plan, modules=[module])
-            for recording, changes in _recordings(one, part):
+            single = dataclasses.replace(plan, modules=[module])
+            for recording, changes in _recordings(single, part):
                 seconds += batches * lap() / len(ends)
-                stack = next(_stacks(one, recording, 0))
+                stack = next(_stacks(single, recording, 0))
                 _run(plan, recording, changes, stack)
                 a_pair.append(lap() / len(stack.pairs))
         pairs = len(variants) * sum(len(plan.heads_of[module]) for module in plan.modules)
@@ -180,7 +180,7 @@ class _Plan:
 
     replay: Replay
     readout: Readout
-    variants: Sequence[Variant]
+    variants: Sequence[HeadEdit]
     heads: Sequence[Head]
     modules: list[str] = dataclasses.field(default_factory=list)
     heads_of: dict[str, list[int]] = dataclasses.field(default_factory=dict)
@@ -216,7 +216,7 @@ class _Stack:
 
 
 def _make_plan(
-    model: nn.Module, samples: Samples, readout: Readout, variants: Sequence[Variant], heads: Sequence[Head]
+    model: nn.Module, samples: Samples, readout: Readout, variants: Sequence[HeadEdit], heads: Sequence[Head]
 ) -> _Plan:
     """Try every module that has heads to be edited."""
     part = samples.part(0, min(TRIAL, len(samples)))
@@ -270,8 +270,8 @@ def _trial(plan: _Plan, recording: Recording, expected: Tensor, name: str) -> st
     if recording.times[name] != 1:
         return f"it calls the attention function {recording.times[name]} times in one run of the model"
     call, number, stop = recording.calls[name], plan.heads_of[name][0], len(recording.part)
-    found = ((one, plan.interventions(one, number, call, 0, stop)) for one in range(len(plan.variants)))
-    variant, interventions = next(((one, edits) for one, edits in found if edits), (0, []))
+    edited_by = ((index, plan.interventions(index, number, call, 0, stop)) for index in range(len(plan.variants)))
+    variant, interventions = next(((index, edits) for index, edits in edited_by if edits), (0, []))
     for head in plan.heads_of[name]:
         plan.interventions(variant, head, call, 0, stop)  # every head is there
     chosen = plan.heads[number].head
@@ -293,7 +293,7 @@ def _trial(plan: _Plan, recording: Recording, expected: Tensor, name: str) -> st
         if logits is not None:
             replayed = nn.functional.linear(replayed, logits.weight, logits.bias)
         pairs = zip(replayed.split(len(expected)), (expected, wanted), strict=True)
-        plain, edited = (_error(one, other) for one, other in pairs)
+        plain, edited = (_error(index, other) for index, other in pairs)
         if max(plain, edited) <= ROUNDING:
             return None
         which = "without an edit" if plain > ROUNDING else f"under {plan.variants[variant].name!r}"
@@ -343,7 +343,7 @@ def _stacks(plan: _Plan, recording: Recording, start: int) -> Iterator[_Stack]:
                     shared = head, SharedHead(of_heads(call, [head]))
                 interventions = plan.interventions(variant, number, call, start, stop)
                 own = tuple(
-                    id(one) for one in plan.variants[variant].interventions
+                    id(edit) for edit in plan.variants[variant].interventions
                 )  # of one batch and one head: they do the same
                 edits.append((head, shared[1].outputs(interventions, own if len(own) == len(interventions) else ())))
             yield _Stack(module, pairs[first : first + size], edits)

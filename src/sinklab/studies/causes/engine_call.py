@@ -51,7 +51,7 @@ class SharedHead:
         call, before = self._edited(interventions[:-1], known_as[:-1])
         version = before._version
         outputs = last.edit_outputs(call, before)
-        if before._version == version:  # nobody wrote into it
+        if before._version == version:  # not written to meanwhile
             self._memo[known_as[:-1]] = call, before
         else:
             self._memo.pop(known_as[:-1], None)
@@ -95,8 +95,8 @@ class SharedCall(AttentionCall):
     def _once(self, what: str, fields: tuple[str, ...], start: int, stop: int, compute: Callable[[], Tensor]) -> Tensor:
         if any(getattr(self, name) is not getattr(self.native, name) for name in fields):
             return compute()
-        found, version = self.memo.get((what, start, stop), (None, None))
-        if found is None or found._version != version:  # somebody wrote into it
-            found = compute()
-            self.memo[what, start, stop] = found, found._version
-        return found
+        value, version = self.memo.get((what, start, stop), (None, None))
+        if value is None or value._version != version:  # written to meanwhile
+            value = compute()
+            self.memo[what, start, stop] = value, value._version
+        return value

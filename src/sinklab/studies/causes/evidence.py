@@ -82,7 +82,7 @@ def evidence_of(effects: Effects, domain: int, minimal_effect: float) -> dict[st
     - ``hide - control``: hiding the sink costs more than hiding another key, by the minimal effect;
     - ``redirect control - redirect``: resting on another key costs more than resting on the sink;
     - ``redirect - rotated``, ``zero_value - rotated``, ``zero - rotated``: the change costs more than changes of the same size
-      in random directions. No label rests on these: where a model is at its best, all directions cost alike.
+      in random directions. No label rests on these: at an optimum all directions cost the same.
 
     Raises:
         ConfigurationError: fewer than two texts have scored positions in the domain.
@@ -170,7 +170,7 @@ def _p_of_rotated(mean: np.ndarray, spread: np.ndarray, number: int) -> np.ndarr
     """p-values of the effects of rotated copies lying above 0, the effect of not rotating.
 
     If directions mean nothing, then the loss of the head as it is and its K rotated losses are exchangeable: where the value
-    map of a head, or the map that reads it, is drawn alike in all directions, rotated outputs are what another draw would have
+    map of a head, or the map that reads it, has no preferred direction, rotated outputs are what another draw would have
     given. The distance of the one from the mean of the others, over ``s · sqrt(1 + 1/K)`` with their spread s, is then
     Student's t of K - 1 degrees, as far as they are normal; linear functions of a random rotation nearly are (Diaconis and
     Shahshahani 1994). The random unit is the direction: more texts do not make up for few of them.

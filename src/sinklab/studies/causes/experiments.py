@@ -1,4 +1,4 @@
-"""Experiments on the sink as a whole that go with the labels of heads: read-outs, location, key bias, and more."""
+"""Experiments on the sink as a whole that go with the labels of heads: metrics by head, location, key bias, and more."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ def experiments(
         "massive": lambda: massive_activations(model, samples, sinks, **rest),
         "spread": lambda: spread(model, samples, sinks, **rest),
     }
-    found: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     chosen = EXPERIMENTS[budget]
     for name, run in runs.items():
         if name not in chosen:
-            found[name] = None
+            summary[name] = None
             continue
         try:
             result = run()
         except (ConfigurationError, InputError, MeasurementError, UnsupportedModelError) as error:
-            found[name] = {"refused": str(error)}
+            summary[name] = {"refused": str(error)}
         else:
-            found[name] = result.to_dict()
+            summary[name] = result.to_dict()
             rows += result.rows()
-        progress("experiments", len([one for one in found.values() if one is not None]), len(chosen))
-    return found, rows
+        progress("experiments", len([entry for entry in summary.values() if entry is not None]), len(chosen))
+    return summary, rows

@@ -1,4 +1,4 @@
-"""Finding: what an experiment on causes returns: numbers and a sentence about them, as JSON and as rows of the long table."""
+"""Results of experiments on causes: numbers and a sentence about them, as JSON and as rows of the long table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sinklab.results.intervals import Interval
 from sinklab.results.metric import Metric
 from sinklab.sinks import Head
 
-__all__ = ["LOSS_CHANGE", "SINK_SHARE", "Finding", "head_rows", "interval_rows", "number", "plain", "signed"]
+__all__ = ["LOSS_CHANGE", "SINK_SHARE", "ExperimentResult", "head_rows", "interval_rows", "number", "plain", "signed"]
 
 LOSS_CHANGE = Metric("loss_change", "nats", "Mean over texts of the change of their mean loss under the intervention.")
 SINK_SHARE = Metric(
@@ -25,7 +25,7 @@ SINK_SHARE = Metric(
 )
 
 
-class Finding(abc.ABC):
+class ExperimentResult(abc.ABC):
     """A frozen dataclass whose fields are the numbers of an experiment."""
 
     @property

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.intervention import HeadIntervention, Place, keys_at
 from sinklab.attention.operation import repeat_groups
+from sinklab.attention.probe import Watcher
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import Metric
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes._runs import (
-    HeadSums,
     change,
     heads_of,
     known_place,
@@ -29,11 +29,11 @@ from sinklab.studies.causes._runs import (
     runs,
     text_losses,
 )
-from sinklab.studies.causes.finding import LOSS_CHANGE, Finding, head_rows, interval_rows, plain, signed
+from sinklab.studies.causes.finding import LOSS_CHANGE, ExperimentResult, head_rows, interval_rows, plain, signed
 from sinklab.studies.causes.readout import Readout, readout_for
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["HeadScores", "KeyBias", "key_bias"]
+__all__ = ["HeadScores", "KeyBiasEvidence", "key_bias"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ _SCORES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class KeyBias(Finding):
+class KeyBiasEvidence(ExperimentResult):
     """What :func:`key_bias` found.
 
     Attributes:
@@ -107,7 +107,7 @@ class KeyBias(Finding):
         which = " of sink heads" if self.sink_heads else ""
         value, score = self.losses[f"zero_value{which}"], self.losses[f"constant_score{which}"]
         small = f"below the {self.minimal_effect:g} that count, so that"
-        said = {
+        meaning = {
             "none": f"{small} what the sink carries is not missed, as a key bias with no value would have it",
             "some": "what the sink carries is missed: it is more than a key bias with no value",
             "open": "whether what the sink carries is missed stays open",
@@ -119,8 +119,8 @@ class KeyBias(Finding):
         }[self._verdict(score)]
         where = f"the heads that have their sink there ({', '.join(map(str, self.sink_heads))})" if which else "all heads"
         return (
-            f"In {where}, zeroing the sink's values changes the loss by {signed(value)} {self.unit}: {said}. Making its score "
-            f"constant changes it by {signed(score)}: {scored}."
+            f"In {where}, zeroing the sink's values changes the loss by {signed(value)} {self.unit}: {meaning}. Making its "
+            f"score constant changes it by {signed(score)}: {scored}."
         )
 
     def _verdict(self, loss: Interval) -> str:
@@ -151,7 +151,7 @@ def key_bias(
     threshold: float = 0.3,
     batch_size: int = 16,
     seed: int = 0,
-) -> KeyBias:
+) -> KeyBiasEvidence:
     """Test whether the sink is a key bias (Gu et al. 2024, arXiv 2410.10781): a key that takes mass and carries nothing.
 
     Three pieces of evidence: its values are small and setting them to 0 in all heads at once does not matter; the angle between
@@ -214,17 +214,19 @@ def key_bias(
         changes[f"{name} beyond control"] = change(edited, controlled, name)
         if chosen:
             changes[f"{name} of sink heads"] = change(measured(dataclasses.replace(edit, heads=chosen)), clean, name)
-    return KeyBias(sink.place, changes, sink_heads, heads, float(np.nanmean(clean)), minimal_effect, len(samples), readout.unit)
+    return KeyBiasEvidence(
+        sink.place, changes, sink_heads, heads, float(np.nanmean(clean)), minimal_effect, len(samples), readout.unit
+    )
 
 
-class _Scores(HeadSums):
+class _Scores(Watcher):
     """Sums over queries of what :class:`HeadScores` has means of."""
 
     name, needs = "sink_scores", frozenset[str]()
 
     def __init__(self, place: Place) -> None:
-        super().__init__()
         self.place = place
+        self.sums: dict[str, tuple[list[Head], dict[str, Tensor]]] = {}
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         if call.site.kind != "self":
@@ -248,24 +250,24 @@ class _Scores(HeadSums):
             visible = call.visible.block(start, stop, 0, call.kv_len) & real
             own = (call.query_positions[:, start:stop, None] == call.key_positions[:, None])[:, None]
             others, sinks = visible & ~at, visible & at
-            asked = call.counted[:, None, start:stop] & others.any(-1) & ~(own & sinks).any(-1)
+            measured = call.counted[:, None, start:stop] & others.any(-1) & ~(own & sinks).any(-1)
             if not null:
-                asked = asked & sinks.any(-1)
-            asked = asked.expand(queries.shape[:3])
+                measured = measured & sinks.any(-1)
+            measured = measured.expand(queries.shape[:3])
             scores = call.scores(start, stop)
             rows = call.sink_rows(start, stop)
-            score = rows.to(dtype).expand(asked.shape) if null and rows is not None else _mean(scores, sinks)
+            score = rows.to(dtype).expand(measured.shape) if null and rows is not None else _mean(scores, sinks)
             gap = score - _mean(scores, others)
-            add("count", torch.ones_like(gap), asked)
-            add("score", score, asked)
-            add("gap", gap, asked)
-            add("gap_square", gap.double().square(), asked)
+            add("count", torch.ones_like(gap), measured)
+            add("score", score, measured)
+            add("gap", gap, measured)
+            add("gap_square", gap.double().square(), measured)
             products = queries.norm(dim=-1, keepdim=True) * key_norms[:, :, None]
             cosines = queries @ keys.mT / products.clamp_min(torch.finfo(dtype).tiny)
             for prefix, chosen in (("", sinks), ("other_", others)):
                 if chosen is others or not null:
-                    add(f"{prefix}cosine", _mean(cosines, chosen), asked)
-                    add(f"{prefix}norm_product", _mean(products, chosen), asked)
+                    add(f"{prefix}cosine", _mean(cosines, chosen), measured)
+                    add(f"{prefix}norm_product", _mean(products, chosen), measured)
         norms = repeat_groups(call.values.to(dtype)[..., None, :], call.groups).norm(dim=-1)[..., 0]
         for prefix, chosen in (("value", at[:, 0]), ("other_value", (real & ~at)[:, 0])):
             chosen = chosen.expand(norms.shape)
@@ -275,7 +277,16 @@ class _Scores(HeadSums):
             value = call.null_value
             size = torch.zeros(call.num_heads) if value is None else value.norm(dim=-1).expand(call.num_heads)
             total["value"], total["value_count"] = size.double().cpu(), torch.ones(call.num_heads, dtype=torch.float64)
-        self.add(call.site.module, heads_of(call.site, call.num_heads), total)
+        self._add(call.site.module, heads_of(call.site, call.num_heads), total)
+
+    def _add(self, module: str, heads: list[Head], sums: dict[str, Tensor]) -> None:
+        known = self.sums.get(module, (heads, {}))[1]
+        self.sums[module] = (heads, {name: values + known.get(name, 0.0) for name, values in sums.items()})
+
+    def merge(self, other: _Scores) -> None:
+        """Add what another one has seen."""
+        for module, (heads, sums) in other.sums.items():
+            self._add(module, heads, sums)
 
     def means(self) -> dict[str, Tensor]:
         """Mean score on the place, ``(heads,)`` by module."""

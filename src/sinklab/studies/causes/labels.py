@@ -82,7 +82,7 @@ def label_heads(
     **Why rotated copies.** With random weights, too, silencing a head changes the loss by a definite amount, as often to the
     worse as to the better, and enough texts will show it. But there the real output is one draw among rotated ones, which gives
     a test that is exact up to the shape of a tail (:class:`~sinklab.studies.causes.evidence.Evidence`). A rotated *change* on
-    top of the output would not do: where a model is at its best all changes of one size cost alike, exactly so for a squared
+    top of the output would not do: at an optimum all changes of one size cost the same, exactly so for a squared
     error, and a head that solves its task could not be told from noise.
 
     **What is controlled.** Claims have one-sided p-values, a label in a domain the largest of its claims (an intersection-union
@@ -128,8 +128,8 @@ def texts_needed(effects: Effects, sinks: Sinks, *, level: float = 0.05, minimal
     for place in range(len(effects.heads)):
         for number in range(len(effects.domain_names)):
             if judged.label(place, number) == "undecided":
-                found = [judged.needed(place, number, rule) for rule in judged.rules]
-                needed += [min(texts for texts in found if texts is not None)] if any(found) else []
+                counts = [judged.needed(place, number, rule) for rule in judged.rules]
+                needed += [min(texts for texts in counts if texts is not None)] if any(counts) else []
     return int(np.ceil(np.median(needed))) if needed else None
 
 
@@ -168,8 +168,8 @@ class _Judged:
 
     def label(self, place: int, domain: int) -> str:
         """The one label that is decided for a head in a domain."""
-        found = [rule for index, rule in enumerate(self.rules) if self.decided[place, domain, index]]
-        return found[0] if len(found) == 1 else "undecided"
+        decided = [rule for index, rule in enumerate(self.rules) if self.decided[place, domain, index]]
+        return decided[0] if len(decided) == 1 else "undecided"
 
     def needed(self, place: int, domain: int, rule: str) -> int | None:
         """Least number of texts at which a hypothesis would be decided; ``None`` if no number of them would do."""
@@ -193,10 +193,10 @@ def _joint(evidence: dict[str, Evidence], names: Sequence[str]) -> np.ndarray:
 
 
 def _overall(by_domain: dict[str, str]) -> str:
-    found = set(by_domain.values())
-    if len(found) == 1:
-        return found.pop()
-    return "switch" if found == {"semantic", "dormant"} else "undecided"
+    labels = set(by_domain.values())
+    if len(labels) == 1:
+        return labels.pop()
+    return "switch" if labels == {"semantic", "dormant"} else "undecided"
 
 
 def _require(counts: dict[str, int], heads: int, rules: int, level: float) -> None:

@@ -18,11 +18,11 @@ from sinklab.results.metric import Metric
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes._received import Received, Strong, Sums
 from sinklab.studies.causes._runs import Edits, change, known_place, lengths, no_edits, of_all, runs
-from sinklab.studies.causes.finding import LOSS_CHANGE, Finding, head_rows, interval_rows, plain, signed
+from sinklab.studies.causes.finding import LOSS_CHANGE, ExperimentResult, head_rows, interval_rows, plain, signed
 from sinklab.studies.causes.readout import NextToken, Readout, readout_for
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["Condition", "Location", "Strong", "location"]
+__all__ = ["Location", "Strong", "TextCondition", "location"]
 
 AT_PLACE = Metric("weight_at_place", "fraction", "Mean share of a row on the place that the sink has in the texts as they are.")
 AT_FIRST_TOKEN = Metric("weight_at_first_token", "fraction", "Mean share of a row on the first token, where it now stands.")
@@ -30,7 +30,7 @@ STRONG_POSITION = Metric("strong_position", "fraction", "Mean share of a row on 
 
 
 @dataclasses.dataclass(frozen=True)
-class Condition:
+class TextCondition:
     """What was changed, and where the attention went.
 
     Attributes:
@@ -57,7 +57,7 @@ class Condition:
 
 
 @dataclasses.dataclass(frozen=True)
-class Location(Finding):
+class Location(ExperimentResult):
     """What :func:`location` found.
 
     Attributes:
@@ -70,7 +70,7 @@ class Location(Finding):
     place: Place
     head: Head
     heads: list[Head]
-    conditions: list[Condition]
+    conditions: list[TextCondition]
     left_out: dict[str, str]
     secondary: list[int]
     threshold: float
@@ -96,19 +96,21 @@ class Location(Finding):
     def statement(self) -> str:
         """Where the attention of the sink's strongest head goes, condition by condition."""
         index = self.heads.index(self.head)
-        said = [] if self.follows is None else [f"Moved, the sink of head {self.head} goes with the {self.follows}"]
-        for one in self.conditions:
-            share = one.at_place[index]
+        parts = [] if self.follows is None else [f"Moved, the sink of head {self.head} goes with the {self.follows}"]
+        for state in self.conditions:
+            share = state.at_place[index]
             words = (
-                f"{one.name}: head {self.head} gives the place {share:.3f}" if share == share else f"{one.name}: out of sight"
+                f"{state.name}: head {self.head} gives the place {share:.3f}"
+                if share == share
+                else f"{state.name}: out of sight"
             )
-            if one.first_token_at is not None and one.first_token_at != self.conditions[0].first_token_at:
-                words += f", the first token, now at {one.first_token_at}, {one.at_first_token[index]:.3f}"
-            if one.strongest:
-                top = one.strongest[0]
+            if state.first_token_at is not None and state.first_token_at != self.conditions[0].first_token_at:
+                words += f", the first token, now at {state.first_token_at}, {state.at_first_token[index]:.3f}"
+            if state.strongest:
+                top = state.strongest[0]
                 words += f"; the strongest position is {top.position} with {top.weight:.3f} from head {top.head}"
-            said.append(words + (f"; loss {signed(one.loss)} {self.unit}" if one.loss is not None else ""))
-        return ". ".join(said) + "."
+            parts.append(words + (f"; loss {signed(state.loss)} {self.unit}" if state.loss is not None else ""))
+        return ". ".join(parts) + "."
 
     def to_dict(self) -> dict[str, Any]:
         conditions = {condition.name: plain(condition) for condition in self.conditions}
@@ -191,20 +193,20 @@ def location(
         ):
             losses.append(run.losses)
             received.add(run.start, run.probes[0].modules)  # type: ignore[attr-defined]
-        found = torch.cat(losses)
+        new = torch.cat(losses)
         heads = received.heads
-        loss, scored = None, int((~found.isnan()).sum())
+        loss, scored = None, int((~new.isnan()).sum())
         if clean is None:
-            clean = found
+            clean = new
             secondary = received.positions_above(threshold, place)
         else:
-            before, after = text.pairs(clean, found)
+            before, after = text.pairs(clean, new)
             scored = int((~before.isnan()).sum())
             loss = change(after.nanmean(1).numpy(), before.nanmean(1).numpy(), f"the sink, {text.name}")
         first = int(text.kept[0]) if text.kept[0] >= 0 else None
         nothing = np.full(len(heads), np.nan)
         conditions.append(
-            Condition(
+            TextCondition(
                 name=text.name,
                 first_token_at=None if first is None else first + received.front,
                 at_place=received.null() if isinstance(place, str) else received.at(place),

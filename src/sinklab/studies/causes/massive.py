@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.call import LayerOutput
-from sinklab.attention.intervention import HiddenIntervention, Intervention, Place
+from sinklab.attention.intervention import HiddenIntervention, Intervention
 from sinklab.attention.probe import Probe, Watcher
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import Metric
-from sinklab.sinks import Head, Sinks
-from sinklab.studies.causes._runs import Edits, PlaceWeight, change, ids_by_position, most_frequent, no_edits, place_of, runs
-from sinklab.studies.causes.finding import LOSS_CHANGE, SINK_SHARE, Finding, head_rows, interval_rows, signed
+from sinklab.sinks import Head, Sinks, SinkWeights
+from sinklab.studies.causes._runs import Edits, change, ids_by_position, most_frequent, no_edits, runs
+from sinklab.studies.causes.finding import LOSS_CHANGE, SINK_SHARE, ExperimentResult, head_rows, interval_rows, signed
 from sinklab.studies.causes.readout import Readout, readout_for
 from sinklab.studies.causes.samples import Samples
 
@@ -87,7 +87,7 @@ class Edit:
 
 
 @dataclasses.dataclass(frozen=True)
-class MassiveActivations(Finding):
+class MassiveActivations(ExperimentResult):
     """What :func:`massive_activations` found.
 
     Attributes:
@@ -193,26 +193,24 @@ def massive_activations(
     if criteria[0][0] < 0 or criteria[0][1] <= 0:
         raise ConfigurationError(f"thresholds must be positive, got least={least} and times_median={times_median}")
     readout = readout_for(model) if readout is None else readout
-    inputs = samples.inputs
-    place = None if sinks is None else sinks.place_in(inputs.get("input_ids"), inputs.get("attention_mask"))
     for criterion in criteria:
-        clean, weight, peaks = _measured(model, samples, readout, no_edits, criterion, place, batch_size)
+        clean, weighed, peaks = _measured(model, samples, readout, no_edits, criterion, sinks, batch_size)
         layers = sorted({layer for _, probe in peaks for layer in probe.largest})
         if not layers:
             raise UnsupportedModelError(f"{type(model).__name__}: no layer was seen that gives hidden states")
-        seen: Seen = defaultdict(dict)
+        peaks_seen: Seen = defaultdict(dict)
         for start, probe in peaks:
             for layer, text, position, channel, value, times in probe.hits:
-                seen[start + text, position, channel][layer] = value, times
-        if seen:
+                peaks_seen[start + text, position, channel][layer] = value, times
+        if peaks_seen:
             break
-    given = samples.inputs.get("input_ids")
-    ids = None if given is None else ids_by_position(samples, max(0, peaks[0][1].length - given.shape[1]))
+    tokens = samples.inputs.get("input_ids")
+    ids = None if tokens is None else ids_by_position(samples, max(0, peaks[0][1].length - tokens.shape[1]))
     tests: dict[str, Edit] = {}
-    if seen:
+    if peaks_seen:
         width = peaks[0][1].width
         for name in ("zero", "mean", "control"):
-            points = _points(seen, name, len(samples), width, torch.Generator().manual_seed(seed))
+            points = _points(peaks_seen, name, len(samples), width, torch.Generator().manual_seed(seed))
 
             def edit(start: int, stop: int, points: dict[int, Tensor] = points) -> list[Intervention]:
                 return [
@@ -221,14 +219,14 @@ def massive_activations(
                     if len(inside := all_points[(all_points[:, 0] >= start) & (all_points[:, 0] < stop)])
                 ]
 
-            losses, after, _ = _measured(model, samples, readout, edit, criterion, place, batch_size)
+            losses, after, _ = _measured(model, samples, readout, edit, criterion, sinks, batch_size)
             tests[name] = Edit(change(losses, clean, "massive activations"), None if after is None else after.weights)
     return MassiveActivations(
-        found=_found(seen, layers, ids),
+        found=_found(peaks_seen, layers, ids),
         peaks=[_peak(layer, [probe for _, probe in peaks]) for layer in layers],
         edits=tests,
-        heads=[] if weight is None else weight.heads,
-        sink_weights=None if weight is None else weight.weights,
+        heads=[] if weighed is None else list(weighed.heads),
+        sink_weights=None if weighed is None else weighed.weights,
         clean_loss=float(np.nanmean(clean)),
         least=criterion[0],
         times_median=criterion[1],
@@ -243,27 +241,23 @@ def _measured(
     readout: Readout,
     edits: Edits,
     criterion: tuple[float, float],
-    place: Place | None,
+    sinks: Sinks | None,
     batch_size: int,
-) -> tuple[np.ndarray, PlaceWeight | None, list[tuple[int, _Peaks]]]:
-    """Losses ``(samples,)``, the weight on the sink, and the peaks of each batch with its first sample."""
+) -> tuple[np.ndarray, Sinks | None, list[tuple[int, _MassivePeaks]]]:
+    """Losses ``(samples,)``, the sinks with what every head gives to them now, and the peaks by first sample of the batch."""
     losses, peaks = [], []
-    weight = None if place is None else PlaceWeight(place)
+    weights = None if sinks is None or sinks.main is None else SinkWeights(sinks)
 
     def probes(start: int, stop: int) -> list[Probe]:
-        return [_Peaks(*criterion), *([] if place is None else [PlaceWeight(place_of(place, start, stop))])]
+        peaks.append((start, _MassivePeaks(*criterion)))
+        return [peaks[-1][1], *([] if weights is None else [weights])]
 
     for run in runs(model, samples, readout, edits, probes=probes, batch_size=batch_size):
         losses.append(run.losses.nanmean(1).numpy())
-        for probe in run.probes:
-            if isinstance(probe, _Peaks):
-                peaks.append((run.start, probe))
-            elif weight is not None and isinstance(probe, PlaceWeight):
-                weight.merge(probe)
-    return np.concatenate(losses), weight, peaks
+    return np.concatenate(losses), None if weights is None else weights.completed(), peaks
 
 
-class _Peaks(Watcher):
+class _MassivePeaks(Watcher):
     """All values that meet the criterion, and the largest of each layer.
 
     Attributes:
@@ -331,19 +325,19 @@ def _points(seen: Seen, name: str, texts: int, width: int, generator: torch.Gene
     for (text, position, channel), layer in births.items():
         values[group(layer, position, channel)].append(seen[text, position, channel][layer][0])
     points: dict[int, list[list[float]]] = defaultdict(list)
-    taken = defaultdict(set)
+    used = defaultdict(set)
     for text, position, channel in seen:
-        taken[text, position].add(channel)
+        used[text, position].add(channel)
     for (text, position, channel), layer in births.items():
         value = float(np.mean(values[group(layer, position, channel)])) if name == "mean" else 0.0
         if name == "control":
-            free = [other for other in range(width) if other not in taken[text, position]]
+            free = [other for other in range(width) if other not in used[text, position]]
             if not free:
                 raise ConfigurationError(
                     "every channel of a token is massive, so there is none for a control; raise the thresholds"
                 )
             channel = free[int(torch.randint(len(free), (), generator=generator))]
-            taken[text, position].add(channel)
+            used[text, position].add(channel)
         points[layer].append([text, position, channel, value])
     return {layer: torch.tensor(rows, dtype=torch.float64) for layer, rows in points.items()}
 
@@ -352,12 +346,12 @@ def _found(seen: Seen, layers: Sequence[int], ids: Tensor | None) -> list[Activa
     by_place: dict[tuple[int, int], list[tuple[int, dict[int, tuple[float, float]]]]] = defaultdict(list)
     for (text, position, channel), values in seen.items():
         by_place[position, channel].append((text, values))
-    found = []
+    activations = []
     for (position, channel), cases in by_place.items():
         tops = np.array([max(values.values(), key=lambda pair: abs(pair[0])) for _, values in cases])
         last = Counter(max(values) for _, values in cases).most_common(1)[0][0]
         own = None if ids is None or position >= ids.shape[1] else ids[[text for text, _ in cases], position]
-        found.append(
+        activations.append(
             Activation(
                 position=position,
                 channel=channel,
@@ -370,10 +364,10 @@ def _found(seen: Seen, layers: Sequence[int], ids: Tensor | None) -> list[Activa
                 token=None if own is None else most_frequent(own),
             )
         )
-    return sorted(found, key=lambda one: (-one.texts, -abs(one.value)))
+    return sorted(activations, key=lambda activation: (-activation.texts, -abs(activation.value)))
 
 
-def _peak(layer: int, probes: Sequence[_Peaks]) -> dict[str, float | int]:
+def _peak(layer: int, probes: Sequence[_MassivePeaks]) -> dict[str, float | int]:
     cases = [case for probe in probes for case in probe.largest.get(layer, ())]
     position, channel = Counter((position, channel) for _, _, position, channel in cases).most_common(1)[0][0]
     return {

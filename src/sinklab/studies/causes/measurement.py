@@ -25,7 +25,7 @@ from sinklab.results.sources import digest_of
 from sinklab.results.store import Store
 from sinklab.results.table import make_table
 from sinklab.sinks import Head, Sinks, find_sinks
-from sinklab.studies.causes.effects import Effects, Variant
+from sinklab.studies.causes.effects import Effects, HeadEdit
 from sinklab.studies.causes.engine import estimate, measure_effects
 from sinklab.studies.causes.experiments import experiments
 from sinklab.studies.causes.finding import LOSS_CHANGE, SINK_SHARE
@@ -35,7 +35,7 @@ from sinklab.studies.causes.variants import make_variants
 from sinklab.studies.causes.words import duration, sentences
 from sinklab.studies.measure.probing import classes_of
 
-__all__ = ["Asked", "Examined", "causes_section", "examine", "facts_of", "texts_of_budget"]
+__all__ = ["Examined", "Request", "causes_section", "examine", "facts_of", "texts_of_budget"]
 
 PROBE = "causes"
 DIVERGENCE = Metric(
@@ -50,7 +50,7 @@ PIECES = 12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
+class Request:
     """Settings of a run, as :func:`~sinklab.studies.causes.causes.find_causes` takes them."""
 
     heads: tuple[tuple[int, int], ...] | None = None
@@ -112,8 +112,8 @@ class Examined:
 
 def examine(
     model: nn.Module,
-    given: Texts,
-    asked: Asked,
+    texts: Texts,
+    request: Request,
     *,
     identity: dict[str, Any],
     sinks: Sinks | None = None,
@@ -132,26 +132,31 @@ def examine(
         SinklabError: see :func:`~sinklab.studies.causes.causes.find_causes`.
     """
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    inputs = {name: tensor.to(device) for name, tensor in given.samples.inputs.items()}
-    given = dataclasses.replace(given, samples=dataclasses.replace(given.samples, inputs=inputs))
-    samples = given.samples
-    place: Any = asked.sink if isinstance(asked.sink, int) else {"auto": "find", "null": "null", "none": None}[asked.sink]
+    inputs = {name: tensor.to(device) for name, tensor in texts.samples.inputs.items()}
+    texts = dataclasses.replace(texts, samples=dataclasses.replace(texts.samples, inputs=inputs))
+    samples = texts.samples
+    place: Any = request.sink if isinstance(request.sink, int) else {"auto": "find", "null": "null", "none": None}[request.sink]
     if sinks is not None:
         place = sinks.main
     with _named("`threshold`, `sink` as a position, null or none"):
         sinks = find_sinks(
-            model, samples.inputs, threshold=asked.threshold, place=place, groups=samples.groups(), batch_size=asked.batch_size
+            model,
+            samples.inputs,
+            threshold=request.threshold,
+            place=place,
+            groups=samples.groups(),
+            batch_size=request.batch_size,
         )
         if place == "find":
             sinks.require()
-    heads = _chosen(sinks.heads, asked)
+    heads = _chosen(sinks.heads, request)
     with _named("`texts`, `heads`, `level`"):
-        require_texts(samples, sinks, heads, level=asked.level)
-    variants = make_variants(sinks, samples, budget=asked.budget, seed=asked.seed)
+        require_texts(samples, sinks, heads, level=request.level)
+    variants = make_variants(sinks, samples, budget=request.budget, seed=request.seed)
     identity = {**identity, "main_sink": sinks.describe(), "other_sinks": sinks.secondary}
-    effects = _effects(model, given, asked, variants, heads, identity, store or Store(None), say, progress)
-    labels = label_heads(effects, sinks, level=asked.level, minimal_effect=asked.minimal_effect)
-    needed = texts_needed(effects, sinks, level=asked.level, minimal_effect=asked.minimal_effect)
+    effects = _effects(model, texts, request, variants, heads, identity, store or Store(None), say, progress)
+    labels = label_heads(effects, sinks, level=request.level, minimal_effect=request.minimal_effect)
+    needed = texts_needed(effects, sinks, level=request.level, minimal_effect=request.minimal_effect)
     listed = [_head(label, sinks, effects) for label in labels]
     summary = {
         "heads": listed,
@@ -162,15 +167,15 @@ def examine(
         "domains": list(samples.domain_names),
         "unit": effects.unit,
         "clean_loss": dict(zip(samples.domain_names, np.nanmean(effects.clean_loss, axis=0).tolist(), strict=True)),
-        "level": asked.level,
-        "minimal_effect": asked.minimal_effect,
-        "budget": asked.budget,
+        "level": request.level,
+        "minimal_effect": request.minimal_effect,
+        "budget": request.budget,
         "variants": effects.variants,
     }
     summary["text"] = sentences(summary)
     also, rows = experiments(
-        model, given, sinks, effects, budget=asked.budget, threshold=asked.threshold, minimal_effect=asked.minimal_effect,
-        batch_size=asked.batch_size, seed=asked.seed, progress=progress,
+        model, texts, sinks, effects, budget=request.budget, threshold=request.threshold, minimal_effect=request.minimal_effect,
+        batch_size=request.batch_size, seed=request.seed, progress=progress,
     )  # fmt: skip
     summary.update(also)
     return Examined(summary, [*_effect_rows(effects), *_head_rows(listed), *rows], effects.record)
@@ -195,14 +200,14 @@ def causes_section(
     Returns:
         What ``summary.json`` has under ``causes``, ``{"refused": why}`` where they cannot be had; and rows of the long table.
     """
-    asked = Asked(threshold=summary["threshold"], seed=seed)
+    request = Request(threshold=summary["threshold"], seed=seed)
     try:
-        given = texts_of_budget(loaded, [text], "fast", seed=seed, bos=bool(summary["bos"]))
+        texts = texts_of_budget(loaded, [text], "fast", seed=seed, bos=bool(summary["bos"]))
         facts = facts_of(loaded.model, loaded)
-        found = examine(loaded.model, given, asked, identity=facts, sinks=sinks, progress=progress)
+        examined = examine(loaded.model, texts, request, identity=facts, sinks=sinks, progress=progress)
     except SinklabError as error:
         return {"refused": str(error)}, make_table([])
-    return found.summary, make_table(found.rows, run_id=run_id, seed=seed, bos=int(summary["bos"]), **facts)
+    return examined.summary, make_table(examined.rows, run_id=run_id, seed=seed, bos=int(summary["bos"]), **facts)
 
 
 def texts_of_budget(
@@ -241,11 +246,11 @@ def _named(parameters: str) -> Iterator[None]:
         raise ConfigurationError(f"{error} (see {parameters})") from error
 
 
-def _chosen(heads: Sequence[Head], asked: Asked) -> list[Head]:
-    if asked.heads is None:
+def _chosen(heads: Sequence[Head], request: Request) -> list[Head]:
+    if request.heads is None:
         return list(heads)
     known = {(head.layer, head.head): head for head in heads}
-    missing = [f"{layer}.{head}" for layer, head in asked.heads if (layer, head) not in known]
+    missing = [f"{layer}.{head}" for layer, head in request.heads if (layer, head) not in known]
     if missing:
         counts = Counter(head.layer for head in heads)
         sizes = (
@@ -255,14 +260,14 @@ def _chosen(heads: Sequence[Head], asked: Asked) -> list[Head]:
             f"`heads` {','.join(missing)}: there is no such head; the model has {len(counts)} layers of {sizes} heads, "
             f"written layer.head from 0.0 to {max(known)[0]}.{max(known)[1]}"
         )
-    return [known[pair] for pair in dict.fromkeys(asked.heads)]
+    return [known[pair] for pair in dict.fromkeys(request.heads)]
 
 
 def _effects(
     model: nn.Module,
-    given: Texts,
-    asked: Asked,
-    variants: Sequence[Variant],
+    texts: Texts,
+    request: Request,
+    variants: Sequence[HeadEdit],
     heads: Sequence[Head],
     identity: dict[str, Any],
     store: Store,
@@ -274,34 +279,34 @@ def _effects(
     size = len(modules) if store.folder is None else max(1, len(modules) // PIECES)
     pieces = [set(modules[start : start + size]) for start in range(0, len(modules), size)]
     groups = [[head for head in heads if head.module in piece] for piece in pieces]
-    settings, sources = _store_key(model, given, asked, variants, identity) if store.folder is not None else ({}, "")
+    settings, sources = _store_key(model, texts, request, variants, identity) if store.folder is not None else ({}, "")
     keys = [(f"layer-{group[0].layer}", {**settings, "heads": list(map(str, group))}, sources) for group in groups]
     stored = [store.get(*key) for key in keys]
-    missing = [group for group, found in zip(groups, stored, strict=True) if found is None]
+    missing = [group for group, saved in zip(groups, stored, strict=True) if saved is None]
     if missing:
         waiting = [head for group in missing for head in group]
-        seconds = estimate(model, given.samples, given.readout, variants, waiting, batch_size=asked.batch_size)
+        seconds = estimate(model, texts.samples, texts.readout, variants, waiting, batch_size=request.batch_size)
         there = len(heads) - len(waiting)
         rest = f"; {there} of {len(heads)} heads are there from an earlier run" if there else ""
-        what = f"{len(waiting)} heads × {len(variants)} interventions × {len(given.samples)} texts"
+        what = f"{len(waiting)} heads × {len(variants)} interventions × {len(texts.samples)} texts"
         say(f"{what} take {duration(seconds)}{rest}")
     parts: list[Effects] = []
     done = 0
-    for group, key, found in zip(groups, keys, stored, strict=True):
-        if found is None:
+    for group, key, saved in zip(groups, keys, stored, strict=True):
+        if saved is None:
 
             def shown(stage: str, part: int, total: int, done: int = done, share: int = len(group)) -> None:
                 progress(stage, round(100 * (done + share * part / total)), 100 * len(heads))
 
             part = measure_effects(
-                model, given.samples, given.readout, variants, group, batch_size=asked.batch_size, progress=shown
+                model, texts.samples, texts.readout, variants, group, batch_size=request.batch_size, progress=shown
             )
             arrays = {"loss": part.loss, "divergence": part.divergence, "clean_loss": part.clean_loss}
             store.put(*key, part.record, arrays)
         else:
             names = [variant.name for variant in variants]
             part = Effects(
-                names, group, given.samples.domain_names, unit=given.readout.unit, record=found.record, **found.arrays
+                names, group, texts.samples.domain_names, unit=texts.readout.unit, record=saved.record, **saved.arrays
             )
         parts.append(part)
         done += len(group)
@@ -314,24 +319,24 @@ def _effects(
 
 
 def _store_key(
-    model: nn.Module, given: Texts, asked: Asked, variants: Sequence[Variant], identity: dict[str, Any]
+    model: nn.Module, texts: Texts, request: Request, variants: Sequence[HeadEdit], identity: dict[str, Any]
 ) -> tuple[dict[str, Any], str]:
     """What effects depend on besides the heads: the settings, and the digest of the code."""
     digest = hashlib.sha256()
-    samples = given.samples
+    samples = texts.samples
     for tensor in (*samples.inputs.values(), samples.domains, *(() if samples.targets is None else (samples.targets,))):
         digest.update(str(tuple(tensor.shape)).encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     settings = {
         **identity,
-        **{name: value for name, value in asked.to_dict().items() if name in ("sink", "budget", "threshold", "seed")},
+        **{name: value for name, value in request.to_dict().items() if name in ("sink", "budget", "threshold", "seed")},
         "weights": hash_weights(model),
         "variants": [variant.name for variant in variants],
-        "readout": type(given.readout).__qualname__,
+        "readout": type(texts.readout).__qualname__,
         "samples": digest.hexdigest(),
     }
     operation = [operations[identity["operation"]]] if identity["operation"] in operations else []
-    return settings, digest_of(measure_effects, make_variants, find_sinks, type(given.readout), *operation, *classes_of(model))
+    return settings, digest_of(measure_effects, make_variants, find_sinks, type(texts.readout), *operation, *classes_of(model))
 
 
 def _head(label: HeadLabel, sinks: Sinks, effects: Effects) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Three read-outs side by side: how much attention the sink gets, how large outliers are, how much the sink is needed."""
+"""Three metrics side by side: attention on the sink, size of outliers, and how much the loss needs the sink."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sinklab.results.metric import Metric
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes._runs import known_place
 from sinklab.studies.causes.effects import Effects
-from sinklab.studies.causes.finding import Finding, head_rows, number, plain
+from sinklab.studies.causes.finding import ExperimentResult, head_rows, number, plain
 from sinklab.studies.causes.samples import Samples
 
 __all__ = ["Correlation", "ReadOuts", "read_outs"]
@@ -48,7 +48,7 @@ RESAMPLES = 2_000
 
 @dataclasses.dataclass(frozen=True)
 class Correlation:
-    """Spearman's rank correlation of two read-outs, with its bootstrap interval; NaN where one of them does not vary, and for
+    """Spearman's rank correlation of two metrics, with its bootstrap interval; NaN where one of them does not vary, and for
     fewer than three items.
 
     Attributes:
@@ -75,7 +75,7 @@ class Correlation:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReadOuts(Finding):
+class ReadOuts(ExperimentResult):
     """What :func:`read_outs` found. All arrays are float64; NaN where a number does not exist.
 
     Attributes:
@@ -86,7 +86,7 @@ class ReadOuts(Finding):
             largest |h| over median |h| after the layer; ``kurtosis`` of the same hidden state.
         layers: the layers that hold these heads.
         quiet: heads with their sink there that do not need it: concentration of the threshold or more, and a need below the
-            minimal effect; with the concentration high and the need not, the two read-outs part.
+            minimal effect; their concentration is high and their need is not.
         needy: the other way round.
     """
 
@@ -104,27 +104,27 @@ class ReadOuts(Finding):
 
     @property
     def statement(self) -> str:
-        """Where the read-outs go together over heads, and where they part, in plain words."""
-        said = []
-        for one in self.correlations:
-            if one.over == "heads":
-                found = f"rho {one.rho:+.2f} [{one.low:+.2f}, {one.high:+.2f}], {one.reading}"
-                if one.items < 3:
-                    found = "too few for a correlation"
-                elif one.rho != one.rho:
-                    found = "one of them does not vary"
-                said.append(f"{one.first} and {one.second} over {one.items} heads: {found}")
+        """Which metrics correlate over heads, and which heads differ in them, in words."""
+        parts = []
+        for pair in self.correlations:
+            if pair.over == "heads":
+                result = f"rho {pair.rho:+.2f} [{pair.low:+.2f}, {pair.high:+.2f}], {pair.reading}"
+                if pair.items < 3:
+                    result = "too few for a correlation"
+                elif pair.rho != pair.rho:
+                    result = "one of them does not vary"
+                parts.append(f"{pair.first} and {pair.second} over {pair.items} heads: {result}")
         if self.quiet:
             words = (
                 f"give the sink {self.threshold:g} or more and lose less than {self.minimal_effect:g} {self.unit} without it"
             )
-            said.append(f"heads that {words}: {', '.join(map(str, self.quiet))}")
+            parts.append(f"heads that {words}: {', '.join(map(str, self.quiet))}")
         if self.needy:
             words = (
                 f"give the sink less than {self.threshold:g} and lose {self.minimal_effect:g} {self.unit} or more without it"
             )
-            said.append(f"heads that {words}: {', '.join(map(str, self.needy))}")
-        return "; ".join(said) + "."
+            parts.append(f"heads that {words}: {', '.join(map(str, self.needy))}")
+        return "; ".join(parts) + "."
 
     def to_dict(self) -> dict[str, Any]:
         def by(items: Sequence[Any], columns: dict[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
@@ -146,20 +146,20 @@ class ReadOuts(Finding):
             for layer, value in zip(self.layers, values.tolist(), strict=True):
                 if number(value) is not None:
                     yield {**common, "layer": layer, "metric": self._metric(BY_LAYER[name]), "value": value}
-        for one in self.correlations:
+        for pair in self.correlations:
             for bound in ("rho", "low", "high"):
-                value = getattr(one, bound)
+                value = getattr(pair, bound)
                 if number(value) is not None:
-                    pair = f"{one.first}_{one.second}".replace(" ", "_")
-                    metric = dataclasses.replace(CORRELATION, name=f"{bound}_{pair}_over_{one.over}")
-                    yield {**common, "count": one.items, "metric": metric, "value": value}
+                    both = f"{pair.first}_{pair.second}".replace(" ", "_")
+                    metric = dataclasses.replace(CORRELATION, name=f"{bound}_{both}_over_{pair.over}")
+                    yield {**common, "count": pair.items, "metric": metric, "value": value}
 
     def _metric(self, metric: Metric) -> Metric:
         return metric.of(self.unit) if metric.unit == "nats" else metric
 
 
 NEEDS = {"hide": "need of the sink", "redirect": "use of the head"}
-"""Variant of the effects to the read-out that it gives."""
+"""Edit of the effects to the metric that it gives."""
 
 
 @torch.no_grad()
@@ -193,7 +193,7 @@ def read_outs(
     Raises:
         ConfigurationError: no sink, effects with neither variant, or of a head that the sink was not measured in.
     """
-    known_place(sinks, samples, "setting read-outs side by side")
+    known_place(sinks, samples, "comparing metrics by head")
     usable = {variant: name for variant, name in NEEDS.items() if variant in effects.variants}
     if not usable:
         raise ConfigurationError(
@@ -234,8 +234,14 @@ def read_outs(
         layers=[place.layer for place in places],
         by_layer=by_layer,
         correlations=[*_correlations(by_head, "heads", level), *_correlations(by_layer, "layers", level)],
-        quiet=[head for head, one, cost in zip(heads, strong, need, strict=True) if one and cost < minimal_effect],
-        needy=[head for head, one, cost in zip(heads, strong, need, strict=True) if not one and cost >= minimal_effect],
+        quiet=[
+            head for head, sinks_there, cost in zip(heads, strong, need, strict=True) if sinks_there and cost < minimal_effect
+        ],
+        needy=[
+            head
+            for head, sinks_there, cost in zip(heads, strong, need, strict=True)
+            if not sinks_there and cost >= minimal_effect
+        ],
         threshold=threshold,
         minimal_effect=minimal_effect,
         texts=len(samples),
@@ -292,22 +298,22 @@ def _kurtosis(values: Tensor) -> float:
 
 
 def _correlations(values: dict[str, np.ndarray], over: str, level: float) -> list[Correlation]:
-    """Of all pairs of read-outs but those of one kind: the two of outliers, the two of usefulness."""
+    """Of all pairs of metrics but those of one kind: the two of outliers, the two of usefulness."""
     import scipy.stats
 
     kinds = {"concentration": 0, "outliers": 1, "kurtosis": 1}
-    found = []
+    listed = []
     for first, second in itertools.combinations(values, 2):
         if kinds.get(first, 2) == kinds.get(second, 2):
             continue
         both = ~(np.isnan(values[first]) | np.isnan(values[second]))
-        one, other = values[first][both], values[second][both]
+        left, right = values[first][both], values[second][both]
         rho = low = high = float("nan")
-        if len(one) > 2 and np.ptp(one) and np.ptp(other):
-            rho = float(scipy.stats.spearmanr(one, other).statistic)
-            low, high = np.nanquantile(_resampled(one, other), [(1 - level) / 2, (1 + level) / 2])
-        found.append(Correlation(first, second, over, rho, float(low), float(high), len(one)))
-    return found
+        if len(left) > 2 and np.ptp(left) and np.ptp(right):
+            rho = float(scipy.stats.spearmanr(left, right).statistic)
+            low, high = np.nanquantile(_resampled(left, right), [(1 - level) / 2, (1 + level) / 2])
+        listed.append(Correlation(first, second, over, rho, float(low), float(high), len(left)))
+    return listed
 
 
 def _resampled(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -317,9 +323,9 @@ def _resampled(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     items = len(first)
     counts = np.random.default_rng(0).multinomial(items, np.full(items, 1 / items), size=RESAMPLES)
     drawn = np.tile(np.arange(items), RESAMPLES).repeat(counts.ravel()).reshape(RESAMPLES, items)
-    one, other = (scipy.stats.rankdata(values[drawn], axis=1) - (items + 1) / 2 for values in (first, second))
-    size = np.sqrt((one**2).sum(1) * (other**2).sum(1))
-    return np.where(size > 0, (one * other).sum(1) / np.where(size > 0, size, 1.0), np.nan)
+    left, right = (scipy.stats.rankdata(values[drawn], axis=1) - (items + 1) / 2 for values in (first, second))
+    size = np.sqrt((left**2).sum(1) * (right**2).sum(1))
+    return np.where(size > 0, (left * right).sum(1) / np.where(size > 0, size, 1.0), np.nan)
 
 
 def _mean(values: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:

@@ -85,8 +85,8 @@ class _Plain:
 
     def changes(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         edits = outputs.split(len(self._clean))
-        loss = torch.stack([self._readout.loss(one, self._samples) - self.clean_loss for one in edits])
-        return loss, torch.stack([self._readout.divergence(one, self._clean) for one in edits])
+        loss = torch.stack([self._readout.loss(logits, self._samples) - self.clean_loss for logits in edits])
+        return loss, torch.stack([self._readout.divergence(logits, self._clean) for logits in edits])
 
 
 class _Tokens(Readout):
@@ -205,12 +205,12 @@ class SquaredError(Readout):
     unit = "squared units"
 
     def outputs(self, outputs: Any, samples: Samples) -> Tensor:
-        found = outputs[0] if isinstance(outputs, (tuple, list)) else getattr(outputs, "last_hidden_state", outputs)
-        if not isinstance(found, Tensor) or found.ndim != 3 or found.shape[1] != samples.domains.shape[1]:
+        states = outputs[0] if isinstance(outputs, (tuple, list)) else getattr(outputs, "last_hidden_state", outputs)
+        if not isinstance(states, Tensor) or states.ndim != 3 or states.shape[1] != samples.domains.shape[1]:
             raise UnsupportedModelError(
                 "a squared error needs a tensor (samples, seq_len, width) from the model; give a readout"
             )
-        return found
+        return states
 
     def loss(self, outputs: Tensor, samples: Samples) -> Tensor:
         return (outputs - _given(self, samples, "vectors").to(outputs)).square().mean(-1)
@@ -249,6 +249,6 @@ def _widened(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _kullback_leibler(of: Tensor, given: Tensor) -> Tensor:
-    left, right = _widened(of).log_softmax(-1), _widened(given).log_softmax(-1)
+def _kullback_leibler(outputs: Tensor, reference: Tensor) -> Tensor:
+    left, right = _widened(outputs).log_softmax(-1), _widened(reference).log_softmax(-1)
     return (left.exp() * (left - right)).sum(-1)

@@ -70,7 +70,7 @@ class Replay:
     """Runs of one model, with and without its logits.
 
     Args:
-        model: in evaluation mode; nobody else may run it meanwhile.
+        model: in evaluation mode; no other code may run it meanwhile.
         logits: the vocabulary projection, if it is to be left out: its inputs then stand in the place of the logits.
 
     Attributes:
@@ -99,7 +99,7 @@ class Replay:
             modules: attention modules whose calls are wanted.
             room: bytes that kept calls may take; the first is kept however large.
         """
-        seen = _Calls(modules, room)
+        calls = _Calls(modules, room)
         layers: dict[str, Any] = {}
         ended: Counter[str] = Counter()
         before: dict[str, list[str]] = {}
@@ -112,12 +112,12 @@ class Replay:
                 stack.callback(handle.remove)
                 stack.callback(self.anatomy.attention[name].register_forward_hook(_keep_first(name, given)).remove)
             stack.enter_context(self._without_logits())
-            stack.enter_context(attend(self.model, probes=[seen]))
+            stack.enter_context(attend(self.model, probes=[calls]))
             outputs = self.model(**part.inputs, **self._options)
         once = {name for name, times in ended.items() if times == 1}
         before = {name: [layer for layer in layers if layer in once] for name, layers in before.items()}
         layers = {name: output for name, output in layers.items() if name in once}
-        return Recording(part, outputs, seen.calls, seen.left, seen.sites, seen.times, layers, before, given)
+        return Recording(part, outputs, calls.calls, calls.left, calls.sites, calls.times, layers, before, given)
 
     def run(self, recording: Recording, module: str, edits: Sequence[tuple[int, Tensor]]) -> Any:
         """What the model returns under a stack of edits of one attention module, one edit after the other.
@@ -131,21 +131,21 @@ class Replay:
             MeasurementError: the model wrote into a recorded output, which is of no further use.
         """
         call, number = recording.calls[module], len(edits)
-        given = {name: recording.stacked(name, number) for name in recording.before[module]}
-        versions = [tensor._version for tensor in _tensors(given)]
+        arguments = {name: recording.stacked(name, number) for name in recording.before[module]}
+        versions = [tensor._version for tensor in _tensors(arguments)]
         with contextlib.ExitStack() as stack:
-            for name, value in given.items():
+            for name, value in arguments.items():
                 stack.enter_context(_replaced(self.anatomy.modules[name], _giving(value)))
             stack.enter_context(self._without_logits())
             if module in self.maps:
                 hidden = _projected(recording, module, self.maps[module], edits)
-                kept = recording.given[module]
-                value = (hidden, *kept[1:]) if isinstance(kept, tuple) else hidden
+                output = recording.given[module]
+                value = (hidden, *output[1:]) if isinstance(output, tuple) else hidden
                 stack.enter_context(_replaced(self.anatomy.attention[module], _giving(value)))
             else:
                 stack.enter_context(seam.shadow(_Substitute(self.anatomy.attention[module], _edited(call, edits))))
             result = self.model(**_stacked(recording.part.inputs, len(recording.part), number), **self._options)
-        if versions != [tensor._version for tensor in _tensors(given)]:
+        if versions != [tensor._version for tensor in _tensors(arguments)]:
             raise MeasurementError(
                 f"{type(self.model).__name__} writes into the outputs of its layers, so they cannot be replayed"
             )
@@ -262,8 +262,8 @@ def _edited(call: AttentionCall, edits: Sequence[tuple[int, Tensor]]) -> Tensor:
     """Head outputs ``(edits * batch, q_len, num_heads, value_dim)``."""
     assert call.head_outputs is not None
     stacked = call.head_outputs.expand(len(edits), *call.head_outputs.shape).clone()
-    for one, (head, outputs) in zip(stacked, edits, strict=True):
-        one[:, :, head] = outputs.to(one.dtype)
+    for target, (head, outputs) in zip(stacked, edits, strict=True):
+        target[:, :, head] = outputs.to(target.dtype)
     return stacked.flatten(0, 1)
 
 
@@ -273,10 +273,10 @@ def _projected(recording: Recording, module: str, weight: Tensor, edits: Sequenc
     assert call.head_outputs is not None
     output = next(_tensors(recording.given[module]))
     stacked = output.new_empty(len(edits), *output.shape)
-    for one, (head, outputs) in zip(stacked, edits, strict=True):
+    for target, (head, outputs) in zip(stacked, edits, strict=True):
         # Rounded as the model rounds its head outputs, and taken apart in float32.
         change = outputs.to(call.head_outputs.dtype).to(weight.dtype) - call.head_outputs[:, :, head].to(weight.dtype)
-        torch.add(output, nn.functional.linear(change, weight[head]).reshape(output.shape).to(output.dtype), out=one)
+        torch.add(output, nn.functional.linear(change, weight[head]).reshape(output.shape).to(output.dtype), out=target)
     return stacked.flatten(0, 1)
 
 
@@ -284,11 +284,11 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _tensors(one)
+        for item in value.values():
+            yield from _tensors(item)
     elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from _tensors(one)
+        for item in value:
+            yield from _tensors(item)
 
 
 def _stacked(value: Any, samples: int, edits: int) -> Any:
@@ -297,12 +297,12 @@ def _stacked(value: Any, samples: int, edits: int) -> Any:
         shared = value.ndim == 0 or (value.shape[0] == 1 and samples > 1)
         return value if shared or edits == 1 else value.repeat(edits, *(1 for _ in value.shape[1:]))
     if isinstance(value, Mapping):
-        items = {key: _stacked(one, samples, edits) for key, one in value.items()}
-        return items if type(value) is dict else type(value)(**items)
+        stacked = {key: _stacked(item, samples, edits) for key, item in value.items()}
+        return stacked if type(value) is dict else type(value)(**stacked)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_stacked(one, samples, edits) for one in value))
+        return type(value)(*(_stacked(item, samples, edits) for item in value))
     if isinstance(value, (tuple, list)):
-        return type(value)(_stacked(one, samples, edits) for one in value)
+        return type(value)(_stacked(item, samples, edits) for item in value)
     return value
 
 

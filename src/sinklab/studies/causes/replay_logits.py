@@ -107,7 +107,7 @@ class TokenChanges:
             hidden: ``(edits * samples, seq_len, width)``, one edit after the other.
         """
         edited = self._rows(hidden)
-        change = torch.stack([self._logits.log_sum_exp(one, self._center) for one in edited]) - self._log_sum_exp
+        change = torch.stack([self._logits.log_sum_exp(states, self._center) for states in edited]) - self._log_sum_exp
         moved = edited - self._hidden
         loss = change - torch.linalg.vecdot(moved, self._target_rows)
         divergence = change - torch.linalg.vecdot(moved, self._mean_rows)

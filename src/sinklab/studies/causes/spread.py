@@ -20,7 +20,7 @@ from sinklab.results.intervals import Interval
 from sinklab.results.metric import Metric
 from sinklab.sinks import Sinks
 from sinklab.studies.causes._runs import Edits, change, known_place, lengths, no_edits, of_all, random_places, text_losses
-from sinklab.studies.causes.finding import LOSS_CHANGE, Finding, interval_rows, number
+from sinklab.studies.causes.finding import LOSS_CHANGE, ExperimentResult, interval_rows, number
 from sinklab.studies.causes.readout import Readout, readout_for
 from sinklab.studies.causes.samples import Samples
 
@@ -36,7 +36,7 @@ SPREAD_RATIO = Metric(
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread(Finding):
+class Spread(ExperimentResult):
     """What :func:`spread` found. A *relative change* is |h' - h| / |h|, h the hidden state of one token after one layer.
 
     Attributes:
@@ -71,18 +71,18 @@ class Spread(Finding):
         if ratio is None or control is None:
             return "A replaced token changes no other one, with the sink or without it."
         if ratio.low > 1 / 1.05 and ratio.high < 1.05:
-            said = "the sink makes no difference of 5 % or more"
+            verdict = "the sink makes no difference of 5 % or more"
         elif ratio.low > 1 and ratio.low > control.high:
-            said = "the sink holds changes back, more than any key does"
+            verdict = "the sink holds changes back, more than any key does"
         elif ratio.low > 1:
-            said = "changes spread farther without the sink, but not clearly more than without a random other key"
+            verdict = "changes spread farther without the sink, but not clearly more than without a random other key"
         elif ratio.high < 1:
-            said = "changes spread less without the sink, against what over-mixing would have"
+            verdict = "changes spread less without the sink, against what over-mixing would have"
         else:
-            said = "whether the sink holds changes back stays open"
+            verdict = "whether the sink holds changes back stays open"
         return (
             f"Hiding the sink multiplies the spread of a change by {ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}], "
-            f"hiding a random other key by {control.mean:.2f} [{control.low:.2f}, {control.high:.2f}]: {said}."
+            f"hiding a random other key by {control.mean:.2f} [{control.low:.2f}, {control.high:.2f}]: {verdict}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -172,8 +172,8 @@ def spread(
     ahead = bool((changes[0] > 0)[:, distance < 0].any())
     bins = [(2**power // 2 + 1, 2**power) for power in range((seq_len - 1).bit_length() + 1)]
     bins = ([(-last, -first) for first, last in reversed(bins)] if ahead else []) + bins
-    masks = {one: (distance >= one[0]) & (distance <= one[1]) for one in bins}
-    masks = {one: mask for one, mask in masks.items() if mask.any()}
+    masks = {lag_bin: (distance >= lag_bin[0]) & (distance <= lag_bin[1]) for lag_bin in bins}
+    masks = {lag_bin: mask for lag_bin, mask in masks.items() if mask.any()}
     curves = np.stack([changes[:, :, mask].mean(-1) for mask in masks.values()], axis=-1)
     others = (distance != 0) if ahead else (distance > 0)
     totals = (changes * others).sum((3, 4)) / others.sum((1, 2))
@@ -211,7 +211,7 @@ class _Hidden(Watcher):
 
 def _traced(model: nn.Module, samples: Samples, edits: Edits, where: Tensor, new: Tensor, batch_size: int) -> np.ndarray:
     """Relative changes ``(layers, samples, replaced, seq_len)``."""
-    found = []
+    changes = []
     for start, part in samples.parts(batch_size):
         stop = start + len(part)
 
@@ -231,12 +231,12 @@ def _traced(model: nn.Module, samples: Samples, edits: Edits, where: Tensor, new
         sizes = clean.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
         rows = torch.arange(len(part))
         changed = []
-        for one in range(where.shape[1]):
+        for column in range(where.shape[1]):
             tokens = part.inputs["input_ids"].clone()
-            tokens[rows, where[start:stop, one]] = new[start:stop, one].to(tokens)
+            tokens[rows, where[start:stop, column]] = new[start:stop, column].to(tokens)
             changed.append(((hidden(tokens) - clean).norm(dim=-1) / sizes).cpu().numpy())
-        found.append(np.stack(changed, axis=2))
-    return np.concatenate(found, axis=1)
+        changes.append(np.stack(changed, axis=2))
+    return np.concatenate(changes, axis=1)
 
 
 def _replaced_positions(samples: Samples, place: Place, count: int, generator: torch.Generator) -> Tensor:
@@ -265,5 +265,5 @@ def _ratio(totals: np.ndarray, reference: np.ndarray) -> Interval | None:
     both = (totals > 0) & (reference > 0)
     if both.sum() < 2:
         return None
-    found = change(np.log(totals[both]), np.log(reference[both]), "the spread of a change")
-    return Interval(*(float(np.exp(value)) for value in (found.mean, found.low, found.high)))
+    log_ratio = change(np.log(totals[both]), np.log(reference[both]), "the spread of a change")
+    return Interval(*(float(np.exp(value)) for value in (log_ratio.mean, log_ratio.low, log_ratio.high)))

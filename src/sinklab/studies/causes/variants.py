@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from sinklab.attention.intervention import HeadIntervention, Place
+from sinklab.attention.intervention import HeadIntervention
 from sinklab.errors import ConfigurationError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.mean_head import MeanHead
@@ -19,7 +19,7 @@ from sinklab.interventions.rotate_head import RotateHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.sinks import Sinks
-from sinklab.studies.causes.effects import Variant
+from sinklab.studies.causes.effects import HeadEdit
 from sinklab.studies.causes.samples import Samples
 
 __all__ = ["Budget", "make_variants"]
@@ -44,7 +44,7 @@ EARLY = 4
 """Control keys are drawn from the first quarter of the positions, which three quarters of causal queries see."""
 
 
-def make_variants(sinks: Sinks, samples: Samples, *, budget: Budget = "fast", seed: int = 0) -> list[Variant]:
+def make_variants(sinks: Sinks, samples: Samples, *, budget: Budget = "fast", seed: int = 0) -> list[HeadEdit]:
     """All variants of a measurement, by the names that :func:`~sinklab.studies.causes.labels.label_heads` looks for.
 
     - ``redirect``, ``hide``, ``zero_value``: with the sink; ``zero``: the whole head.
@@ -68,27 +68,27 @@ def make_variants(sinks: Sinks, samples: Samples, *, budget: Budget = "fast", se
         raise ConfigurationError(f"budget {budget!r} must be one of {', '.join(NUMBERS)}")
     numbers = NUMBERS[budget]
     seeds = range(seed * 1000, (seed + 1) * 1000)  # runs with other seeds have other directions
-    variants = [Variant("zero", (ZeroHead(),))]
-    variants += [Variant(f"rotated {number}", (RotateHead(seed=seeds[number]),)) for number in range(numbers.rotated)]
+    variants = [HeadEdit("zero", (ZeroHead(),))]
+    variants += [HeadEdit(f"rotated {number}", (RotateHead(seed=seeds[number]),)) for number in range(numbers.rotated)]
     changes: dict[str, HeadIntervention] = {"zero": ZeroHead()}
     inputs = samples.inputs
     place = sinks.place_in(inputs.get("input_ids"), inputs.get("attention_mask"))
     if place is not None:
         changes = {"redirect": Redirect(place=place), "zero_value": ZeroValue(place=place)}
-        variants += [Variant(name, (change,)) for name, change in changes.items()]
-        variants.append(Variant("hide", (HideKey(place=place),)))
+        variants += [HeadEdit(name, (change,)) for name, change in changes.items()]
+        variants.append(HeadEdit("hide", (HideKey(place=place),)))
         for number, keys in enumerate(_control_keys(sinks, place, len(samples), numbers.keys, seed)):
-            variants.append(Variant(f"hide control {number}", (HideKey(place=keys),)))
-            variants.append(Variant(f"redirect control {number}", (Redirect(place=keys),)))
+            variants.append(HeadEdit(f"hide control {number}", (HideKey(place=keys),)))
+            variants.append(HeadEdit(f"redirect control {number}", (Redirect(place=keys),)))
     for name, change in changes.items():
         for number in range(numbers.changes):
-            variants.append(Variant(f"{name} rotated {number}", (change, RotateChange(seed=seeds[number]))))
+            variants.append(HeadEdit(f"{name} rotated {number}", (change, RotateChange(seed=seeds[number]))))
     if budget == "full":
-        variants += [Variant("mean", (MeanHead(),)), Variant("resample", (ResampleHead(),))]
+        variants += [HeadEdit("mean", (MeanHead(),)), HeadEdit("resample", (ResampleHead(),))]
     return variants
 
 
-def _control_keys(sinks: Sinks, place: Place, samples: int, number: int, seed: int) -> list[Tensor]:
+def _control_keys(sinks: Sinks, place: int | Tensor | str, samples: int, number: int, seed: int) -> list[Tensor]:
     """Keys for controls, int64 ``(samples, 1)`` each, a text's keys all different."""
     own = torch.full((samples, 1), -1) if isinstance(place, str) else torch.as_tensor(place).expand(samples, 1)
     early = max(sinks.length // EARLY, number + 1 + len(sinks.secondary))

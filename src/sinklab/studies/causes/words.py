@@ -23,27 +23,27 @@ def sentences(summary: Mapping[str, Any]) -> str:
     """
     counts, total = summary["counts"], len(summary["heads"])
     where = summary["sink"].get("name") or place_name(summary["sink"]["place"])
-    found = [f"{count} {_agree(name, count)}" for name, count in counts.items() if count and name in _MEANING]
+    kinds = [f"{count} {_agree(name, count)}" for name, count in counts.items() if count and name in _MEANING]
     none = [name for name in _MEANING if not counts[name]]
     heads = "1 head" if total == 1 else f"{total} heads"
-    said = f"Of {heads}, {_listed(found)}." if found else f"No label can be given to any of {heads}."
-    said = f"The sink is {where}. {said}" if where else f"The model is read as one without a sink. {said}"
-    if none and found:
-        said += f" None is {_listed(none, 'or')}."
+    text = f"Of {heads}, {_listed(kinds)}." if kinds else f"No label can be given to any of {heads}."
+    text = f"The sink is {where}. {text}" if where else f"The model is read as one without a sink. {text}"
+    if none and kinds:
+        text += f" None is {_listed(none, 'or')}."
     needing = [f"{head['layer']}.{head['head']}" for head in summary["heads"] if _needs(head, summary["minimal_effect"])]
     if needing:
         label = "its label" if len(needing) == 1 else "their labels"
-        said += f" Whatever {label}, hiding the sink from {_listed(needing)} costs more than hiding another position."
+        text += f" Whatever {label}, hiding the sink from {_listed(needing)} costs more than hiding another position."
     undecided = counts["undecided"]
     if undecided:
         needed = summary["texts_needed"]
         many = "is" if undecided == 1 else "are"
-        said += f" {undecided} {many} undecided with {summary['texts']} texts at a false discovery rate of {summary['level']:g}"
+        text += f" {undecided} {many} undecided with {summary['texts']} texts at a false discovery rate of {summary['level']:g}"
         if needed is None:
-            said += "; more texts of this kind would hardly decide any: the effects seen are not those of one of these kinds."
+            text += "; more texts of this kind would hardly decide any: the effects seen are not those of one of these kinds."
         else:
-            said += f"; about {needed:,} texts would decide half of those that more texts can decide, if effects stay as seen."
-    return said
+            text += f"; about {needed:,} texts would decide half of those that more texts can decide, if effects stay as seen."
+    return text
 
 
 def place_name(place: int | str | None) -> str:
@@ -54,7 +54,7 @@ def place_name(place: int | str | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in words that promise no more than is known: ``less than ten seconds``, ``about 3 minutes``."""
+    """An estimated time, rounded: ``less than ten seconds``, ``about 3 minutes``."""
     if seconds < 10:
         return "less than ten seconds"
     if seconds < 90:
@@ -70,10 +70,10 @@ def _needs(head: Mapping[str, Any], least: float) -> bool:
 
 
 def _agree(name: str, count: int) -> str:
-    one = count == 1
+    single = count == 1
     return _MEANING[name].format(
-        say="says" if one else "say", work="works" if one else "work", need="needs" if one else "need",
-        **{"is": "is" if one else "are", "its": "its" if one else "their", "pass": "passes" if one else "pass"},
+        say="says" if single else "say", work="works" if single else "work", need="needs" if single else "need",
+        **{"is": "is" if single else "are", "its": "its" if single else "their", "pass": "passes" if single else "pass"},
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ class Contenders:
     Attributes:
         policies: all of them, in the order in which they are shown.
         without, with_sinks: the two whose difference is judged; both hold the same number of tokens.
-        floor: the one that keeps next to nothing: the token before the query.
+        floor: the one that keeps only the token before the query.
         budget: tokens before the query that the first two hold.
         num_sinks: how many of them are sinks.
     """
@@ -54,12 +54,12 @@ def make_contenders(budget: int, sinks: Sequence[int] = (1, 4), more: Sequence[s
             f"{budget}; the window alone, without sinks, is always compared"
         )
     window = policies["window"](window=budget)
-    kept = {number: policies["sink_window"](num_sinks=number, window=budget - number) for number in sorted(set(sinks))}
+    with_sinks = {number: policies["sink_window"](num_sinks=number, window=budget - number) for number in sorted(set(sinks))}
     floor = policies["window"](window=1)
-    judged = kept[max(sinks)]
+    judged = with_sinks[max(sinks)]
     if more is None:
         # Recomputation reads the same number of tokens for each one: those before it and itself.
-        others: list[Policy] = [policies["full"](), window, *kept.values(), policies["recompute"](window=budget), floor]
+        others: list[Policy] = [policies["full"](), window, *with_sinks.values(), policies["recompute"](window=budget), floor]
     else:
         others = [window, judged, *(parse_policy(policy) if isinstance(policy, str) else policy for policy in more), floor]
     named = {policy.describe(): policy for policy in others}

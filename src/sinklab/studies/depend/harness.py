@@ -71,7 +71,7 @@ def run_harness(
         if part.get_config("num_fewshot") is None:
             part.set_config(key="num_fewshot", value=0)
         part.set_fewshot_seed(seed=seed)
-    found: dict[str, list[_Document]] = {}
+    scored: dict[str, list[_Document]] = {}
     bos: dict[str, Any] = {}
     refused: dict[str, str] = {}
     metric = ""
@@ -92,10 +92,10 @@ def run_harness(
         metric = next((score for score in SCORES if samples and score in samples[0]), "")
         if not metric:
             raise InputError(f"task {name!r} has none of {', '.join(SCORES)} for each document, and the verdict needs one")
-        found[label] = [_document(sample, metric, lm) for sample in samples]
+        scored[label] = [_document(sample, metric, lm) for sample in samples]
         bos[label] = lm.bos_record()
         progress(f"lm_eval:{name}", number + 1, len(contenders.policies))
-    documents = found[contenders.without]
+    documents = scored[contenders.without]
     counted = [index for index, document in enumerate(documents) if document.longest >= contenders.budget + 2]
     if len(counted) < 2:
         longest = max((document.longest for document in documents), default=0)
@@ -107,14 +107,14 @@ def run_harness(
     choices = [documents[index].choices for index in counted]
     summary = outcome(
         {"task": f"lm_eval:{name}", "metric": metric, "unit": HARNESS_SCORE.unit, "axis": None, "documents": len(documents)},
-        {label: np.array([found[label][index].score for index in counted]) for label in found},
+        {label: np.array([scored[label][index].score for index in counted]) for label in scored},
         contenders,
         chance=float(np.mean([1.0 / number for number in choices])) if min(choices) > 1 else None,
         minimal_effect=MINIMAL_EFFECT,
         scale=1.0,
         level=level,
         refused=refused,
-        means={label: {"all_documents": float(np.mean([one.score for one in found[label]]))} for label in found},
+        means={label: {"all_documents": float(np.mean([entry.score for entry in scored[label]]))} for label in scored},
         curves={},
         lengths={},
     )
@@ -122,10 +122,10 @@ def run_harness(
         {
             "policy": label,
             "metric": dataclasses.replace(HARNESS_SCORE, name=metric),
-            "value": float(np.mean([one.score for one in found[label]])),
+            "value": float(np.mean([entry.score for entry in scored[label]])),
             "count": len(documents),
         }
-        for label in found
+        for label in scored
     ]
     record = {"name": f"lm_eval:{name}", "lm_eval": importlib.metadata.version("lm_eval"), "bos": bos, "refused": refused}
     return summary, rows, record
@@ -134,6 +134,6 @@ def run_harness(
 def _document(sample: dict[str, Any], metric: str, lm: PolicyLM) -> _Document:
     """Score, tokens of the longest text and number of choices of one document."""
     arguments = list(sample["arguments"].values()) if isinstance(sample["arguments"], dict) else list(sample["arguments"])
-    texts = [list(one.values()) if isinstance(one, dict) else list(one) for one in arguments]
+    texts = [list(argument.values()) if isinstance(argument, dict) else list(argument) for argument in arguments]
     lengths = [len(lm.tok_encode("".join(part for part in text if isinstance(part, str)))) for text in texts]
     return _Document(float(sample[metric]), max(lengths), len(texts))

@@ -46,7 +46,7 @@ def judge(
 
     Args:
         with_sinks, without, floor: one number for each item, the same items in the same order; the floor is a policy that
-            keeps next to nothing.
+            keeps almost no token.
         minimal_effect: smallest difference that counts.
         chance: value of a model that knows nothing, or ``None``.
         scale: how far one item could change, for scores in a fixed range.
@@ -96,13 +96,13 @@ def useful_context(curve: Sequence[tuple[int, np.ndarray]], *, minimal_gain: flo
     Args:
         curve: (tokens of context, one score an item, larger is better), contexts ascending.
     """
-    found = curve[0][0]
+    highest = curve[0][0]
     for (_, before), (context, after) in pairwise(curve):
         gain = mean_over_items(after - before, level=level)
         if gain.mean < minimal_gain or gain.low <= 0.0:
             break
-        found = context
-    return found
+        highest = context
+    return highest
 
 
 def _mean(interval: Interval) -> float:
@@ -110,9 +110,9 @@ def _mean(interval: Interval) -> float:
 
 
 def _last(curve: Sequence[tuple[int, float]], threshold: float) -> int:
-    found = 0
+    last = 0
     for place, mean in curve:
         if mean < threshold:
             break
-        found = place
-    return found
+        last = place
+    return last

@@ -136,14 +136,14 @@ class PolicyLM(TemplateLM):
                     f"the continuation of {text!r} has no token of its own: the tokenizer joins it to the context; begin it "
                     "with a blank"
                 )
-        found: dict[int, tuple[float, bool]] = {}
+        answers: dict[int, tuple[float, bool]] = {}
         for batch in self._batches([context + continuation for _, context, continuation in requests]):
             texts = [requests[index] for index in batch]
             for index, answer in zip(batch, self._score([text[1] for text in texts], [text[2] for text in texts]), strict=True):
-                found[index] = answer
+                answers[index] = answer
                 if requests[index][0] is not None:
                     self.cache_hook.add_partial("loglikelihood", requests[index][0], answer)
-        return [found[index] for index in range(len(requests))]
+        return [answers[index] for index in range(len(requests))]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood of whole texts, each read in one stream; the token in front is not put there twice."""
@@ -164,13 +164,13 @@ class PolicyLM(TemplateLM):
             ConfigurationError: sampling or beams.
         """
         prompts = [self.tok_encode(request.args[0]) or [self.prefix_token_id] for request in requests]
-        found: dict[int, str] = {}
+        texts: dict[int, str] = {}
         for batch in self._batches(prompts):
             settings = [_greedy(requests[index].args[1]) for index in batch]
             for index, text in zip(batch, self._generate([prompts[index] for index in batch], settings), strict=True):
-                found[index] = text
+                texts[index] = text
                 self.cache_hook.add_partial("generate_until", requests[index].args, text)
-        return [found[index] for index in range(len(requests))]
+        return [texts[index] for index in range(len(requests))]
 
     def get_model_info(self) -> dict[str, Any]:
         """What the harness writes into ``results["config"]``."""

@@ -61,11 +61,11 @@ def _summary(scored: ScoredTask, contenders: Contenders, level: float) -> dict[s
             f"comes after so many tokens with its fact still held by {contenders.with_sinks}; choose a larger `window` or "
             "longer texts"
         )
-    values = {name: per_item(found, counted, task.metric) for name, found in scored.scores.items()}
-    curves = {name: curve(task, scored.sheets, found) for name, found in scored.scores.items()}
+    values = {name: per_item(answers, counted, task.metric) for name, answers in scored.scores.items()}
+    curves = {name: curve(task, scored.sheets, answers) for name, answers in scored.scores.items()}
     means = {
-        name: {metric: float(per_item(found, counted, metric).mean()) for metric in METRICS if metric in found[0][0].values}
-        for name, found in scored.scores.items()
+        name: {metric: float(per_item(answers, counted, metric).mean()) for metric in METRICS if metric in answers[0][0].values}
+        for name, answers in scored.scores.items()
     }
     facts = {
         "task": task.name,

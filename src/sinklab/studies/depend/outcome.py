@@ -40,7 +40,7 @@ def outcome(
         lengths: policy to its effective length.
     """
     judged, without = values[contenders.with_sinks], values[contenders.without]
-    found = judge(
+    judgement = judge(
         judged, without, values[contenders.floor], minimal_effect=minimal_effect, chance=chance, scale=scale, level=level
     )
     shown: list[dict[str, Any]] = []
@@ -69,10 +69,10 @@ def outcome(
         "without": contenders.without,
         "chance": chance,
         "minimal_effect": minimal_effect,
-        "verdict": found.verdict,
-        "sentence": _sentence(facts, contenders, found, len(without)),
-        "difference": found.difference.to_dict(),
-        "reason": found.reason,
+        "verdict": judgement.verdict,
+        "sentence": _sentence(facts, contenders, judgement, len(without)),
+        "difference": judgement.difference.to_dict(),
+        "reason": judgement.reason,
         "policies": shown,
         "curves": {
             name: [{"at": place, **mean_over_items(numbers, level=level, scale=scale).to_dict()} for place, numbers in curve]
@@ -81,10 +81,10 @@ def outcome(
     }
 
 
-def _sentence(facts: Mapping[str, Any], contenders: Contenders, found: Judgement, items: int) -> str:
+def _sentence(facts: Mapping[str, Any], contenders: Contenders, judgement: Judgement, items: int) -> str:
     unit = "" if facts["unit"] == "fraction" else f" {facts['unit']}"
-    difference = found.difference
+    difference = judgement.difference
     return (
-        f"{facts['task']} depends on the sink tokens: {found.verdict}. {contenders.with_sinks} less {contenders.without}: "
-        f"{difference.mean:+.3f}{unit} [{difference.low:+.3f}, {difference.high:+.3f}] over {items} items; {found.reason}."
+        f"{facts['task']} depends on the sink tokens: {judgement.verdict}. {contenders.with_sinks} less {contenders.without}: "
+        f"{difference.mean:+.3f}{unit} [{difference.low:+.3f}, {difference.high:+.3f}] over {items} items; {judgement.reason}."
     )

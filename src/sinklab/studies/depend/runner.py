@@ -58,17 +58,17 @@ def run_task(
     refused: dict[str, str] = {}
     total = len(contenders.policies) * len(sheets)
     for number, (name, policy) in enumerate(contenders.policies.items()):
-        found = []
+        answers = []
         try:
             for index, sheet in enumerate(sheets):
-                found.append(_score_all(loaded, policy, sheet))
+                answers.append(_score_all(loaded, policy, sheet))
                 progress(task.name, number * len(sheets) + index + 1, total)
         except UnsupportedModelError as error:
             if name in (contenders.with_sinks, contenders.without, contenders.floor):
                 raise
             refused[name] = " ".join(str(error).split())
             continue
-        scores[name] = found
+        scores[name] = answers
     return ScoredTask(task, sheets, scores, refused)
 
 
@@ -106,11 +106,11 @@ def per_item(scores: list[list[Scores]], counted: Sequence[tuple[int, int]], met
 def curve(task: Task, sheets: list[Sheet], scores: list[list[Scores]]) -> list[tuple[int, np.ndarray]]:
     """Place on the task's axis and one number for each item, places ascending."""
     if task.axis == "position":
-        points = [(one.question.start, one.values[task.metric]) for found in scores for one in found]
+        points = [(answer.question.start, answer.values[task.metric]) for answers in scores for answer in answers]
     else:
         points = [
-            (sheet.at, np.mean([np.asarray(one.values[task.metric]) for one in found], axis=0))
-            for sheet, found in zip(sheets, scores, strict=True)
+            (sheet.at, np.mean([np.asarray(answer.values[task.metric]) for answer in answers], axis=0))
+            for sheet, answers in zip(sheets, scores, strict=True)
         ]
     return sorted(((place, np.asarray(values)) for place, values in points), key=lambda point: point[0])
 
@@ -129,14 +129,14 @@ def table_rows(scored: ScoredTask) -> list[dict[str, Any]]:
         {
             "policy": policy,
             "metric": METRICS[name],
-            "query_position": one.question.start - 1,
+            "query_position": answer.question.start - 1,
             # Where the fact begins; of a text without one, nothing.
-            "key_position": one.question.stop - 2 - one.question.distance if one.question.distance else None,
+            "key_position": answer.question.stop - 2 - answer.question.distance if answer.question.distance else None,
             "value": float(np.mean(np.asarray(values))),
             "count": len(values),
         }
         for policy, sheets in scored.scores.items()
-        for found in sheets
-        for one in found
-        for name, values in one.values.items()
+        for answers in sheets
+        for answer in answers
+        for name, values in answer.values.items()
     ]

@@ -62,16 +62,16 @@ def score_sheet(reader: Reader, sheet: Sheet) -> list[Scores]:
     """
     reader.reset()
     tokens = sheet.tokens
-    done, found = 0, []
+    read, scores = 0, []
     for question in sheet.questions:
         # Only what stands right before a token of the answer is needed: a policy that recomputes can pass over the rest.
-        logits = [reader.read(tokens[:, done : question.start], keep=1)]
+        logits = [reader.read(tokens[:, read : question.start], keep=1)]
         if question.stop - question.start > 1:
             logits.append(reader.read(tokens[:, question.start : question.stop - 1]))
-        done = question.stop - 1
+        read = question.stop - 1
         answers = tokens[:, question.start : question.stop]
-        found.append(Scores(question, _values(torch.cat(logits, dim=1), answers, question, reader)))
-    return found
+        scores.append(Scores(question, _values(torch.cat(logits, dim=1), answers, question, reader)))
+    return scores
 
 
 def _values(logits: Tensor, answers: Tensor, question: Question, reader: Reader) -> dict[str, Tensor]:

@@ -128,12 +128,12 @@ def check_identity(model: PreTrainedModel, tokens: Tensor) -> dict[str, int]:
     arguments = _arguments(model, batch, full_logits=True)
     plain = [tensor for tensor in _tensors(model(**arguments))]
     with attend(model):
-        seen = [tensor for tensor in _tensors(model(**arguments))]
+        observed = [tensor for tensor in _tensors(model(**arguments))]
     if not plain:
         raise MeasurementError(
             f"{type(model).__name__} returns no tensors, so nothing proves that measuring leaves it unchanged"
         )
-    if not all(torch.equal(left, right) for left, right in zip(plain, seen, strict=True)):
+    if not all(torch.equal(left, right) for left, right in zip(plain, observed, strict=True)):
         raise MeasurementError(
             f"{type(model).__name__} gives other outputs while it is being looked at, so nothing is measured; is its "
             "computation deterministic? (dropout, a mixture of experts with random routing)"

@@ -110,15 +110,15 @@ def certify_hulls(
     return dataclasses.replace(certificate, delta=wanted, needed_lower=lower, needed_upper=upper)
 
 
-def _require_two_keys(visible: Tensor, sinks: Tensor, asked: Tensor) -> None:
-    alone = asked & (visible.sum(-1) < 2)
+def _require_two_keys(visible: Tensor, sinks: Tensor, counted: Tensor) -> None:
+    alone = counted & (visible.sum(-1) < 2)
     if bool(alone.any()):
         head, query = torch.nonzero(alone)[0].tolist()
         raise InputError(
             f"query {query} of head {head} sees {int(visible[head, query].sum())} keys; a certificate compares the sink with "
             "other keys and needs at least two. Leave such queries out (asked)"
         )
-    blind = asked & ~visible.gather(2, sinks[..., None])[..., 0]
+    blind = counted & ~visible.gather(2, sinks[..., None])[..., 0]
     if bool(blind.any()):
         head, query = torch.nonzero(blind)[0].tolist()
         raise InputError(
@@ -149,41 +149,41 @@ def needed_sink_weight(
     Raises:
         InputError: a delta that is negative or not a number.
     """
-    asked = certificate.counted
-    if not bool(((delta >= 0) | ~asked).all()):
-        raise InputError(f"delta {float(delta[asked].min())} must be at least 0: it is the norm of an output")
+    counted = certificate.counted
+    if not bool(((delta >= 0) | ~counted).all()):
+        raise InputError(f"delta {float(delta[counted].min())} must be at least 0: it is the norm of an output")
     gram = gram.to(torch.float64)
     infinite = torch.full_like(delta, float("inf"))
     lower, feasible = torch.zeros_like(delta), certificate.with_upper <= delta
-    lower = torch.where(asked & (certificate.with_lower > delta), infinite, lower)
+    lower = torch.where(counted & (certificate.with_lower > delta), infinite, lower)
     # The right end: the nearest point of the whole hull and its weight on the sink.
     upper = torch.where(feasible, certificate.chosen_weight, infinite)
     at, start = lower.clone(), None
     for _ in range(_CUTS):
-        open_ = asked & torch.isfinite(lower) & (upper - lower > tolerance)
+        open_ = counted & torch.isfinite(lower) & (upper - lower > tolerance)
         if not bool(open_.any()):
             break
         at = torch.where(open_, lower, 0.0)
-        found = nearest_to_origin(gram, others & open_[..., None], pull=(sinks, at), start=start, tolerance=tolerance)
-        start = found.weights
+        point = nearest_to_origin(gram, others & open_[..., None], pull=(sinks, at), start=start, tolerance=tolerance)
+        start = point.weights
         # From the left: the component along the point y = a u_s + (1 - a) z of the sink, and the least of the other keys.
         of_sink = gram.gather(1, sinks[..., None].expand(-1, -1, gram.shape[-1]))
-        inner = torch.matmul(found.weights, gram)
+        inner = torch.matmul(point.weights, gram)
         along = at[..., None] * of_sink + (1 - at)[..., None] * inner
-        norm = found.upper.where(open_ & (found.upper > 0), 1.0)
+        norm = point.upper.where(open_ & (point.upper > 0), 1.0)
         others_along = along.masked_fill(~others, float("inf")).amin(-1).where(open_, 0.0) / norm
         sink_along = along.gather(2, sinks[..., None])[..., 0] / norm
         falls = others_along > sink_along
         root = (others_along - delta) / (others_along - sink_along).where(falls, 1.0)
-        proven = open_ & (found.lower > delta)
+        proven = open_ & (point.lower > delta)
         cut = torch.where(falls, root, infinite)
         cut = torch.where(cut > 1, infinite, cut)  # the line is above delta up to the whole weight: nothing is enough
         moved = torch.where(proven, cut.maximum(lower), lower)
         # From the right: D lies below the chord from here to the right end.
-        reached = open_ & (found.upper <= delta)
-        share = (found.upper - delta) / (found.upper - certificate.with_upper).where(found.upper > certificate.with_upper, 1.0)
+        reached = open_ & (point.upper <= delta)
+        share = (point.upper - delta) / (point.upper - certificate.with_upper).where(point.upper > certificate.with_upper, 1.0)
         chord = at + (certificate.chosen_weight - at) * share
-        sloped = open_ & feasible & (found.upper > delta) & (certificate.chosen_weight > at)
+        sloped = open_ & feasible & (point.upper > delta) & (certificate.chosen_weight > at)
         upper = torch.where(reached, upper.minimum(at), torch.where(sloped, upper.minimum(chord), upper))
         stuck = not bool((moved > lower).any())
         lower = moved

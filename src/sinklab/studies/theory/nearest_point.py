@@ -120,7 +120,7 @@ def nearest_to_origin(
     for some in torch.arange(len(group), device=gram.device).split(block):
         where = group[some], hull[some]
         towards = None if pull is None else (pull[0][where], pull[1][where].to(torch.float64))
-        work = _Work(_Grams(gram, group[some], towards), members[where], weights[where], scale[where])
+        work = _Workspace(_Grams(gram, group[some], towards), members[where], weights[where], scale[where])
         left = work.solve(tolerance, max_rounds)
         if left:
             gap = ((work.upper - work.lower) / work.scale)[work.open].max()
@@ -184,7 +184,7 @@ class _Grams:
         return (1 - share) ** 2 * among + share * (1 - share) * with_anchor + share**2 * own[:, None, None]
 
 
-class _Work:
+class _Workspace:
     """Rows of hulls, one each, in the course of being solved; those that are not yet are ``open``."""
 
     def __init__(self, grams: _Grams, members: Tensor, weights: Tensor, scale: Tensor) -> None:

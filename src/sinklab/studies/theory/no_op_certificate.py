@@ -167,10 +167,10 @@ class NoOpCertificate(Probe):
         known = torch.cat((visible, torch.full_like(visible[..., :1], call.sink_scores is not None)), dim=-1)
         counted = call.counted.cpu()[:, None, queries]
         sees = known.gather(3, sinks.clamp(min=0)[..., None])[..., 0] & (sinks >= 0)
-        asked = sees & (known.sum(-1) >= 2) & counted
+        certified = sees & (known.sum(-1) >= 2) & counted
         # What no token sees, such as padding, may be anything, also not a number.
-        seen = (torch.cat((visible, torch.ones_like(visible[..., :1])), dim=-1) & counted[..., None]).any(2)
-        gram, outputs = _projected(call, _vectors(call).masked_fill(~seen[..., None], 0.0), with_null)
+        visible_to_some = (torch.cat((visible, torch.ones_like(visible[..., :1])), dim=-1) & counted[..., None]).any(2)
+        gram, outputs = _projected(call, _vectors(call).masked_fill(~visible_to_some[..., None], 0.0), with_null)
         scale = gram.diagonal(dim1=-2, dim2=-1)[:, :, None].masked_fill(~known, 0.0).amax(-1).clamp(min=0).sqrt()
         delta = None if self.delta is None else outputs if self.delta == "measured" else scale * float(self.delta)
         try:
@@ -180,7 +180,7 @@ class NoOpCertificate(Probe):
                 sinks.clamp(min=0).flatten(0, 1),
                 delta=None if delta is None else delta.flatten(0, 1),
                 tolerance=self.tolerance,
-                asked=asked.flatten(0, 1),
+                asked=certified.flatten(0, 1),
             )
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
@@ -206,7 +206,7 @@ class NoOpCertificate(Probe):
         self.found += other.found
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        sites = {found.site.module: found.site for found in self.found}
+        sites = {layer.site.module: layer.site for layer in self.found}
         whole: dict[Metric, list[Tensor]] = {}
         for module, site in sites.items():
             for metric, values, counted in self._metrics(module):
@@ -227,10 +227,10 @@ class NoOpCertificate(Probe):
         def lined(values: Tensor) -> Tensor:
             return values.transpose(0, 1).flatten(1)
 
-        found = [layer for layer in self.found if layer.site.module == module]
+        layers = [layer for layer in self.found if layer.site.module == module]
         columns: dict[Metric, list[Tensor]] = {metric: [] for metric in self.metrics}
-        counted = torch.cat([lined(layer.certificate.counted) for layer in found], dim=1)
-        for layer in found:
+        counted = torch.cat([lined(layer.certificate.counted) for layer in layers], dim=1)
+        for layer in layers:
             bounds = layer.certificate
             unit = bounds.scale.where(bounds.scale > 0, 1.0)
             columns[LEAST_OUTPUT].append(bounds.with_upper / unit)
@@ -266,8 +266,8 @@ def certify(model: nn.Module, batch: Tensor | Mapping[str, Tensor], **options: A
     with attend(model, [probe]):
         model(**({"input_ids": batch} if isinstance(batch, Tensor) else batch))
     if not probe.found:
-        what = "null score (a learned sink logit, a key bias)" if probe.sink_position == "null" else "self-attention"
-        raise ConfigurationError(f"{type(model).__name__} has no module with {what}, so there is no head to certify")
+        needed = "null score (a learned sink logit, a key bias)" if probe.sink_position == "null" else "self-attention"
+        raise ConfigurationError(f"{type(model).__name__} has no module with {needed}, so there is no head to certify")
     if not any(bool(layer.certificate.counted.any()) for layer in probe.found):
         raise InputError(
             f"no query of the batch sees its sink ({probe.sinks.require().name}) and another key; a certificate needs at "

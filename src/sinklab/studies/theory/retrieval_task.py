@@ -145,22 +145,22 @@ def retrieval_batch(
     inputs[:, 0, BOS] = 1
     inputs[:, 1:, CONTENT] = 1
     # The order of random numbers is a random order of the keys, of which each place takes one.
-    taken = torch.rand(batch, keys, generator=generator).argsort(dim=1)[:, : length - 2]
+    order = torch.rand(batch, keys, generator=generator).argsort(dim=1)[:, : length - 2]
     # The trigger has no key of its own: behind it places are one ahead of keys.
     places = torch.arange(1, length)
     which = (places - 1 - (places > positions[:, None]).long()).clamp(max=length - 3)
-    inputs[:, 1:, FIRST_KEY:first_value] = torch.nn.functional.one_hot(taken.gather(1, which), keys).to(dtype)
+    inputs[:, 1:, FIRST_KEY:first_value] = torch.nn.functional.one_hot(order.gather(1, which), keys).to(dtype)
     inputs[:, 1:, first_value:] = 2 * torch.rand(batch, length - 1, values, generator=generator, dtype=dtype) - 1
     # A place among those before the trigger, BOS left out.
-    asked = 1 + (torch.rand(batch, generator=generator) * (positions - 1)).long()
+    answers = 1 + (torch.rand(batch, generator=generator) * (positions - 1)).long()
     inputs[rows, positions] = 0
     inputs[rows, positions, TRIGGER] = 1
-    inputs[rows, positions, FIRST_KEY:first_value] = inputs[rows, asked, FIRST_KEY:first_value]
+    inputs[rows, positions, FIRST_KEY:first_value] = inputs[rows, answers, FIRST_KEY:first_value]
     targets = torch.zeros_like(inputs)
-    targets[rows, positions] = inputs[rows, asked]
+    targets[rows, positions] = inputs[rows, answers]
     if target == "value":
         targets[..., :first_value] = 0
-    return RetrievalBatch(inputs, targets, positions, asked)
+    return RetrievalBatch(inputs, targets, positions, answers)
 
 
 # --- weights that solve the task --------------------------------------------------------------------------------------------
@@ -240,9 +240,9 @@ def _width(keys: int, values: int) -> int:
 
 def _value_map(keys: int, values: int, target: RetrievalTarget) -> Tensor:
     """The tokens without the mark of BOS, or their values alone."""
-    kept = torch.ones(_width(keys, values), dtype=torch.float64)
-    kept[: FIRST_KEY + keys if target == "value" else BOS + 1] = 0
-    return torch.diag(kept)
+    diagonal = torch.ones(_width(keys, values), dtype=torch.float64)
+    diagonal[: FIRST_KEY + keys if target == "value" else BOS + 1] = 0
+    return torch.diag(diagonal)
 
 
 # --- what any solution must do ----------------------------------------------------------------------------------------------

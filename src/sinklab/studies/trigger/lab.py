@@ -32,7 +32,7 @@ Spec = str | Mapping[str, Any] | Operation
 P = TypeVar("P", bound=ToyProblem)
 
 
-class Numbers(Protocol):
+class EvaluationResult(Protocol):
     """What an evaluation gives."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def run_lab(
     chosen: Sequence[Operation],
     seeds: Sequence[int],
     *,
-    evaluate: Callable[[TriggerModel, P, int], Numbers],
+    evaluate: Callable[[TriggerModel, P, int], EvaluationResult],
     obstacle: Callable[[Operation, P], tuple[str, float] | None],
     picture: Callable[[Any, str, Path], None] | None = None,
     usual: Callable[[str], Operation] = as_released,

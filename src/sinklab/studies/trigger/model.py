@@ -18,7 +18,7 @@ from sinklab.positions.base import PositionScheme, Rotation
 from sinklab.registry import positions as schemes
 from sinklab.studies.trigger.folded import folded_heads, kernel_of
 
-__all__ = ["INITIAL_STD", "Placed", "Shape", "TriggerAttention", "TriggerModel"]
+__all__ = ["INITIAL_STD", "PositionTerms", "Shape", "TriggerAttention", "TriggerModel"]
 
 INITIAL_STD = 0.02
 """Standard deviation of all maps at the start, as released; parameters of an operation start as the operation says."""
@@ -40,7 +40,7 @@ class Shape:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Placed:
+class PositionTerms:
     """What the position scheme says in every layer: how it rotates queries and keys, and what it adds to the scores."""
 
     scheme: PositionScheme
@@ -68,7 +68,7 @@ class TriggerAttention(nn.Module):
         bind(self, operation, HeadShape(heads, heads, width, width, width))
         self.kernel = kernel_of(operation)
 
-    def forward(self, inputs: Tensor, placed: Placed, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
+    def forward(self, inputs: Tensor, placed: PositionTerms, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Outputs ``(batch, length, width)``; where asked for, weights ``(batch, heads, length, length)``, which costs time."""
         if self.kernel is not None and placed.rotation is None and placed.bias is None and not need_weights:
             maps = (self.q_proj.weight, self.k_proj.weight, self.v_proj.weight, self.o_proj.weight)
@@ -79,7 +79,7 @@ class TriggerAttention(nn.Module):
         outputs, weights = compute(self.operation, call, need_weights=need_weights)
         return self.o_proj(outputs.transpose(1, 2).flatten(2)), weights
 
-    def null_mass(self, inputs: Tensor, placed: Placed) -> Tensor | None:
+    def null_mass(self, inputs: Tensor, placed: PositionTerms) -> Tensor | None:
         """Null mass, ``(batch, heads, length)``, or ``None`` where the operation does not define one."""
         operation, state = self.operation, state_of(self, self.operation, inputs)
         queries, keys, _ = self.projected(inputs, placed)
@@ -91,10 +91,10 @@ class TriggerAttention(nn.Module):
         """``W_O W_V`` of every head, ``(heads, width, width)``, with ``output = Σ_k weight_k · W_O W_V x_k``."""
         like = self.o_proj.weight.new_ones(())
         values = self.v_proj(torch.eye(self.width).to(like)).unflatten(-1, (self.heads, self.width))  # [x, h, v]
-        mine = torch.eye(self.heads).to(like)[:, None, :, None] * values  # [h, x, h, v]: the other heads at 0
-        return self.o_proj(mine.flatten(2)).mT
+        own = torch.eye(self.heads).to(like)[:, None, :, None] * values  # [h, x, h, v]: the other heads at 0
+        return self.o_proj(own.flatten(2)).mT
 
-    def projected(self, inputs: Tensor, placed: Placed) -> tuple[Tensor, Tensor, Tensor]:
+    def projected(self, inputs: Tensor, placed: PositionTerms) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys in their places, and values, each ``(batch, heads, length, width)``."""
         split = (*inputs.shape[:-1], self.heads, self.width)
         queries, keys, values = (
@@ -169,10 +169,10 @@ class TriggerModel(nn.Module):
         """
         (tokens, states, placed), weights, masses = self.begin(inputs), [], []
         for layer in self.attention:
-            update, seen = layer(states, placed, need_weights=True)
+            update, layer_weights = layer(states, placed, need_weights=True)
             mass = layer.null_mass(states, placed)
             masses.append(None if mass is None else mass[..., len(self.front) :])
-            weights.append(seen)
+            weights.append(layer_weights)
             states = self.updated(states, update)
         return self.answer(tokens, states), weights, masses
 
@@ -180,13 +180,13 @@ class TriggerModel(nn.Module):
         """What the next layer sees."""
         return states + update if self.residual else update
 
-    def begin(self, inputs: Tensor) -> tuple[Tensor, Tensor, Placed]:
+    def begin(self, inputs: Tensor) -> tuple[Tensor, Tensor, PositionTerms]:
         """The tokens with those in front, what the first layer sees of them, and what the position scheme says to all."""
         tokens = torch.cat((self.front.expand(len(inputs), -1, -1), inputs), dim=1) if len(self.front) else inputs
         places = torch.arange(tokens.shape[1], device=tokens.device)[None]
         rotation, bias = self.position.rotation(places, tokens.dtype), self.position.score_bias(places, places)
         bias = None if bias is None else bias.to(tokens.dtype)
-        return tokens, self.position.embed(tokens, places), Placed(self.position, rotation, bias)
+        return tokens, self.position.embed(tokens, places), PositionTerms(self.position, rotation, bias)
 
     def answer(self, tokens: Tensor, states: Tensor) -> Tensor:
         """The states behind the last layer without the tokens in front and without what the position scheme added."""

@@ -69,7 +69,7 @@ def train(
         if not math.isfinite(error) or error < problem.tolerance or steps == problem.cap:
             break
         optimizer.zero_grad(set_to_none=True)
-        # The gradient of the mean square, without the loss itself, which nobody asks for.
+        # The gradient of the mean square, without the loss itself, which is not used.
         outputs.backward(2 / difference.numel() * difference)
         optimizer.step()
         steps += 1

@@ -1,4 +1,4 @@
-"""The command ``sinklab trigger``: which attention operations learn to attend to nobody, and what they use for it."""
+"""The command ``sinklab trigger``: which attention operations learn to do nothing, and what they use for it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def trigger(
     resume: Resume = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Train small models that must attend to nobody except at one token, and say where their heads put their weight.
+    """Train small models that must do nothing except at one token, and say where their heads put their weight.
 
     Gives for every operation and seed how many steps it took, the largest error, and the weight on BOS where nothing is to be
     said. Not to stop within the cap is a result. The task and the stop rule are those of Ran-Milo 2026 (arXiv 2603.11487);
