@@ -28,7 +28,7 @@ from sinklab.sinks import Head, Sinks, find_sinks
 from sinklab.studies.causes.effects import Effects, HeadEdit
 from sinklab.studies.causes.engine import estimate, measure_effects
 from sinklab.studies.causes.experiments import experiments
-from sinklab.studies.causes.finding import LOSS_CHANGE, SINK_SHARE
+from sinklab.studies.causes.finding import LOSS_CHANGE, SINK_SHARE, number
 from sinklab.studies.causes.labels import LABELS, HeadLabel, label_heads, require_texts, texts_needed
 from sinklab.studies.causes.texts import Texts, texts_of, usual_length
 from sinklab.studies.causes.variants import make_variants
@@ -340,19 +340,19 @@ def _store_key(
 
 
 def _head(label: HeadLabel, sinks: Sinks, effects: Effects) -> dict[str, Any]:
-    number = sinks.heads.index(label.head)
-    place = effects.heads.index(label.head)
+    index = sinks.heads.index(label.head)
+    row = effects.heads.index(label.head)
     return {
         "layer": label.head.layer,
         "head": label.head.head,
         "module": label.head.module,
         "label": label.label,
         "domains": dict(label.by_domain),
-        "sink_weight": _float(sinks.weights[number]),
-        "value_ratio": _float(sinks.value_ratio[number]),
+        "sink_weight": number(sinks.weights[index]),
+        "value_ratio": number(sinks.value_ratio[index]),
         "effects": label.to_dict()["evidence"],
         "divergence": {
-            name: dict(zip(effects.domain_names, map(_float, np.nanmean(values[place], axis=0)), strict=True))
+            name: dict(zip(effects.domain_names, map(number, np.nanmean(values[row], axis=0)), strict=True))
             for name, values in zip(effects.variants, effects.divergence, strict=True)
             if not name[-1].isdecimal()  # the numbered ones are controls
         },
@@ -367,7 +367,7 @@ def _record(sinks: Sinks) -> dict[str, Any]:
         "name": sinks.main.name if sinks.main else "",
         "tried": [{"place": place, "weight": weight} for place, weight in sinks.tried[:8]],
         "secondary": sinks.secondary,
-        "heads": {str(head): {"weight": _float(weight), "value_ratio": _float(ratio)} for head, weight, ratio in heads},
+        "heads": {str(head): {"weight": number(weight), "value_ratio": number(ratio)} for head, weight, ratio in heads},
     }
 
 
@@ -377,14 +377,14 @@ def _effect_rows(effects: Effects) -> list[dict[str, Any]]:
     for metric, values in ((LOSS_CHANGE.of(effects.unit), effects.loss), (DIVERGENCE.of(effects.unit), effects.divergence)):
         counts = np.isfinite(values).sum(axis=2)
         means = np.nansum(values, axis=2) / np.maximum(counts, 1)
-        for number, place, domain in np.argwhere(counts > 0).tolist():
-            head = effects.heads[place]
+        for variant, head_index, domain in np.argwhere(counts > 0).tolist():
+            head = effects.heads[head_index]
             rows.append(
                 {
-                    "probe": PROBE, "metric": metric, "intervention": effects.variants[number],
+                    "probe": PROBE, "metric": metric, "intervention": effects.variants[variant],
                     "module": head.module,
                     "layer": head.layer, "head": head.head, "corpus": effects.domain_names[domain],
-                    "value": float(means[number, place, domain]), "count": int(counts[number, place, domain]),
+                    "value": float(means[variant, head_index, domain]), "count": int(counts[variant, head_index, domain]),
                 }
             )  # fmt: skip
     return rows
@@ -401,7 +401,3 @@ def _head_rows(listed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for name, metric in (("sink_weight", SINK_SHARE), ("value_ratio", VALUE_RATIO))
         if head[name] is not None
     ]  # fmt: skip
-
-
-def _float(value: Any) -> float | None:
-    return float(value) if np.isfinite(value) else None
