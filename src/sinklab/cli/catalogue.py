@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from sinklab.cli import output
-from sinklab.cli.describe import catalogue, describe
-from sinklab.studies.arguments import AsJson, command
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from sinklab.cli.describe import Description, catalogue, describe
+from sinklab.results.run import Listing
+from sinklab.studies.arguments import command
 
 __all__ = ["list_", "show"]
 
 
 @command("list")
-def list_(kind: str | None = None, *, as_json: AsJson = False) -> None:
+def list_(kind: str | None = None) -> Listing:
     """List what there is to name on the command line, with one sentence each.
 
     Args:
@@ -21,15 +27,11 @@ def list_(kind: str | None = None, *, as_json: AsJson = False) -> None:
         sinklab list
         sinklab list probes --json
     """
-    listed = catalogue(kind)
-    if as_json:
-        output.print_json(listed)
-    else:
-        output.print_catalogue(listed)
+    return Listing(catalogue(kind), _names)
 
 
 @command
-def show(name: str, *, as_json: AsJson = False) -> None:
+def show(name: str) -> Listing:
     """Say what a plug-in or a metric is: definition, parameters, papers.
 
     Args:
@@ -39,9 +41,41 @@ def show(name: str, *, as_json: AsJson = False) -> None:
         sinklab show sink_rate
         sinklab show gu2024
     """
-    descriptions = describe(name)
-    if as_json:
-        output.print_json([description.to_dict() for description in descriptions])
-        return
-    for description in descriptions:
-        output.print_description(description)
+    found = describe(name)
+    return Listing([description.to_dict() for description in found], lambda record: _descriptions(found))
+
+
+def _names(listed: Mapping[str, Mapping[str, str]]) -> Iterator[RenderableType]:
+    """Names and first sentences, by kind."""
+    width = 2 + max((len(name) for names in listed.values() for name in names), default=0)
+    for number, (kind, names) in enumerate(listed.items()):
+        yield f"{chr(10) if number else ''}[bold]{kind}[/bold]"
+        yield from (Text(f"  {name:<{width}}{summary}") for name, summary in names.items())
+
+
+def _descriptions(found: Sequence[Description]) -> Iterator[RenderableType]:
+    """Docstring, parameters, definitions and papers of plug-ins."""
+    for description in found:
+        version = "" if description.version is None else f", version {description.version}"
+        yield f"[bold]{description.name}[/bold] ({description.kind}{version})"
+        yield Text(description.summary)
+        if description.text:
+            yield Text(f"\n{description.text}")
+        if description.parameters:
+            recipe = description.kind == "recipe"
+            yield f"\n[bold]{'fields, for --set' if recipe else 'parameters'}[/bold]"
+            for parameter in description.parameters:
+                default = "" if parameter.default is None else f" = {parameter.default}"
+                yield Text(f"  {parameter.name}{default}" if recipe else f"  {parameter.name}: {parameter.type}{default}")
+                if parameter.text:
+                    yield Text(f"      {parameter.text}", style="dim")
+        if description.metrics:
+            yield "\n[bold]definitions[/bold]"
+            for metric in description.metrics:
+                yield f"  [bold]{metric.name}[/bold] {escape(f'[{metric.unit}]')} version {metric.version}"
+                yield Text(f"    {metric.definition}{f'  {metric.paper}' if metric.paper else ''}")
+        if description.papers:
+            yield "\n[bold]papers[/bold]"
+            yield from (Text(f"  https://arxiv.org/abs/{paper}") for paper in description.papers)
+        yield "\n[bold]file[/bold]"
+        yield Text(f"  {description.file}")

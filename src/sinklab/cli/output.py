@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from sinklab.results.run import Listing, Result
 
-from sinklab.cli.describe import Description
-from sinklab.results.run import PIPE_WIDTH, Listing, Result
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-__all__ = [
-    "print_catalogue",
-    "print_comparison",
-    "print_description",
-    "print_json",
-    "print_result",
-]
-
-
-def _out() -> Console:
-    # Made for each call, so that it writes to the stdout of the moment (tests and pagers replace it).
-    return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-
+__all__ = ["print_result"]
 
 STATUSES = {"diverged": 3, "stopped": 130}
 """What became of a training to the exit status of its command."""
@@ -61,63 +39,3 @@ def print_result(result: Any, as_json: bool = False) -> int:
     elif result is not None:
         sys.stdout.write(f"{result}\n")
     return 0
-
-
-def print_json(record: Any) -> None:
-    """One JSON document on stdout."""
-    sys.stdout.write(json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def print_comparison(table: pd.DataFrame, verdicts: Sequence[str]) -> None:
-    """One row a number, one column an audit; then what each audit found, in a sentence."""
-    shown = Table(box=None, pad_edge=False)
-    shown.add_column("")
-    for name in table.columns:
-        shown.add_column(escape(str(name)))
-    for row, values in zip(table.index, table.itertuples(index=False), strict=True):
-        shown.add_row(escape(str(row)), *(escape(str(value)) for value in values))
-    out = _out()
-    out.print(shown)
-    for verdict in verdicts:
-        out.print(f"\n{verdict}", markup=False)
-
-
-def print_catalogue(listed: Mapping[str, Mapping[str, str]]) -> None:
-    """Names and first sentences, by kind."""
-    out = _out()
-    width = 2 + max((len(name) for names in listed.values() for name in names), default=0)
-    for number, (kind, names) in enumerate(listed.items()):
-        out.print(f"{chr(10) if number else ''}[bold]{kind}[/bold]")
-        for name, summary in names.items():
-            out.print(f"  {name:<{width}}{summary}", markup=False)
-
-
-def print_description(description: Description) -> None:
-    """Docstring, parameters, definitions and papers of a plug-in."""
-    out = _out()
-    version = "" if description.version is None else f", version {description.version}"
-    out.print(f"[bold]{description.name}[/bold] ({description.kind}{version})")
-    out.print(description.summary, markup=False)
-    if description.text:
-        out.print(f"\n{description.text}", markup=False)
-    if description.parameters:
-        recipe = description.kind == "recipe"
-        out.print(f"\n[bold]{'fields, for --set' if recipe else 'parameters'}[/bold]")
-        for parameter in description.parameters:
-            default = "" if parameter.default is None else f" = {parameter.default}"
-            out.print(
-                f"  {parameter.name}{default}" if recipe else f"  {parameter.name}: {parameter.type}{default}", markup=False
-            )
-            if parameter.text:
-                out.print(f"      {parameter.text}", markup=False, style="dim")
-    if description.metrics:
-        out.print("\n[bold]definitions[/bold]")
-        for metric in description.metrics:
-            out.print(f"  [bold]{metric.name}[/bold] {escape(f'[{metric.unit}]')} version {metric.version}")
-            out.print(f"    {metric.definition}{f'  {metric.paper}' if metric.paper else ''}", markup=False)
-    if description.papers:
-        out.print("\n[bold]papers[/bold]")
-        for paper in description.papers:
-            out.print(f"  https://arxiv.org/abs/{paper}", markup=False)
-    out.print("\n[bold]file[/bold]")
-    out.print(f"  {description.file}", markup=False)

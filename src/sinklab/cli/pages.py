@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sinklab.cli import output
-from sinklab.studies.arguments import AsJson, command
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from sinklab.results.run import Listing
+from sinklab.studies.arguments import command
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["compare", "report"]
 
 
 @command
-def compare(folders: list[Path], *, out: Path | None = None, as_json: AsJson = False) -> None:
+def compare(folders: list[Path], *, out: Path | None = None) -> Listing:
     """Put audits side by side.
 
     Args:
@@ -27,13 +37,26 @@ def compare(folders: list[Path], *, out: Path | None = None, as_json: AsJson = F
 
     table = comparison_table(folders)
     page = write_comparison(folders, out) if out is not None else None
-    if as_json:
-        output.print_json(table.to_dict())
-        return
-    verdicts = [f"{name}: {verdict(read_audit(folder))}" for name, folder in zip(table.columns, folders, strict=True)]
-    output.print_comparison(format_comparison(table), verdicts)
-    if page is not None:
-        print(f"\npage  {page}")
+
+    def display(record: object) -> Iterator[RenderableType]:
+        said = [f"{name}: {verdict(read_audit(folder))}" for name, folder in zip(table.columns, folders, strict=True)]
+        yield from _side_by_side(format_comparison(table), said)
+        if page is not None:
+            yield Text(f"\npage  {page}")
+
+    return Listing(table.to_dict(), display)
+
+
+def _side_by_side(table: pd.DataFrame, verdicts: Sequence[str]) -> Iterator[RenderableType]:
+    """One row a number, one column an audit; then what each audit found, in a sentence."""
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("")
+    for name in table.columns:
+        shown.add_column(escape(str(name)))
+    for row, values in zip(table.index, table.itertuples(index=False), strict=True):
+        shown.add_row(escape(str(row)), *(escape(str(value)) for value in values))
+    yield shown
+    yield from (Text(f"\n{verdict}") for verdict in verdicts)
 
 
 @command
