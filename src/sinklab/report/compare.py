@@ -102,7 +102,7 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
     data: dict[str, Any] = {"page": "compare", "figures": layer_figures(audits), "audits": []}
     for place, (name, audit) in enumerate(audits):
         rates = audit.numbers.by_head_and_position("sink_rate", "gu2024", audit.num_positions)
-        column, sinks = sink_column(audit) or 0, sinks_of(audit)
+        column, sinks = sink_column(audit) or 0, sinks_of(audit.summary)
         if sinks and sinks[0]["kind"] != "position":
             shown: Any = head_rates(audit, sinks[0]["heads"])
         else:
@@ -153,7 +153,7 @@ def _table(audits: Sequence[tuple[str, Audit]]) -> pd.DataFrame:
 
 def _numbers(audit: Audit) -> dict[str, Any]:
     summary = audit.summary
-    sinks = sinks_of(audit)
+    sinks = sinks_of(audit.summary)
     top = sinks[0] if sinks else {}
     heads = share_of_sinking_heads(audit)
     null = mean_by_head(audit, "null_mass", "null_mass")
@@ -294,7 +294,9 @@ def _write(row: str, value: Any) -> str:
 
 def _verdict(audits: Sequence[tuple[str, Audit]]) -> str:
     """The sink rates and the losses, in words."""
-    listed = [(name, sinks_of(audit)) for name, audit in audits if isinstance(audit.summary.get("sink_positions"), list)]
+    listed = [
+        (name, sinks_of(audit.summary)) for name, audit in audits if isinstance(audit.summary.get("sink_positions"), list)
+    ]
     parts = []
     if listed:
         rates = [

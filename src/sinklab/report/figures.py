@@ -39,14 +39,14 @@ class Card:
 
 def sink_column(audit: Audit) -> int | None:
     """The position of the strongest sink; ``None`` when that is no position, or there is no sink."""
-    sinks = sinks_of(audit)
+    sinks = sinks_of(audit.summary)
     return int(sinks[0]["position"]) if sinks and sinks[0]["kind"] == "position" else None
 
 
 def share_of_sinking_heads(audit: Audit) -> tuple[int, int] | None:
     """Heads that sink at the strongest sink in at least half of the samples, and all heads; of position 0 without a sink."""
     rates = audit.numbers.by_head_and_position("sink_rate", "gu2024", audit.num_positions)
-    sinks, column = sinks_of(audit), sink_column(audit) or 0
+    sinks, column = sinks_of(audit.summary), sink_column(audit) or 0
     if rates is None or column >= rates.shape[-1]:
         return None
     elsewhere = sinks and sinks[0]["kind"] != "position"
@@ -86,7 +86,7 @@ def cards(audit: Audit) -> list[Card]:
     """The summary cards, most important first; a card without a number says that it was not measured."""
     summary, threshold = audit.summary, f"{audit.threshold:g}"
     rate = summary.get("sink_rate_gu2024")
-    sinks = sinks_of(audit)
+    sinks = sinks_of(audit.summary)
     heads = share_of_sinking_heads(audit)
     loss = summary.get("loss")
     null, entropy = mean_by_head(audit, "null_mass", "null_mass"), mean_by_head(audit, "entropy", "entropy")
@@ -255,7 +255,7 @@ HEAD_NUMBERS: list[tuple[str, str, str, str, str]] = [
 def head_data(audit: Audit) -> tuple[dict[str, Any], dict[str, str]]:
     """What the script needs for the sink map and the panel of a head, without the maps; and packed arrays by element id."""
     numbers, positions = audit.numbers, audit.num_positions
-    exact = frozenset(int(sink["position"]) for sink in sink_positions(audit))
+    exact = frozenset(int(sink["position"]) for sink in sink_positions(audit.summary))
     bins = bins_of(positions, exact)
     blobs: dict[str, str] = {}
     arrays: dict[str, dict[str, Any]] = {}
@@ -281,7 +281,7 @@ def head_data(audit: Audit) -> tuple[dict[str, Any], dict[str, str]]:
                 "rate": _short(float(sink["rate"])),
                 **({} if sink["kind"] == "position" else {"name": sink["name"], "rates": head_rates(audit, sink["heads"])}),
             }
-            for sink in sinks_of(audit)
+            for sink in sinks_of(audit.summary)
         ],
         "ownSink": own.tolist(),
         "headNumbers": [],

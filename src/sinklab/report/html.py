@@ -58,12 +58,13 @@ def write_report(folder: Path) -> Path:
 
 def render_report(audit: Audit) -> str:
     """The page of one audit as text."""
+    found = verdict(audit)
     context = {
         "title": audit.model,
         "operation": audit.operation,
-        "verdict": verdict(audit),
+        "verdict": found,
         "subtitle": rest_sentence(audit),
-        "sentences": [str(text) for text in audit.summary.get("text") or []],
+        "sentences": [str(text) for text in audit.summary.get("text") or [] if text != found],
         "cards": cards(audit),
         "threshold": f"{audit.threshold:g}",
         "sinks": _sinks(audit),
@@ -101,7 +102,7 @@ def _map_overhead(maps: Maps) -> int:
 def _sinks(audit: Audit) -> list[dict[str, Any]]:
     columns = {row.layer: column for column, row in reversed(list(enumerate(audit.numbers.grid)))}
     result = []
-    for sink in sinks_of(audit):
+    for sink in sinks_of(audit.summary):
         heads = [entry for entry in sink.get("heads") or [] if isinstance(entry, (list, tuple)) and len(entry) == 3]
         result.append(
             {

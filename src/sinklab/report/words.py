@@ -1,8 +1,9 @@
-"""Numbers in plain words: how a value is written, the verdict of an audit in one sentence, names of conditions and metrics."""
+"""Numbers in plain words: how a value is written, the finding of an audit, names of conditions and metrics."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
@@ -13,6 +14,7 @@ __all__ = [
     "TITLES",
     "condition_name",
     "display_token",
+    "finding",
     "is_number",
     "named_rate",
     "number",
@@ -94,19 +96,19 @@ def condition_name(corpus: str | None, bos: Any) -> str:
     return f"{name}, {'with' if bos else 'without'} BOS"
 
 
-def sink_positions(audit: Audit) -> list[dict[str, Any]]:
+def sink_positions(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """``sink_positions`` of the summary, strongest first, incomplete entries left out."""
-    entries = audit.summary.get("sink_positions")
+    entries = summary.get("sink_positions")
     entries = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     whole = [entry for entry in entries if isinstance(entry.get("position"), int) and is_number(entry.get("rate"))]
     return sorted(whole, key=lambda entry: (-entry["rate"], entry["position"]))
 
 
-def sinks_of(audit: Audit) -> list[dict[str, Any]]:
+def sinks_of(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The sinks, strongest first: ``kind, position, token, rate, name, heads``, heads as ``[layer, head, rate]``."""
-    record = audit.summary.get("sinks")
+    record = summary.get("sinks")
     if not isinstance(record, dict):  # an audit made before sinks were recorded knew positions alone
-        entries = sink_positions(audit)
+        entries = sink_positions(summary)
         return [{"kind": "position", "name": f"position {sink['position']}", "heads": [], **sink} for sink in entries]
     return [
         {**sink, "token": sink["text"], "heads": [[layer, head, rate] for layer, head, _, rate in sink["heads"]]}
@@ -116,24 +118,35 @@ def sinks_of(audit: Audit) -> list[dict[str, Any]]:
 
 def sink_name(audit: Audit) -> str:
     """What numbers about "the sink" are about: ``position 2``, ``the first '.'``; where none was found, position 0."""
-    sinks = sinks_of(audit)
+    sinks = sinks_of(audit.summary)
     return str(sinks[0]["name"]) if sinks else "position 0 (no sink was found)"
 
 
 def verdict(audit: Audit) -> str:
-    """What the audit found, in one sentence with its numbers."""
-    threshold = f"{audit.threshold:g}"
-    sinks = sinks_of(audit)
-    rate = audit.summary.get("sink_rate_gu2024")
-    cells = audit.numbers.num_cells
-    null = audit.summary.get("null_mass")
-    if audit.summary.get("sink_role") == "null score" and null is not None:
+    """The finding of an audit as it was recorded; of one that was made before it was, as it is phrased now."""
+    recorded = audit.summary.get("finding")
+    known = {**audit.summary, "threshold": audit.threshold, "num_heads": audit.numbers.num_cells}
+    return recorded if isinstance(recorded, str) else finding(known)
+
+
+def finding(summary: Mapping[str, Any]) -> str:
+    """What an audit found, in a sentence or two with its numbers: for page, comparison, terminal and ``summary.json``.
+
+    Args:
+        summary: keys of ``summary.json``; of older audits some may be missing.
+    """
+    threshold = f"{summary['threshold']:g}"
+    sinks = sinks_of(summary)
+    rate = summary.get("sink_rate_gu2024")
+    cells = summary.get("num_heads")
+    null = summary.get("null_mass")
+    if summary.get("sink_role") == "null score" and null is not None:
         return (
             f"This model rests on a null score (a learned sink logit, a key bias), which takes {percent(100 * null)} of the "
             f"mass of its heads; the first position gets more than {threshold} of the attention in {percent(rate)} of heads "
             "and samples."
         )
-    if sinks and audit.summary.get("normalized") is False and audit.summary.get("sink_heads_by_weight") == 0:
+    if sinks and summary.get("normalized") is False and summary.get("sink_heads_by_weight") == 0:
         return (
             f"This model has no attention sink: no head gives any position more than {threshold} of weight on average. Only "
             f"after dividing each row by its sum, however small, do {percent(sinks[0]['rate'])} of heads and samples pass at "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 
@@ -106,6 +107,14 @@ def printed(result):
     return {line[6:16].strip(): line.split("[/bold]")[1] for line in map(str, display(result))}
 
 
+def check_finding(result, page, start):
+    """The finding is one sentence or two, the same in JSON, on the terminal and on the page, and there once."""
+    found = result.summary["finding"]
+    assert found.startswith(start)
+    assert result.summary["text"][0] == printed(result)["sinks"] == found
+    assert html.unescape(page).count(found) == 1
+
+
 def test_a_sink_at_position_2(tmp_path):
     """Twelve tokens take turns at position 2, so that it is the position that counts."""
     corpus, model = Rows(), loud(*range(40, 40 + SAMPLES))
@@ -123,7 +132,7 @@ def test_a_sink_at_position_2(tmp_path):
     assert "position 2" in summary["text"][0]
     assert "position 2" in summary["certificate"]["text"]
     assert "The sink is position 2." in summary["causes"]["text"]
-    assert "attention sink at position 2" in page
+    check_finding(result, page, "This model has an attention sink at position 2")
     assert "without position 2" in page
     for text in (summary["text"][0], summary["certificate"]["text"], summary["causes"]["text"]):
         assert "position 0" not in text
@@ -155,7 +164,8 @@ def test_a_sink_at_the_first_delimiter(tmp_path):
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
     assert data["sinks"][0]["name"] == name
     assert data["sinks"][0]["rates"] == [[100.0, 100.0], [0.0, 0.0]]
-    assert printed(result)["sinks"] == f"{name} 50.00 %"
+    check_finding(result, page, f"This model has an attention sink at {name}: ")
+    assert printed(result)["places"] == f"{name} 50.00 %"
     assert "no position of its own" in next(one["reason"] for one in summary["cache"]["left_out"] if one["policy"] == "pinned")
 
 
@@ -178,9 +188,8 @@ def test_a_learned_sink_logit(tmp_path):
     assert of_heads(result, "score_gap", "sink_score")["value"].tolist() == pytest.approx([6.0, 6.0])
     assert (summary["sink_role"], summary["certificate"]["sink_position"]) == ("null score", "null")
     assert summary["causes"]["sink"]["place"] == "null"
-    assert summary["text"][0].startswith("In 100.0 % of the 12 samples × 4 heads the null score receives more than 0.3")
-    assert "rests on a null score" in page
-    assert printed(result)["sinks"].startswith("null score, ")
+    assert summary["text"][1].startswith("4 of 4 heads sink at the null score in at least half of the 12 samples")
+    check_finding(result, page, "This model rests on a null score")
 
 
 def test_no_sink(tmp_path):
@@ -189,12 +198,11 @@ def test_no_sink(tmp_path):
     assert summary["sinks"]["sinks"] == summary["sink_positions"] == []
     assert summary["sink_role"] == "none"
     assert about_the_sink(result) == {"position 0 (no sink was found)"}
-    assert summary["text"][0].startswith("No place acts as a sink.")
     assert summary["causes"]["sink"]["place"] is None
     assert summary["causes"]["text"].startswith("The model is read as one without a sink.")
     assert "(no sink was found)" in summary["certificate"]["text"]
-    assert "This model has no attention sink" in page
+    check_finding(result, page, "This model has no attention sink: in none of its 4 heads")
     assert "sinks were found nowhere" in next(
         one["reason"] for one in summary["cache"]["left_out"] if one["policy"] == "pinned"
     )
-    assert printed(result)["sinks"] == "none"
+    assert "places" not in printed(result)

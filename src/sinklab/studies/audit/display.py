@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.markup import escape
 
+from sinklab.report.words import finding
 from sinklab.results.run import Result
 
 __all__ = ["display"]
@@ -26,7 +27,8 @@ def display(result: Result) -> Iterator[RenderableType]:
         "text": f"{summary['corpus']} {_bos(summary)}, {summary['samples']} samples of {summary['seq_len']} tokens",
         "loss": "not defined for this model" if loss is None else f"{loss:.3f} nats per token",
         "sink rate": f"{_rate(summary)} (Gu et al. 2024, threshold {summary['threshold']:g})",
-        "sinks": _sinks(summary),
+        "sinks": summary.get("finding") or finding(summary),
+        "places": _places(summary),
         "elsewhere": "; ".join(
             f"{condition['corpus']} {_bos(condition)}: {_elsewhere(condition)}" for condition in summary["conditions"][1:]
         ),
@@ -70,17 +72,12 @@ def _elsewhere(condition: Mapping[str, Any]) -> str:
     return f"{condition['sink']} {condition['sink_rate']:.2f} %" if found else "no sink"
 
 
-def _sinks(summary: Mapping[str, Any]) -> str:
-    """Where the sinks are: positions, tokens, or the learned logit that takes their place."""
+def _places(summary: Mapping[str, Any]) -> str:
+    """Positions and tokens, strongest first, with their rates."""
     found = summary.get("sinks", {}).get("sinks", [])
     tokens = [{**sink, "position": None} for sink in found if sink["kind"] == "token"]
     sinks = sorted([*summary["sink_positions"], *tokens], key=lambda sink: -sink["rate"])
-    listed = ", ".join(_sink(sink) for sink in sinks[:LISTED])
-    if summary.get("sink_role") == "null score":
-        return f"null score, {100 * summary['null_mass']:.1f} % of the mass" + (f"; {listed}" if listed else "")
-    if summary.get("sink_role") == "none" and listed:
-        return f"none by weight (after dividing each row by its sum: {listed})"
-    return listed or "none"
+    return ", ".join(_sink(sink) for sink in sinks[:LISTED])
 
 
 def _sink(sink: Mapping[str, Any]) -> str:

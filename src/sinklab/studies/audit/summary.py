@@ -10,6 +10,7 @@ import pandas as pd
 from torch import Tensor
 
 from sinklab.models.loading import LoadedModel
+from sinklab.report.words import finding, percent
 from sinklab.sinks import Sink, Sinks
 
 __all__ = ["Condition", "summarize"]
@@ -49,7 +50,7 @@ def summarize(
 
     Returns:
         ``model, operation, loss, sinks, sink_rate_gu2024, sink_positions, sink_tokens, sink_role, null_mass, definitions,
-        conditions, text`` and what the run was made with; documented in docs/results.md.
+        conditions, finding, text`` and what the run was made with; documented in docs/results.md.
     """
     main = conditions[0]
     heads, sinks = len(main.sinks.heads), main.sinks
@@ -81,7 +82,8 @@ def summarize(
         "threshold": threshold,
         "off_seam_modules": off_seam,
     }
-    summary["text"] = _sentences(summary, sinks)
+    summary["finding"] = finding(summary)
+    summary["text"] = [summary["finding"], *_details(summary, sinks)]
     return summary
 
 
@@ -136,40 +138,35 @@ def _condition(condition: Condition) -> dict[str, Any]:
     }
 
 
-def _sentences(summary: dict[str, Any], sinks: Sinks) -> list[str]:
-    rate, heads, main = summary["sink_rate_gu2024"], summary["num_heads"], sinks.main
-    gets = f"more than {summary['threshold']:g} of the attention on average (Gu et al. 2024, {summary['seq_len']} tokens)"
-    pairs = f"the {summary['samples']} samples × {heads} heads"
-    if main is None:
-        sentences = [f"No place acts as a sink. Position 0 receives {gets} in {rate:.1f} % of {pairs}."]
-    else:
-        sentences = [
-            f"In {main.rate:.1f} % of {pairs} {main.name} receives {gets}. {summary['sink_heads']} of {heads} heads sink there "
-            "in at least half of the samples."
-        ]
+def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
+    """Sentences with what the finding leaves out."""
+    heads, main, sentences = summary["num_heads"], sinks.main, []
+    if main is not None:
+        sentences.append(
+            f"{summary['sink_heads']} of {heads} heads sink at {main.name} in at least half of the {summary['samples']} "
+            f"samples of {summary['seq_len']} tokens."
+        )
         if main.kind == "position" and main.token is not None:
             sentences.append(f"The token there is {_mostly(main)}.")
-        if main.place != 0:
-            sentences.append(f"Position 0 does in {rate:.1f} %.")
+        if main.kind != "null" and main.place != 0:
+            sentences.append(f"Position 0 is the sink in {percent(summary['sink_rate_gu2024'])}.")
     if not summary["normalized"]:
         sentences.append(
             f"The operation ({summary['operation']}) does not normalise, so rates are taken on rows divided by their sum. As "
             f"the weights are, {sinks.heads_by_weight} of {heads} heads give some position more than {summary['threshold']:g}."
         )
-        if sinks.silent:
-            sentences.append("What the rates show are heads that attend to almost nothing.")
     for sink in sinks.sinks[1:]:
         token = f" ({_mostly(sink)})" if sink.kind == "position" and sink.token is not None else ""
-        sentences.append(f"{sink.name[0].upper()}{sink.name[1:]}{token} sinks in {sink.rate:.1f} %.")
-    if summary["null_mass"]:
-        share = f"{100 * summary['null_mass']:.1f} %"
+        sentences.append(f"{sink.name[0].upper()}{sink.name[1:]}{token} sinks in {percent(sink.rate)}.")
+    if summary["null_mass"] and (main is None or main.kind != "null"):
+        share = percent(100 * summary["null_mass"])
         sentences.append(
             f"Heads give {share} of their mass to no key (null mass), as through a learned sink logit or a key bias."
         )
     for condition in summary["conditions"][1:]:
         where = f"{condition['corpus']} {'with' if condition['bos'] else 'without'} BOS"
         sink_in_words = "there is no sink" if condition["sink_rate"] is None else f"the sink is {condition['sink']}"
-        share = "" if condition["sink_rate"] is None else f" ({condition['sink_rate']:.1f} %)"
+        share = "" if condition["sink_rate"] is None else f" ({percent(condition['sink_rate'])})"
         sentences.append(f"On {where} {sink_in_words}{share}.")
     return sentences
 
