@@ -19,9 +19,9 @@ from sinklab.sinks import Head, Sink, SinkFinder, Sinks, find_sinks
 LOUD = 7
 
 
-def planted(*, loud: float = 40.0):
+def planted(*, loud: float = 40.0, operation=None):
     """Two layers, the first of which attends to the key of token 7, wherever it stands."""
-    model = make_sinklm()
+    model = make_sinklm() if operation is None else make_sinklm(operation)
     attention = model.layers[0].self_attn
     with torch.no_grad():
         attention.q_proj.weight.zero_()
@@ -98,6 +98,13 @@ class TestKinds:
         assert np.isnan(found.weights).all()
         with pytest.raises(ConfigurationError, match=r"no sink found: no head gives any place a mean weight of 0\.3; tried"):
             found.require()
+
+    def test_of_rows_that_do_not_sum_to_one_each_place_needs_a_weight_of_its_own(self):
+        """Divided by their sums, nearly empty rows show position 0; what a head does elsewhere makes no sink of it."""
+        found = find_sinks(planted(operation={"name": "sigmoid", "bias": -8.0}), texts(5, 5, 5), threshold=0.1)
+        assert [sink.position for sink in found.sinks] == [5]
+        assert 0 in [sink.position for sink in found.silent]
+        assert found.heads_by_weight == 2
 
     def test_the_null_score(self):
         model = make_sinklm({"name": "sink_logit"})

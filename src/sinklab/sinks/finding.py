@@ -273,9 +273,15 @@ class SinkFinder(Watcher):
                 listed = sorted([*listed, null], key=lambda sink: -(sink.rate or 0.0))
         weights = [np.where(module.candidates(), module.mean("weight", "seen"), 0.0) for module in modules]
         loud = sum(int((weight > self.threshold).any(1).sum()) for weight in weights)
-        real = self._normalized or loud > 0
+        by_weight = {position for weight in weights for position in np.flatnonzero(weight.max(0) > self.threshold).tolist()}
+
+        def real(sink: Sink) -> bool:
+            # A row that is nearly empty, divided by its sum, may show a sink where no head gives anything much.
+            return self._normalized or (sink.position in by_weight if sink.kind == "position" else loud > 0)
+
+        silent = tuple(sink for sink in listed if not real(sink))
         return Sinks(
-            sinks=tuple(listed) if real else (), silent=() if real else tuple(listed), threshold=self.threshold,
+            sinks=tuple(filter(real, listed)), silent=silent, threshold=self.threshold,
             definition=DEFINITION, corpus=corpus, bos=bos, samples=self._samples, seq_len=self._seq_len, heads=tuple(heads),
             length=self._length, heads_by_weight=loud,
         )  # fmt: skip
