@@ -325,12 +325,12 @@ def _annotation(plugin: Any, name: str) -> Any:
     places: Any = [plugin]
     if isinstance(plugin, type):
         places = plugin.__mro__ if dataclasses.is_dataclass(plugin) else [getattr(plugin, "__init__")]  # noqa: B009
-    for place in places:
-        annotations = getattr(place, "__annotations__", {})
+    for owner in places:
+        annotations = getattr(owner, "__annotations__", {})
         if name in annotations:
             holder = types.SimpleNamespace(__annotations__={name: annotations[name]})
             try:
-                return typing.get_type_hints(holder, vars(sys.modules[place.__module__]))[name]
+                return typing.get_type_hints(holder, vars(sys.modules[owner.__module__]))[name]
             except NameError:  # imported for type checkers only
                 return Any
     return Any

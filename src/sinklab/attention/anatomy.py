@@ -77,9 +77,9 @@ class Anatomy:
             heads as they are. A gate in front of it is no reason: what it multiplies are the heads.
         """
         children = self._linear_children(name)
-        found = [child for wanted in OUTPUT_NAMES for child in children if child.removesuffix(".0").lower() == wanted]
+        maps = [child for wanted in OUTPUT_NAMES for child in children if child.removesuffix(".0").lower() == wanted]
         beside = f"{name.rpartition('.')[0]}.output.dense"
-        known = [f"{name}.{child}" for child in found]
+        known = [f"{name}.{child}" for child in maps]
         if isinstance(self.modules.get(beside), nn.Linear):
             known.append(beside)
         if not known and width is not None:
@@ -90,10 +90,10 @@ class Anatomy:
 
     def projection_weight(self, name: str, width: int) -> Tensor | None:
         """Weight ``(hidden_size, width)`` of that map; ``None`` if there is none, or its numbers are packed integers."""
-        found = self.projection_name(name, width)
-        if found is None:
+        projection = self.projection_name(name, width)
+        if projection is None:
             return None
-        module = self.modules[found]
+        module = self.modules[projection]
         weight = module.weight.detach()
         weight = weight.T if isinstance(module, Conv1D) else weight
         return weight if weight.is_floating_point() else None
@@ -131,13 +131,13 @@ def on_seam_modules(model: nn.Module) -> dict[str, nn.Module]:
 def off_seam_modules(model: nn.Module) -> list[str]:
     """Qualified names of attention modules that compute attention in their own code, out of reach of the table."""
     on_seam = set(on_seam_modules(model))
-    found = []
+    names = []
     for name, module in model.named_modules():
         related = any(name == other or other.startswith(f"{name}.") or name.startswith(f"{other}.") for other in on_seam)
         if not related and "attention" in type(module).__name__.lower() and _has_own_attention(type(module)):
-            found.append(name)
+            names.append(name)
     # An outer module that only delegates to an inner one of the same kind is not a second attention.
-    return [name for name in found if not any(other.startswith(f"{name}.") for other in found)]
+    return [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
 
 
 def _uses_table(cls: type) -> bool:

@@ -40,8 +40,8 @@ def first_keys(call: AttentionCall, chosen: Tensor) -> Tensor:
     index = torch.arange(kv_len, device=documents.device).masked_fill(~chosen | (documents < 0), kv_len)
     table = documents.new_full((len(documents), size), kv_len).scatter_reduce(1, documents.clamp(min=0), index, "amin")
     outside = (call.query_documents < 0) | (call.query_documents >= size)
-    found = table.gather(1, call.query_documents.clamp(0, size - 1))
-    return found.masked_fill(outside | (found == kv_len), -1)
+    first = table.gather(1, call.query_documents.clamp(0, size - 1))
+    return first.masked_fill(outside | (first == kv_len), -1)
 
 
 def scores_of_keys(call: AttentionCall, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,15 +61,15 @@ def scores_of_keys(call: AttentionCall, indices: Tensor) -> tuple[Tensor, Tensor
     for start in range(0, q_len, step):
         block = slice(start, min(start + step, q_len))
         queries = call.queries[:, :, block].to(dtype).unflatten(1, (call.keys.shape[1], call.groups))
-        for place in range(indices.shape[2]):
-            here = indices[:, block, place]
+        for column in range(indices.shape[2]):
+            here = indices[:, block, column]
             # One key vector per query, gathered per key-value head: linear in the length for any packing and padding.
             where = here.clamp(min=0)[:, None, :, None].expand(-1, call.keys.shape[1], -1, head_dim)
             keys = call.keys.gather(2, where).to(dtype).unsqueeze(2)
-            scores[:, :, block, place] = (queries * keys).sum(-1).flatten(1, 2) * call.scaling
+            scores[:, :, block, column] = (queries * keys).sum(-1).flatten(1, 2) * call.scaling
             for key in here[here >= 0].unique().tolist():
                 seen = call.visible.block(start, block.stop, key, key + 1)[..., 0]
-                visible[:, :, block, place] |= seen & (here == key)[:, None]
+                visible[:, :, block, column] |= seen & (here == key)[:, None]
     if call.softcap is not None:
         scores = torch.tanh(scores / call.softcap) * call.softcap
     if call.bias is not None:

@@ -54,26 +54,26 @@ class Editing:
 
     def __init__(self, interventions: Sequence[Intervention], anatomy: Anatomy) -> None:
         strangers = [
-            one for one in interventions if not isinstance(one, (HeadIntervention, HiddenIntervention, InputIntervention))
+            edit for edit in interventions if not isinstance(edit, (HeadIntervention, HiddenIntervention, InputIntervention))
         ]
         if strangers:
             raise ConfigurationError(
                 f"{type(strangers[0]).__name__} is no intervention; it must be a HeadIntervention, a HiddenIntervention or an "
                 "InputIntervention ('sinklab list interventions')"
             )
-        active = [one for one in interventions if not one.changes_nothing]
-        self._of_heads = [one for one in active if isinstance(one, HeadIntervention)]
-        self.of_hidden = [one for one in active if isinstance(one, HiddenIntervention)]
-        self.of_inputs = [one for one in active if isinstance(one, InputIntervention)]
+        active = [edit for edit in interventions if not edit.changes_nothing]
+        self._of_heads = [edit for edit in active if isinstance(edit, HeadIntervention)]
+        self.of_hidden = [edit for edit in active if isinstance(edit, HiddenIntervention)]
+        self.of_inputs = [edit for edit in active if isinstance(edit, InputIntervention)]
         known, layers = list(anatomy.attention), len(anatomy.layers)
         # A module that stands for several layers (ALBERT) has several numbers, and names with its turn behind them.
         config = getattr(anatomy.models[0], "config", None)
         most = max(len(known), getattr(config, "num_hidden_layers", None) or 0)
-        for one in self._of_heads:
-            for place in one.heads or ():
-                if place.partition("#")[0] not in known if isinstance(place, str) else not 0 <= place < most:
+        for edit in self._of_heads:
+            for module in edit.heads or ():
+                if module.partition("#")[0] not in known if isinstance(module, str) else not 0 <= module < most:
                     raise ConfigurationError(
-                        f"intervention {one.name!r}: the model has no attention module {place!r}; it has "
+                        f"intervention {edit.name!r}: the model has no attention module {module!r}; it has "
                         f"{len(known)}: {', '.join(known[:3])}{', …' if len(known) > 3 else ''}"
                     )
         for each in active:
@@ -99,20 +99,20 @@ class Editing:
             ConfigurationError: a head that the module has not.
         """
         by_head: dict[int, list[HeadIntervention]] = {}
-        for one in self._of_heads:
+        for edit in self._of_heads:
             chosen: Iterable[int] = range(num_heads)
-            if one.heads is not None:  # once each, also if a module is named in both ways
-                chosen = {*one.heads.get(site.module, ()), *(one.heads.get(site.layer, ()) if site.kind == "self" else ())}
+            if edit.heads is not None:  # once each, also if a module is named in both ways
+                chosen = {*edit.heads.get(site.module, ()), *(edit.heads.get(site.layer, ()) if site.kind == "self" else ())}
             for head in chosen:
                 if not 0 <= head < num_heads:
                     raise ConfigurationError(
-                        f"intervention {one.name!r}: {site.module} has no head {head}; expected 0 to {num_heads - 1}"
+                        f"intervention {edit.name!r}: {site.module} has no head {head}; expected 0 to {num_heads - 1}"
                     )
-                by_head.setdefault(head, []).append(one)
+                by_head.setdefault(head, []).append(edit)
         groups: dict[tuple[int, ...], tuple[list[int], list[HeadIntervention]]] = {}
         for head in sorted(by_head):
-            found = groups.setdefault(tuple(id(one) for one in by_head[head]), ([], by_head[head]))
-            found[0].append(head)
+            group = groups.setdefault(tuple(id(edit) for edit in by_head[head]), ([], by_head[head]))
+            group[0].append(head)
         return list(groups.values())
 
     def check_used(self, sites: Sequence[Site], seq_len: int) -> None:
@@ -121,21 +121,21 @@ class Editing:
         Args:
             seq_len: tokens of the longest document that was seen.
         """
-        for one in (*self._of_heads, *self.of_hidden, *self.of_inputs):
-            place = getattr(one, "place", None)
+        for edit in (*self._of_heads, *self.of_hidden, *self.of_inputs):
+            place = getattr(edit, "place", None)
             if place is None or isinstance(place, str) or names_nothing(place):
                 continue
             if int(torch.as_tensor(place).min()) >= seq_len:
                 raise ConfigurationError(
-                    f"intervention {one.name!r}: no text has the position {place}, so nothing was edited; the longest had "
+                    f"intervention {edit.name!r}: no text has the position {place}, so nothing was edited; the longest had "
                     f"{seq_len} tokens"
                 )
         seen = {site.module for site in sites} | {site.layer for site in sites if site.kind == "self"}
-        for one in self._of_heads:
-            for place in one.heads or ():
-                if place not in seen:
+        for edit in self._of_heads:
+            for module in edit.heads or ():
+                if module not in seen:
                     raise ConfigurationError(
-                        f"intervention {one.name!r}: module {place!r} did not run, so nothing of it was edited; these did: "
+                        f"intervention {edit.name!r}: module {module!r} did not run, so nothing of it was edited; these did: "
                         f"{', '.join(f'{site.layer} ({site.module})' for site in sites if site.kind == 'self')}, and by name: "
                         f"{', '.join(site.module for site in sites if site.kind == 'cross') or 'none'}"
                     )
@@ -172,36 +172,36 @@ class Editing:
 
     def edits_layer(self, layer: int) -> bool:
         """Whether some intervention edits what a layer puts out, or, for -1, what enters the first."""
-        return any(_is_about(one, layer) for one in self.of_hidden)
+        return any(_is_about(edit, layer) for edit in self.of_hidden)
 
     def edit_layer(self, output: LayerOutput) -> Tensor:
         """Hidden states after all interventions of this layer."""
-        for one in self.of_hidden:
-            if _is_about(one, output.site.layer):
-                output = dataclasses.replace(output, hidden_states=one.edit_hidden(output))
+        for edit in self.of_hidden:
+            if _is_about(edit, output.site.layer):
+                output = dataclasses.replace(output, hidden_states=edit.edit_hidden(output))
         return output.hidden_states
 
     def edit_arguments(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """What the model is called with, after all interventions on inputs, as keyword arguments."""
         signature = inspect.signature(model.forward)
         bound = signature.bind_partial(*args, **kwargs).arguments
-        given = next((name for name, one in signature.parameters.items() if one.kind is one.VAR_KEYWORD), "")
+        given = next((name for name, value in signature.parameters.items() if value.kind is value.VAR_KEYWORD), "")
         inputs = {**bound.pop(given, {}), **bound}
         before = set(inputs)
-        for one in self.of_inputs:
-            if not isinstance(inputs.get(one.tokens), Tensor):
+        for edit in self.of_inputs:
+            if not isinstance(inputs.get(edit.tokens), Tensor):
                 raise UnsupportedModelError(
-                    f"intervention {one.name!r} edits tokens, and {type(model).__name__} was called without {one.tokens} (it "
+                    f"intervention {edit.name!r} edits tokens, and {type(model).__name__} was called without {edit.tokens} (it "
                     f"was given {', '.join(sorted(inputs)) or 'nothing'}); give them, not embeddings or encoder outputs, or "
                     "say which tokens are meant (tokens='decoder_input_ids')"
                 )
-            inputs = one.edit_inputs(dict(inputs))
+            inputs = edit.edit_inputs(dict(inputs))
         unknown = sorted(set(inputs) - before - set(signature.parameters))
         if unknown:
             # A model would swallow it among its other keywords and go on as if nothing had been edited.
             raise UnsupportedModelError(
                 f"{type(model).__name__} takes no {unknown[0]}, which an intervention on its inputs needs "
-                f"({', '.join(one.name for one in self.of_inputs)})"
+                f"({', '.join(edit.name for edit in self.of_inputs)})"
             )
         if "position_ids" in set(inputs) - before and any(
             hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()
@@ -213,8 +213,8 @@ class Editing:
         return inputs
 
 
-def _is_about(one: HiddenIntervention, layer: int) -> bool:
-    return layer >= 0 if one.layers is None else layer in one.layers
+def _is_about(edit: HiddenIntervention, layer: int) -> bool:
+    return layer >= 0 if edit.layers is None else layer in edit.layers
 
 
 def edited_outputs(
@@ -232,26 +232,26 @@ def edited_outputs(
     assert call.head_outputs is not None
     native, outputs = call, call.head_outputs.transpose(1, 2)
     dtype = torch.promote_types(call.queries.dtype, torch.float32)
-    for one in interventions:
-        call = one.edit_call(call)
-    weighing = [one for one in interventions if overrides(one, "edit_weights")]
-    kept = []
+    for edit in interventions:
+        call = edit.edit_call(call)
+    weighing = [edit for edit in interventions if overrides(edit, "edit_weights")]
+    weight_blocks = []
     if call is native and not weighing:
         outputs = outputs.to(dtype)  # exact, and exact back again where nothing is edited
         if want_weights:
-            kept.append(call.weights(0, call.q_len))
+            weight_blocks.append(call.weights(0, call.q_len))
     else:
         values = repeat_groups(call.values.to(dtype), call.groups)
         blocks = []
         for start, stop in call.blocks():
             scores = call.scores(start, stop)
             weights, mass = call.signed_weights(start, stop, scores), call.null_mass(start, stop, scores)
-            for one in weighing:
-                weights, mass = one.edit_weights(call, weights, mass, start, stop)
+            for edit in weighing:
+                weights, mass = edit.edit_weights(call, weights, mass, start, stop)
             blocks.append(call.combine(weights, mass, values, start, stop))
             if want_weights:
-                kept.append(weights)
+                weight_blocks.append(weights)
         outputs = torch.cat(blocks, dim=2)
-    for one in interventions:
-        outputs = one.edit_outputs(call, outputs)
-    return call, outputs, torch.cat(kept, dim=2) if kept else None
+    for edit in interventions:
+        outputs = edit.edit_outputs(call, outputs)
+    return call, outputs, torch.cat(weight_blocks, dim=2) if weight_blocks else None

@@ -124,7 +124,7 @@ class Session:
     def __repr__(self) -> str:
         probes = ", ".join(probe.name for probe in self.probes) or "none"
         seen = f"{len(self.sites)} modules seen, {self.calls.total()} calls"
-        edits = f", interventions: {', '.join(one.name for one in self.interventions)}" if self.interventions else ""
+        edits = f", interventions: {', '.join(edit.name for edit in self.interventions)}" if self.interventions else ""
         return f"Session({type(self.model).__name__}, {seen}, probes: {probes}{edits})"
 
     @property

@@ -128,16 +128,16 @@ def merged_call(call: AttentionCall, parts: Sequence[tuple[list[int], AttentionC
             bias[:, heads] = 0.0 if part.bias is None else part.bias.to(bias.dtype)
         changed["bias"] = bias
     if differs("sink_scores"):
-        given = [one.sink_scores for one in (call, *(part for _, _, part in parts)) if one.sink_scores is not None]
-        place = (
+        given = [each.sink_scores for each in (call, *(part for _, _, part in parts)) if each.sink_scores is not None]
+        scores_shape = (
             max((scores.shape[0] for scores in given), default=1),
             call.num_heads,
             max((scores.shape[2] for scores in given), default=1),
         )
         dtype = torch.promote_types(call.queries.dtype, torch.float32)
-        sinks = call.queries.new_full(place, NO_NULL, dtype=dtype)
+        sinks = call.queries.new_full(scores_shape, NO_NULL, dtype=dtype)
         if call.sink_scores is not None:
-            sinks = call.sink_scores.expand(place).to(dtype, copy=True)
+            sinks = call.sink_scores.expand(scores_shape).to(dtype, copy=True)
         for heads, _, part in parts:
             sinks[:, heads] = NO_NULL if part.sink_scores is None else part.sink_scores.to(dtype)
         changed["sink_scores"] = sinks

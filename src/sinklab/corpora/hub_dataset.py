@@ -120,8 +120,8 @@ class HubDataset(TextCorpus):
 
         with self._explained():
             if self._saved:
-                found = datasets.load_from_disk(str(self._local))
-                splits = dict(found) if isinstance(found, dict) else {"train": found}
+                saved = datasets.load_from_disk(str(self._local))
+                splits = dict(saved) if isinstance(saved, dict) else {"train": saved}
             else:
                 splits = self._builder().as_streaming_dataset()
         if split not in splits:

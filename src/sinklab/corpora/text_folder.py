@@ -35,10 +35,10 @@ class TextFolder(TextCorpus):
         self.path = Path(path).expanduser()
         if not self.path.is_dir():
             raise InputError(f"there is no folder {self.path}")
-        found = (entry for entry in self.path.rglob("*") if entry.suffix.lower() in self.suffixes and entry.is_file())
+        files = (entry for entry in self.path.rglob("*") if entry.suffix.lower() in self.suffixes and entry.is_file())
         self._files = {
             name.as_posix(): self.path / name
-            for name in sorted(entry.relative_to(self.path) for entry in found)
+            for name in sorted(entry.relative_to(self.path) for entry in files)
             if not any(part.startswith(".") for part in name.parts) and (self.path / name).stat().st_size
         }
         if not self._files:

@@ -13,53 +13,53 @@ from sinklab.errors import ConfigurationError
 __all__ = ["cached_tokens", "first_tokens", "put_in", "rearranged", "token_positions"]
 
 
-def cached_tokens(one: InputIntervention, inputs: dict[str, Any]) -> int:
+def cached_tokens(edit: InputIntervention, inputs: dict[str, Any]) -> int:
     """How many tokens the model has in its cache already; the encoder of an encoder–decoder has none."""
     cache = inputs.get("past_key_values")
-    if cache is None or (one.tokens == "input_ids" and inputs.get("decoder_input_ids") is not None):
+    if cache is None or (edit.tokens == "input_ids" and inputs.get("decoder_input_ids") is not None):
         return 0
     return int(cache.get_seq_length())
 
 
-def token_positions(one: InputIntervention, inputs: dict[str, Any]) -> Tensor:
+def token_positions(edit: InputIntervention, inputs: dict[str, Any]) -> Tensor:
     """Position of every token in its row: int64 ``(batch, seq_len)``, from the first that is not padding, -1 for padding.
 
     Raises:
         ConfigurationError: a mask that is not one number a token.
     """
-    ids = inputs[one.tokens]
-    mask = inputs.get(_beside(one, "attention_mask"))
+    ids = inputs[edit.tokens]
+    mask = inputs.get(_beside(edit, "attention_mask"))
     if mask is None:
-        start = cached_tokens(one, inputs)
+        start = cached_tokens(edit, inputs)
         return torch.arange(start, start + ids.shape[1], device=ids.device).expand(ids.shape)
     if mask.ndim != 2:
         raise ConfigurationError(
-            f"{one.name}: where its tokens are cannot be read off a mask of shape {tuple(mask.shape)}; give one of shape "
+            f"{edit.name}: where its tokens are cannot be read off a mask of shape {tuple(mask.shape)}; give one of shape "
             "(batch, seq_len)"
         )
     counted = torch.where(mask.bool(), mask.bool().cumsum(1) - 1, -1)
     return counted[:, counted.shape[1] - ids.shape[1] :]
 
 
-def first_tokens(one: InputIntervention, inputs: dict[str, Any]) -> Tensor:
+def first_tokens(edit: InputIntervention, inputs: dict[str, Any]) -> Tensor:
     """Index of the first token of every row that is not padding, int64 ``(batch,)``."""
-    return (token_positions(one, inputs) == 0).int().argmax(1)
+    return (token_positions(edit, inputs) == 0).int().argmax(1)
 
 
-def put_in(one: InputIntervention, inputs: dict[str, Any], new: Tensor, behind: int) -> dict[str, Any]:
+def put_in(edit: InputIntervention, inputs: dict[str, Any], new: Tensor, behind: int) -> dict[str, Any]:
     """Inputs with tokens put in behind the first ``behind`` of every row: ids ``(count,)`` for all, or ``(batch, count)``."""
-    batch, length = inputs[one.tokens].shape
+    batch, length = inputs[edit.tokens].shape
     count = new.shape[-1]
-    here = (first_tokens(one, inputs) + behind)[:, None]
+    here = (first_tokens(edit, inputs) + behind)[:, None]
     if int(here.max()) > length:
-        raise ConfigurationError(f"{one.name}: a row has fewer than the {behind} tokens behind which {count} are to be put")
+        raise ConfigurationError(f"{edit.name}: a row has fewer than the {behind} tokens behind which {count} are to be put")
     column = torch.arange(length + count, device=here.device)[None]
     source = torch.where(column < here, column, torch.where(column < here + count, -1, column - count))
     added = new.expand(batch, count).gather(1, (column - here).clamp(0, count - 1))
-    return rearranged(one, inputs, source, added)
+    return rearranged(edit, inputs, source, added)
 
 
-def rearranged(one: InputIntervention, inputs: dict[str, Any], source: Tensor, new: Tensor) -> dict[str, Any]:
+def rearranged(edit: InputIntervention, inputs: dict[str, Any], source: Tensor, new: Tensor) -> dict[str, Any]:
     """Inputs with tokens put in or taken out.
 
     Masks follow, positions are counted anew, and a new token is of the type of the first one.
@@ -71,25 +71,25 @@ def rearranged(one: InputIntervention, inputs: dict[str, Any], source: Tensor, n
     Raises:
         ConfigurationError: something else is given token by token (labels), a cache, or positions that do not count tokens.
     """
-    ids, shape = inputs[one.tokens], inputs[one.tokens].shape
-    encodes = one.tokens == "input_ids" and inputs.get("decoder_input_ids") is not None
+    ids, shape = inputs[edit.tokens], inputs[edit.tokens].shape
+    encodes = edit.tokens == "input_ids" and inputs.get("decoder_input_ids") is not None
     if inputs.get("past_key_values") is not None and not encodes:
         raise ConfigurationError(
-            f"{one.name}: it changes the number of tokens, of which a cache and what is decoded with it would know nothing; "
+            f"{edit.name}: it changes the number of tokens, of which a cache and what is decoded with it would know nothing; "
             "run without past_key_values (generate(use_cache=False)), or edit the tokens before"
         )
-    mask_name, positions_name = _beside(one, "attention_mask"), _beside(one, "position_ids")
-    follows = {one.tokens, mask_name, positions_name, "token_type_ids"}
+    mask_name, positions_name = _beside(edit, "attention_mask"), _beside(edit, "position_ids")
+    follows = {edit.tokens, mask_name, positions_name, "token_type_ids"}
     for name, value in inputs.items():
         own = not encodes or not (name.startswith("decoder_") or name == "labels")
         if own and name not in follows and isinstance(value, Tensor) and value.ndim and value.shape[:2] == shape:
             raise ConfigurationError(
-                f"{one.name}: it changes the number of tokens, and {name!r} is given for each of the {shape[1]}; leave it out, "
-                "and align it yourself (kept() says where the old tokens are)"
+                f"{edit.name}: it changes the number of tokens, and {name!r} is given for each of the {shape[1]}; leave it "
+                "out, and align it yourself (kept() says where the old tokens are)"
             )
-    positions = token_positions(one, inputs)
+    positions = token_positions(edit, inputs)
     fresh, index = source < 0, source.clamp_min(0)
-    inputs[one.tokens] = torch.where(fresh, new, ids.gather(1, index))
+    inputs[edit.tokens] = torch.where(fresh, new, ids.gather(1, index))
     if inputs.get(mask_name) is not None:
         mask = inputs[mask_name]
         inputs[mask_name] = torch.where(fresh, mask.new_ones(()), mask.gather(1, index))
@@ -97,15 +97,15 @@ def rearranged(one: InputIntervention, inputs: dict[str, Any], source: Tensor, n
         given = inputs[positions_name].expand(shape)
         if not torch.equal(given[positions >= 0], positions[positions >= 0]):
             raise ConfigurationError(
-                f"{one.name}: {positions_name} that do not count the tokens of a row cannot be counted anew; leave them out"
+                f"{edit.name}: {positions_name} that do not count the tokens of a row cannot be counted anew; leave them out"
             )
-        inputs[positions_name] = token_positions(one, inputs).clamp_min(0)
-    if one.tokens == "input_ids" and inputs.get("token_type_ids") is not None:
+        inputs[positions_name] = token_positions(edit, inputs).clamp_min(0)
+    if edit.tokens == "input_ids" and inputs.get("token_type_ids") is not None:
         types = inputs["token_type_ids"]
         first = types.gather(1, (positions == 0).int().argmax(1, keepdim=True))
         inputs["token_type_ids"] = torch.where(fresh, first, types.gather(1, index))
     return inputs
 
 
-def _beside(one: InputIntervention, name: str) -> str:
-    return f"decoder_{name}" if one.tokens == "decoder_input_ids" else name
+def _beside(edit: InputIntervention, name: str) -> str:
+    return f"decoder_{name}" if edit.tokens == "decoder_input_ids" else name

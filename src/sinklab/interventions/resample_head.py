@@ -50,6 +50,6 @@ class ResampleHead(HeadIntervention):
         assert call.head_outputs is not None
         require_another(self.shift, call)
         donors = call.head_outputs.roll(-self.shift, dims=0).transpose(1, 2).to(outputs.dtype)
-        source, found = from_sample(call.query_positions, call.query_documents, self.shift)
+        source, has_donor = from_sample(call.query_positions, call.query_documents, self.shift)
         resampled = donors.gather(2, source[:, None, :, None].expand_as(donors))
-        return torch.where(found[:, None, :, None], resampled, outputs)
+        return torch.where(has_donor[:, None, :, None], resampled, outputs)

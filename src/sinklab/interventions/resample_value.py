@@ -52,8 +52,8 @@ class ResampleValue(KeyIntervention):
 
     def edit_call(self, call: AttentionCall) -> AttentionCall:
         require_another(self.shift, call)
-        source, found = from_sample(call.key_positions, call.key_documents, self.shift)
+        source, has_donor = from_sample(call.key_positions, call.key_documents, self.shift)
         donors = call.values.roll(-self.shift, dims=0)
         resampled = donors.gather(2, source[:, None, :, None].expand_as(donors))
-        chosen = (keys_at(call, self.place) & found)[:, None, :, None]
+        chosen = (keys_at(call, self.place) & has_donor)[:, None, :, None]
         return dataclasses.replace(call, values=torch.where(chosen, resampled, call.values))

@@ -44,7 +44,7 @@ class SwapTokens(InputIntervention):
 
     def edit_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         ids, positions = inputs[self.tokens], token_positions(self, inputs)
-        there = [positions == place for place in (self.first, self.second)]
+        there = [positions == position for position in (self.first, self.second)]
         both = there[0].any(1) & there[1].any(1)
         one_alone = (there[0].any(1) != there[1].any(1)).any()
         if cached_tokens(self, inputs) and bool(one_alone):

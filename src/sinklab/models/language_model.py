@@ -222,8 +222,8 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         hidden_states = self.norm(hidden_states)
         all_hidden[-1] = hidden_states
         # -0 is 0: all of them.
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(hidden_states[:, added:][:, kept])
+        last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden_states[:, added:][:, last])
         loss = None
         if labels is not None:
             if self.config.prefix:

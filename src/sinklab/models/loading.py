@@ -206,13 +206,13 @@ def _model_class(config: PreTrainedConfig, name: str, trust_remote_code: bool) -
             if auto in remote:
                 return getattr(transformers, auto)
     for architecture in config.architectures or []:
-        found = getattr(transformers, architecture, None)
-        if found is not None:
-            return found
+        model_class = getattr(transformers, architecture, None)
+        if model_class is not None:
+            return model_class
     for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING):
         if type(config) in mapping:
-            found = mapping[type(config)]
-            return found[0] if isinstance(found, tuple) else found
+            model_class = mapping[type(config)]
+            return model_class[0] if isinstance(model_class, tuple) else model_class
     raise UnsupportedModelError(f"{name}: transformers {transformers.__version__} has no model for {type(config).__name__}")
 
 

@@ -33,18 +33,18 @@ class SigmaReparam(Softmax):
         Raises:
             ConfigurationError: no ``nn.Linear`` inside, or one of a derived class.
         """
-        found = [
+        linears = [
             (parent, name, child)
             for parent in module.modules()
             for name, child in parent.named_children()
             if isinstance(child, nn.Linear)
         ]
-        if not found:
+        if not linears:
             raise ConfigurationError(
                 f"operation 'sigma_reparam': {type(module).__name__} has no nn.Linear whose weight could be reparametrised; "
                 "attach it to a model with separate linear projections"
             )
-        for parent, name, child in found:
+        for parent, name, child in linears:
             if isinstance(child, SigmaLinear):
                 child.start()
             elif type(child) is nn.Linear:

@@ -66,8 +66,8 @@ class Means:
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row per metric, module and coordinate with at least one observation."""
         for (metric, _, _), cell in self._cells.items():
-            place = {"module": cell.site.module, "layer": cell.site.layer}
-            yield from _rows(metric, cell, self.axes, place)
+            coordinates = {"module": cell.site.module, "layer": cell.site.layer}
+            yield from _rows(metric, cell, self.axes, coordinates)
 
     def pooled(self) -> Iterator[dict[str, Any]]:
         """Rows of the whole model: all observations of all self-attention modules and heads together."""
@@ -144,13 +144,13 @@ def _padded(values: Tensor, shape: list[int]) -> Tensor:
     return pad(values, missing[::-1])
 
 
-def _rows(metric: Metric, cell: _Cell, axes: tuple[str, ...], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _rows(metric: Metric, cell: _Cell, axes: tuple[str, ...], coordinates: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     seen = (cell.counts > 0) & (cell.divisors > 0)
     values, numbers = cell.sums[seen] / cell.divisors[seen], cell.counts[seen].long()
     if not axes:
         for value, count in zip(values.tolist(), numbers.tolist(), strict=True):
-            yield {"metric": metric, "value": value, "count": count, **place}
+            yield {"metric": metric, "value": value, "count": count, **coordinates}
     elif len(values):
         # All rows of a cell at once: a long text gives hundreds of thousands.
         where = {axis: index.numpy() for axis, index in zip(axes, torch.nonzero(seen, as_tuple=True), strict=True)}
-        yield {"metric": metric, "value": values.numpy(), "count": numbers.numpy(), **place, **where}
+        yield {"metric": metric, "value": values.numpy(), "count": numbers.numpy(), **coordinates, **where}

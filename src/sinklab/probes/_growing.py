@@ -96,20 +96,20 @@ def _columns(positions: Tensor, documents: Tensor, sums: Tensor, counts: Tensor)
     positions, documents = positions.cpu(), documents.cpu()
     rows = torch.arange(positions.shape[0])[:, None]
     codes = ((rows << _DOCUMENT_BITS) + documents << _POSITION_BITS) + positions
-    kept = (positions >= 0) & (documents >= 0)
+    counted = (positions >= 0) & (documents >= 0)
 
     def chosen(values: Tensor) -> Tensor:
-        return values.detach().cpu().double().transpose(1, 2)[kept]
+        return values.detach().cpu().double().transpose(1, 2)[counted]
 
-    return _joined((codes[kept], chosen(sums), chosen(counts)), None)
+    return _joined((codes[counted], chosen(sums), chosen(counts)), None)
 
 
 def _joined(left: tuple[Tensor, Tensor, Tensor], right: tuple[Tensor, Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
     parts = [left] if right is None else [left, right]
-    codes, place = torch.unique(torch.cat([part[0] for part in parts]), return_inverse=True)
+    codes, index = torch.unique(torch.cat([part[0] for part in parts]), return_inverse=True)
     heads = left[1].shape[1]
     sums, counts = (
-        torch.zeros(len(codes), heads, dtype=torch.float64).index_add_(0, place, torch.cat([part[which] for part in parts]))
+        torch.zeros(len(codes), heads, dtype=torch.float64).index_add_(0, index, torch.cat([part[which] for part in parts]))
         for which in (1, 2)
     )
     return codes, sums, counts

@@ -81,14 +81,14 @@ class MassiveActivation(Probe):
         if output.kind != "layer":
             return
         magnitudes = output.hidden_states.float().abs()
-        one = torch.ones(())
+        once = torch.ones(())
         for row, inside in documents_of(output):
             values = magnitudes[row][inside]
             median, largest = values.median(), values.max()
             massive = (values > _LEAST) & (values >= _TIMES_MEDIAN * median)
-            self._means.add(MASSIVE_COUNT, output.site, massive.sum(), one)
+            self._means.add(MASSIVE_COUNT, output.site, massive.sum(), once)
             if median > 0:
-                self._means.add(MAX_TO_MEDIAN, output.site, largest / median, one)
+                self._means.add(MAX_TO_MEDIAN, output.site, largest / median, once)
         seen = output.positions >= 0
         if bool(seen.any()):
             values, channels = magnitudes.max(dim=-1)
@@ -115,12 +115,12 @@ class MassiveActivation(Probe):
         yield from self._means.rows()
         documents = {site.module: int(counts) for site, _, counts in self._means.cells(MASSIVE_COUNT)}
         for module, peaks in self._peaks.items():
-            place = {"count": documents[module], "module": module, "layer": peaks.site.layer}
-            yield {"metric": MAX_ABS, "value": float(peaks.values.max()), **place}
+            coordinates = {"count": documents[module], "module": module, "layer": peaks.site.layer}
+            yield {"metric": MAX_ABS, "value": float(peaks.values.max()), **coordinates}
             values, positions = peaks.values.topk(min(self.top, len(peaks.values)))
             for value, position in zip(values.tolist(), positions.tolist(), strict=True):
                 if value > 0:
-                    at = {**place, "key_position": position}
+                    at = {**coordinates, "key_position": position}
                     yield {"metric": MASSIVE_VALUE, "value": value, **at}
                     yield {"metric": MASSIVE_CHANNEL, "value": float(peaks.channels[position]), **at}
 

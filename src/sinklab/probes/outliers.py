@@ -101,12 +101,12 @@ class Outliers(Probe):
             self._open[key] = (output.site, new)
 
     def _close(self, kind: str, site: Site, moments: _Moments) -> None:
-        one = torch.ones(())
+        once = torch.ones(())
         largest, spread = (MAX_INF_NORM, KURTOSIS) if kind == "attention" else (LAYER_MAX_INF_NORM, LAYER_KURTOSIS)
-        self._means.add(largest, site, torch.tensor(moments.largest), one)
+        self._means.add(largest, site, torch.tensor(moments.largest), once)
         kurtosis = moments.kurtosis()
         if kurtosis is not None:
-            self._means.add(spread, site, torch.tensor(kurtosis, dtype=torch.float64), one)
+            self._means.add(spread, site, torch.tensor(kurtosis, dtype=torch.float64), once)
 
     def finish(self) -> None:
         for (kind, _, _, _), (site, moments) in self._open.items():

@@ -66,12 +66,12 @@ class QueryKeyAngle(Probe):
         key_norms = keys.norm(dim=-1, keepdim=True)
         units = _unit(keys, key_norms)
         counts = by_position(sums[..., -1].flatten(1, 2), call.key_positions)
-        found = {
+        by_metric = {
             COSINE: (sums[..., :head_dim] * units[:, :, None]).sum(-1),
             NORM_PRODUCT: sums[..., -2] * key_norms[:, :, None, :, 0],
             SCORE: (sums[..., head_dim:-2] * keys[:, :, None]).sum(-1) * call.scaling,
         }
-        for metric, values in found.items():
+        for metric, values in by_metric.items():
             self._means.add(metric, call.site, by_position(values.flatten(1, 2), call.key_positions), counts)
 
     def merge(self, other: Self) -> None:

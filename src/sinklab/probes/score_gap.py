@@ -56,15 +56,15 @@ class ScoreGap(SinkProbe):
         scores, sees_sink = (values[..., 0] for values in scores_of_keys(call, index))
         counted = call.counted[:, None] & sees_sink & (seen > 1)
         other = (seen * mean - scores) / (seen - 1)
-        found = {
+        by_metric = {
             SINK_SCORE: scores,
             OTHER_SCORE: other,
             GAP: scores - other,
             SINK_WEIGHT: weights_of_keys(call, index, statistics.log_sum_exp)[..., 0],
         }
         if statistics.log_sum_exp is not None:
-            found[GAP_TO_REST_LSE] = self._gap_to_rest(call, scores, statistics.log_sum_exp, index[..., 0], counted)
-        for metric, values in found.items():
+            by_metric[GAP_TO_REST_LSE] = self._gap_to_rest(call, scores, statistics.log_sum_exp, index[..., 0], counted)
+        for metric, values in by_metric.items():
             self._means.add(metric, call.site, *by_head(values, counted))
 
     def _update_null(self, call: AttentionCall, statistics: Statistics, mean: Tensor, seen: Tensor) -> None:
@@ -73,10 +73,10 @@ class ScoreGap(SinkProbe):
             return
         scores = call.sink_scores.to(mean.dtype).expand(mean.shape)
         (mass,) = filled(statistics, "null_mass")
-        found = {SINK_SCORE: scores, OTHER_SCORE: mean, GAP: scores - mean, SINK_WEIGHT: mass}
+        by_metric = {SINK_SCORE: scores, OTHER_SCORE: mean, GAP: scores - mean, SINK_WEIGHT: mass}
         if statistics.log_sum_exp is not None:
-            found[GAP_TO_REST_LSE] = scores - statistics.log_sum_exp
-        for metric, values in found.items():
+            by_metric[GAP_TO_REST_LSE] = scores - statistics.log_sum_exp
+        for metric, values in by_metric.items():
             self._means.add(metric, call.site, *by_head(values, call.counted[:, None] & (seen > 0)))
 
     def _gap_to_rest(self, call: AttentionCall, scores: Tensor, total: Tensor, index: Tensor, counted: Tensor) -> Tensor:

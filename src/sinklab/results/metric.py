@@ -111,7 +111,7 @@ def catalogue(source: Path = Path(__file__).parents[1]) -> dict[str, Declared]:
     Raises:
         ContractError: two declarations under one name, one inside a function, or one that cannot be read.
     """
-    found: dict[str, Declared] = {}
+    metrics: dict[str, Declared] = {}
     outside = (
         Declared(metric, plugin.__module__, Path(sys.modules[plugin.__module__].__file__ or ""))
         for plural, registry in KINDS.items()
@@ -120,13 +120,13 @@ def catalogue(source: Path = Path(__file__).parents[1]) -> dict[str, Declared]:
         for metric in metrics_of(plural, name)
     )
     for new in (*_declared(source), *outside):
-        known = found.setdefault(new.metric.name, new)
+        known = metrics.setdefault(new.metric.name, new)
         if known is not new:
             raise ContractError(
                 f"metric {new.metric.name!r} is declared twice, in {known.file} and {new.file}: import the first, or give the "
                 "second another name"
             )
-    return found
+    return metrics
 
 
 def metrics_of(plural: str, name: str) -> tuple[Metric, ...]:

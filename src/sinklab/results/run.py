@@ -292,9 +292,9 @@ class Run:
         try:
             check_free(self.out, self.overwrite)
         except InputError as error:  # made by somebody who does not know of the lock
-            kept = self.out.absolute().with_name(f"{self.out.absolute().name}-{self.id}")
-            work.replace(kept)
-            raise InputError(f"{error}. The result of this run is in {kept}") from None
+            rescued = self.out.absolute().with_name(f"{self.out.absolute().name}-{self.id}")
+            work.replace(rescued)
+            raise InputError(f"{error}. The result of this run is in {rescued}") from None
         put_in_place(work, self.out)
         shutil.rmtree(partial_folder(self.out))
         return result

@@ -63,14 +63,14 @@ def _digest(names: tuple[str, ...], without: tuple[tuple[str, str], ...] = ()) -
 
 
 def _closure(names: tuple[str, ...]) -> set[str]:
-    found: set[str] = set()
+    closure: set[str] = set()
     waiting = list(names)
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in closure:
+            closure.add(name)
             waiting += _imports(name)
-    return found
+    return closure
 
 
 def _module_name(origin: ModuleType | Callable[..., Any] | str) -> str:
@@ -83,21 +83,23 @@ def _module_name(origin: ModuleType | Callable[..., Any] | str) -> str:
 def _imports(name: str) -> tuple[str, ...]:
     """Modules of sinklab, or of its own package, that a module imports; the packages above them are executed too."""
     roots = {"sinklab", name.partition(".")[0]}
-    found: set[str] = set()
+    modules: set[str] = set()
     is_package = (path := _path(name)) is not None and path.name == "__init__.py"
     for module, members in _import_statements(name, is_package):
         if module.partition(".")[0] not in roots:
             continue
         if _path(module) is not None:
-            found.add(module)
+            modules.add(module)
         for member in members:
             home = sys.modules["sinklab"]._HOMES.get(member) if module == "sinklab" else None
             if home is not None:
-                found.add(home)
+                modules.add(home)
             elif _path(f"{module}.{member}") is not None:
-                found.add(f"{module}.{member}")
-    found |= {".".join(parts[:end]) for parts in (each.split(".") for each in (*found, name)) for end in range(1, len(parts))}
-    return tuple(sorted(each for each in found if _path(each) is not None))
+                modules.add(f"{module}.{member}")
+    modules |= {
+        ".".join(parts[:end]) for parts in (each.split(".") for each in (*modules, name)) for end in range(1, len(parts))
+    }
+    return tuple(sorted(each for each in modules if _path(each) is not None))
 
 
 def _import_statements(name: str, is_package: bool) -> Iterator[tuple[str, list[str]]]:

@@ -49,9 +49,9 @@ class Store:
         Raises:
             InputError: an entry that cannot be read.
         """
-        found = self.get(name, settings, sources)
-        if found is not None:
-            return found.record
+        stored = self.get(name, settings, sources)
+        if stored is not None:
+            return stored.record
         record = compute()
         self.put(name, settings, sources, record)
         return record
@@ -67,9 +67,9 @@ class Store:
                 continue
             try:
                 header, arrays = _read(path)
-                found, wanted = header["settings"], _plain(settings)
-                if found != wanted:
-                    raise ValueError(f"it is of settings {found}")
+                recorded, wanted = header["settings"], _plain(settings)
+                if recorded != wanted:
+                    raise ValueError(f"it is of settings {recorded}")
                 return Stored(header["record"], arrays) if header["sources"] == sources else None
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise InputError(

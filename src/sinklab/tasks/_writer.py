@@ -38,11 +38,11 @@ def digits(encoder: Encoder, task: str) -> Tensor:
         InputError: no tokenizer, or one that does not tell the digits apart by one token each.
     """
     ids = [encode(encoder, str(digit), task)[-1:] for digit in range(10)]
-    if any(not found for found in ids) or len({found[0] for found in ids}) < 10:
+    if any(not tokens for tokens in ids) or len({tokens[0] for tokens in ids}) < 10:
         raise InputError(
             f"task {task!r} asks for digits, and this tokenizer does not give each of them a token of its own; use long_text"
         )
-    return torch.tensor([found[0] for found in ids])
+    return torch.tensor([tokens[0] for tokens in ids])
 
 
 def draw(alphabet: Tensor, rows: int, length: int, generator: random.Random) -> Tensor:
@@ -73,13 +73,13 @@ def passages(corpus: str, encoder: Encoder, *, length: int, rows: int, seed: int
     if encoder.tokenizer is None:
         raise InputError(f"task {task!r} reads text and this model has no tokenizer; give a model directory that holds one")
     source = resolve_corpus(corpus)
-    found = list(islice(source.rows(encoder, length, seed), rows))
-    if len(found) < rows:
+    texts = list(islice(source.rows(encoder, length, seed), rows))
+    if len(texts) < rows:
         raise InputError(
-            f"task {task!r}: corpus {source.name!r} ({source.identity.source}) is too short: it gives {len(found)} of {rows} "
+            f"task {task!r}: corpus {source.name!r} ({source.identity.source}) is too short: it gives {len(texts)} of {rows} "
             f"passages of {length} tokens; lower `items` or `window`, or give a longer text"
         )
-    return torch.tensor(found)
+    return torch.tensor(texts)
 
 
 class Writer:

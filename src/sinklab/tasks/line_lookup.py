@@ -69,8 +69,8 @@ class LineLookup(Task):
         writer = Writer(encoder, rows, bos=bos, task=self.name)
         labels = [generator.sample(range(LABELS), LABELS) for _ in range(rows)]
         written: list[tuple[int, Tensor, Tensor]] = []
-        asked = 0
-        while asked < self.questions:
+        questions_asked = 0
+        while questions_asked < self.questions:
             number = len(written)
             if number == LABELS:
                 raise ConfigurationError(
@@ -90,6 +90,6 @@ class LineLookup(Task):
                 writer.text(QUESTION)
                 writer.put(label)
                 writer.text(BEFORE_CONTENT)
-                asked += writer.ask(content, alphabet, fact).start >= budget + 2
+                questions_asked += writer.ask(content, alphabet, fact).start >= budget + 2
                 writer.text(END)
         return writer.sheet()

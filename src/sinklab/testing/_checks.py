@@ -24,9 +24,9 @@ class Checks:
         if not condition:
             raise ContractError(f"{self.subject} breaks its contract, check {check!r}: expected {expected}, got {got}")
 
-    def close(self, found: Tensor, expected: Tensor, tolerance: float, check: str, what: str) -> None:
+    def close(self, computed: Tensor, expected: Tensor, tolerance: float, check: str, what: str) -> None:
         """Require that no number differs by more than ``tolerance``."""
-        error = float((found.double() - expected.double()).abs().max())
+        error = float((computed.double() - expected.double()).abs().max())
         self.require(error <= tolerance, check, f"{what} within {tolerance:.1e}", f"a difference of {error:.1e}")
 
 

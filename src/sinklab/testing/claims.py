@@ -100,12 +100,12 @@ def _either_way(check: Checks, part: Part) -> None:
     for inside, verdict in ((True, "reproduced"), (False, "not reproduced")):
         numbers = _numbers(part, inside)
         if numbers is None:
-            place = f"a correlation {'in' if inside else 'out'}side of {part.region}"
-            check.require(not isinstance(part.effect, Trend), "verdict", f"{part.says!r} to allow {place}", "none from -1 to 1")
+            where = f"a correlation {'in' if inside else 'out'}side of {part.region}"
+            check.require(not isinstance(part.effect, Trend), "verdict", f"{part.says!r} to allow {where}", "none from -1 to 1")
             continue  # an effect of another kind than those of sinklab
-        found = judge_part(part, dict.fromkeys(range(SEEDS), numbers))
+        outcome = judge_part(part, dict.fromkeys(range(SEEDS), numbers))
         where = f"{part.says!r} {verdict} by an effect {'in' if inside else 'out'}side of {part.region}"
-        check.require(found.verdict == verdict, "verdict", where, f"{found.verdict} with {found.mean}")
+        check.require(outcome.verdict == verdict, "verdict", where, f"{outcome.verdict} with {outcome.mean}")
     for gone in part.effect.needs():
         fewer = {
             label: {metric: 1.0 for other, metric in part.effect.needs() if other == label and (other, metric) != gone}
@@ -121,7 +121,7 @@ def _numbers(part: Part, inside: bool) -> Numbers | None:
     if isinstance(effect, Trend):
         for slope in (1.0, -1.0, 0.0):
             if (part.more_than < slope < part.less_than) == inside:
-                values = {(label, effect.metric): slope * place for place, label in enumerate(effect.over)}
+                values = {(label, effect.metric): slope * index for index, label in enumerate(effect.over)}
                 break
     else:
         values = _solved(effect, _target(part, inside))

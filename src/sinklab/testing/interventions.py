@@ -89,8 +89,8 @@ def _check_declaration(checks: Checks, cls: type[Intervention]) -> None:
     parameters = getattr(cls, "__dataclass_params__", None)
     checks.require(bool(parameters and parameters.frozen), "declaration", "a frozen dataclass", cls)
     name = getattr(cls, "name", None)
-    found = isinstance(name, str) and name in interventions and interventions[name] is cls
-    checks.require(found, "declaration", "a registered name", repr(name))
+    registered = isinstance(name, str) and name in interventions and interventions[name] is cls
+    checks.require(registered, "declaration", "a registered name", repr(name))
     checks.require(isinstance(cls.version, int) and cls.version >= 1, "declaration", "a version from 1", cls.version)
     try:
         idle = cls(**cls.neutral).changes_nothing
@@ -120,13 +120,13 @@ class _Decoder:
 
     def edits(self, start: int = 0, stop: int | None = None, heads: Heads | None = None) -> Edits:
         """The interventions for some samples, and for some heads if they are about heads."""
-        found = []
-        for one in (*self.before, self.example):
-            if isinstance(one, HeadIntervention):
-                one = one.of_samples(start, len(self.batch["input_ids"]) if stop is None else stop)
-                one = one if heads is None else dataclasses.replace(one, heads=heads)
-            found.append(one)
-        return found
+        chosen = []
+        for edit in (*self.before, self.example):
+            if isinstance(edit, HeadIntervention):
+                edit = edit.of_samples(start, len(self.batch["input_ids"]) if stop is None else stop)
+                edit = edit if heads is None else dataclasses.replace(edit, heads=heads)
+            chosen.append(edit)
+        return chosen
 
     def run(self, inputs: Inputs, edits: Edits | None = None) -> Tensor:
         return _outputs(self.model, inputs, self.edits() if edits is None else edits)
@@ -167,7 +167,7 @@ class _Decoder:
         touched = self._head_outputs(self.edits(heads={1: (1, 2)}))
         others = torch.equal(touched[0], clean[0]) and torch.equal(touched[1][:, :, [0, 3]], clean[1][:, :, [0, 3]])
         checks.require(others, self.label("other heads"), "bit-identical outputs of heads that are not named", "others")
-        apart = [one for head in every for one in self.edits(heads={0: (head,), 1: (head,)})]
+        apart = [edit for head in every for edit in self.edits(heads={0: (head,), 1: (head,)})]
         checks.close(self.run(self.batch, apart), edited, _ROUNDING, self.label("one by one"), "outputs")
         with mock.patch("sinklab.attention.call.SCORES_AT_ONCE", 1):
             checks.close(self.run(self.batch), edited, _ROUNDING, self.label("blocks"), "outputs")
@@ -183,8 +183,8 @@ class _Decoder:
             alone = self.run({"input_ids": own}, edits)[0]
             self.checks.close(alone, edited[sample], _ROUNDING, self.label("batch split"), "outputs of a sample")
             short = self.run({"input_ids": own[:, :length], **_counted(own[:, :length])}, edits)[0]
-            found = padded[sample][-len(short) :]
-            self.checks.close(found, short, _ROUNDING, self.label("left padding"), "outputs of a sample")
+            unpadded = padded[sample][-len(short) :]
+            self.checks.close(unpadded, short, _ROUNDING, self.label("left padding"), "outputs of a sample")
 
     def _check_decoding(self, edited: Tensor) -> None:
         """Three tokens first, then one at a time, in one session."""
@@ -257,12 +257,12 @@ def _outputs(model: nn.Module, inputs: Inputs, edits: Edits) -> Tensor:
     run: Callable[..., Any] = model
     with torch.no_grad():
         if not edits:
-            found = run(**inputs)
+            result = run(**inputs)
         else:
             # What the edits begin from is proved in sessions of users; here it would be proved a hundred times.
             with attend(model, interventions=edits, verify=False):
-                found = run(**inputs)
-    outputs: Tensor = found.logits if hasattr(found, "logits") else found.last_hidden_state
+                result = run(**inputs)
+    outputs: Tensor = result.logits if hasattr(result, "logits") else result.last_hidden_state
     return outputs
 
 
@@ -313,9 +313,9 @@ def _others() -> dict[str, tuple[nn.Module, Inputs]]:
             {"pixel_values": torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))},
         ),
     }
-    found: dict[str, tuple[nn.Module, Inputs]] = {}
+    models: dict[str, tuple[nn.Module, Inputs]] = {}
     for name, (config, inputs) in configs.items():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            found[name] = (transformers.AutoModel.from_config(config).eval(), inputs)
-    return found
+            models[name] = (transformers.AutoModel.from_config(config).eval(), inputs)
+    return models

@@ -165,7 +165,7 @@ def _check_outputs(checks: Checks, operation: Operation, call: _Call) -> None:
     checks.close(outputs, exact, _float32_budget(exact), "grouped queries", "float32 outputs against float64")
 
     (q, k, v), _ = call.in_dtype(torch.bfloat16)
-    found, _ = operation.head_outputs(q, k, v, causal, _SCALING, call.state)
+    half, _ = operation.head_outputs(q, k, v, causal, _SCALING, call.state)
     # The inputs are rounded for both, so their rounding costs nothing.
     wide = {name: value.double() for name, value in call.state.items()}
     reference, _ = operation.head_outputs(q.double(), k.double(), v.double(), causal, _SCALING, wide)
@@ -180,8 +180,8 @@ def _check_outputs(checks: Checks, operation: Operation, call: _Call) -> None:
     product = (weights @ repeat_groups(v.double(), groups)).bfloat16().double()
     plain = operation.finish(product, mass, wide).bfloat16()
     budget = 2.0 * float((plain.double() - reference).abs().max())
-    checks.require(found.dtype == torch.bfloat16, "bfloat16", "outputs in the dtype of the queries", found.dtype)
-    checks.close(found, reference, budget, "bfloat16", "outputs")
+    checks.require(half.dtype == torch.bfloat16, "bfloat16", "outputs in the dtype of the queries", half.dtype)
+    checks.close(half, reference, budget, "bfloat16", "outputs")
 
     torch._dynamo.reset()
     compiled = torch.compile(operation.head_outputs, fullgraph=True, backend="aot_eager")
@@ -269,8 +269,8 @@ def _check_in_model(checks: Checks, operation: Operation) -> None:
             model.save_pretrained(folder)
             again = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
             same = torch.equal(again(input_ids=tokens).logits, logits)
-    kept = getattr(again.layers[0].self_attn, "operation", None)
-    checks.require(kept == operation, "save and load", f"{operation}", kept)
+    loaded = getattr(again.layers[0].self_attn, "operation", None)
+    checks.require(loaded == operation, "save and load", f"{operation}", loaded)
     checks.require(same, "save and load", "bit-identical logits", "others")
 
 

@@ -194,15 +194,15 @@ def _check_slots(checks: Checks, policy: SlotPolicy, table: Tensor, query: int, 
         f"token {min(different, default=0)} in one of the two only",
     )
     if policy.positions == "in_cache":
-        found = policy.evicted(torch.tensor(query)).tolist()
-        for place, token in enumerate(pinned):
+        evicted = policy.evicted(torch.tensor(query)).tolist()
+        for index, token in enumerate(pinned):
             missing = query - token - sum(token < other <= query for other in seen)
             if token <= query:
                 checks.require(
-                    found[place] == missing,
+                    evicted[index] == missing,
                     "in-cache positions",
                     f"{missing} evicted between token {token} and query {query}",
-                    found[place],
+                    evicted[index],
                 )
         gaps = [
             token for token in seen if token not in pinned and query - token != sum(token < other <= query for other in seen)
@@ -237,8 +237,8 @@ def _check_masking(checks: Checks, policy: SlotPolicy | Full, model: PreTrainedM
     else:
         assert isinstance(policy, SlotPolicy)
         expected, tolerance = _slow_logits(policy, model, tokens), _TURNED
-    found = _read(policy, model, tokens, _singly(tokens))
-    checks.close(found, expected, tolerance, "evicting is masking", "logits of decoding")
+    decoded = _read(policy, model, tokens, _singly(tokens))
+    checks.close(decoded, expected, tolerance, "evicting is masking", "logits of decoding")
 
 
 class _SlowLayer(CacheLayerMixin):
@@ -279,11 +279,11 @@ class _SlowLayer(CacheLayerMixin):
 
 def _slow_logits(policy: SlotPolicy, model: PreTrainedModel, tokens: Tensor) -> Tensor:
     layers = [_SlowLayer(policy, rotation) for rotation in read_rotations(model).layers.values()]
-    cache, found = Cache(layers=list(layers)), []
+    cache, logits = Cache(layers=list(layers)), []
     for token in tokens.split(1, dim=1):
         position = torch.tensor([[layers[0].get_seq_length()]])
-        found.append(model(input_ids=token, position_ids=position, past_key_values=cache, use_cache=True).logits)
-    return torch.cat(found, dim=1)
+        logits.append(model(input_ids=token, position_ids=position, past_key_values=cache, use_cache=True).logits)
+    return torch.cat(logits, dim=1)
 
 
 @torch.no_grad()
@@ -371,11 +371,11 @@ class _PerHead:
 def _check_scored(checks: Checks, policy: ScoredPolicy, model: PreTrainedModel, tokens: Tensor) -> None:
     length = tokens.shape[1]
     cache = ScoredCache(policy, model)
-    found = []
+    logits = []
     masks = [torch.zeros(2, 2, length, length, dtype=torch.bool) for _ in range(model.config.num_hidden_layers)]
     pinned = torch.tensor(policy.pinned, dtype=torch.long)
     for query, token in enumerate(tokens.split(1, dim=1)):
-        found.append(model(input_ids=token, past_key_values=cache, use_cache=True).logits)
+        logits.append(model(input_ids=token, past_key_values=cache, use_cache=True).logits)
         stays = torch.cat((torch.arange(max(0, query + 1 - policy.protected), query + 1), pinned[pinned <= query])).unique()
         for mask, layer in zip(masks, cache.layers, strict=True):
             held = layer.tokens.masked_fill(layer.tokens < 0, query)
@@ -383,13 +383,13 @@ def _check_scored(checks: Checks, policy: ScoredPolicy, model: PreTrainedModel, 
             most = int(mask[:, :, query].sum(dim=2).max())
             budget = policy.max_held(query + 1)
             checks.require(most <= budget, "budget", f"at most {budget} tokens at query {query}", most)
-            kept = bool(mask[:, :, query, stays].all())
+            protected = bool(mask[:, :, query, stays].all())
             checks.require(
-                kept, "protected", f"{policy.protected} recent and the pinned tokens held at query {query}", "one gone"
+                protected, "protected", f"{policy.protected} recent and the pinned tokens held at query {query}", "one gone"
             )
     in_cache = policy.positions == "in_cache"
     rotation = next(iter(read_rotations(model).layers.values())) if in_cache else None
     with seam.shadow(_PerHead(model, masks, rotation)):
         expected = model(input_ids=tokens, use_cache=False).logits
     tolerance = _TURNED if in_cache else _EXACT
-    checks.close(torch.cat(found, dim=1), expected, tolerance, "evicting is masking", "logits of decoding")
+    checks.close(torch.cat(logits, dim=1), expected, tolerance, "evicting is masking", "logits of decoding")

@@ -134,7 +134,7 @@ def _check_rows(checks: Checks, probe_class: type[Probe], probe: Probe) -> dict[
         make_table(probe.rows(), probe=probe.name)
     except (ResultError, TypeError, ValueError) as error:
         raise ContractError(f"{checks.subject} breaks its contract, check 'rows': {error}") from error
-    found: dict[tuple[Any, ...], tuple[float, int]] = {}
+    values: dict[tuple[Any, ...], tuple[float, int]] = {}
     for row in rows:
         metric, value, count = (row.get(name) for name in ("metric", "value", "count"))
         least, most = bounds = declared[str(metric)].range
@@ -143,24 +143,24 @@ def _check_rows(checks: Checks, probe_class: type[Probe], probe: Probe) -> dict[
         inside = isinstance(value, float) and math.isfinite(value) and least - slack <= value <= most + slack
         checks.require(inside, "rows", f"a number in [{least}, {most}] for {metric}", repr(value))
         checks.require(isinstance(count, int) and count >= 1, "rows", f"a count of at least 1 for {metric}", repr(count))
-        place = tuple(row.get(name) for name in _COORDINATES)
-        checks.require(place not in found, "rows", "one row for each place", f"two for {_words(place)}")
-        found[place] = (float(value or 0.0), int(count or 0))
-    return found
+        cell = tuple(row.get(name) for name in _COORDINATES)
+        checks.require(cell not in values, "rows", "one row for each place", f"two for {_words(cell)}")
+        values[cell] = (float(value or 0.0), int(count or 0))
+    return values
 
 
 def _check_same(
     checks: Checks,
-    found: dict[tuple[Any, ...], tuple[float, int]],
+    values: dict[tuple[Any, ...], tuple[float, int]],
     expected: dict[tuple[Any, ...], tuple[float, int]],
     check: str,
 ) -> None:
-    different = sorted(map(_words, found.keys() ^ expected.keys()))
+    different = sorted(map(_words, values.keys() ^ expected.keys()))
     checks.require(not different, check, "rows for the same places", f"{len(different)} others, such as {different[:1]}")
-    for place, (value, count) in expected.items():
+    for cell, (value, count) in expected.items():
         # The models compute in float64; a probe may round to float32, 6e-8, in sums of a few dozen numbers.
-        near = abs(found[place][0] - value) <= 1e-5 * max(abs(value), 1e-2)
-        checks.require(near and found[place][1] == count, check, f"{value} of {count} at {_words(place)}", found[place])
+        near = abs(values[cell][0] - value) <= 1e-5 * max(abs(value), 1e-2)
+        checks.require(near and values[cell][1] == count, check, f"{value} of {count} at {_words(cell)}", values[cell])
 
 
 def _padded(samples: list[Tensor], side: str) -> dict[str, Tensor]:
@@ -172,5 +172,5 @@ def _padded(samples: list[Tensor], side: str) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
 
-def _words(place: tuple[Any, ...]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in zip(_COORDINATES, place, strict=True) if value is not None)
+def _words(cell: tuple[Any, ...]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in zip(_COORDINATES, cell, strict=True) if value is not None)

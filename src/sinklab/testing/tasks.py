@@ -69,8 +69,8 @@ def _settings(check: Checks, task: Task) -> Task:
     known = task.chance is not None if task.metric == "choice" else task.axis == "context"
     check.require(known, "declaration", "a chance for choices, and the axis 'context' for log-likelihoods", task.chance)
     identity = task.identity
-    told = isinstance(identity, Identity) and all(dataclasses.astuple(identity))
-    check.require(told, "identity", "source, revision and licence", identity)
+    complete = isinstance(identity, Identity) and all(dataclasses.astuple(identity))
+    check.require(complete, "identity", "source, revision and licence", identity)
     try:
         rebuilt = tasks.make(task.settings)
     except SinklabError as error:
@@ -110,8 +110,8 @@ def _check_fact(check: Checks, tokens: torch.Tensor, start: int, stop: int, dist
     begin, length = stop - 2 - distance, stop - start
     check.require(begin >= 0 and begin + length <= start, "distance", "a fact that ends before its question", distance)
     windows = tokens[:, begin:start].unfold(1, length, 1)
-    found = (windows == tokens[:, None, start:stop]).all(dim=-1).any(dim=-1)
-    check.require(bool(found.all()), "distance", f"the answer within the {distance} tokens before the query", "another text")
+    repeated = (windows == tokens[:, None, start:stop]).all(dim=-1).any(dim=-1)
+    check.require(bool(repeated.all()), "distance", f"the answer within the {distance} tokens before the query", "another text")
 
 
 def _check_no_tokenizer(check: Checks, task: Task, budget: int, rows: int) -> None:

@@ -174,9 +174,9 @@ class Bookkeeper(TrainerCallback):
         if reason is None:
             self._best = min(self._best, loss)
             return None
-        found = Divergence(first, step, reason)
-        self.divergence = self.divergence or found
-        return found
+        divergence = Divergence(first, step, reason)
+        self.divergence = self.divergence or divergence
+        return divergence
 
     def _snapshot(self, step: int) -> None:
         if step in self.config.training.snapshots:

@@ -35,17 +35,17 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
 
 
-def complete(staged: Path, place: Path) -> None:
+def complete(staged: Path, target: Path) -> None:
     """List the files of a checkpoint written in the staging folder and move it to its place."""
     files = {path.relative_to(staged).as_posix(): path for path in sorted(staged.rglob("*")) if path.is_file()}
     for path in files.values():
         _flush(path)
     listing = {name: {"bytes": path.stat().st_size, "sha256": _hash(path)} for name, path in files.items()}
     write_json({"files": listing}, staged / LISTING)
-    if place.exists():  # damaged, or from a run that was resumed from before it
-        shutil.rmtree(place)
-    staged.replace(place)
-    _flush(place.parent)
+    if target.exists():  # damaged, or from a run that was resumed from before it
+        shutil.rmtree(target)
+    staged.replace(target)
+    _flush(target.parent)
 
 
 def damage(checkpoint: Path) -> str | None:

@@ -132,7 +132,7 @@ def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress = si
                 eos=eos,
                 vocab_size=vocab_size,
                 limit=limit,
-                told=lambda done: progress(stage, done, limit or 0),
+                progress=lambda done: progress(stage, done, limit or 0),
             )
 
         try:

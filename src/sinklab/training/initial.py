@@ -101,28 +101,28 @@ def load_weights(model: SinkLM, folder: Path) -> dict[str, Any]:
     if different:
         raise InputError(f"the weights of {name} do not fit model: {'; '.join(different)}")
     files = weight_files(folder, name)
-    found: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
     for file in files:
-        found |= {_plain(key): tensor for key, tensor in load_file(file).items()}
+        stored |= {_plain(key): tensor for key, tensor in load_file(file).items()}
     targets = {_plain(key): parameter for key, parameter in model.named_parameters()}
-    shared = [key for key in targets if key in found]
-    wrong = [key for key in shared if found[key].shape != targets[key].shape]
+    shared = [key for key in targets if key in stored]
+    wrong = [key for key in shared if stored[key].shape != targets[key].shape]
     if wrong:
         raise InputError(
-            f"the weights of {name} do not fit: {wrong[0]} has the shape {tuple(found[wrong[0]].shape)} there and "
+            f"the weights of {name} do not fit: {wrong[0]} has the shape {tuple(stored[wrong[0]].shape)} there and "
             f"{tuple(targets[wrong[0]].shape)} here"
         )
     with torch.no_grad():
         for key in shared:
-            targets[key].copy_(found[key])
+            targets[key].copy_(stored[key])
     buffers = {_plain(key) for key, _ in model.named_buffers()}
     return {
         "path": name,
         "sha256": hash_files(files),
         "operation": theirs.operation["name"],
-        "new": [key for key in targets if key not in found],
+        "new": [key for key in targets if key not in stored],
         "dropped": [
-            key for key in found if key not in targets and key not in buffers and key not in model.all_tied_weights_keys
+            key for key in stored if key not in targets and key not in buffers and key not in model.all_tied_weights_keys
         ],
     }
 

@@ -66,9 +66,9 @@ def _from_python(path: Path, wanted: str) -> PretrainingConfig:
     elif path.stem in functions:
         functions = {path.stem: functions[path.stem]}
     if len(functions) != 1:
-        found = f"it has {', '.join(functions)}" if functions else "it has none"
+        number = f"it has {', '.join(functions)}" if functions else "it has none"
         raise ConfigurationError(
-            f"{path} must define one function {wanted or 'without parameters'} that returns a PretrainingConfig, and {found}; "
+            f"{path} must define one function {wanted or 'without parameters'} that returns a PretrainingConfig, and {number}; "
             f"name one of several as {path}:function"
         )
     ((name, function),) = functions.items()

@@ -46,13 +46,13 @@ class TokenStream:
         """
         try:
             identity = json.loads((folder / "identity.json").read_text(encoding="utf-8"))
-            found = (folder / "tokens.bin").stat().st_size
+            size = (folder / "tokens.bin").stat().st_size
         except (OSError, ValueError) as error:
             raise InputError(f"the encoded text in {folder} is damaged ({error}); delete the folder") from None
         expected = identity["tokens"] * np.dtype(identity["dtype"]).itemsize
-        if found != expected:
+        if size != expected:
             raise InputError(
-                f"the encoded text in {folder} is damaged: tokens.bin has {found} of {expected} bytes; delete the folder"
+                f"the encoded text in {folder} is damaged: tokens.bin has {size} of {expected} bytes; delete the folder"
             )
         return cls(folder, identity)
 
@@ -142,7 +142,7 @@ def write_stream(
     eos: int | None,
     vocab_size: int,
     limit: int | None,
-    told: Callable[[int], None],
+    progress: Callable[[int], None],
 ) -> None:
     """Write documents end to end: ``tokens.bin`` (little-endian), ``starts.npy`` and ``identity.json``.
 
@@ -150,7 +150,7 @@ def write_stream(
         bos, eos: ids before and after every document.
         vocab_size: decides the width: uint16 up to 65,536 ids, uint32 above.
         limit: stop after so many tokens, in the middle of a document if need be; no more documents are read.
-        told: called with the tokens so far.
+        progress: called with the tokens so far.
 
     Raises:
         InputError: a vocabulary too large, no text at all, or no room on the disk.
@@ -182,7 +182,7 @@ def write_stream(
             digest.update(data)
             tokens += len(ids)
             characters += piece.characters
-            told(tokens)
+            progress(tokens)
             if tokens == limit:
                 break
     finally:

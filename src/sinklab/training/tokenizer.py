@@ -155,7 +155,7 @@ def _cut(document: str, start: int) -> int:
     if stop >= len(document):
         return len(document)
     for mark in ("\n", " "):
-        found = document.rfind(mark, start, stop)
-        if found >= 0:
-            return found + 1
+        cut = document.rfind(mark, start, stop)
+        if cut >= 0:
+            return cut + 1
     return stop

@@ -247,7 +247,7 @@ def _take_down(run: Prepared, start: dict[str, Any] | None, passed_over: list[st
             "held_out": hash_tokens(data.held_out),
             "probe_rows": hash_tokens(run.probe_rows),
         },
-        definitions=definitions({"training": METRICS, "sink_readout": READOUT, **{one.name: one.metrics for one in PROBES}}),
+        definitions=definitions({"training": METRICS, "sink_readout": READOUT, **{each.name: each.metrics for each in PROBES}}),
         resumed=resumed,
         **{**facts, "versions": {**facts["versions"], **library_versions()}},
     )

@@ -85,9 +85,9 @@ class PretrainingTrainer(Trainer):
             state.distributed_type = DistributedType.MULTI_GPU
         super().create_accelerator_and_postprocess()
         if self.is_fsdp_enabled != bool(self.args.fsdp):
-            told = "shard the weights" if self.is_fsdp_enabled else "train replicas"
+            requested = "shard the weights" if self.is_fsdp_enabled else "train replicas"
             raise ConfigurationError(
-                f"training.parallel is {self.config.training.parallel}, and accelerate was told to {told} (by 'accelerate "
+                f"training.parallel is {self.config.training.parallel}, and accelerate was told to {requested} (by 'accelerate "
                 "launch', or by ACCELERATE_USE_FSDP in the environment); make the two agree"
             )
         if self.is_fsdp_enabled:

@@ -48,9 +48,9 @@ def limited_attention(model: nn.Module, window: int, kept: Sequence[int] = ()) -
 class _Limit:
     """Observer of the seam that narrows the mask of every call before the model's own function gets it."""
 
-    def __init__(self, model: nn.Module, window: int, kept: Sequence[int]) -> None:
+    def __init__(self, model: nn.Module, window: int, positions: Sequence[int]) -> None:
         self._owned = {id(module) for module in on_seam_modules(model).values()}
-        self._window, self._kept = window, list(kept)
+        self._window, self._kept = window, list(positions)
 
     @property
     def running(self) -> bool:
@@ -122,7 +122,7 @@ def windowed_losses(model: PreTrainedModel, rows: Tensor, window: int, sinks: Se
     outside.
     """
     losses = []
-    for kept in (sinks, ()):
-        with limited_attention(model, window, kept):
+    for visible_sinks in (sinks, ()):
+        with limited_attention(model, window, visible_sinks):
             losses.append(token_losses(model, rows, after=window))
     return losses[0], losses[1]

@@ -20,8 +20,8 @@ def obstacle(operation: Operation, inputs: Inputs) -> str | None:
     """Why this path cannot serve the call, or ``None``."""
     dtypes = {inputs.queries.dtype, inputs.keys.dtype, inputs.values.dtype}
     if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64, torch.bfloat16}:
-        found = ", ".join(sorted(str(dtype) for dtype in dtypes))
-        return f"queries, keys and values are {found}; it takes float32, float64 or bfloat16, one for all"
+        names = ", ".join(sorted(str(dtype) for dtype in dtypes))
+        return f"queries, keys and values are {names}; it takes float32, float64 or bfloat16, one for all"
     if type(operation).head_outputs is not Operation.head_outputs:
         return "the operation computes its head outputs in a way of its own"
     if not inputs.q_len or not inputs.kv_len:

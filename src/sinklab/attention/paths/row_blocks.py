@@ -306,7 +306,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _backward(context: Any, output_gradient: Tensor, null_gradient: Tensor) -> tuple[Tensor | None, ...]:
     queries, keys, values, visible, null_scores = context.saved_tensors
-    found = _row_attention_backward(
+    gradients = _row_attention_backward(
         output_gradient,
         null_gradient,
         queries,
@@ -318,7 +318,7 @@ def _backward(context: Any, output_gradient: Tensor, null_gradient: Tensor) -> t
         context.scaling,
         context.operation,
     )
-    return *found[:3], None, None if null_scores is None else found[3], None, None, None
+    return *gradients[:3], None, None if null_scores is None else gradients[3], None, None, None
 
 
 def _no_second_derivative(context: Any, *gradients: Tensor) -> None:

@@ -92,12 +92,12 @@ class Plan:
 
     def _blocks(self, sample: int, head: int) -> list[Block]:
         batch, heads = (1, 1) if self.visible is None else self.visible.shape[:2]
-        place = (sample % batch, head % heads)
-        if place != self.place:
-            mask = None if self.visible is None else self.visible[place].expand(self.q_len, self.kv_len)
+        cell = (sample % batch, head % heads)
+        if cell != self.place:
+            mask = None if self.visible is None else self.visible[cell].expand(self.q_len, self.kv_len)
             starts = range(0, self.q_len, self.rows)
             rows = [slice(start, min(start + self.rows, self.q_len)) for start in starts]
-            self.place, self.blocks = place, [self._causal(part) if mask is None else self._masked(part, mask) for part in rows]
+            self.place, self.blocks = cell, [self._causal(part) if mask is None else self._masked(part, mask) for part in rows]
         return self.blocks
 
     def _causal(self, rows: slice) -> Block:

@@ -149,10 +149,10 @@ class _SecondPass:
         Heads go innermost, so that a mask is built once per tile and not once per tile and head.
         """
         for tile in self.plan:
-            place = (tile.query_start, tile.query_stop, tile.key_start, tile.key_stop)
-            masks = None if tile.whole else _Masks(self.call.visible.block(*place), self.dtype)
-            rows, columns = slice(*place[:2]), slice(*place[2:])
-            shape = (place[1] - place[0], place[3] - place[2])
+            corners = (tile.query_start, tile.query_stop, tile.key_start, tile.key_stop)
+            masks = None if tile.whole else _Masks(self.call.visible.block(*corners), self.dtype)
+            rows, columns = slice(*corners[:2]), slice(*corners[2:])
+            shape = (corners[1] - corners[0], corners[3] - corners[2])
             powers = self.powers[: shape[0] * shape[1]].view(shape)
             for pair, features in queries.items():
                 mask = None if masks is None else masks.of(*pair)
@@ -254,16 +254,16 @@ class _Masks:
 
     def of(self, sample: int, head: int) -> Tensor | None:
         """The mask ``(rows, columns)`` for a head; ``None`` when it sees the whole tile, a scalar when it sees nothing."""
-        place = (sample % self.block.shape[0], head % self.block.shape[1])
-        if place not in self.made:
-            visible = self.block[place]
+        pair = (sample % self.block.shape[0], head % self.block.shape[1])
+        if pair not in self.made:
+            visible = self.block[pair]
             seen = int(visible.sum()) if self.block.shape[:2] != (1, 1) else 1
             if seen == 0:
-                self.made[place] = torch.tensor(_HIDDEN)
+                self.made[pair] = torch.tensor(_HIDDEN)
             else:
                 whole = seen == visible.numel()
-                self.made[place] = None if whole else visible.to(self.dtype).sub_(1.0).mul_(-_HIDDEN)
-        return self.made[place]
+                self.made[pair] = None if whole else visible.to(self.dtype).sub_(1.0).mul_(-_HIDDEN)
+        return self.made[pair]
 
 
 def _null_mass(call: AttentionCall, log_sum_exp: Tensor) -> Tensor:

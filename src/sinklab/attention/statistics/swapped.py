@@ -149,10 +149,10 @@ def swapped_is_exact(device: torch.device, dtype: torch.dtype, head_dim: int, ke
         reference = blocked_statistics(call, frozenset({"columns", "log_sum_exp"}), 8)
         call.log_sum_exp = reference.log_sum_exp
         try:
-            found = swapped_statistics(call, frozenset({"columns"}), 8, kernel)
+            result = swapped_statistics(call, frozenset({"columns"}), 8, kernel)
         except RuntimeError:
             return False
-        for got, expected in ((found.column_sum, reference.column_sum), (found.buckets, reference.buckets)):
+        for got, expected in ((result.column_sum, reference.column_sum), (result.buckets, reference.buckets)):
             assert got is not None
             assert expected is not None
             if not bool(((got - expected).abs() <= _BOUNDS[dtype] * expected.clamp(min=1e-2)).all()):
