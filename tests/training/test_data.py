@@ -494,7 +494,7 @@ def test_the_width_of_an_id_follows_the_vocabulary(tmp_path):
     pieces = [Piece(np.array([7, 65_536]), 2, True, True)]
 
     def write(vocab_size):
-        write_stream(tmp_path, pieces, bos=None, eos=None, vocab_size=vocab_size, limit=None, told=lambda tokens: None)
+        write_stream(tmp_path, pieces, bos=None, eos=None, vocab_size=vocab_size, limit=None, progress=lambda tokens: None)
         return TokenStream.open(tmp_path)
 
     assert write(65_537).identity["dtype"] == "<u4"

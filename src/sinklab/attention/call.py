@@ -52,7 +52,7 @@ class AttentionCall:
         softcap: ``cap · tanh(score / cap)`` is applied to the scaled scores before bias and mask, or ``None``; a tensor
             ``(1, num_heads, 1, 1)`` where interventions made heads differ.
         bias: additive scores ``(batch or 1, num_heads or 1, q_len, kv_len)``, or ``None``.
-        sink_scores: scores of nothing ``(batch or 1, num_heads, q_len or 1)``: a learned sink logit, a key bias; or ``None``.
+        sink_scores: null scores ``(batch or 1, num_heads, q_len or 1)``: a learned sink logit, a key bias; or ``None``.
         null_value: ``(num_heads or 1, value_dim)`` that the null mass carries to the output, or ``None`` for 0.
         output_bias: ``(num_heads or 1, value_dim)`` added to every head output, or ``None``.
         gain: factor on the head outputs ``(batch, num_heads, q_len, 1 or value_dim)`` (output gates), or ``None``.
@@ -210,7 +210,7 @@ class AttentionCall:
         return outputs if self.gain is None else outputs * self.gain[:, :, query_start:query_stop].to(outputs.dtype)
 
     def sink_rows(self, query_start: int, query_stop: int) -> Tensor | None:
-        """Scores of nothing of a block of queries, ``(batch or 1, num_heads, block or 1)``, or ``None``."""
+        """Null scores of a block of queries, ``(batch or 1, num_heads, block or 1)``, or ``None``."""
         scores = self.sink_scores
         return scores[:, :, query_start:query_stop] if scores is not None and scores.shape[2] > 1 else scores
 

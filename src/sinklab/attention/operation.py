@@ -90,7 +90,7 @@ class Operation(abc.ABC):
         return queries, keys
 
     def null_scores(self, queries: Tensor, scaling: float, state: State) -> Tensor | None:
-        """Score of nothing for every query, ``(batch or 1, num_heads, q_len or 1)``, or ``None``.
+        """Null score of every query, ``(batch or 1, num_heads, q_len or 1)``, or ``None``.
 
         Args:
             queries: mapped by :meth:`features`, ``(batch, num_heads, q_len, head_dim)``.

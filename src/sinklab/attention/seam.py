@@ -14,7 +14,7 @@ import dataclasses
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -92,21 +92,30 @@ KEYWORDS: dict[str, str] = {
 """Keyword arguments of the attention function and what becomes of them; one that is not here is refused, not ignored."""
 
 
+Native: TypeAlias = Callable[..., Any]
+"""An attention function of transformers."""
+
+
 class Observer(Protocol):
-    """Somebody who looks at the attention of some modules; see :class:`sinklab.attention.session.Session`."""
+    """What is called in place of the attention of some modules; see :class:`sinklab.attention.session.Session`.
+
+    A subclass that does not care about masks says so by leaving out ``on_mask`` and ``running``.
+    """
 
     def owns(self, module: nn.Module) -> bool:
         """Whether the module belongs to the model under observation."""
 
-    def on_attention(self, native: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Call ``native`` and look at the result; must return what ``native`` returned."""
+    def on_attention(self, native: Native, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Call ``native`` and return what it returned, or something else of the same form."""
 
     def on_mask(self, record: MaskRecord) -> None:
         """A mask was built while the model of this observer was running, or before a forward that may be of this observer."""
+        return None
 
     @property
     def running(self) -> bool:
         """Whether the model of this observer is inside its forward."""
+        return False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -181,7 +181,7 @@ class Session:
 
     def on_attention(
         self,
-        native: Callable[..., Any],
+        native: seam.Native,
         module: nn.Module,
         query: Tensor,
         key: Tensor,

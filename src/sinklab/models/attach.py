@@ -166,31 +166,21 @@ def _own_config(model: PreTrainedModel) -> None:
             module.config = copies[id(config)]
 
 
-class _Shapes:
-    """An observer that notes the head shapes of every attention module."""
+class _Shapes(seam.Observer):
+    """Notes the head shapes of every attention module."""
 
     running = True
 
     def __init__(self, modules: dict[str, nn.Module]) -> None:
         self.names = {id(module): name for name, module in modules.items()}
-        self.found: dict[str, HeadShape] = {}
+        self.shapes: dict[str, HeadShape] = {}
         self.widths: dict[str, int] = {}
 
     def owns(self, module: nn.Module) -> bool:
         return id(module) in self.names
 
-    def on_mask(self, record: seam.MaskRecord) -> None:
-        pass
-
     def on_attention(
-        self,
-        native: Callable[..., Any],
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *args: Any,
-        **kwargs: Any,
+        self, native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         name = self.names[id(module)]
         if seam.read_sink_scores(kwargs) is not None:
@@ -198,7 +188,7 @@ class _Shapes:
                 f"{name} ({type(module).__name__}) has learned sink logits of its own, which are part of a softmax; no other "
                 "operation can take its place"
             )
-        self.found[name] = HeadShape(
+        self.shapes[name] = HeadShape(
             num_heads=query.shape[1],
             num_kv_heads=key.shape[1],
             head_dim=query.shape[3],
@@ -225,13 +215,15 @@ def _head_shapes(
             f"{type(model).__name__} computes attention in its own code, not through the attention interface of transformers; "
             "no operation can be attached"
         )
-    shapes = _Shapes(modules)
+    observer = _Shapes(modules)
     device = next(model.parameters()).device
     inputs = {name: value.to(device) for name, value in (model.dummy_inputs if example is None else example).items()}
-    handles = [module.register_forward_pre_hook(shapes.note_width(name), with_kwargs=True) for name, module in modules.items()]
+    handles = [
+        module.register_forward_pre_hook(observer.note_width(name), with_kwargs=True) for name, module in modules.items()
+    ]
     training = model.training
     try:
-        with torch.no_grad(), seam.shadow(shapes):
+        with torch.no_grad(), seam.shadow(observer):
             model.eval()(**inputs)
     except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
         if example is not None:
@@ -244,10 +236,10 @@ def _head_shapes(
         model.train(training)
         for handle in handles:
             handle.remove()
-    silent = [name for name in modules if name not in shapes.found]
+    silent = [name for name in modules if name not in observer.shapes]
     if silent:
         raise UnsupportedModelError(
             f"{silent[0]} ran without the attention interface or did not run at all ({len(silent)} modules); pass "
             "example={…} with inputs that reach every layer, or use another model"
         )
-    return shapes.found
+    return observer.shapes

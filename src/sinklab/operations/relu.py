@@ -26,7 +26,7 @@ class Relu(Operation):
     2023 (arXiv 2309.08586) try powers. These are fixed factors, no normalisation, and no null mass is defined.
 
     Args:
-        normalize: divide each row by its sum instead. A row without a positive score is 0, and all its mass is on nothing.
+        normalize: divide each row by its sum instead. A row without a positive score is 0, and its null mass is 1.
         uncounted: keys that are not counted in n; an integer from 0.
         power: exponent of the divisor; 0 leaves the rectified scores as they are.
     """

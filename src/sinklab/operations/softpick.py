@@ -28,7 +28,7 @@ class Softpick(Operation):
 
     Zuhri et al. 2025 (arXiv 2504.20966). Keys with a negative score get no weight, but they dilute the others, and get a
     gradient through the denominator. Their share of it is the null mass: with it every row sums to one. A row whose
-    scores are all 0 is 0, and all its mass is on nothing. The authors add 1e-6 to the denominator, which is left out here.
+    scores are all 0 is 0, and its null mass is 1. The authors add 1e-6 to the denominator, which is left out here.
     """
 
     normalized: ClassVar[bool] = True

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import pandas as pd
 import torch
@@ -32,11 +31,7 @@ from sinklab.streaming.table import Table
 __all__ = ["ScoredCache", "ScoredLayer", "ScoredStep", "ScoredTable"]
 
 
-Native: TypeAlias = Callable[..., Any]
-"""An attention function of transformers."""
-
-
-class ScoredCache(PolicyCache):
+class ScoredCache(PolicyCache, seam.Observer):
     """The cache of a :class:`~sinklab.policies.base.ScoredPolicy`, for one model; pass it as ``past_key_values``.
 
     Attention weights, where a policy needs them, are computed from what the model's own attention
@@ -103,21 +98,11 @@ class ScoredCache(PolicyCache):
         """Whether the model is inside its forward."""
         return self.step is not None
 
-    def on_mask(self, record: seam.MaskRecord) -> None:
-        """Nothing: the mask comes with the call."""
-
     def on_attention(
-        self,
-        native: Native,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Any = None,
-        **kwargs: Any,
+        self, native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, **kwargs: Any
     ) -> Any:
         """Run the model's own function, and hand the weights of the one query to the layer."""
-        result = native(module, query, key, value, attention_mask, **kwargs)
+        result = native(module, query, key, value, mask, **kwargs)
         layer, self.table.waiting = self.table.waiting, None
         if layer is not None:
             unknown = seam.unknown_keywords(kwargs)
@@ -127,7 +112,7 @@ class ScoredCache(PolicyCache):
                     f"weights in a way that sinklab does not know; policy {self.policy.name!r} needs them"
                 )
             with torch.autocast(query.device.type, enabled=False):
-                layer.rescore(_weights(native, module, query, key, value, attention_mask, kwargs))
+                layer.rescore(_weights(native, module, query, key, value, mask, kwargs))
         return result
 
     # --- what it holds -------------------------------------------------------------------------------------------------------
@@ -149,7 +134,7 @@ class ScoredCache(PolicyCache):
 
 
 def _weights(
-    native: Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: Arguments
+    native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: Arguments
 ) -> Tensor:
     """Weights of the last query, summed over the query heads of a group, ``(batch, num_kv_heads, kv_len)``."""
     name = getattr(native, "__name__", "")

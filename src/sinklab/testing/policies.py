@@ -31,7 +31,7 @@ _LONGEST = 16_384
 _EXACT = 1e-9
 """float64 throughout, and the angles of both sides are the same float32 numbers; sums of some tens of terms of size ten."""
 
-_TURNED = 2e-3
+_ROTATED = 2e-3
 """The model's angles are float32, up to ``position · 2**-24`` off, and a key that is moved exactly has the error of another
 position: 6e-6 at position 100, times keys and queries of size ten. A key that is one step off moves these logits by more than
 twenty times as much."""
@@ -236,7 +236,7 @@ def _check_masking(checks: Checks, policy: SlotPolicy | Full, model: PreTrainedM
         expected, tolerance = model(input_ids=tokens, attention_mask=visible, use_cache=False).logits, _EXACT
     else:
         assert isinstance(policy, SlotPolicy)
-        expected, tolerance = _slow_logits(policy, model, tokens), _TURNED
+        expected, tolerance = _slow_logits(policy, model, tokens), _ROTATED
     decoded = _read(policy, model, tokens, _singly(tokens))
     checks.close(decoded, expected, tolerance, "evicting is masking", "logits of decoding")
 
@@ -293,7 +293,7 @@ def _check_reader(checks: Checks, policy: Policy, model: PreTrainedModel, tokens
     whole = reader.read(tokens)
     held = max(reader.telemetry().held)
     # Original positions are exact; a key that is rotated to be moved is rotated by angles of another rounding.
-    tolerance = _EXACT if policy.positions == "original" else _TURNED
+    tolerance = _EXACT if policy.positions == "original" else _ROTATED
     pieces = [max(1, length // 3), 1, length - max(1, length // 3) - 1]
     checks.close(_read(policy, model, tokens, pieces, chunk=5), whole, tolerance, "division", "logits of a text read in pieces")
     checks.close(
@@ -335,18 +335,18 @@ def _check_score(checks: Checks, policy: ScoredPolicy) -> None:
             checks.require(fine, "score", f"finite float32 numbers {(2, 3, held)}", f"{scores.dtype} {tuple(scores.shape)}")
 
 
-class _PerHead:
-    """An observer that gives every attention call the mask of its layer, and with a rotation keys rotated to their rank."""
+class _PerHead(seam.Observer):
+    """Gives every attention call the mask of its layer, and with a rotation keys rotated to their rank."""
+
+    running = True
 
     def __init__(self, model: nn.Module, masks: list[Tensor], rotation: Rotation | None) -> None:
         numbers = ((module, getattr(module, "layer_idx", None)) for module in model.modules())
         self.layers = {id(module): number for module, number in numbers if isinstance(number, int)}
-        self.masks, self.running, self.rotation = masks, True, rotation
+        self.masks, self.rotation = masks, rotation
 
     def owns(self, module: nn.Module) -> bool:
         return id(module) in self.layers
-
-    def on_mask(self, record: seam.MaskRecord) -> None: ...
 
     def on_attention(
         self, native: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
@@ -391,5 +391,5 @@ def _check_scored(checks: Checks, policy: ScoredPolicy, model: PreTrainedModel, 
     rotation = next(iter(read_rotations(model).layers.values())) if in_cache else None
     with seam.shadow(_PerHead(model, masks, rotation)):
         expected = model(input_ids=tokens, use_cache=False).logits
-    tolerance = _TURNED if in_cache else _EXACT
+    tolerance = _ROTATED if in_cache else _EXACT
     checks.close(torch.cat(logits, dim=1), expected, tolerance, "evicting is masking", "logits of decoding")

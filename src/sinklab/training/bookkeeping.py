@@ -1,4 +1,4 @@
-"""The book of a run: training metrics into the table and onto the screen, held-out losses, divergence, snapshots, stopping."""
+"""What a run writes down: metrics into the table and onto the screen, held-out losses, divergence, snapshots, stopping."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ LEAST_RISE = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """When the training went astray, and what was seen."""
+    """When the training diverged, and what was seen."""
 
     step: int
     found_at: int

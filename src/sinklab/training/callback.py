@@ -90,7 +90,7 @@ class SinkMeasurement:
 
 
 class SinkCallback(TrainerCallback):
-    """Watch the sinks of a model during training: rates, entropy, norms, massive activations and the functional read-out.
+    """Watch the sinks of a model during training: rates, entropy, norms, massive activations and windowed losses.
 
     Works with any ``transformers.Trainer`` and any causal language model on the attention interface. It measures before the
     first step, every ``every`` steps and after the last, in evaluation mode and in the precision of the weights (no autocast),

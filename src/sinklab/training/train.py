@@ -155,7 +155,7 @@ def _train(run: Prepared) -> Result:
         table.write()
         record.update(steps=trainer.state.global_step)
 
-    book = Bookkeeper(
+    bookkeeper = Bookkeeper(
         config,
         table=table,
         held_out=run.data.held_out_dataset,
@@ -170,7 +170,7 @@ def _train(run: Prepared) -> Result:
         args=arguments,
         train_dataset=run.data.train,
         processing_class=run.data.tokenizer,
-        callbacks=[*trackers(config, arguments, out, run.checkpoint), book],
+        callbacks=[*trackers(config, arguments, out, run.checkpoint), bookkeeper],
     )
     trainer.remove_callback(PrinterCallback)
     bos = run.data.tokenizer.bos_token_id
@@ -184,16 +184,16 @@ def _train(run: Prepared) -> Result:
         trainer=trainer,
     )
     trainer.add_callback(sinks)
-    book.trainer, book.sinks = trainer, sinks
+    bookkeeper.trainer, bookkeeper.sinks = trainer, sinks
     try:
         tokens = arguments.per_device_train_batch_size * config.model.max_position_embeddings
         on_cpu = next(run.model.parameters()).device.type == "cpu"
         faster = fast_float32(linear_sizes(run.model, tokens)) if on_cpu else contextlib.nullcontext(False)
-        with stoppable(book, alone=arguments.world_size == 1), faster as handed_over:
+        with stoppable(bookkeeper, alone=arguments.world_size == 1), faster as handed_over:
             record.update(float32_products="oneDNN" if handed_over else "default")
             trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
         steps = trainer.state.global_step
-        status: Status = "diverged" if book.diverged else "finished" if steps >= config.training.steps else "stopped"
+        status: Status = "diverged" if bookkeeper.diverged else "finished" if steps >= config.training.steps else "stopped"
         if status == "finished" or (status == "diverged" and all(p.isfinite().all() for p in run.model.parameters())):
             save_model(trainer, run.data.tokenizer, out / "model")
         table.write()
@@ -202,8 +202,8 @@ def _train(run: Prepared) -> Result:
         with contextlib.suppress(OSError):  # a full disk may be what brought us here; the error itself goes on
             record.update(status="stopped" if isinstance(error, KeyboardInterrupt) else "failed", error=reason)
         raise
-    result = {**newest(table.table()), "tokens_per_second": book.speed, "steps": steps}
-    divergence = None if book.divergence is None else dataclasses.asdict(book.divergence)
+    result = {**newest(table.table()), "tokens_per_second": bookkeeper.speed, "steps": steps}
+    divergence = None if bookkeeper.divergence is None else dataclasses.asdict(bookkeeper.divergence)
     weights = weights_sha256(out / "model")
     record.update(status=status, steps=steps, result=result, divergence=divergence, weights_sha256=weights)
     return result_of(out, table.table(), record.fields)

@@ -1,4 +1,4 @@
-"""The functional read-out: what predicting beyond a window costs when the sinks are hidden, against when they are kept.
+"""Windowed losses: what predicting beyond a window costs when the sinks are hidden, against when they are kept.
 
                   window=3        window=3, sink 0 kept
     0  ■ ⬚ ⬚ ⬚ ⬚ ⬚      ■ ⬚ ⬚ ⬚ ⬚ ⬚
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -45,32 +45,18 @@ def limited_attention(model: nn.Module, window: int, kept: Sequence[int] = ()) -
         yield
 
 
-class _Limit:
-    """Observer of the seam that narrows the mask of every call before the model's own function gets it."""
+class _Limit(seam.Observer):
+    """Narrows the mask of every call before the model's own function gets it."""
 
     def __init__(self, model: nn.Module, window: int, positions: Sequence[int]) -> None:
         self._owned = {id(module) for module in on_seam_modules(model).values()}
         self._window, self._kept = window, list(positions)
 
-    @property
-    def running(self) -> bool:
-        return False
-
     def owns(self, module: nn.Module) -> bool:
         return id(module) in self._owned
 
-    def on_mask(self, record: seam.MaskRecord) -> None:
-        pass
-
     def on_attention(
-        self,
-        native: Callable[..., Any],
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Any = None,
-        **kwargs: Any,
+        self, native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, **kwargs: Any
     ) -> Any:
         name = getattr(native, "__name__", type(native).__name__)
         if query.shape[2] != key.shape[2]:
@@ -79,12 +65,9 @@ class _Limit:
                 "self-attention without a cache only"
             )
         visible = self._visible(query.shape[2], query.device)
-        if isinstance(attention_mask, Tensor) and attention_mask.ndim == 4:
-            if attention_mask.dtype == torch.bool:
-                mask = attention_mask & visible
-            else:
-                mask = attention_mask.masked_fill(~visible, torch.finfo(attention_mask.dtype).min)
-        elif attention_mask is None and ("sdpa" in name or name.startswith("sinklab_")):
+        if isinstance(mask, Tensor) and mask.ndim == 4:
+            mask = mask & visible if mask.dtype == torch.bool else mask.masked_fill(~visible, torch.finfo(mask.dtype).min)
+        elif mask is None and ("sdpa" in name or name.startswith("sinklab_")):
             # No mask means "the module says whether it is causal" to these two.
             mask = visible.tril() if getattr(module, "is_causal", True) else visible
         else:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -86,7 +87,7 @@ class _Work:
     """
 
     def __init__(self, kernel: RowKernel, plan: Plan, queries: Tensor, scaling: float) -> None:
-        self.kernel, self.scaling = kernel, scaling
+        self.kernel, self.plan, self.scaling = kernel, plan, scaling
         self.narrow, self.wide = queries.dtype, plan.dtype
         self.device = queries.device
         self.views: dict[tuple[Any, ...], Tensor] = {}
@@ -125,6 +126,17 @@ class _Work:
     def rows_of(self, name: str, tensor: Tensor, part: HeadSlices, block: Block) -> Tensor:
         """The rows of a block, out of ``(num_heads, q_len, …)``."""
         return self.packed(name, tensor[part.heads, block.rows]).view(part.num_kv_heads, -1, tensor.shape[2])
+
+    def blocks(
+        self, sample: int, queries: Tensor, keys: Tensor, values: Tensor, null_scores: Tensor | None
+    ) -> Iterator[tuple[HeadSlices, Block, Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor, Rows]]]:
+        """Every block of a sample: its place, its queries, keys and values, and what :meth:`weigh` gives for it."""
+        null_scores = None if null_scores is None else null_scores[sample]
+        for part, block in self.plan.parts(sample):
+            query = self.rows_of("query", queries[sample], part, block)
+            key = self.packed("key", keys[sample, part.kv_heads, block.keys])
+            value = self.packed("value", values[sample, part.kv_heads, block.keys])
+            yield part, block, query, key, value, self.weigh(query, key, null_scores, part, block)
 
     def weigh(
         self, queries: Tensor, keys: Tensor, null_scores: Tensor | None, part: HeadSlices, block: Block
@@ -199,12 +211,7 @@ def row_attention(
     work = _Work(_kernel(operation), plan, queries, scaling)
     with _fast_products(queries, values, plan):
         for sample in range(queries.shape[0]):
-            nulls = None if null_scores is None else null_scores[sample]
-            for part, block in plan.parts(sample):
-                query = work.rows_of("query", queries[sample], part, block)
-                key = work.packed("key", keys[sample, part.kv_heads, block.keys])
-                value = work.packed("value", values[sample, part.kv_heads, block.keys])
-                _, _, weights, rows = work.weigh(query, key, nulls, part, block)
+            for part, block, _, _, value, (_, _, weights, rows) in work.blocks(sample, queries, keys, values, null_scores):
                 result = work.product("result", work.narrowed("weights", weights), value)
                 target = outputs[sample, part.heads, block.rows]
                 if rows.factor is None:
@@ -253,15 +260,11 @@ def _row_attention_backward(
     kernel = work.kernel
     with _fast_products(queries, values, plan):
         for sample in range(queries.shape[0]):
-            nulls = None if null_scores is None else null_scores[sample]
             key_sum, value_sum = (
                 torch.zeros(tensor.shape[1:], dtype=work.wide, device=work.device) for tensor in (keys, values)
             )
-            for part, block in plan.parts(sample):
-                query = work.rows_of("query", queries[sample], part, block)
-                key = work.packed("key", keys[sample, part.kv_heads, block.keys])
-                value = work.packed("value", values[sample, part.kv_heads, block.keys])
-                scores, scratch, weights, rows = work.weigh(query, key, nulls, part, block)
+            for part, block, query, key, value, weighed in work.blocks(sample, queries, keys, values, null_scores):
+                scores, scratch, weights, rows = weighed
                 upstream = work.rows_of("upstream", output_gradient[sample], part, block)
                 if rows.factor is not None:
                     upstream.copy_(upstream * rows.factor.view(*upstream.shape[:2], 1))
@@ -271,7 +274,7 @@ def _row_attention_backward(
                     # Not <output, its gradient>: that is the same but for roundings, and those of the gradient must cancel.
                     rows.term = torch.mul(weights, gradient, out=scratch).sum(dim=2).view(-1, 1)
                     if rows.null_mass is not None:
-                        # Nothing is one more term of the softmax, and what it carries has the gradient of the null mass.
+                        # The null is one more term of the softmax, and its mass has the gradient of the null mass.
                         target = null_score_gradient[sample, part.heads, block.rows]
                         null_upstream = null_gradient[sample, part.heads, block.rows].reshape(-1, 1)
                         rows.term += rows.null_mass * null_upstream

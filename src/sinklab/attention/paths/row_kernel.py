@@ -23,11 +23,11 @@ class Rows:
     Attributes:
         counts: how many keys each query sees, as a number of that dtype.
         blank: boolean: rows that see no key; ``None`` if there are none.
-        null_scores: scores of nothing, in natural units, or ``None``.
+        null_scores: in natural units, or ``None``.
         factor: set by :meth:`RowKernel.weigh`: what its result is multiplied by to give weights; ``None`` for 1.
         null_mass: set by :meth:`RowKernel.weigh` when there are null scores.
         kept: what :meth:`RowKernel.weigh` leaves for :meth:`RowKernel.differentiate`, if anything.
-        term: ``factor`` times the sum, over all keys and nothing, of weight times gradient; set before
+        term: ``factor`` times the sum, over all keys and the null, of weight times gradient; set before
             :meth:`RowKernel.differentiate` if the kernel ``needs_term``.
     """
 
@@ -54,7 +54,7 @@ class RowKernel(abc.ABC):
     Attributes:
         unit: what natural scores have been multiplied by when the kernel receives them.
         hidden: what it finds in the place of the score of a hidden key; its weight and gradient must come out as exactly 0.
-        takes_null: null scores are served; the weights are then a softmax, to which nothing is one more term.
+        takes_null: null scores are served; the weights are then a softmax, in which the null is one more term.
         needs_term: ``rows.term`` is read, as it must be where ``factor`` is one over a sum of the row: through that sum every
             score of the row has a gradient.
     """

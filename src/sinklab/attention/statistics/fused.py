@@ -243,7 +243,7 @@ class _SecondPass:
 
 
 class _Masks:
-    """What is added to a partly visible tile: 0 where visible, the logarithm of nothing where hidden.
+    """What is added to a partly visible tile: 0 where visible, the logarithm of 0 where hidden.
 
     Made once per distinct mask. Adding is several times as fast as a masked fill.
     """
@@ -267,6 +267,6 @@ class _Masks:
 
 
 def _null_mass(call: AttentionCall, log_sum_exp: Tensor) -> Tensor:
-    """Mass of a softmax on nothing, ``exp(sink) / (exp(sink) + exp(log_sum_exp))``; from the scores, not from the row sums."""
+    """Null mass of a softmax, ``exp(sink) / (exp(sink) + exp(log_sum_exp))``; from the scores, not from the row sums."""
     sink = call.sink_scores
     return torch.zeros_like(log_sum_exp) if sink is None else torch.sigmoid(sink.to(log_sum_exp.dtype) - log_sum_exp)

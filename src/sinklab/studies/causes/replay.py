@@ -206,22 +206,17 @@ class _Calls(Watcher):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Substitute:
-    """An observer that answers the call of one attention module."""
+class _Substitute(seam.Observer):
+    """Answers the call of one attention module."""
 
     module: nn.Module
     head_outputs: Tensor
-
-    running = False
 
     def owns(self, module: nn.Module) -> bool:
         return module is self.module
 
     def on_attention(self, native: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         return self.head_outputs, None
-
-    def on_mask(self, record: seam.MaskRecord) -> None:
-        """Masks are the model's own."""
 
 
 def bytes_of(call: AttentionCall) -> int:
