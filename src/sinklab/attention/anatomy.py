@@ -66,7 +66,7 @@ class Anatomy:
     def projection_name(self, name: str, width: int | None = None) -> str | None:
         """Qualified name of the map from the concatenated heads to the hidden state.
 
-        It is known by its name, in BERT and its kin in the output block beside the attention module; else it is the only linear
+        It is known by its name, in BERT in the output block beside the attention module; else it is the only linear
         child that is none of the maps to queries, keys, values and gates.
 
         Args:

@@ -53,12 +53,12 @@ class Editing:
     """
 
     def __init__(self, interventions: Sequence[Intervention], anatomy: Anatomy) -> None:
-        strangers = [
+        wrong = [
             edit for edit in interventions if not isinstance(edit, (HeadIntervention, HiddenIntervention, InputIntervention))
         ]
-        if strangers:
+        if wrong:
             raise ConfigurationError(
-                f"{type(strangers[0]).__name__} is no intervention; it must be a HeadIntervention, a HiddenIntervention or an "
+                f"{type(wrong[0]).__name__} is no intervention; it must be a HeadIntervention, a HiddenIntervention or an "
                 "InputIntervention ('sinklab list interventions')"
             )
         active = [edit for edit in interventions if not edit.changes_nothing]
@@ -66,7 +66,7 @@ class Editing:
         self.of_hidden = [edit for edit in active if isinstance(edit, HiddenIntervention)]
         self.of_inputs = [edit for edit in active if isinstance(edit, InputIntervention)]
         known, layers = list(anatomy.attention), len(anatomy.layers)
-        # A module that stands for several layers (ALBERT) has several numbers, and names with its turn behind them.
+        # A module that stands for several layers (ALBERT) has several numbers, and names with the number of the run.
         config = getattr(anatomy.models[0], "config", None)
         most = max(len(known), getattr(config, "num_hidden_layers", None) or 0)
         for edit in self._of_heads:
@@ -198,7 +198,7 @@ class Editing:
             inputs = edit.edit_inputs(dict(inputs))
         unknown = sorted(set(inputs) - before - set(signature.parameters))
         if unknown:
-            # A model would swallow it among its other keywords and go on as if nothing had been edited.
+            # A model would ignore it among its other keywords, and nothing would be edited.
             raise UnsupportedModelError(
                 f"{type(model).__name__} takes no {unknown[0]}, which an intervention on its inputs needs "
                 f"({', '.join(edit.name for edit in self.of_inputs)})"

@@ -22,7 +22,7 @@ class Forward:
     Attributes:
         masks: what the host said when it built masks during this forward.
         early_masks: the same for masks built before it, which count only for calls that receive that very mask.
-        turns: how often the forward of each attention module has started.
+        starts: how often the forward of each attention module has started.
         called: attention modules whose attention call has been seen.
         cross: attention modules that were given keys from elsewhere.
         residuals: what entered each layer, by layer name; kept only when a probe needs it.
@@ -38,7 +38,7 @@ class Forward:
 
     masks: list[seam.MaskRecord] = dataclasses.field(default_factory=list)
     early_masks: list[seam.MaskRecord] = dataclasses.field(default_factory=list)
-    turns: Counter[str] = dataclasses.field(default_factory=Counter)
+    starts: Counter[str] = dataclasses.field(default_factory=Counter)
     called: set[str] = dataclasses.field(default_factory=set)
     cross: set[str] = dataclasses.field(default_factory=set)
     residuals: dict[str, Tensor] = dataclasses.field(default_factory=dict)

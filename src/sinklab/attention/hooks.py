@@ -99,8 +99,8 @@ class ModelHooks:
         """The module as a site; made at its first call."""
         # A module whose own forward runs several times in one forward of the model (ALBERT's shared layer) stands for several
         # layers; a module that calls the function several times inside one forward (images of a batch) is one.
-        turn = self.now.turns[name] - 1
-        label = name if turn <= 0 else f"{name}#{turn}"
+        run = self.now.starts[name] - 1
+        label = name if run <= 0 else f"{name}#{run}"
         site = self._sites.get(label)
         if site is None:
             kind = "cross" if name in self.now.cross or self.anatomy.is_cross(name) else "self"
@@ -150,7 +150,7 @@ class ModelHooks:
         self.depth -= 1
         if self.depth == 0:
             self._remember(getattr(output, "past_key_values", None) if self.now.cache is None else self.now.cache)
-            silent = [name for name in self.now.turns if name not in self.now.called]
+            silent = [name for name in self.now.starts if name not in self.now.called]
             self.now.masks.clear()
             self.now.early_masks.clear()
             self.now.residuals.clear()
@@ -172,7 +172,7 @@ class ModelHooks:
     def _begin_module(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = NO_KWARGS) -> None:
             if self.active():
-                self.now.turns[name] += 1
+                self.now.starts[name] += 1
                 if any(isinstance(kwargs.get(key), Tensor) for key in ("key_value_states", "encoder_hidden_states")):
                     self.now.cross.add(name)
 

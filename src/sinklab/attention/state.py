@@ -1,4 +1,4 @@
-"""The learned parameters of an operation, as a module that hangs on the attention module they belong to."""
+"""The learned parameters of an operation, as a submodule of the attention module they belong to."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ OUTPUT_GAIN = Metric(
 class NullMass(Probe):
     """Mean mass on real keys and, where the operation defines it, mean null mass, per layer and head.
 
-    A learned sink logit, softmax-plus-one and their kin let a head abstain. That mass is reported as such and never inferred
+    A learned sink logit, softmax-plus-one and others let a head abstain. That mass is reported as such and never inferred
     from row sums: the rows of a sigmoid need not sum to one, and nothing is missing from them.
     """
 

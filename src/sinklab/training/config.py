@@ -143,7 +143,7 @@ class WatchConfig(Section):
     seq_len: int = Field(64, ge=2, description="tokens of a probe row (Gu et al.: 64)")
     threshold: float = Field(0.3, ge=0, lt=1, description="epsilon of the sink rate")
     bos: bool | None = Field(None, description="beginning-of-sequence token in front of probe rows; as in training by default")
-    window: int = Field(32, ge=1, description="window of the functional read-out: loss with and without the sink beyond it")
+    window: int = Field(32, ge=1, description="window of the loss with and without the sink beyond it")
 
 
 class PretrainingConfig(Section):

@@ -2,7 +2,7 @@
 
     weight of query i on key j  =  exp2( log2(e) · scaling · q_i·k_j  −  log2(e) · LSE_i )
 
-The subtraction rides along in the matrix product as one more feature column (−log2(e)·LSE against 1), so a tile is born as
+The subtraction rides along in the matrix product as one more feature column (−log2(e)·LSE against 1), so a tile comes out as
 the logarithm of its weights, one ``exp2`` turns it into weights, and the sums over columns and rows, the largest weight and
 the entropy are read off while it is still in the cache. Tiles that are hidden are never visited and only tiles that are
 partly visible are masked. Arithmetic is float32 (or wider) whatever the dtype of the inputs.
