@@ -53,12 +53,12 @@ class Editing:
     """
 
     def __init__(self, interventions: Sequence[Intervention], anatomy: Anatomy) -> None:
-        wrong = [
+        others = [
             edit for edit in interventions if not isinstance(edit, (HeadIntervention, HiddenIntervention, InputIntervention))
         ]
-        if wrong:
+        if others:
             raise ConfigurationError(
-                f"{type(wrong[0]).__name__} is no intervention; it must be a HeadIntervention, a HiddenIntervention or an "
+                f"{type(others[0]).__name__} is no intervention; it must be a HeadIntervention, a HiddenIntervention or an "
                 "InputIntervention ('sinklab list interventions')"
             )
         active = [edit for edit in interventions if not edit.changes_nothing]
