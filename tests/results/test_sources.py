@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -86,26 +85,18 @@ def test_a_source_that_cannot_be_had(monkeypatch):
 
 
 MEASURE = """
-import importlib, pathlib, sys
-import torch
-from sinklab.attention.session import attend
-from sinklab.models.loading import load_model
-from sinklab.registry import probes
+import pathlib, sys
 from sinklab.results.run import Run
 from sinklab.results.sources import digest_of
-from sinklab.results.table import make_table
 
-model = load_model("embedded:softmax").model
 with Run("trial", out=pathlib.Path(sys.argv[1]), resume=True) as run:
     computed = []
     for name in ("entropy", "sink_rate", "value_norm"):
         def compute():
             computed.append(name)
-            with attend(model, [probes[name]()]) as session, torch.inference_mode():
-                model(torch.arange(12)[None])
-            return float(session.table()["value"].astype(float).mean())
-        run.store.cached(name, {"probe": name}, digest_of(attend, probes[name]), compute)
-    run.finish(table=make_table([]), display=lambda result: [], summary={"computed": computed})
+            return 1.0
+        behind = digest_of("sinklab.attention.session", f"sinklab.probes.{name}")  # by name: nothing of them is imported
+        run.store.cached(name, {"probe": name}, behind, compute)
 print(*computed)
 """
 
@@ -115,7 +106,7 @@ def test_a_changed_source_is_computed_again_and_nothing_else_is(tmp_path):
     for changed, computed in [
         ([], "entropy sink_rate value_norm"),
         (["probes/entropy.py", "probes/null_mass.py", "report/html.py"], "entropy"),
-        (["attention/session.py"], "entropy sink_rate value_norm"),
+        (["attention/call.py"], "entropy sink_rate value_norm"),  # behind all of them
     ]:
         for file in changed:
             path = tmp_path / "sinklab" / file
@@ -124,7 +115,7 @@ def test_a_changed_source_is_computed_again_and_nothing_else_is(tmp_path):
 
 
 def measured(folder: Path) -> str:
-    """Names of the probes that were run, not taken from the store, with the source in a folder."""
+    """Names of the probes that were computed, not taken from the store, with the source in a folder."""
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, "out"],
         cwd=folder,
@@ -134,5 +125,4 @@ def measured(folder: Path) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads((folder / "out" / "summary.json").read_text())["computed"] == done.stdout.split()
     return done.stdout.strip()

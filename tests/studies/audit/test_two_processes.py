@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
+import importlib
+import multiprocessing
 import time
 from pathlib import Path
 
@@ -13,21 +12,6 @@ import pytest
 from sinklab import audit, measure
 from sinklab.errors import InputError
 from sinklab.results.table import read_run, read_table
-
-HELD = """
-import importlib, pathlib, sys, time
-from sinklab import {command}
-module = importlib.import_module({module!r})
-checkpoint, out, marker, go = sys.argv[1:]
-real = module.run_probes
-def held(*arguments, **options):
-    while not pathlib.Path(go).exists():
-        pathlib.Path(marker).touch()
-        time.sleep(0.02)
-    return real(*arguments, **options)
-module.run_probes = held
-{command}(checkpoint, corpus="random_tokens", seq_len=8, samples=2, out=pathlib.Path(out), {options})
-"""
 
 COMMANDS = {
     "audit": (audit, "sinklab.studies.audit.measurement", {"cache": False}),
@@ -40,18 +24,30 @@ def test_the_second_is_refused_and_the_first_is_whole(checkpoint, tmp_path, comm
     function, module, options = COMMANDS[command]
     given = {"corpus": "random_tokens", "seq_len": 8, "samples": 2, "out": tmp_path / "out", **options}
     marker, go = tmp_path / "marker", tmp_path / "go"
-    code = HELD.format(command=command, module=module, options=", ".join(f"{key}={value!r}" for key, value in options.items()))
 
-    def start() -> subprocess.Popen[bytes]:
-        process = subprocess.Popen([sys.executable, "-c", code, *map(str, (checkpoint, tmp_path / "out", marker, go))])
+    def held() -> None:
+        real = (home := importlib.import_module(module)).run_probes
+
+        def run_probes(*arguments, **options):
+            while not go.exists():
+                marker.touch()
+                time.sleep(0.02)
+            return real(*arguments, **options)
+
+        home.run_probes = run_probes
+        function(str(checkpoint), **given)
+
+    def start() -> multiprocessing.Process:
+        process = multiprocessing.get_context("fork").Process(target=held)  # a process of its own, without its imports
+        process.start()
         deadline = time.monotonic() + 300
-        while not marker.exists() and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
+        while not marker.exists() and process.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.02)
         return process
 
     killed = start()
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
+    killed.kill()
+    killed.join()
     marker.unlink()
     assert not (tmp_path / "out").exists()
 
@@ -60,7 +56,8 @@ def test_the_second_is_refused_and_the_first_is_whole(checkpoint, tmp_path, comm
         with pytest.raises(InputError, match=rf"out is in use by process {first.pid} on"):
             function(str(checkpoint), **given, overwrite=overwrite)
     go.touch()
-    assert first.wait(timeout=300) == 0
+    first.join(timeout=300)
+    assert first.exitcode == 0
     assert read_run(tmp_path / "out")["kind"] == command
     assert set(read_table(tmp_path / "out" / "table.parquet")["run_id"]) == {read_run(tmp_path / "out")["run_id"]}
     assert {path.name for path in Path(tmp_path).iterdir()} == {"out", "go", "marker"}
