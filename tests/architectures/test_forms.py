@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
+from sinklab.attention.call import LayerOutput
+from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import UnsupportedModelError
 
@@ -54,7 +56,9 @@ def test_autocast(family: str, backend: str) -> None:
     with attend(model, probes=[recorder], verify=True):
         assert_identical(run(), before)
     for record in recorder.records:
-        # Measuring is not rounded to half precision: rows add up as float32 rows do (ten terms of at most one).
+        # Measuring is not rounded to half precision: what a probe computes inside is what it computes outside, and rows add
+        # up as float32 rows do (ten terms of at most one).
+        assert torch.equal(record.weights, record.call.weights(0, record.call.q_len))
         assert record.weights.dtype == torch.float32
         assert record.statistics.row_mass is not None
         assert record.statistics.null_mass is not None
@@ -218,3 +222,26 @@ def test_longer_sequences_stay_within_the_tolerance(family: str) -> None:
         with attend(model, probes=[], verify=True) as session:
             forward(model, {"input_ids": tokens})
         assert 0 < session.checks["largest_error"] < 0.5
+
+
+class _Products(Watcher):
+    """Products of the hidden states with themselves: what autocast would round."""
+
+    name = "products"
+    needs = frozenset({"hidden_states", "attention_outputs"})
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, Tensor, Tensor]] = []
+
+    def update_layer(self, output: LayerOutput) -> None:
+        states = output.hidden_states.float()
+        self.seen.append((output.kind, states, states @ states.transpose(1, 2)))
+
+
+def test_autocast_does_not_round_what_probes_compute_of_hidden_states() -> None:
+    probe = _Products()
+    with attend(model_of("llama", "sdpa"), probes=[probe]), torch.autocast("cpu", dtype=torch.bfloat16):
+        forward(model_of("llama", "sdpa"), batch_of(ZOO["llama"]))
+    assert {kind for kind, _, _ in probe.seen} == {"layer", "attention"}
+    for _, states, products in probe.seen:
+        assert torch.equal(products, states @ states.transpose(1, 2))

@@ -95,6 +95,18 @@ def test_layers_that_differ():
     assert full.frequencies.tolist() == pytest.approx([1e4 ** -(2 * pair / HEAD) / 4 for pair in range(4)])
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_model_that_has_read_a_long_text_before_rotates_by_its_own_frequencies_again(kind):
+    """The long text leaves stretched frequencies in the model; a cache, whose positions stay short, must not take them over."""
+    fresh, model = of_kind(kind, num_hidden_layers=1), of_kind(kind, num_hidden_layers=1)
+    with torch.no_grad():
+        model(input_ids=text(150, rows=1), use_cache=False)
+    buffers = dict(model.named_buffers())
+    assert not torch.equal(buffers["model.rotary_emb.inv_freq"], buffers["model.rotary_emb.original_inv_freq"])
+    assert read_rotations(model).layers[0].same_as(read_rotations(fresh).layers[0])
+    check(model, text(LENGTH))
+
+
 @pytest.mark.parametrize(
     ("kind", "limit"),
     [("default", None), ("linear", None), ("yarn", None), ("llama3", None), ("dynamic", 64), ("longrope", 32)],

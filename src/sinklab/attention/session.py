@@ -244,7 +244,7 @@ class Session:
 
     def _show_layer(self, output: LayerOutput) -> None:
         need = "hidden_states" if output.kind == "layer" else "attention_outputs"
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(output.hidden_states.device.type, enabled=False):
             for probe in self.probes:
                 if need in probe.needs:
                     probe.update_layer(output)

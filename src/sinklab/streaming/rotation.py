@@ -131,7 +131,8 @@ def _read(model: PreTrainedModel) -> KeyRotations:
             "without end in a stream"
         )
     made_for = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 256  # a learned table may end there
-    last = min(256, limit or 256, made_for) - 1
+    # Short of the limit: a model that has read a longer text returns to its own frequencies in a forward that ends before it.
+    last = min(256, (limit or 257) - 1, made_for) - 1
     positions = torch.tensor([0, 1, min(31, last), last])
     seen = _keys_at(model, positions)
     layers: dict[int, Rotation | None] = {}
@@ -208,7 +209,7 @@ def _explain(model: PreTrainedModel, positions: Tensor, keys: Tensor, margin: fl
 def _frequencies(model: PreTrainedModel, head_dim: int) -> Iterator[Tensor]:
     """Frequencies that the model may use: its own buffers, then the common formula for models that keep a table instead."""
     for name, buffer in model.named_buffers():
-        if "inv_freq" in name and "original" not in name and buffer.ndim == 1 and 2 * len(buffer) <= head_dim:
+        if "inv_freq" in name and buffer.ndim == 1 and 2 * len(buffer) <= head_dim:
             yield buffer
     config = model.config.get_text_config()
     theta = (getattr(config, "rope_parameters", None) or {}).get("rope_theta") or getattr(config, "rope_theta", None) or 1e4

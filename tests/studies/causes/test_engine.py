@@ -9,15 +9,17 @@ import transformers
 from tests.architectures.zoo import ZOO, build
 from torch import nn
 
-from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.redirect import Redirect
 from sinklab.interventions.rotate_change import RotateChange
+from sinklab.interventions.scale_head import ScaleHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.sinks import Head
 from sinklab.studies.causes import engine
+from sinklab.studies.causes._runs import change, of_all, text_losses
 from sinklab.studies.causes.effects import HeadEdit, one_by_one
 from sinklab.studies.causes.engine import REPLAYED, estimate, measure_effects
 from sinklab.studies.causes.readout import ClassLogits, MaskedToken, NextToken, OutputDivergence, SquaredError
@@ -294,6 +296,44 @@ def test_errors():
         measure_effects(model, samples, NextToken(), variants, heads_of([0]), batch_size=0)
     with pytest.raises(UnsupportedModelError, match="no null score"):
         measure_effects(model, samples, NextToken(), usual(samples, "null"), heads_of([0]))
+
+
+@pytest.mark.parametrize("measure", [one_by_one, measure_effects])
+def test_numbers_that_are_not_finite_are_refused(measure):
+    model, samples = sinklm(), texts()
+    burst = HeadEdit("burst", (ScaleHead(factor=3e38),))
+    with pytest.raises(MeasurementError, match=r"the change of the loss under 'burst' on head 0\.1 is not finite at \d+ of "):
+        measure(model, samples, NextToken(), [burst], heads_of([0])[1:2])
+    with torch.no_grad():  # one token that is never a target: its logit alone makes every loss infinite or NaN
+        model.lm_head.weight[0] = torch.inf
+    with pytest.raises(
+        MeasurementError, match=r"domain 'one': the loss of the unedited model is not finite at \d+ of 33 scored"
+    ):
+        measure(model, samples, NextToken(), usual(samples)[:1], heads_of([0])[:1])
+
+
+@pytest.mark.parametrize("measure", [one_by_one, measure_effects])
+def test_a_divergence_that_is_infinite_is_refused_where_the_loss_is_finite(measure):
+    class Far(NextToken):
+        def divergence(self, outputs, clean):
+            return super().divergence(outputs, clean) / 0.0 + torch.inf
+
+        def compare_hidden(self, hidden, logits, samples):
+            return None  # so that the definition above is taken
+
+    with pytest.raises(
+        MeasurementError, match=r"the divergence under 'redirect' on head 0\.0 is not finite at 11 of 11 scored"
+    ):
+        measure(sinklm(), texts().part(0, 1), Far(), usual(texts())[:1], heads_of([0])[:1])
+
+
+def test_losses_of_texts_that_are_not_finite_are_refused():
+    model, samples = sinklm(), texts()
+    assert np.isfinite(text_losses(model, samples, NextToken())).all()
+    with pytest.raises(MeasurementError, match=r"the loss under 'scale_head' is not finite at \d+ of "):
+        text_losses(model, samples, NextToken(), of_all(ScaleHead(factor=3e38, heads={0: (1,)})))
+    with pytest.raises(MeasurementError, match="a thing: 1 of 2 texts change by infinity; run the model in float32"):
+        change(np.array([np.inf, 1.0, np.nan]), np.array([1.0, 1.0, 1.0]), "a thing")
 
 
 @pytest.mark.slow

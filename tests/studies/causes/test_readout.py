@@ -35,6 +35,14 @@ def test_next_token_by_hand():
     assert NextToken().divergence(LOGITS, clean)[0].tolist() == pytest.approx(expected)
 
 
+def test_a_class_that_the_model_rules_out_adds_nothing_to_a_divergence():
+    never = torch.full((1, 3, 1), -math.inf)
+    clean, edited = torch.cat((torch.zeros_like(LOGITS), never), -1), torch.cat((LOGITS, never), -1)
+    expected = NextToken().divergence(LOGITS, torch.zeros_like(LOGITS))
+    assert torch.equal(NextToken().divergence(edited, clean), expected)
+    assert NextToken().divergence(edited, torch.zeros_like(clean)).isposinf().all()  # a class of some weight that is ruled out
+
+
 def test_masked_token_by_hand():
     samples = tokens(1, 1, 0)
     assert MaskedToken().loss(LOGITS, samples)[0].tolist() == pytest.approx([math.log(4 / 3), math.log(5), math.log(2)])

@@ -7,18 +7,31 @@ import math
 import pytest
 import torch
 
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples, whole_samples
 
 
 def test_means_by_domain_by_hand():
     samples = Samples({"x": torch.zeros(2, 3)}, torch.tensor([[0, 1, 0], [-1, 1, 1]]), domain_names=("trigger", "other"))
     values = torch.tensor([[1.0, 2.0, 4.0], [math.nan, 3.0, 5.0]])  # what is not scored may be anything
-    found = samples.by_domain(values)
+    found = samples.by_domain(values, "the loss")
     assert found.dtype == torch.float64
     assert found[0].tolist() == [2.5, 2.0]
     assert math.isnan(found[1, 0])
     assert found[1, 1] == 4.0
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_numbers_of_scored_positions_that_are_not_finite_are_refused(broken):
+    samples = Samples({"x": torch.zeros(2, 3)}, torch.tensor([[0, 1, 0], [-1, 1, 1]]), domain_names=("trigger", "other"))
+    values = torch.zeros(2, 3)
+    values[0, 1] = values[1, 2] = broken
+    message = r"domain 'other': the loss is not finite at 2 of 5 scored positions; run the model in float32"
+    with pytest.raises(MeasurementError, match=message):
+        samples.by_domain(values, "the loss")
+    values = torch.zeros(2, 3)
+    values[1, 0] = broken  # not scored
+    assert samples.by_domain(values, "the loss").nan_to_num(nan=-1.0).tolist() == [[0.0, 0.0], [-1.0, 0.0]]
 
 
 def test_next_tokens_are_scored_everywhere_but_at_the_end():

@@ -14,9 +14,10 @@ from sinklab.attention.call import AttentionCall, Site
 from sinklab.attention.intervention import HeadIntervention, Intervention, Place
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.results.intervals import Interval, mean_over_items
 from sinklab.sinks import Head, Sinks
+from sinklab.studies.causes.effects import CLEAN
 from sinklab.studies.causes.readout import Readout
 from sinklab.studies.causes.samples import Samples
 
@@ -77,6 +78,9 @@ def runs(
 
     Args:
         probes: makes those of the samples ``start`` to ``stop``; they see what the model goes on with.
+
+    Raises:
+        MeasurementError: a loss at a scored position that is NaN or infinite.
     """
     if batch_size < 1:
         raise ConfigurationError(f"batch_size must be 1 or more, got {batch_size}")
@@ -86,6 +90,8 @@ def runs(
         with attend(model, own, interventions, verify=not interventions):
             outputs = readout.outputs(model(**part.inputs), part)
         losses = readout.loss(outputs, part).double().cpu()
+        edited = " and ".join(repr(intervention.name) for intervention in interventions)
+        part.require_finite(losses, f"the loss under {edited}" if edited else CLEAN)
         yield Batch(start, stop, losses.masked_fill(part.domains.cpu() < 0, math.nan), own)
 
 
@@ -103,11 +109,15 @@ def change(edited: np.ndarray, clean: np.ndarray, what: str) -> Interval:
 
     Raises:
         ConfigurationError: fewer than two texts.
+        MeasurementError: an infinite difference.
     """
     differences = np.asarray(edited, dtype=np.float64) - np.asarray(clean, dtype=np.float64)
     differences = differences[~np.isnan(differences)]
     if len(differences) < 2:
         raise ConfigurationError(f"{what}: an interval over texts needs two texts or more with a loss, got {len(differences)}")
+    if not np.isfinite(differences).all():
+        infinite = int(np.isinf(differences).sum())
+        raise MeasurementError(f"{what}: {infinite} of {len(differences)} texts change by infinity; run the model in float32")
     return mean_over_items(differences)
 
 

@@ -16,7 +16,10 @@ from sinklab.sinks import Head
 from sinklab.studies.causes.readout import Readout
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["Effects", "HeadEdit", "one_by_one"]
+__all__ = ["CLEAN", "Effects", "HeadEdit", "one_by_one"]
+
+CLEAN = "the loss of the unedited model"
+"""What an error calls it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,6 +40,14 @@ class HeadEdit:
             dataclasses.replace(intervention.of_samples(start, stop), heads={head.module or head.layer: (head.head,)})
             for intervention in self.interventions
         ]
+
+    def loss_on(self, head: Head) -> str:
+        """What an error calls the change of the loss."""
+        return f"the change of the loss under {self.name!r} on head {head}"
+
+    def divergence_on(self, head: Head) -> str:
+        """What an error calls the divergence."""
+        return f"the divergence under {self.name!r} on head {head}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,6 +96,9 @@ def one_by_one(
     Args:
         heads: all of them, or some.
         batch_size: samples a forward.
+
+    Raises:
+        MeasurementError: a loss or a divergence at a scored position that is NaN or infinite.
     """
     shape = (len(variants), len(heads), len(samples), len(samples.domain_names))
     loss, divergence = np.full(shape, np.nan), np.full(shape, np.nan)
@@ -94,13 +108,14 @@ def one_by_one(
         stop = start + len(part)
         clean = readout.outputs(model(**part.inputs), part)
         own = readout.loss(clean, part)
-        clean_loss[start:stop] = part.by_domain(own).cpu().numpy()
+        clean_loss[start:stop] = part.by_domain(own, CLEAN).cpu().numpy()
         for number, variant in enumerate(variants):
             for place, head in enumerate(heads):
                 with attend(model, interventions=variant.on(head, start, stop), verify=False):
                     edited = readout.outputs(model(**part.inputs), part)
-                loss[number, place, start:stop] = part.by_domain(readout.loss(edited, part) - own).cpu().numpy()
-                divergence[number, place, start:stop] = part.by_domain(readout.divergence(edited, clean)).cpu().numpy()
+                of_loss, of_outputs = readout.loss(edited, part) - own, readout.divergence(edited, clean)
+                loss[number, place, start:stop] = part.by_domain(of_loss, variant.loss_on(head)).cpu().numpy()
+                divergence[number, place, start:stop] = part.by_domain(of_outputs, variant.divergence_on(head)).cpu().numpy()
                 finished += 1
                 progress("effects", finished, total)
     return Effects(

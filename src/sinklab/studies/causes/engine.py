@@ -28,7 +28,7 @@ from sinklab.attention.some_heads import of_heads
 from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.results.run import Progress, silent
 from sinklab.sinks import Head
-from sinklab.studies.causes.effects import Effects, HeadEdit, one_by_one
+from sinklab.studies.causes.effects import CLEAN, Effects, HeadEdit, one_by_one
 from sinklab.studies.causes.engine_call import SharedHead
 from sinklab.studies.causes.readout import Changes, Readout
 from sinklab.studies.causes.replay import Recording, Replay
@@ -77,6 +77,7 @@ def measure_effects(
     Raises:
         ConfigurationError: a layer or head that the model has not, or a batch size below 1.
         UnsupportedModelError: an intervention that the attention of the model cannot express.
+        MeasurementError: a loss or a divergence at a scored position that is NaN or infinite.
     """
     _check_batch_size(batch_size)
     shape = (len(variants), len(heads), len(samples), len(samples.domain_names))
@@ -94,12 +95,14 @@ def measure_effects(
         for start, part in samples.parts(batch_size):
             rows = slice(start, start + len(part))
             for recording, changes in _recordings(plan, part):
-                clean_loss[rows] = part.by_domain(changes.clean_loss).cpu().numpy()
+                clean_loss[rows] = part.by_domain(changes.clean_loss, CLEAN).cpu().numpy()
                 for stack in _stacks(plan, recording, start):
                     of_loss, of_outputs = _run(plan, recording, changes, stack)
                     for number, (variant, head) in enumerate(stack.pairs):
-                        loss[variant, head, rows] = part.by_domain(of_loss[number]).cpu().numpy()
-                        divergence[variant, head, rows] = part.by_domain(of_outputs[number]).cpu().numpy()
+                        edit, where = variants[variant], heads[head]
+                        change = part.by_domain(of_loss[number], edit.loss_on(where))
+                        distance = part.by_domain(of_outputs[number], edit.divergence_on(where))
+                        loss[variant, head, rows], divergence[variant, head, rows] = change.cpu(), distance.cpu()
                     advance(len(stack.pairs))
     if plan.slow or not plan.modules:
         rest = [heads[number] for number in plan.slow]

@@ -251,4 +251,5 @@ def _widened(logits: Tensor) -> Tensor:
 
 def _kullback_leibler(outputs: Tensor, reference: Tensor) -> Tensor:
     left, right = _widened(outputs).log_softmax(-1), _widened(reference).log_softmax(-1)
-    return (left.exp() * (left - right)).sum(-1)
+    # A class that the model rules out (a logit of minus infinity) has probability 0 and adds 0, as 0 · ln 0 does.
+    return (left.exp() * (left - right)).masked_fill(left.isneginf(), 0.0).sum(-1)

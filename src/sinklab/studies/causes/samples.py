@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, MeasurementError
 
 __all__ = ["Samples", "masked_samples", "token_samples", "whole_samples"]
 
@@ -72,12 +72,32 @@ class Samples:
         _, group = has.unique(dim=0, return_inverse=True)
         return [(group == number).nonzero()[:, 0] for number in group.unique().tolist()]
 
-    def by_domain(self, values: Tensor) -> Tensor:
-        """Mean of ``(samples, seq_len)`` over the scored positions of each domain: float64 ``(samples, domains)``, or NaN."""
+    def by_domain(self, values: Tensor, what: str) -> Tensor:
+        """Mean of ``(samples, seq_len)`` over the scored positions of each domain: float64 ``(samples, domains)``, or NaN.
+
+        NaN says that a sample has no scored position of the domain, and nothing else does.
+
+        Args:
+            what: what the values are, for the error: ``the loss under 'hide' on head 0.1``.
+
+        Raises:
+            MeasurementError: a value of a scored position is NaN or infinite.
+        """
+        self.require_finite(values, what)
         chosen = torch.nn.functional.one_hot(self.domains.clamp_min(0), len(self.domain_names)).to(values.device)
         chosen = chosen * (self.domains >= 0).to(values.device)[..., None]
         masked = values.double()[..., None].masked_fill(chosen == 0, 0.0)  # what is not scored may be anything
         return masked.sum(1) / chosen.sum(1)
+
+    def require_finite(self, values: Tensor, what: str) -> None:
+        """Refuse values ``(samples, seq_len)`` that are NaN or infinite at a scored position; :meth:`by_domain` says more."""
+        broken = (self.domains >= 0).to(values.device) & ~values.isfinite()
+        if bool(broken.any()):
+            name = self.domain_names[int(self.domains[broken.to(self.domains.device)][0])]
+            raise MeasurementError(
+                f"domain {name!r}: {what} is not finite at {int(broken.sum())} of {int((self.domains >= 0).sum())} scored "
+                "positions; run the model in float32, or leave out what does not fit into its numbers"
+            )
 
 
 def token_samples(groups: Sequence[tuple[str, Tensor]]) -> Samples:
