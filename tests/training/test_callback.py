@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 
+import pandas as pd
 import pytest
 import torch
 from tests.conftest import make_sinklm
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
@@ -324,6 +325,26 @@ def test_rows_go_to_the_file_and_a_resumed_training_keeps_them(tmp_path):
     state.global_step, state.max_steps = 2, 6
     later.on_train_begin(resumed.args, state, resumed.control, model=resumed.model)
     assert sorted(set(later.table.table()["step"])) == [0, 2]
+
+
+def test_a_training_that_ended_early_and_goes_on_leaves_the_rows_of_one_that_did_not(tmp_path):
+    def table(folder: str, *, ends_at: int | None = None, max_steps: int = 4):
+        class Ends(TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                control.should_save |= state.global_step == ends_at
+                control.should_training_stop |= state.global_step == ends_at
+
+        path = tmp_path / folder / "table.parquet"
+        trainer = make_trainer(
+            make_llama(), tmp_path / folder, [Ends(), SinkCallback(ROWS, every=2, window=8, table=path)], max_steps=max_steps
+        )
+        saved = tmp_path / folder / "checkpoint-3"
+        trainer.train(resume_from_checkpoint=str(saved) if saved.is_dir() else None)
+        return read_table(path)
+
+    whole = table("whole")
+    assert sorted(set(table("ended", ends_at=3)["step"])) == [0, 2, 3]  # where it ends, it is measured
+    pd.testing.assert_frame_equal(table("ended"), whole)
 
 
 def test_headlines_go_through_the_trainer_s_log(tmp_path):

@@ -309,26 +309,92 @@ def test_a_loss_of_next_to_nothing_may_double(finished):
     assert book.divergence.step == 3
 
 
-def test_ctrl_c_stops_with_a_checkpoint_and_resumes(finished, run, monkeypatch):
-    native = Bookkeeper.on_step_begin
+def stopping(monkeypatch, number: int, step: int) -> None:
+    """Have a signal arrive at the beginning of a step, counted from 1."""
 
     def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        return native(self, args, state, control, **kwargs)
+        if state.global_step + 1 == step:
+            os.kill(os.getpid(), number)
 
-    before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(Bookkeeper, "on_step_begin", on_step_begin)
-    stopped = run()
-    assert (stopped.summary["status"], stopped.summary["steps"]) == ("stopped", 3)
-    assert usable(stopped.folder / "checkpoints")[0].name == "checkpoint-3"
-    assert signal.getsignal(signal.SIGINT) is before
-    monkeypatch.undo()
+
+
+def test_a_run_that_is_stopped_and_goes_on_leaves_what_an_uninterrupted_one_leaves(run, monkeypatch):
+    # The record of step 3 is of four passes in each of three processes; the last signal arrives between two checkpoints.
+    changes = ("training.log_every=3", "training.evaluate_every=4", "training.save_every=6", "training.micro_batch_size=1")
+    whole = run(*changes, folder="whole")
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    for number, step in ((signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGINT, 7)):
+        with monkeypatch.context() as patch:
+            stopping(patch, number, step)
+            stopped = run(*changes, resume=True)
+        assert (stopped.summary["status"], stopped.summary["steps"]) == ("stopped", step)
+        assert usable(stopped.folder / "checkpoints")[0].name == f"checkpoint-{step}"
+        # No record, no evaluation and no measurement for the stop.
+        so_far = whole.table[whole.table["step"] <= step]
+        pd.testing.assert_frame_equal(without_times(stopped.table), without_times(so_far))
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    resumed = run(*changes, resume=True)
+    assert [entry["from"] for entry in resumed.record["resumed"]] == [f"checkpoint-{step}" for step in (1, 2, 7)]
+    pd.testing.assert_frame_equal(without_times(resumed.table), without_times(whole.table))
+    speeds = [result.table[result.table["metric"] == "tokens_per_second"] for result in (resumed, whole)]
+    assert list(speeds[0]["count"]) == list(speeds[1]["count"]) == [3, 3, 2]
+    volatile = {"folder", "tokens_per_second"}
+    assert {name: resumed.summary[name] for name in resumed.summary if name not in volatile} == {
+        name: whole.summary[name] for name in whole.summary if name not in volatile
+    }
+    assert resumed.record["weights_sha256"] == whole.record["weights_sha256"]
+    for result in (resumed, whole):
+        assert sorted(path.name for path in (result.folder / "checkpoints").iterdir()) == ["checkpoint-6", "checkpoint-8"]
+
+
+def test_a_divergence_before_the_stop_is_not_forgotten(run, monkeypatch):
+    native = PretrainingTrainer.compute_loss
+
+    def shaken(self, *args, **kwargs):
+        loss = native(self, *args, **kwargs)
+        return loss * (100 if self.state.global_step == 2 else 1)
+
+    monkeypatch.setattr(PretrainingTrainer, "compute_loss", shaken)
+    changes = ("training.stop_when_diverged=false", "training.log_every=1")
+    whole = run(*changes, folder="whole")
+    assert (whole.summary["status"], whole.record["divergence"]["found_at"]) == ("finished", 3)
+    with monkeypatch.context() as patch:
+        stopping(patch, signal.SIGTERM, 5)
+        run(*changes)
+    resumed = run(*changes, resume=True)
+    assert resumed.record["resumed"][0]["from"] == "checkpoint-5"
+    assert resumed.record["divergence"] == whole.record["divergence"]
+    pd.testing.assert_frame_equal(without_times(resumed.table), without_times(whole.table))
+
+
+def test_a_run_that_is_stopped_while_it_diverges_goes_on(run, monkeypatch):
+    changes = ("training.stop_when_diverged=false", "optimizer.learning_rate=100", "optimizer.max_grad_norm=0")
+    changes = (*changes, "schedule.warmup_steps=0", "training.log_every=1")
+    with monkeypatch.context() as patch:
+        stopping(patch, signal.SIGINT, 7)
+        stopped = run(*changes)
+    assert stopped.record["divergence"]["found_at"] < 7
+    assert (stopped.summary["status"], stopped.summary["steps"]) == ("stopped", 7)
+    resumed = run(*changes, resume=True)
+    assert (resumed.summary["status"], resumed.summary["steps"]) == ("diverged", 8)
+
+
+def test_a_stop_with_losses_that_are_no_numbers_leaves_the_checkpoint_before(run, monkeypatch):
+    native = PretrainingTrainer.compute_loss
+
+    def poisoned(self, *args, **kwargs):
+        loss = native(self, *args, **kwargs)
+        return loss * float("nan") if self.state.global_step == 4 else loss
+
+    monkeypatch.setattr(PretrainingTrainer, "compute_loss", poisoned)
+    with monkeypatch.context() as patch:
+        stopping(patch, signal.SIGINT, 5)
+        stopped = run()
+    assert (stopped.summary["status"], stopped.summary["steps"]) == ("stopped", 5)
+    assert usable(stopped.folder / "checkpoints")[0].name == "checkpoint-4"
     resumed = run(resume=True)
-    assert resumed.summary["status"] == "finished"
-    assert (resumed.folder / "model" / "model.safetensors").read_bytes() == (
-        finished.folder / "model" / "model.safetensors"
-    ).read_bytes()
+    assert resumed.record["divergence"] == {"step": 5, "found_at": 6, "reason": "the training loss is nan from step 5 on"}
 
 
 def test_snapshots_are_models_of_their_own(run):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 from sinklab.models.losses import IGNORED, cross_entropies
 from sinklab.results.metric import Metric
@@ -64,8 +65,11 @@ class Divergence:
     reason: str
 
 
-class Bookkeeper(TrainerCallback):
+class Bookkeeper(TrainerCallback, ExportableState):
     """Writes down what a run does; the first of its callbacks, so that its records do not wait for measurements.
+
+    A checkpoint holds what lies between two records (:meth:`state`), and a run that is stopped writes nothing that it would not
+    write if it went on: after it was resumed, its table is that of a run that was never stopped.
 
     Attributes:
         divergence: the first one found, or ``None``.
@@ -93,27 +97,57 @@ class Bookkeeper(TrainerCallback):
         self.speeds: list[float] = []
         self._best = math.inf
         self._elsewhere = 0.0
-        self._mark = (0, 0.0, 0.0)
+        self._recorded_at = 0
+        self._mark = (0.0, 0.0)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         losses = [record["loss"] for record in state.log_history if "loss" in record]
         self._best = min((loss for loss in losses if math.isfinite(loss)), default=math.inf)
+        # Checkpoints of earlier versions have no such state; they were written right after a record.
+        before = state.stateful_callbacks.setdefault(type(self).__name__, {}).get("attributes", {})
+        self._recorded_at = before.get("recorded_at", state.global_step)
+        if before.get("divergence") is not None:
+            self.divergence = Divergence(**before["divergence"])
+        if before.get("losses"):
+            assert self.trainer is not None
+            self.trainer.go_on(before["losses"], self._recorded_at)
         if state.global_step == 0:
             self._snapshot(0)
-        self._restart(state.global_step)
+        self._restart(before.get("seconds", 0.0))
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold: the losses and the seconds since the last record, its step, and the divergence."""
+        losses = [loss.item() for loss in self.trainer.losses] if self.trainer is not None else []
+        attributes = {
+            "losses": losses,
+            "recorded_at": self._recorded_at,
+            "seconds": self._seconds(),
+            "divergence": None if self.divergence is None else dataclasses.asdict(self.divergence),
+        }
+        return {"args": {}, "attributes": attributes}
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         step = state.global_step
         self.screen.step(step)
         last = step >= state.max_steps
-        if self.stopped:
-            control.should_training_stop = control.should_save = True
         if control.should_save or last:
-            # The mean loss between two records starts anew at a checkpoint, or a resumed run would average other steps.
-            control.should_log = True
-        if step % self.config.training.evaluate_every == 0 or last or self.stopped:
+            control.should_log = True  # a checkpoint is written only of losses that have been judged
+        if step % self.config.training.evaluate_every == 0 or last:
             self.evaluate(step, kwargs["model"], control)
         self._snapshot(step)
+        if self.stopped and not last:
+            self._stop(control)
+
+    def _stop(self, control: TrainerControl) -> None:
+        """End the training here with a checkpoint; nothing is recorded, evaluated or measured for the stop."""
+        assert self.trainer is not None
+        control.should_training_stop = True
+        if not control.should_save:
+            # Of a training that diverges the checkpoint before is worth more.
+            good = not self.diverged and all(loss.isfinite() for loss in self.trainer.losses)
+            control.should_save = self.trainer.interim = good
+        if self.sinks is not None:
+            self.sinks.measures_end = False
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **kwargs: Any
@@ -191,15 +225,20 @@ class Bookkeeper(TrainerCallback):
             + (self.trainer.saving_seconds if self.trainer is not None else 0.0)
         )
 
-    def _restart(self, step: int) -> None:
-        self._mark = (step, time.perf_counter(), self._spent_elsewhere())
+    def _restart(self, seconds: float = 0.0) -> None:
+        """Count the seconds of training anew, from a number of them on."""
+        self._mark = (time.perf_counter() - seconds, self._spent_elsewhere())
+
+    def _seconds(self) -> float:
+        """Seconds of training since the last record, also before the run was stopped."""
+        then, elsewhere = self._mark
+        return time.perf_counter() - then - (self._spent_elsewhere() - elsewhere)
 
     def _speed(self, step: int) -> tuple[int, float]:
-        before, then, elsewhere = self._mark
-        self._restart(step)
-        _, now, elsewhere_now = self._mark
-        since = max(1, step - before)
-        speed = since * self.tokens_per_step / max(now - then - (elsewhere_now - elsewhere), 1e-9)
+        since = max(1, step - self._recorded_at)
+        speed = since * self.tokens_per_step / max(self._seconds(), 1e-9)
+        self._recorded_at = step
+        self._restart()
         self.speeds.append(speed)
         return since, speed
 

@@ -115,6 +115,7 @@ class SinkCallback(TrainerCallback):
         table: the :class:`RunTable` of the rows; ``callback.table.table()`` is the long table.
         last: the newest :class:`SinkMeasurement`, or ``None``.
         seconds: time spent in measuring so far.
+        measures_end: whether a training that ends early is measured where it ends; not one that is stopped and will go on.
 
     Raises:
         ConfigurationError: an argument out of its range.
@@ -144,6 +145,7 @@ class SinkCallback(TrainerCallback):
         self.columns = dict(columns or {})
         self.last: SinkMeasurement | None = None
         self.seconds = 0.0
+        self.measures_end = True
         self._measured_at: int | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -151,7 +153,8 @@ class SinkCallback(TrainerCallback):
             self._measure(state, control, kwargs["model"])
             return
         if not self.table.resumed and self.table.path is not None and self.table.path.is_file():
-            self.table.resume(state.global_step)
+            # Rows of a step that is not due are of a training that ended there, and this one goes on.
+            self.table.resume(state.global_step if self._due(state) else state.global_step - 1)
         if self._due(state):
             self._measured_at = state.global_step  # before the checkpoint of this step was written
 
@@ -162,7 +165,7 @@ class SinkCallback(TrainerCallback):
             self.table.write()  # a training that is resumed from this checkpoint finds its rows
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self._measured_at != state.global_step:  # stopped early
+        if self._measured_at != state.global_step and self.measures_end:  # it ended early
             self._measure(state, control, kwargs["model"])
         self.table.write()
 

@@ -35,13 +35,17 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
 
 
-def complete(staged: Path, target: Path) -> None:
-    """List the files of a checkpoint written in the staging folder and move it to its place."""
+def complete(staged: Path, target: Path, *, interim: bool = False) -> None:
+    """List the files of a checkpoint written in the staging folder and move it to its place.
+
+    Args:
+        interim: written because the run was stopped; :func:`prune` removes it when there is a later one.
+    """
     files = {path.relative_to(staged).as_posix(): path for path in sorted(staged.rglob("*")) if path.is_file()}
     for path in files.values():
         _flush(path)
     listing = {name: {"bytes": path.stat().st_size, "sha256": _hash(path)} for name, path in files.items()}
-    write_json({"files": listing}, staged / LISTING)
+    write_json({"interim": interim, "files": listing}, staged / LISTING)
     if target.exists():  # damaged, or from a run that was resumed from before it
         shutil.rmtree(target)
     staged.replace(target)
@@ -80,9 +84,19 @@ def usable(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def prune(folder: Path, keep: int | None) -> None:
-    """Remove all but the newest ``keep`` checkpoints; ``None`` keeps all."""
-    for step in saved_steps(folder)[keep:] if keep is not None else []:
-        shutil.rmtree(folder / f"{PREFIX}{step}")
+    """Remove all but the newest ``keep`` checkpoints (``None`` keeps all), and interim ones that have had their use."""
+    there = [folder / f"{PREFIX}{step}" for step in saved_steps(folder)]
+    interim = [checkpoint for checkpoint in there if _is_interim(checkpoint)]
+    planned = [checkpoint for checkpoint in there if checkpoint not in interim]
+    for checkpoint in [*(planned[keep:] if keep is not None else []), *(one for one in interim if one != there[0])]:
+        shutil.rmtree(checkpoint)
+
+
+def _is_interim(checkpoint: Path) -> bool:
+    try:
+        return bool(json.loads((checkpoint / LISTING).read_text(encoding="utf-8")).get("interim"))
+    except (OSError, ValueError, AttributeError):
+        return False  # damaged
 
 
 @contextlib.contextmanager

@@ -193,7 +193,8 @@ def _train(run: Prepared) -> Result:
             record.update(float32_products="oneDNN" if handed_over else "default")
             trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
         steps = trainer.state.global_step
-        status: Status = "diverged" if bookkeeper.diverged else "finished" if steps >= config.training.steps else "stopped"
+        ended = steps >= config.training.steps or (bookkeeper.diverged and config.training.stop_when_diverged)
+        status: Status = "stopped" if not ended else "diverged" if bookkeeper.diverged else "finished"
         if status == "finished" or (status == "diverged" and all(p.isfinite().all() for p in run.model.parameters())):
             save_model(trainer, run.data.tokenizer, out / "model")
         table.write()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ class PretrainingTrainer(Trainer):
 
     Attributes:
         losses: the loss of every forward pass since somebody last emptied the list; on the device, so nothing waits for it.
+        interim: the checkpoints from here on are of a run that is stopped between two planned ones.
         saving_seconds: time spent in writing checkpoints.
     """
 
@@ -70,6 +71,7 @@ class PretrainingTrainer(Trainer):
         self.config = config
         self.before_saving = before_saving
         self.losses: list[Tensor] = []
+        self.interim = False
         self.saving_seconds = 0.0
         self._staged: Path | None = None
         super().__init__(data_collator=stack, **arguments)
@@ -119,6 +121,14 @@ class PretrainingTrainer(Trainer):
         self.losses.append(loss)
         return loss
 
+    def go_on(self, losses: Sequence[float], recorded_at: int) -> None:
+        """Have the next record be the mean of these losses too, of the passes between the record before and the checkpoint."""
+        self.losses = [torch.tensor(loss, device=self.args.device) for loss in losses]
+        self._tr_loss = torch.tensor(0.0, device=self.args.device)
+        for loss in self.losses:
+            self._tr_loss += loss
+        self._globalstep_last_logged = recorded_at
+
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         # transformers would count the parameters at every step, and nobody reads the sum.
         return 0
@@ -144,7 +154,7 @@ class PretrainingTrainer(Trainer):
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 name = f"{checkpoints.PREFIX}{step}"
-                checkpoints.complete(staged / name, folder / name)
+                checkpoints.complete(staged / name, folder / name, interim=self.interim)
                 staged.rmdir()
                 checkpoints.prune(folder, self.config.training.keep)
         self.accelerator.wait_for_everyone()
