@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from tests.conftest import make_sinklm
 from transformers import DynamicCache
@@ -14,7 +15,10 @@ from transformers import DynamicCache
 from sinklab import attend
 from sinklab.attention.probe import Watcher
 from sinklab.errors import ConfigurationError, SessionError
-from sinklab.sinks import Head, Sink, SinkFinder, Sinks, find_sinks
+from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.report.words import finding
+from sinklab.sinks import LEAST_SHARE, Head, Sink, SinkFinder, Sinks, find_sinks
+from sinklab.sinks.places import Hits, enough_documents, places
 
 LOUD = 7
 
@@ -129,6 +133,105 @@ class TestKinds:
         assert found.main is None
         assert found.silent[0].position == 2
         assert found.heads_by_weight == 0
+
+
+def hits(*rows: tuple[int, int, int, bool, int]) -> Hits:
+    """Rows of head, token, position, first of its kind, documents."""
+    head, token, position, first, count = (np.array(column) for column in zip(*rows, strict=True))
+    return Hits(head, token, position, first.astype(bool), np.ones(len(head), dtype=bool), count, np.ones(len(head)))
+
+
+class TestWhatCounts:
+    """Every head is decided by the documents in which it sinks; how many heads there are beside it plays no part."""
+
+    @pytest.mark.parametrize(("documents", "least"), [(1, 1), (2, 2), (8, 3), (32, 7), (1000, 119)])
+    def test_a_head_sinks_if_the_whole_interval_of_its_share_lies_above_a_tenth(self, documents, least):
+        cases = np.array([documents] * 144)
+        assert enough_documents(cases).tolist() == [least] * 144
+        for count in (least - 1, least):
+            low = scipy.stats.binomtest(count, documents).proportion_ci(0.95, method="wilson").low
+            assert (low > LEAST_SHARE) == (count == least)
+
+    def test_one_head_of_many_is_enough(self):
+        """0.69 % of (document, head), all of them in one head."""
+        assert list(places(hits((5, 7, 0, True, 32)), np.full(144, 32.0))) == [("position", 0)]
+
+    def test_many_heads_that_seldom_do_are_a_weak_place(self):
+        model_wide = hits(*((head, 10 + head, 0, True, 2) for head in range(12)))
+        assert list(places(model_wide, np.full(12, 32.0))) == [("position", 0)]  # 6.25 % of (document, head)
+        assert enough_documents(np.array([32]))[0] > 2
+
+    def test_a_place_of_a_sinking_head_comes_before_one_that_many_seldom_use(self):
+        many = [(head, 10 + head, 0, True, 4) for head in range(12)]
+        assert list(places(hits((0, 50, 3, True, 30), *many), np.full(12, 64.0))) == [("position", 3), ("position", 0)]
+
+    def test_a_token_is_followed_if_it_is_not_its_first_occurrence_that_counts(self):
+        first = [(0, LOUD, position, True, 5) for position in (4, 7, 10)]
+        later = [(0, LOUD, position, False, 5) for position in (10, 12)]
+        assert list(places(hits(*first), np.full(4, 32.0))) == [("first", LOUD)]
+        assert list(places(hits(*first, *later), np.full(4, 32.0))) == [("anywhere", LOUD)]
+
+    def test_a_whole_head_on_position_0_among_144(self):
+        config = SinkLMConfig(
+            vocab_size=40, hidden_size=96, intermediate_size=8, num_hidden_layers=12, num_attention_heads=12, head_dim=8,
+            operation={"name": "softmax"}, bos_token_id=0, eos_token_id=1,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        model = SinkLM(config).eval()
+        attention = model.layers[0].self_attn
+        with torch.no_grad():
+            attention.q_proj.weight[:8] = attention.k_proj.weight[:8] = 0.0
+            attention.q_proj.weight[3, 0] = attention.k_proj.weight[3, 1] = 60.0
+            model.embed_tokens.weight[:, :2] = torch.tensor([1.0, 0.0])
+            model.embed_tokens.weight[0, 1] = 1.0
+        tokens = torch.randint(2, 40, (8, 16), generator=torch.Generator().manual_seed(1))
+        tokens[:, 0] = 0
+        found = find_sinks(model, tokens, threshold=0.6)
+        assert (found.main.position, found.main.sinking, found.main.heads) == (0, 1, ((Head(0, 0), 100.0),))
+        assert found.main.rate == pytest.approx(100 / 144)
+        summary = {
+            "sinks": found.to_dict(), "threshold": 0.6, "num_heads": 144, "sink_rate_gu2024": found.main.rate,
+        }  # fmt: skip
+        assert finding(summary).startswith(
+            "This model has an attention sink at the first position: 1 of 144 heads sink there, "
+        )
+
+    def test_a_token_wherever_it_stands_is_no_position(self):
+        """A head that shares its attention among all line breaks: the verdict names the token, and says what is not known."""
+        places_of = [(3, 6), (2, 9), (5, 8), (4, 7), (3, 9), (2, 6)]
+        tokens = texts(*(first for first, _ in places_of))
+        for row, (_, second) in enumerate(places_of):
+            tokens[row, second] = LOUD
+        found = find_sinks(planted(), tokens, decode=lambda token: {LOUD: "\n"}.get(token, "x"))
+        (followed,) = found.followed
+        assert found.main is None
+        assert (followed.token, followed.anywhere, followed.rate, followed.sinking) == (LOUD, True, 50.0, 2)
+        assert followed.heads == ((Head(0, 0), 100.0), (Head(0, 1), 100.0))  # twice in every document, counted once
+        said = finding({"sinks": found.to_dict(), "threshold": 0.3, "num_heads": 4, "sink_rate_gu2024": 0.0})
+        assert "no attention sink that stays at a place. 2 of 4 heads look at “↵” wherever it stands (50.0\u202f% of" in said
+        assert "they may rest on it or read it" in said
+        assert Sinks.from_dict(found.to_dict()).followed == found.followed
+        with pytest.raises(ConfigurationError, match=r"no sink found that stays at a place: '\\n' wherever it stands in 50 %"):
+            found.require()
+
+    @pytest.mark.parametrize("scale", [0.0, 1.0, 3.0])
+    def test_the_value_that_stands_there(self, scale):
+        model = planted()
+        with torch.no_grad():
+            model.layers[0].self_attn.v_proj.weight.zero_()
+            model.layers[0].self_attn.v_proj.weight[:, 0] = 1.0  # all tokens have 1 there, and the loud one has scale
+            model.embed_tokens.weight[LOUD, 0] = scale
+            model.embed_tokens.weight[:, 2:] = 0.0
+            model.embed_tokens.weight[LOUD, 2] = 1.0
+        tokens = texts(2, 2, 2)
+        (call, _) = calls_of(model, input_ids=tokens)
+        norms = call.values.norm(dim=-1)
+        expected = float((norms[:, :, 2] / norms.mean(-1)).mean())
+        found = find_sinks(model, tokens)
+        if scale == 1.0:
+            assert expected == pytest.approx(1.0, rel=0.5)
+        assert found.main.position == 2
+        assert found.main.value_ratio == pytest.approx(expected, rel=1e-5)
 
 
 def test_it_is_a_value_that_can_be_written_down():

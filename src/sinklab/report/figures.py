@@ -44,7 +44,13 @@ def sink_column(audit: Audit) -> int | None:
 
 
 def share_of_sinking_heads(audit: Audit) -> tuple[int, int] | None:
-    """Heads that sink at the strongest sink in at least half of the samples, and all heads; of position 0 without a sink."""
+    """Heads that sink at the strongest sink, and all heads.
+
+    An audit that was made before heads were decided by an interval counts those that sink in at least half of the samples.
+    """
+    recorded, cells = audit.summary.get("sink_heads"), audit.numbers.num_cells
+    if isinstance(audit.summary.get("sinks"), dict) and "weak" in audit.summary["sinks"] and isinstance(recorded, int):
+        return recorded, cells
     rates = audit.numbers.by_head_and_position("sink_rate", "gu2024", audit.num_positions)
     sinks, column = sinks_of(audit.summary), sink_column(audit) or 0
     if rates is None or column >= rates.shape[-1]:
@@ -109,7 +115,7 @@ def cards(audit: Audit) -> list[Card]:
         Card(
             "Heads that sink",
             f"{number(heads[0])} of {number(heads[1])}" if heads else None,
-            f"in at least half of the samples, at {sink_name(audit)}",
+            f"more than 1 in 10 samples, with 95 % confidence, at {sink_name(audit)}",
         ),
         Card(
             "Loss",

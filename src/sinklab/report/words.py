@@ -37,9 +37,6 @@ TITLES: dict[str, str] = {
 }
 """Metric of ``sink_rate`` to its heading."""
 
-NO_SINK_BELOW = 1.0
-"""Percent: a rate below it is called no sink in the verdict. It is wording only; every number is shown."""
-
 
 def number(value: Any, digits: int = 3) -> str:
     """A value with ``digits`` significant digits, whole numbers as they are, thousands grouped, an en dash for nothing."""
@@ -116,6 +113,13 @@ def sinks_of(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def followed_and_weak(summary: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Tokens that heads look at wherever they stand, and places at which no head sinks often enough, strongest first."""
+    record = summary.get("sinks")
+    record = record if isinstance(record, dict) else {}
+    return list(record.get("followed", ())), list(record.get("weak", ()))
+
+
 def sink_name(audit: Audit) -> str:
     """What numbers about "the sink" are about: ``position 2``, ``the first '.'``; where none was found, position 0."""
     sinks = sinks_of(audit.summary)
@@ -152,24 +156,31 @@ def finding(summary: Mapping[str, Any]) -> str:
             f"after dividing each row by its sum, however small, do {percent(sinks[0]['rate'])} of heads and samples pass at "
             f"{_place(sinks[0])}."
         )
-    if sinks and sinks[0]["rate"] >= NO_SINK_BELOW:
+    followed, weak = followed_and_weak(summary)
+    if sinks:
         top = sinks[0]
         token = f", {quote(top['token'])}" if top.get("token") and top["kind"] == "position" else ""
+        heads = f"{top['sinking']} of {cells} heads sink there, and " if is_number(top.get("sinking")) and cells else ""
         text = (
-            f"This model has an attention sink at {_place(top)}{token}: {percent(top['rate'])} of all heads "
+            f"This model has an attention sink at {_place(top)}{token}: {heads}{percent(top['rate'])} of all heads "
             f"and samples give it more than {threshold} of their attention on average."
         )
-        others = len([sink for sink in sinks[1:] if sink["rate"] >= NO_SINK_BELOW and sink["kind"] == "position"])
+        others = len([sink for sink in sinks[1:] if sink["kind"] == "position"])
         if others:
             text += " One other position is a sink too." if others == 1 else f" {others} other positions are sinks too."
         elsewhere = [str(sink["name"]) for sink in sinks[1:] if sink["kind"] != "position"]
         if elsewhere:
             text += f" So {'is' if len(elsewhere) == 1 else 'are'} {' and '.join(elsewhere)}."
-        return text
-    if sinks:
+        return " ".join([text, *(_followed(sink, cells) for sink in followed)])
+    if followed:
+        return " ".join(
+            ["This model has no attention sink that stays at a place.", *(_followed(sink, cells) for sink in followed)]
+        )
+    if weak:
+        token = f" ({quote(weak[0]['text'])})" if weak[0].get("text") and weak[0]["kind"] == "position" else ""
         return (
-            f"This model has hardly an attention sink: the strongest, {_place(sinks[0])}, gets more than "
-            f"{threshold} of the attention on average in {percent(sinks[0]['rate'])} of all heads and samples."
+            f"This model has no attention sink: no head gives the same place more than {threshold} of its attention in enough "
+            f"samples. The most frequent is {_place(weak[0])}{token}, in {percent(weak[0]['rate'])} of all heads and samples."
         )
     if is_number(rate):
         heads = f"in none of its {cells} heads" if cells else "in no head"
@@ -178,6 +189,17 @@ def finding(summary: Mapping[str, Any]) -> str:
             f"enough to count; the first position does in {percent(rate)} of heads and samples."
         )
     return "The sink rate was not measured, so nothing can be said about attention sinks."
+
+
+def _followed(sink: Mapping[str, Any], cells: Any) -> str:
+    """What heads that look at a token wherever it stands can be, and what the value says that stands there."""
+    ratio = sink.get("value_ratio")
+    value = f" Its value is {number(ratio, 2)} times as long as the mean of a text." if is_number(ratio) else ""
+    return (
+        f"{sink['sinking']} of {number(cells)} heads look at {quote(sink['text'] or sink['token'])} wherever it stands "
+        f"({percent(sink['rate'])} of all heads and samples): they may rest on it or read it, which weights do not say "
+        f"(`sinklab causes` does).{value}"
+    )
 
 
 def _place(sink: dict[str, Any]) -> str:

@@ -1,8 +1,10 @@
-"""Intervals of means over items: the bootstrap, widened for small samples, and the rule of three where nothing varies."""
+"""Intervals: of means over items (the bootstrap, widened for small samples) and of shares (Wilson)."""
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -10,7 +12,7 @@ import numpy as np
 
 from sinklab.errors import ConfigurationError
 
-__all__ = ["Interval", "mean_over_items", "means_over_items"]
+__all__ = ["Interval", "least_count_above", "mean_over_items", "means_over_items"]
 
 RESAMPLES = 10_000
 ROWS = 64
@@ -76,3 +78,25 @@ def means_over_items(values: np.ndarray, *, level: float = 0.95, scale: float | 
                 low, high = mean - margin, mean + margin
             intervals.append(Interval(float(mean), float(low), float(high)))
     return intervals
+
+
+@functools.cache
+def least_count_above(share: float, cases: int, *, level: float = 0.95) -> int:
+    """The least number of cases that puts the whole interval of a share above some share.
+
+    Wilson's score interval, which holds its level for few cases and shares near 0 and 1 (Brown, Cai and DasGupta 2001,
+    doi 10.1214/ss/1009213286).
+
+    Args:
+        share: in (0, 1).
+        cases: how many there are, all together.
+
+    Returns:
+        ``cases + 1`` if even all of them would not.
+    """
+    import scipy.stats
+
+    def low(count: int) -> float:
+        return float(scipy.stats.binomtest(count, cases).proportion_ci(level, method="wilson").low)
+
+    return bisect.bisect_right(range(cases + 1), share, key=low) if cases else 1

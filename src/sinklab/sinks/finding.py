@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Self, TypedDict
 
 import numpy as np
 import torch
@@ -12,25 +12,21 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import weights_on_own_keys
+from sinklab.attention.operation import repeat_groups
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, SessionError
+from sinklab.sinks.places import LEAST_RATE, Hits, Place, enough_documents, places
 from sinklab.sinks.value import DEFINITION, PROXY, Head, Sink, SinkPlace, Sinks, first_of_kind, sink_at
 from sinklab.sinks.weights import SinkWeights
 
 __all__ = ["SinkFinder", "find_sinks"]
 
-LEAST_RATE = 1.0
-"""Percent of (document, head) from which a place is a sink."""
-"""Percent of (document, head) from which a place is a sink."""
-
 LISTED = 8
-"""Sinks that are listed at most."""
-"""Sinks that are listed at most."""
+"""Tokens and positions that are listed at most."""
 
 _NULLS = {"softmax": "learned sink logit", "sink_logit": "learned sink logit"}
-"""Operation to what its null score is, where that is not the operation's own name."""
 """Operation to what its null score is, where that is not the operation's own name."""
 
 
@@ -95,7 +91,7 @@ def _run(model: nn.Module, inputs: Mapping[str, Tensor], rows: Tensor, batch_siz
 def _placed(found: Sinks, place: SinkPlace | None, finder: SinkFinder, inputs: Mapping[str, Tensor]) -> Sinks:
     """The same with a given main sink; the others that were found come after it."""
     if place is None:
-        return dataclasses.replace(found, sinks=(), silent=())
+        return dataclasses.replace(found, sinks=(), followed=(), weak=(), silent=())
     given, null = sink_at(place), finder.has_null
     known = {"position": 0 <= (given.position or 0) < found.length, "null": null, "token": "input_ids" in inputs}
     if not known[given.kind]:
@@ -115,15 +111,20 @@ class _Module:
         keys, early: documents that have the position, and those in which half of the queries see it ``(1, length)``.
         null, null_hits: mean null mass summed over documents, and documents in which it passes the threshold ``(heads, 1)``.
         documents: how many there are.
-        codes, counts: of (head, token, position, first of its kind), each with the documents that sink there.
+        codes, counts: of (head, token, position, first of its kind, first sink on this token), each with the documents that
+            sink there; the last says of a token on which a head sinks twice in one document which of the two it is.
+        ratios: norm of the value there over the mean norm in its document, summed over the same documents.
     """
 
     def __init__(self, heads: list[Head]) -> None:
         self.heads, self.documents, self.has_null, self.operation = heads, 0.0, False, ""
         self.sums: dict[str, Tensor] = {}
-        self.codes, self.counts = np.zeros((0, 4), dtype=np.int64), np.zeros(0, dtype=np.int64)
+        self.codes, self.counts = np.zeros((0, 5), dtype=np.int64), np.zeros(0, dtype=np.int64)
+        self.ratios: np.ndarray = np.zeros(0)
 
-    def add(self, sums: Mapping[str, Tensor], documents: float, codes: np.ndarray, counts: np.ndarray) -> None:
+    def add(
+        self, sums: Mapping[str, Tensor], documents: float, codes: np.ndarray, counts: np.ndarray, ratios: np.ndarray
+    ) -> None:
         """Add what was seen of some more documents."""
         for name, values in sums.items():
             known = self.sums.get(name, values.new_zeros(*values.shape[:-1], 0))
@@ -133,6 +134,7 @@ class _Module:
         codes = np.concatenate((self.codes, codes))
         self.codes, index = np.unique(codes, axis=0, return_inverse=True)
         self.counts = np.bincount(index.ravel(), np.concatenate((self.counts, counts)), len(self.codes)).astype(np.int64)
+        self.ratios = np.bincount(index.ravel(), np.concatenate((self.ratios, ratios)), len(self.codes))
 
     def mean(self, value: str, count: str) -> np.ndarray:
         """Mean by head and position; 0 where nothing was counted."""
@@ -220,7 +222,7 @@ class SinkFinder(Watcher):
         for name, module in other._modules.items():
             mine = self._modules.setdefault(name, _Module(module.heads))
             mine.operation, mine.has_null = module.operation, module.has_null
-            mine.add(module.sums, module.documents, module.codes, module.counts)
+            mine.add(module.sums, module.documents, module.codes, module.counts, module.ratios)
         self._normalized &= other._normalized
         self._samples, self._seq_len = self._samples + other._samples, max(self._seq_len, other._seq_len)
 
@@ -261,29 +263,35 @@ class SinkFinder(Watcher):
         """
         modules = list(self._modules.values())
         heads = [head for module in modules for head in module.heads]
-        codes, counts = (np.concatenate([getattr(module, name) for module in modules]) for name in ("codes", "counts"))
+        codes, counts, ratios = (
+            np.concatenate([getattr(module, name) for module in modules]) for name in ("codes", "counts", "ratios")
+        )
         before = np.cumsum([0, *(len(module.heads) for module in modules)])[:-1]
         number = codes[:, 0] + np.repeat(before, [len(module.codes) for module in modules])  # of the head, of all modules
-        pairs = sum(module.documents * len(module.heads) for module in modules)
-        hits = _Hits(number, codes[:, 1], codes[:, 2], codes[:, 3] > 0, counts)
-        listed = [self._sink(place, hits, heads, decode) for place in _verdict(hits, LEAST_RATE / 100 * pairs)]
+        hits = Hits(number, codes[:, 1], codes[:, 2], codes[:, 3] > 0, codes[:, 4] > 0, counts, ratios)
+        listed = [self._sink(place, hits, heads, decode) for place in places(hits, self._cases())]
         if any(module.has_null for module in modules):
             null = self._null(heads)
-            if null.rate is not None and null.rate >= LEAST_RATE:
-                listed = sorted([*listed, null], key=lambda sink: -(sink.rate or 0.0))
+            if null.sinking or (null.rate or 0.0) >= LEAST_RATE:
+                listed.append(null)
+        listed.sort(key=lambda sink: -(sink.rate or 0.0))
         weights = [np.where(module.candidates(), module.mean("weight", "seen"), 0.0) for module in modules]
         loud = sum(int((weight > self.threshold).any(1).sum()) for weight in weights)
         by_weight = {position for weight in weights for position in np.flatnonzero(weight.max(0) > self.threshold).tolist()}
 
-        def real(sink: Sink) -> bool:
+        def kind(sink: Sink) -> str:
             # A row that is nearly empty, divided by its sum, may show a sink where no head gives anything much.
-            return self._normalized or (sink.position in by_weight if sink.kind == "position" else loud > 0)
+            if not (self._normalized or (sink.position in by_weight if sink.kind == "position" else loud > 0)):
+                return "silent"
+            return "weak" if not sink.sinking else "followed" if sink.anywhere else "sinks"
 
-        silent = tuple(sink for sink in listed if not real(sink))
+        sinks, followed, weak, silent = (
+            tuple(sink for sink in listed if kind(sink) == name) for name in ("sinks", "followed", "weak", "silent")
+        )
         return Sinks(
-            sinks=tuple(filter(real, listed)), silent=silent, threshold=self.threshold,
-            definition=DEFINITION, corpus=corpus, bos=bos, samples=self._samples, seq_len=self._seq_len, heads=tuple(heads),
-            length=self._length, heads_by_weight=loud,
+            sinks=sinks, followed=followed, weak=weak, silent=silent, threshold=self.threshold,
+            definition=DEFINITION, corpus=corpus, bos=bos, samples=self._samples,
+            seq_len=self._seq_len, heads=tuple(heads), length=self._length, heads_by_weight=loud,
         )  # fmt: skip
 
     def by_token(self, decode: Callable[[int], str]) -> list[dict[str, Any]]:
@@ -302,14 +310,20 @@ class SinkFinder(Watcher):
             for number in np.argsort(-totals, kind="stable")[:LISTED]
         ]
 
-    def _sink(self, place: tuple[str, int], hits: _Hits, heads: Sequence[Head], decode: Callable[[int], str] | None) -> Sink:
+    def _sink(self, place: Place, hits: Hits, heads: Sequence[Head], decode: Callable[[int], str] | None) -> Sink:
         kind, number = place
         chosen = hits.at(place)
-        by_head = np.bincount(hits.head[chosen], hits.count[chosen], len(heads))
-        if kind == "token":
+        once = chosen & hits.once if kind == "anywhere" else chosen
+        by_head = np.bincount(hits.head[once], hits.count[once], len(heads))
+        value = float(hits.ratio[chosen].sum() / hits.count[chosen].sum())
+        ratio = value if np.isfinite(value) else None
+        if kind != "position":
             cases = self._cases()
-            text, rate = None if decode is None else decode(number), _percent(by_head, cases)
-            return Sink(kind="token", token=number, text=text, rate=rate, heads=_rates(by_head, cases, heads))
+            return Sink(
+                kind="token", token=number, anywhere=kind == "anywhere", text=None if decode is None else decode(number),
+                **_by_head(by_head, cases, heads),
+                value_ratio=ratio,
+            )  # fmt: skip
         columns = [_column(module, number) for module in self._modules.values()]
         cases = np.concatenate([np.full(len(weight), keys) for weight, _, keys in columns])
         weight, seen = (np.concatenate([column[which] for column in columns]) for which in (0, 1))
@@ -319,8 +333,9 @@ class SinkFinder(Watcher):
         return Sink(
             kind="position", position=number, token=common if common >= 0 else None,
             text=decode(common) if decode is not None and common >= 0 else None,
-            token_share=float(share.max()) if common >= 0 else None, rate=_percent(by_head, cases),
-            mass=float(weight.sum() / seen.sum()), heads=_rates(by_head, cases, heads),
+            token_share=float(share.max()) if common >= 0 else None,
+            mass=float(weight.sum() / seen.sum()), **_by_head(by_head, cases, heads),
+            value_ratio=ratio,
         )  # fmt: skip
 
     def _cases(self) -> np.ndarray:
@@ -336,66 +351,30 @@ class SinkFinder(Watcher):
         )
         operation = next(module.operation for module in modules if module.has_null)
         return Sink(
-            kind="null", text=_NULLS.get(operation, operation.replace("_", " ")), rate=_percent(hits, cases),
-            mass=float(mass.sum() / cases.sum()), heads=_rates(hits, cases, heads),
+            kind="null", text=_NULLS.get(operation, operation.replace("_", " ")),
+            mass=float(mass.sum() / cases.sum()), **_by_head(hits, cases, heads),
         )  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Hits:
-    """How often heads sink: number of the head, token id (-1 where not known), position, whether the token is the first of its
-    kind in the document, and the number of documents; arrays of one length."""
-
-    head: np.ndarray
-    token: np.ndarray
-    position: np.ndarray
-    first: np.ndarray
-    count: np.ndarray
-
-    def at(self, place: tuple[str, int]) -> np.ndarray:
-        """Which of them a place accounts for."""
-        kind, number = place
-        return (self.token == number) & self.first if kind == "token" else self.position == number
-
-
-def _verdict(hits: _Hits, least: float) -> Iterator[tuple[str, int]]:
-    """Places that are sinks, strongest first: each accounts for the most sinks that those before it do not.
-
-    A token is a sink if its first occurrences, at two positions or more, account for more sinks than any one position.
-
-    Args:
-        least: sinks that a place must account for.
-    """
-    left = hits.count.astype(np.float64)
-    for _ in range(LISTED):
-        best, most = ("position", 0), 0.0
-        for kind, numbers, counts in (
-            ("position", hits.position, left),
-            ("token", hits.token, np.where(hits.first & (hits.token >= 0), left, 0.0)),
-        ):
-            values, index = np.unique(numbers, return_inverse=True)
-            totals = np.bincount(index, counts, len(values))
-            if kind == "token":  # those that stand at one position alone are that position
-                pairs = np.unique(np.stack((index, hits.position))[:, counts > 0], axis=1)[0]
-                totals = np.where(np.bincount(pairs, minlength=len(values)) > 1, totals, 0.0)
-            if totals.size and totals.max() > most:
-                best, most = (kind, int(values[totals.argmax()])), float(totals.max())
-        if most == 0 or most < least:
-            return
-        yield best
-        left = np.where(hits.at(best), 0.0, left)
-
-
-def _codes(call: AttentionCall, hits: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Head, token, position and whether it is the first of its kind, of every sink ``(n, 4)``, and how often it occurs."""
-    row, head, key = torch.where(hits)
-    tokens = call.key_tokens
-    if tokens is None:
-        tokens = torch.full_like(call.key_positions, -1)
+def _codes(call: AttentionCall, hits: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes of all sinks ``(n, 5)``, how often each occurs, and its values' norms over the mean norm, summed; see _Module."""
+    tokens = torch.full_like(call.key_positions, -1) if call.key_tokens is None else call.key_tokens
     first = first_of_kind(call.key_positions, call.key_documents, tokens)
-    codes = torch.stack((head, tokens[row, key], call.key_positions[row, key], first[row, key].long()), dim=1)
-    unique, counts = codes.cpu().unique(dim=0, return_counts=True)
-    return unique.numpy(), counts.numpy()
+    documents = call.key_documents.clamp(min=0)
+    norms = call.values.double().norm(dim=-1)
+    index = documents[:, None].expand(norms.shape)
+    real = (call.key_positions >= 0)[:, None].double().expand(norms.shape)
+    sums, number = (
+        norms.new_zeros(*norms.shape[:2], int(documents.max()) + 1).scatter_add(2, index, part) for part in (norms * real, real)
+    )
+    ratio = repeat_groups(norms / (sums / number.clamp_min(1.0)).gather(2, index), call.groups).cpu()
+    row, head, key = (index.cpu() for index in torch.where(hits))
+    tokens, positions, documents, first = (part.cpu()[row, key] for part in (tokens, call.key_positions, documents, first))
+    again = np.ones(len(row), dtype=np.int64)
+    again[np.unique(torch.stack((row, head, documents, tokens), 1).numpy(), axis=0, return_index=True)[1]] = 0
+    codes = torch.stack((head, tokens, positions, first.long(), 1 - torch.from_numpy(again)), dim=1).numpy()
+    unique, which, counts = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
+    return unique, counts, np.bincount(which.ravel(), ratio[row, head, key].numpy(), len(unique))
 
 
 def _by_document(call: AttentionCall, values: Tensor) -> Tensor:
@@ -414,11 +393,18 @@ def _column(module: _Module, position: int) -> tuple[np.ndarray, np.ndarray, flo
     return weight, seen, float(module.sums["keys"][0, position])
 
 
-def _percent(hits: np.ndarray, cases: np.ndarray) -> float:
-    return float(100.0 * hits.sum() / max(cases.sum(), 1.0))
+class _Counted(TypedDict):
+    rate: float
+    heads: tuple[tuple[Head, float], ...]
+    sinking: int
 
 
-def _rates(hits: np.ndarray, cases: np.ndarray, heads: Sequence[Head]) -> tuple[tuple[Head, float], ...]:
+def _by_head(hits: np.ndarray, cases: np.ndarray, heads: Sequence[Head]) -> _Counted:
+    """What a sink says of its heads, from the documents in which each sinks and those in which it could."""
     rates = 100.0 * hits / np.maximum(cases, 1.0)
     order = np.argsort(-rates, kind="stable")
-    return tuple((heads[number], float(rates[number])) for number in order if rates[number] > 0)
+    return {
+        "rate": float(100.0 * hits.sum() / max(cases.sum(), 1.0)),
+        "heads": tuple((heads[number], float(rates[number])) for number in order if rates[number] > 0),
+        "sinking": int((hits >= enough_documents(cases)).sum()),
+    }

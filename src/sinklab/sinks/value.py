@@ -18,11 +18,13 @@ from sinklab.attention.call import AttentionCall
 from sinklab.attention.chosen_keys import first_keys
 from sinklab.errors import ConfigurationError
 
-__all__ = ["DEFINITION", "PROXY", "Head", "Sink", "SinkPlace", "Sinks", "first_of_kind", "sink_at"]
+__all__ = ["DEFINITION", "LEAST_SHARE", "PROXY", "Head", "Sink", "SinkPlace", "Sinks", "first_of_kind", "sink_at"]
 
 SinkPlace: TypeAlias = "int | Literal['null'] | Sink"
 """A position in the document, the null score, or a sink that was found elsewhere."""
-"""A position in the document, the null score, or a sink that was found elsewhere."""
+
+LEAST_SHARE = 0.1
+"""Share of documents that the interval of a sinking head must exceed: less often than in one of ten, it reads that text."""
 
 DEFINITION = (
     "percent of (document, head) in which the mean row-normalised weight on the key, over the queries that see it, exceeds the "
@@ -30,7 +32,6 @@ DEFINITION = (
 )
 
 PROXY = 1e-8
-"""Added to row sums before dividing, as in the released code of Gu et al."""
 """Added to row sums before dividing, as in the released code of Gu et al."""
 
 
@@ -51,32 +52,40 @@ class Sink:
     """One place that plays the sink.
 
     Attributes:
-        kind: ``position`` of the document; ``token``, where it stands first in the document; ``null`` score.
+        kind: ``position`` of the document; ``token``; ``null`` score.
         position: of kind ``position``.
         token: id; of kind ``position`` the most frequent one among its sinks, if that is known.
+        anywhere: of kind ``token``, whether any of its occurrences in a document plays the sink, or only the first.
         text: the token as text; of kind ``null`` what the null score is.
         token_share: of kind ``position``, how many of its sinks have that token.
         rate: percent of (document, head) that have their sink there (:data:`DEFINITION`).
         mass: mean weight on it, over all heads and the queries that see it.
         heads: those with a rate above 0, strongest first, each with its rate.
+        sinking: how many of them sink there: the share of documents in which they do is above :data:`LEAST_SHARE` with its
+            whole 95 % interval; ``None`` where a place was given and not found.
+        value_ratio: norm of the value that stands there over the mean norm of the document's values, mean over its sinks: near
+            0 for a no-op, about 1 for a token like others; ``None`` where no value stands (null score) or all are 0.
     """
 
     kind: Literal["position", "token", "null"]
     position: int | None = None
     token: int | None = None
+    anywhere: bool = False
     text: str | None = None
     token_share: float | None = None
     rate: float | None = None
     mass: float | None = None
     heads: tuple[tuple[Head, float], ...] = ()
+    sinking: int | None = None
+    value_ratio: float | None = None
 
     @property
     def name(self) -> str:
-        """For the middle of a sentence: ``position 2``, ``the first '.'``, ``the null score``."""
+        """For the middle of a sentence: ``position 2``, ``the first '.'``, ``'.' wherever it stands``, ``the null score``."""
         if self.kind == "null":
             return "the null score"
         if self.kind == "token":
-            return f"the first {self._token}"
+            return f"{self._token} wherever it stands" if self.anywhere else f"the first {self._token}"
         return f"position {self.position}"
 
     def describe(self) -> str:
@@ -110,6 +119,8 @@ class Sink:
             return positions == self.position
         if self.kind == "null" or tokens is None:
             return torch.zeros_like(positions, dtype=torch.bool)
+        if self.anywhere:
+            return (positions >= 0) & (tokens == self.token)
         # Where the first token of a document is gone (a sliding cache), the first one that is left may be a later one.
         return first_of_kind(positions, documents, tokens) & (tokens == self.token) & _whole(positions, documents)
 
@@ -120,6 +131,9 @@ class Sinks:
 
     Attributes:
         sinks: what plays the sink.
+        followed: tokens that heads look at wherever they stand. Such a head may rest there or read what stands there; weights
+            alone do not say which, so these are not counted as sinks (``sinklab causes`` edits the head and sees).
+        weak: places of some sinks, in no head often enough; strongest first.
         silent: places that pass the threshold only because the rows of an operation that does not normalise are divided by
             their sums, while no head gives any key that much weight; heads that attend to almost nothing are no sinks.
         threshold: of the rate.
@@ -137,6 +151,8 @@ class Sinks:
     """
 
     sinks: tuple[Sink, ...] = ()
+    followed: tuple[Sink, ...] = ()
+    weak: tuple[Sink, ...] = ()
     silent: tuple[Sink, ...] = ()
     threshold: float = 0.3
     definition: str = ""
@@ -220,6 +236,12 @@ class Sinks:
                 f"no sink found: in texts of {self.length} positions none is seen by half of a module's queries, so none can "
                 "serve them all; where the model has a short window, take texts of about its length"
             )
+        if self.weak or self.followed:
+            listed = [f"{sink.name} in {sink.rate:.2g} % of heads and documents" for sink in (*self.followed, *self.weak)]
+            raise ConfigurationError(
+                f"no sink found that stays at a place: {', '.join(listed[:5])}. Name a place, or say that there is none "
+                "(place=None): heads are then judged by zeroing them"
+            )
         tried = ", ".join(f"{sink_at(place).name} ({weight:.2f})" for place, weight in self.tried[:5])
         raise ConfigurationError(
             f"no sink found: no head gives any place a mean weight of {self.threshold:g}; tried, with the largest mean weight "
@@ -230,15 +252,16 @@ class Sinks:
     def to_dict(self) -> dict[str, Any]:
         """For JSON; :meth:`from_dict` reads it. Numbers of all heads are left out."""
         found = {field: getattr(self, field) for field in _PLAIN}
-        return found | {name: [_sink_dict(sink) for sink in getattr(self, name)] for name in ("sinks", "silent")}
+        return found | {name: [_sink_dict(sink) for sink in getattr(self, name)] for name in _LISTS}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
         """What :meth:`to_dict` gave."""
-        lists: dict[str, Any] = {name: tuple(map(_sink_of, record.get(name, ()))) for name in ("sinks", "silent")}
+        lists: dict[str, Any] = {name: tuple(map(_sink_of, record.get(name, ()))) for name in _LISTS}
         return cls(**lists, **{field: record[field] for field in _PLAIN if field in record})
 
 
+_LISTS = ("sinks", "followed", "weak", "silent")
 _PLAIN = ("threshold", "definition", "corpus", "bos", "samples", "seq_len", "heads_by_weight")
 
 

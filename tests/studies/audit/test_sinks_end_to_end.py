@@ -188,7 +188,10 @@ def test_a_learned_sink_logit(tmp_path):
     assert of_heads(result, "score_gap", "sink_score")["value"].tolist() == pytest.approx([6.0, 6.0])
     assert (summary["sink_role"], summary["certificate"]["sink_position"]) == ("null score", "null")
     assert summary["causes"]["sink"]["place"] == "null"
-    assert summary["text"][1].startswith("4 of 4 heads sink at the null score in at least half of the 12 samples")
+    assert summary["text"][1] == (
+        "4 of 4 heads sink at the null score: in more than 10.0\u202f% of samples like these 12 of 24 tokens, "
+        "with 95 % confidence."
+    )
     check_finding(result, page, "This model rests on a null score")
 
 

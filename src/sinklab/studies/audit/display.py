@@ -74,7 +74,7 @@ def _elsewhere(condition: Mapping[str, Any]) -> str:
 
 def _places(summary: Mapping[str, Any]) -> str:
     """Positions and tokens, strongest first, with their rates."""
-    found = summary.get("sinks", {}).get("sinks", [])
+    found = [sink for name in ("sinks", "followed") for sink in summary.get("sinks", {}).get(name, [])]
     tokens = [{**sink, "position": None} for sink in found if sink["kind"] == "token"]
     sinks = sorted([*summary["sink_positions"], *tokens], key=lambda sink: -sink["rate"])
     return ", ".join(_sink(sink) for sink in sinks[:LISTED])

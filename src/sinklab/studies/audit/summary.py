@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sinklab.models.loading import LoadedModel
 from sinklab.report.words import finding, percent
-from sinklab.sinks import Sink, Sinks
+from sinklab.sinks import LEAST_SHARE, Sink, Sinks
 
 __all__ = ["Condition", "summarize"]
 
@@ -67,7 +67,7 @@ def summarize(
         "sink_positions": [_position(sink) for sink in (*sinks.sinks, *sinks.silent) if sink.kind == "position"],
         "sink_tokens": list(by_token),
         "sink_role": role,
-        "sink_heads": sum(rate >= 50.0 for _, rate in strongest.heads) if strongest else 0,
+        "sink_heads": (strongest.sinking or 0) if strongest else 0,
         "sink_heads_by_weight": sinks.heads_by_weight,
         "normalized": normalized,
         "num_heads": heads,
@@ -143,8 +143,8 @@ def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
     heads, main, sentences = summary["num_heads"], sinks.main, []
     if main is not None:
         sentences.append(
-            f"{summary['sink_heads']} of {heads} heads sink at {main.name} in at least half of the {summary['samples']} "
-            f"samples of {summary['seq_len']} tokens."
+            f"{summary['sink_heads']} of {heads} heads sink at {main.name}: in more than {percent(100 * LEAST_SHARE)} of "
+            f"samples like these {summary['samples']} of {summary['seq_len']} tokens, with 95 % confidence."
         )
         if main.kind == "position" and main.token is not None:
             sentences.append(f"The token there is {_mostly(main)}.")
