@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,6 +120,34 @@ def test_the_check_lets_the_right_direction_pass(tmp_path):
     (tmp_path / "cli").mkdir()
     (tmp_path / "cli" / "app.py").write_text("def f():\n    import torch\n")
     assert violations(tmp_path) == []
+
+
+CALLED = {"yaml": "pyyaml"}
+"""Modules that have another name than what is installed to have them."""
+
+
+def undeclared(source: Path, project: dict) -> set[str]:
+    """Other people's packages that files import, and that are neither dependencies nor extras of ours."""
+    extras = [requirement for extra in project.get("optional-dependencies", {}).values() for requirement in extra]
+    declared = {name_of(requirement) for requirement in (*project["dependencies"], *extras)}
+    imported = {module.split(".")[0] for path in source.rglob("*.py") for module, _ in imports_of(path)}
+    foreign = imported - sys.stdlib_module_names - {"sinklab"}
+    return {module for module in foreign if name_of(CALLED.get(module, module)) not in declared}
+
+
+def name_of(requirement: str) -> str:
+    return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement)[0]).lower()
+
+
+def test_what_is_imported_is_declared():
+    with (SOURCE.parents[1] / "pyproject.toml").open("rb") as file:
+        assert undeclared(SOURCE, tomllib.load(file)["project"]) == set()
+
+
+def test_that_check_can_fail(tmp_path):
+    (tmp_path / "one.py").write_text("import os\nimport yaml\nimport lm_eval\nfrom a.b import c\n\ndef f():\n    import d_e\n")
+    project = {"dependencies": ["PyYAML>=6"], "optional-dependencies": {"evaluation": ["lm-eval[x]>=1"]}}
+    assert undeclared(tmp_path, project) == {"a", "d_e"}
 
 
 def cycles(source: Path) -> list[list[str]]:

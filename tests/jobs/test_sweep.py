@@ -16,7 +16,6 @@ import time
 
 import pandas as pd
 import pytest
-from filelock import FileLock
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 from tests.command_line import CliRunner
@@ -32,6 +31,7 @@ from sinklab.jobs.driver import run_sweep
 from sinklab.jobs.grid import ALIASES, field_path, make_cells, parse_grid
 from sinklab.jobs.processes import REFUSED, last_line, run_processes, stop_with_driver
 from sinklab.jobs.watch import Bars, Watch
+from sinklab.results.folder import FolderLock
 from sinklab.results.table import read_run, read_table
 from sinklab.studies.arguments import parse_seeds
 from sinklab.studies.sweep.sweep import sweep as sweep_command
@@ -474,16 +474,12 @@ def test_a_sweep_that_never_began_is_begun_anew(swept, monkeypatch):
 def test_two_processes_do_not_share_a_sweep_or_a_cell(swept, here, tmp_path, monkeypatch):
     (name,) = cells_of(swept({"lr": [5e-3]}))["cell"]
     monkeypatch.setattr(cell_module, "PATIENCE", 0)
-    with (
-        FileLock(tmp_path / "sweep" / "locks" / f"{name}.lock"),
-        pytest.raises(InputError, match=r"cell .* is being run by anoth"),
-    ):
+    taken = rf"is in use by process {os.getpid()} on .*; wait for it, end it"
+    with FolderLock(tmp_path / "sweep" / name), pytest.raises(InputError, match=rf"{name} {taken}"):
         run_cell(tmp_path / "sweep", name)
-    with (
-        FileLock(tmp_path / "sweep" / ".sweep.lock"),
-        pytest.raises(InputError, match="another process is running the sweep in"),
-    ):
+    with FolderLock(tmp_path / "sweep"), pytest.raises(InputError, match=rf"sweep {taken}"):
         swept({"lr": [5e-3]}, resume=True)
+    assert not list(tmp_path.rglob("*.lock"))
 
 
 def test_half_a_record_of_a_cell_killed_early_is_in_nobodys_way(swept, here, tmp_path):
@@ -492,7 +488,7 @@ def test_half_a_record_of_a_cell_killed_early_is_in_nobodys_way(swept, here, tmp
 
     def run_local(plan, names, **options):
         (tmp_path / "sweep" / cell.name).mkdir()
-        (tmp_path / "sweep" / cell.name / ".run.json.abc").write_text("{")
+        (tmp_path / "sweep" / cell.name / ".sinklab-abc.partial").write_text("{")
         return here_first(plan, names, **options)
 
     driver.run_local = run_local  # the fixture puts the real one back

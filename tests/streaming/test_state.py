@@ -260,7 +260,7 @@ class TestRefusals:
 
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space left"):
-            save_state(reader, saved)
+            save_state(reader, saved, overwrite=True)
         assert saved.read_bytes() == before
         assert [path.name for path in saved.parent.iterdir()] == ["state"]
 

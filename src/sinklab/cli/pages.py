@@ -11,8 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from sinklab.results.file import check_file
 from sinklab.results.run import Listing
-from sinklab.studies.arguments import command
+from sinklab.studies.arguments import OverwriteFile, command
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,7 +22,7 @@ __all__ = ["compare", "report"]
 
 
 @command
-def compare(folders: list[Path], *, out: Path | None = None) -> Listing:
+def compare(folders: list[Path], *, out: Path | None = None, overwrite: OverwriteFile = False) -> Listing:
     """Put audits side by side.
 
     Args:
@@ -31,12 +32,13 @@ def compare(folders: list[Path], *, out: Path | None = None) -> Listing:
     Examples:
         sinklab compare sinklab-audit/embedded-softmax sinklab-audit/embedded-sigmoid --out both.html
     """
+    check_file(out, overwrite)
     from sinklab.report.compare import comparison_table, format_comparison, write_comparison
     from sinklab.report.data import read_audit
     from sinklab.report.words import verdict
 
     table = comparison_table(folders)
-    page = write_comparison(folders, out) if out is not None else None
+    page = write_comparison(folders, out, overwrite=overwrite) if out is not None else None
 
     def display(record: object) -> Iterator[RenderableType]:
         said = [f"{name}: {verdict(read_audit(folder))}" for name, folder in zip(table.columns, folders, strict=True)]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import os
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
-
-from filelock import FileLock, Timeout
 
 from sinklab.errors import InputError
 from sinklab.jobs.grid import Cell
@@ -116,23 +112,18 @@ def run_cell(folder: Path, name: str) -> Status:
         SinklabError: as :func:`~sinklab.training.train.run_training`.
     """
     plan = read_plan(folder)
-    with _alone(plan, name):
-        print(
-            f"--- process {os.getpid()} on {socket.gethostname()}, {datetime.datetime.now():%F %T}", file=sys.stderr, flush=True
+    print(f"--- process {os.getpid()} on {socket.gethostname()}, {datetime.datetime.now():%F %T}", file=sys.stderr, flush=True)
+    config = plan.cells[name].config
+    if text_of(prepare_data(config, plan.cache)) != plan.texts[name]:
+        raise InputError(
+            f"data.corpus {config.data.corpus!r} gives another text on {socket.gethostname()} than where the sweep was "
+            "begun; all cells must read the same: have the same files and package versions on all machines"
         )
-        for left_over in (folder / name).glob(".run.json.*"):  # killed before anything else was written
-            left_over.unlink()
-        config = plan.cells[name].config
-        if text_of(prepare_data(config, plan.cache)) != plan.texts[name]:
-            raise InputError(
-                f"data.corpus {config.data.corpus!r} gives another text on {socket.gethostname()} than where the sweep was "
-                "begun; all cells must read the same: have the same files and package versions on all machines"
-            )
-        begun = (folder / name / "run.json").is_file()  # a run that has begun knows where from, also in a folder that was moved
-        before = plan.cells[name].init_from
-        init_from = None if begun or before is None else folder / before
-        result = run_training(config, folder / name, resume=True, init_from=init_from, cache=plan.cache)
-        return cast(Status, result.summary["status"])
+    begun = (folder / name / "run.json").is_file()  # a run that has begun knows where from, also in a folder that was moved
+    before = plan.cells[name].init_from
+    init_from = None if begun or before is None else folder / before
+    result = run_training(config, folder / name, resume=True, init_from=init_from, cache=plan.cache, patience=PATIENCE)
+    return cast(Status, result.summary["status"])
 
 
 def text_of(data: PreparedData) -> dict[str, str]:
@@ -140,23 +131,6 @@ def text_of(data: PreparedData) -> dict[str, str]:
     identity = data.identity
     parts = {"train": identity, "held_out": identity["held_out"], "tokenizer": identity["tokenizer"]}
     return {part: facts["sha256"] for part, facts in parts.items()}
-
-
-@contextlib.contextmanager
-def _alone(plan: SweepPlan, name: str) -> Iterator[None]:
-    """Keep other runs from the cell: two of them in one folder would spoil it. The processes of one run are one."""
-    if int(os.environ.get("RANK", "0")) > 0:  # of torchrun: the first process has the lock for all
-        yield
-        return
-    locks = plan.folder / "locks"
-    locks.mkdir(exist_ok=True)
-    try:
-        with FileLock(locks / f"{name}.lock", timeout=PATIENCE):
-            yield
-    except Timeout:
-        raise InputError(
-            f"cell {name} is being run by another process, which {plan.log(name)} names; end it, and go on with `resume`"
-        ) from None
 
 
 if __name__ == "__main__":

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from filelock import FileLock, Timeout
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -19,6 +17,7 @@ from sinklab.jobs.cell import ENDED, NUMBERS, PLAN, SweepPlan, read_plan, text_o
 from sinklab.jobs.grid import Cell, make_cells, short_label
 from sinklab.jobs.local import default_jobs, run_local
 from sinklab.jobs.watch import watching
+from sinklab.results.folder import FolderLock, check_place
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.statistics import mean_interval
 from sinklab.results.table import append, read_run, read_table, write_table, write_text
@@ -30,7 +29,7 @@ from sinklab.training.resuming import require_same_config
 
 __all__ = ["check_machine", "prepare_texts", "run_sweep", "run_waiting"]
 
-LOCK, CACHE = ".sweep.lock", "cache"
+CACHE = "cache"
 
 
 def run_sweep(
@@ -90,13 +89,13 @@ def run_sweep(
 
         import_ray()
     out = out.expanduser().absolute()
-    earlier = _earlier(out, cells, resume)
-    if ray is None:
-        check_machine(cells)
-    cache = (cache or (out / CACHE if ray is not None else default_cache())).expanduser().absolute()
-    texts = prepare_texts(cells, cache, progress)
-    plan = SweepPlan(out, earlier.sweep_id if earlier else new_run_id(), cells, texts, cache)
-    with _alone(out):
+    with FolderLock(out):
+        earlier = _earlier(out, cells, resume)
+        if ray is None:
+            check_machine(cells)
+        cache = (cache or (out / CACHE if ray is not None else default_cache())).expanduser().absolute()
+        texts = prepare_texts(cells, cache, progress)
+        plan = SweepPlan(out, earlier.sweep_id if earlier else new_run_id(), cells, texts, cache)
         plan.write(recipe=config.name, grid={path: list(values) for path, values in grid.items()}, seeds=seeds and list(seeds))
         errors: dict[str, str] = {}
         try:
@@ -136,8 +135,9 @@ def run_waiting(
 
 def _earlier(out: Path, cells: Mapping[str, Cell], resume: bool) -> SweepPlan | None:
     """The plan to go on with, if there is one, when all of its cells are still asked for."""
-    there = {path.name for path in out.iterdir()} - {LOCK, CACHE} if out.is_dir() else set()
+    there = {path.name for path in out.iterdir()} - {CACHE} if out.is_dir() else set()
     if not there:
+        check_place(out)
         return None
     if PLAN not in there:
         raise InputError(f"output directory {out} holds something else than a sweep; choose another `out`")
@@ -188,16 +188,6 @@ def prepare_texts(cells: Mapping[str, Cell], cache: Path, progress: bool) -> dic
             except (ConfigurationError, InputError) as error:
                 raise type(error)(f"cell {cell.name}: {error}") from None
     return texts
-
-
-@contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(out / LOCK, timeout=0):
-            yield
-    except Timeout:
-        raise InputError(f"another process is running the sweep in {out}; wait for it, or end it") from None
 
 
 def _collect(plan: SweepPlan, errors: dict[str, str]) -> Result:

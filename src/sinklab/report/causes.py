@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.errors import InputError
-from sinklab.report.page import facts_of, render
+from sinklab.report.page import facts_of, render, write_page
 from sinklab.report.words import number
-from sinklab.results.table import read_run, write_text
+from sinklab.results.table import read_run
 
 __all__ = ["LABELS", "causes_section", "write_causes_report"]
 
@@ -61,9 +61,7 @@ def write_causes_report(folder: Path) -> Path:
         "causes": causes_section(summary),
         "facts": facts_of(run),
     }
-    path = folder / "report.html"
-    write_text(render("causes.html.j2", context, {"page": "causes"}, {}), path)
-    return path
+    return write_page(render("causes.html.j2", context, {"page": "causes"}, {}), folder / "report.html")
 
 
 def causes_section(causes: Any) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from sinklab.report.image import write_image
 from sinklab.results.table import read_run, read_table
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def write_claim_figure(folder: Path) -> Path:
     figure = draw_claim(record, table)
     path = folder / "figure.png"
     # No date and no version in the file: the same numbers give the same bytes.
-    figure.savefig(path, dpi=100, metadata={"Software": None})
+    write_image(figure, path, dpi=100, metadata={"Software": None})
     return path
 
 

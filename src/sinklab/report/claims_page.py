@@ -10,9 +10,8 @@ from typing import Any
 from markupsafe import Markup
 
 from sinklab.report.claim_figure import VERDICT_COLOURS
-from sinklab.report.page import render
+from sinklab.report.page import render, write_page
 from sinklab.report.words import number
-from sinklab.results.table import write_text
 
 __all__ = ["effect_words", "write_claims_page"]
 
@@ -31,8 +30,7 @@ def write_claims_page(results: Sequence[tuple[Path, Mapping[str, Any]]], path: P
         "results": [(record, _image(folder / "figure.png")) for folder, record in results],
         "words": effect_words,
     }
-    write_text(render("claims.html.j2", context, {"page": "claims"}, {}), path)
-    return path
+    return write_page(render("claims.html.j2", context, {"page": "claims"}, {}), path)
 
 
 def effect_words(part: Mapping[str, Any]) -> str:

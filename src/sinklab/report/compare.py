@@ -33,7 +33,7 @@ from sinklab.report.words import (
     sinks_of,
     verdict,
 )
-from sinklab.results.table import write_text
+from sinklab.results.file import check_file, write_file
 
 __all__ = ["comparison_table", "format_comparison", "write_comparison"]
 
@@ -74,20 +74,24 @@ def format_comparison(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def write_comparison(folders: Sequence[Path], path: Path) -> Path:
+def write_comparison(folders: Sequence[Path], path: Path, *, overwrite: bool = False) -> Path:
     """Write one HTML page that shows audits side by side; whole or not at all, and without a need for any network.
 
     Args:
         folders: output directories of audits.
         path: the page to write.
+        overwrite: replace a file that is there.
 
     Returns:
         ``path``.
 
     Raises:
         ConfigurationError: fewer than two folders.
-        InputError, ResultError: a folder is not the output directory of an audit.
+        InputError, ResultError: a folder is not the output directory of an audit, or what is at the path is not replaced
+            (:func:`~sinklab.results.file.check_file`).
     """
+    path = Path(path)
+    check_file(path, overwrite, "path")
     audits = _read(folders)
     table = format_comparison(_table(audits))
     context = {
@@ -118,8 +122,8 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
                 "rates": shown,
             }
         )
-    path = Path(path)
-    write_text(render("compare.html.j2", context, data, {}), path)
+    page = render("compare.html.j2", context, data, {})
+    write_file(path, lambda temporary: temporary.write_text(page, encoding="utf-8"), overwrite=overwrite, name="path")
     return path
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from sinklab.errors import InputError
+from sinklab.results.file import check_file, write_file
 from sinklab.results.table import read_run, read_table
 
 if TYPE_CHECKING:
@@ -127,21 +128,25 @@ def draw_runs(runs: Sequence[RunCurves]) -> Figure:
     return figure
 
 
-def write_plot(folders: Sequence[Path], out: Path) -> Path:
+def write_plot(folders: Sequence[Path], out: Path, *, overwrite: bool = False) -> Path:
     """Draw the runs in ``folders`` to ``out``; the suffix decides the format (png, svg, pdf).
 
     A folder of a sweep stands for its cells.
 
+    Args:
+        overwrite: replace a file that is there.
+
     Raises:
-        InputError: a folder without a run, or a suffix that matplotlib cannot write.
+        InputError: a folder without a run, a suffix that matplotlib cannot write, or something at ``out`` that is not replaced
+            (:func:`~sinklab.results.file.check_file`).
     """
+    check_file(out, overwrite)
     runs = [read_curves(cell) for folder in folders for cell in _cells(folder)]
     figure = draw_runs(runs)
     formats = figure.canvas.get_supported_filetypes()
     if out.suffix.lstrip(".") not in formats:
         raise InputError(f"cannot write {out.name!r}: give a name that ends in .png, .svg or .pdf")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out)
+    write_file(out, lambda temporary: figure.savefig(temporary, format=out.suffix.lstrip(".")), overwrite=overwrite)
     return out
 
 

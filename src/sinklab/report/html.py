@@ -9,7 +9,7 @@ from sinklab.report.causes import causes_section, write_causes_report
 from sinklab.report.certificate import certificate_plot, certificate_section
 from sinklab.report.data import Audit, Maps, read_audit
 from sinklab.report.figures import add_maps, cards, head_data, layer_figures, layer_table
-from sinklab.report.page import environment, facts_of, json_text, render
+from sinklab.report.page import environment, facts_of, json_text, render, write_page
 from sinklab.report.policies import policy_curves, policy_section
 from sinklab.report.words import (
     TITLES,
@@ -21,7 +21,7 @@ from sinklab.report.words import (
     verdict,
 )
 from sinklab.results.metric import definitions, metrics_of
-from sinklab.results.table import read_run, write_text
+from sinklab.results.table import read_run
 
 __all__ = ["PAGE_BUDGET", "render_report", "write_report"]
 
@@ -51,9 +51,7 @@ def write_report(folder: Path) -> Path:
     folder = Path(folder)
     if read_run(folder).get("kind") == "causes":
         return write_causes_report(folder)
-    path = folder / "report.html"
-    write_text(render_report(read_audit(folder)), path)
-    return path
+    return write_page(render_report(read_audit(folder)), folder / "report.html")
 
 
 def render_report(audit: Audit) -> str:

@@ -8,14 +8,20 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
+from sinklab.errors import InputError
 from sinklab.report.words import display_token, number, percent, position_name
+from sinklab.results.table import write_text
 
-__all__ = ["environment", "facts_of", "json_text", "render"]
+__all__ = ["environment", "facts_of", "json_text", "render", "write_page"]
+
+MARK = '<meta name="generator" content="sinklab">'
+"""In the head of every page that we make."""
 
 
 def render(template: str, context: Mapping[str, Any], data: Mapping[str, Any], blobs: Mapping[str, str]) -> str:
@@ -41,6 +47,18 @@ def render(template: str, context: Mapping[str, Any], data: Mapping[str, Any], b
             blobs={name: Markup(text) for name, text in blobs.items()},
         )
     )
+
+
+def write_page(text: str, path: Path) -> Path:
+    """Write a page into a result, whole or not at all, in the place of an earlier page of ours; returns its path.
+
+    Raises:
+        InputError: what is there is no page of ours.
+    """
+    if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:2000]:
+        raise InputError(f"{path} is no page of sinklab, and is not replaced; move it away")
+    write_text(text, path)
+    return path
 
 
 @cache

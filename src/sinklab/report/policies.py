@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinklab.report.image import write_image
 from sinklab.report.words import number
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def write_policy_plot(comparison: Mapping[str, Any], out: Path) -> None:
     """Draw :func:`policy_curves` to a file; its suffix decides the format."""
     curves = policy_curves(comparison)
     if curves is not None:
-        _draw(comparison, curves).savefig(out)
+        write_image(_draw(comparison, curves), out)
 
 
 def _draw(comparison: Mapping[str, Any], curves: Mapping[str, Any]) -> Figure:

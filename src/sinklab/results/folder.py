@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import os
 import shutil
 import socket
 from pathlib import Path
+from typing import Self
 
 from sinklab.errors import InputError
 
-__all__ = ["FolderLock", "check_free", "clear", "partial_folder", "put_in_place"]
+__all__ = ["FolderLock", "check_free", "check_name", "check_place", "check_writable", "clear", "partial_folder", "put_in_place"]
 
 
 def check_free(out: Path, overwrite: bool) -> None:
@@ -20,8 +21,7 @@ def check_free(out: Path, overwrite: bool) -> None:
     Raises:
         InputError: it exists and ``overwrite`` is off, or it cannot be made here.
     """
-    if out.exists() and not out.is_dir():
-        raise InputError(f"output {out} exists and is a file; give a directory with `out`")
+    check_place(out)
     if out.exists() and any(out.iterdir()):
         if not overwrite:
             raise InputError(f"output directory {out} exists; choose another with `out`, or replace it with `overwrite`")
@@ -29,71 +29,138 @@ def check_free(out: Path, overwrite: bool) -> None:
             raise InputError(
                 f"output directory {out} holds no run.json, so it is no earlier result and is not replaced; remove it by hand"
             )
+
+
+def check_place(out: Path) -> None:
+    """Refuse a path at which no output directory can be made or replaced, whatever is in it.
+
+    A symbolic link is refused, not followed: the directory is put in place by renaming it, which would put it in the place of
+    the link. Links above it are followed.
+
+    Raises:
+        InputError: a file, a link, the working directory or one above it, or a place that cannot be written.
+    """
+    check_name(out)
+    if out.name in ("", "..") or Path.cwd().resolve().is_relative_to(out.resolve()):
+        raise InputError(
+            f"output directory {out} is the working directory or one above it, which no result takes the place of; give the "
+            "name of a new directory with `out`"
+        )
+    if out.is_symlink():
+        raise InputError(f"output directory {out} is a symbolic link to {os.readlink(out)}; give that directory with `out`")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"output {out} exists and is a file; give a directory with `out`")
+    check_writable(out, "output directory")
+
+
+def check_name(path: Path) -> None:
+    """Refuse a path that cannot be written down: names in results are UTF-8.
+
+    Raises:
+        InputError: it holds other bytes, or a NUL.
+    """
+    name = str(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(name).decode(errors="backslashreplace")
+        raise InputError(f"path '{shown}' is not UTF-8, and results name their files in UTF-8; choose another name") from None
+    if "\0" in name:
+        raise InputError(f"path {name!r} holds a NUL character, which no file system takes; choose another name")
+
+
+def check_writable(path: Path, what: str) -> None:
+    """Refuse a path in a directory that cannot be written, also where that directory is still to be made.
+
+    Args:
+        what: names the path in the message.
+
+    Raises:
+        InputError: the nearest directory that exists is none, or is not ours to write.
+    """
     # Found before the minutes of measuring, not after them.
-    parent = next(parent for parent in out.absolute().parents if parent.exists())
+    parent = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(
-            f"output directory {out} cannot be made: {parent} is not a directory that you may write; choose another with `out`"
+            f"{what} {path} cannot be made: {parent} is not a directory that you may write; choose another with `out`"
         )
 
 
 class FolderLock:
-    """Keeps other processes out of a folder, from its making until :meth:`release`.
+    """Keeps other processes out of a folder, from its making until :meth:`release`, or for the length of a ``with`` block.
 
-    The lock is on a file beside the folder, ``.NAME.lock``, and belongs to the open file: it ends with the process, however
-    that ends, and a file that a dead process has left is no obstacle. It holds between machines that share a file system if
-    that supports ``flock``.
+    The lock is that of the library ``filelock`` on a file beside the folder, ``.NAME.lock``: ``flock`` where there is one. It
+    belongs to the open file, so it ends with the process, however that ends, and a file that a dead process has left is no
+    obstacle. It holds between machines that share a file system if that supports locks. A path and a link to it share a lock.
 
     Args:
         out: the folder, which need not exist. Folders above it that do not exist are made, and removed if they stay empty.
+        patience: seconds to wait for another process; infinite for as long as it takes.
 
     Raises:
         InputError: another process holds it, or the file system has no locks.
     """
 
-    def __init__(self, out: Path) -> None:
-        self.out, self.path = out, out.absolute().parent / f".{out.absolute().name}.lock"
-        self._made = [parent for parent in self.path.parents if not parent.exists()]
-        self._handle = self._acquired()
+    def __init__(self, out: Path, *, patience: float = 0.0) -> None:
+        from filelock import FileLock  # a tenth of a second, which commands that write nothing do not need
 
-    def _acquired(self) -> int:
+        self.out, place = out, out.resolve()
+        self.path = place.with_name(f".{place.name}.lock")
+        self._made = [parent for parent in self.path.parents if not parent.exists()]
+        # Without flock, filelock would go over to a file that outlives a killed process.
+        self._lock = FileLock(self.path, thread_local=False, fallback_to_soft=False)
+        self._acquire(patience)
+        # A number that no other file gets while we hold ours open.
+        self._identity = self._stat()
+        with contextlib.suppress(OSError):  # where locks are mandatory, nobody can read it either
+            self.path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+
+    def _acquire(self, patience: float) -> None:
+        from filelock import Timeout
+
         while True:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+                self._lock.acquire(timeout=-1 if patience == float("inf") else patience)
+                return
             except FileNotFoundError:
                 continue  # another process has just removed the folder that it had made
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.read(handle, 200).decode(errors="replace").strip()
-                os.close(handle)
+            except Timeout:
                 raise InputError(
-                    f"output directory {self.out} is in use by {holder or 'another process'}; wait for it, end it, or choose "
-                    "another with `out`"
+                    f"output directory {self.out} is in use by {self._holder()}; wait for it, end it, or choose another with "
+                    "`out`"
                 ) from None
             except OSError as error:
-                os.close(handle)
+                if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                    raise
                 raise InputError(
                     f"output directory {self.out} is on a file system without locks ({error.strerror}), so another process "
                     "could write there at the same time; choose another with `out`"
                 ) from error
-            if self._is(handle):
-                os.ftruncate(handle, 0)
-                os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-                return handle
-            os.close(handle)  # its holder removed it between our opening and locking it
 
-    def _is(self, handle: int) -> bool:
+    def _holder(self) -> str:
         try:
-            return os.path.samestat(os.fstat(handle), os.stat(self.path))
+            return self.path.read_text(encoding="utf-8", errors="replace").strip() or "another process"
+        except OSError:
+            return "another process"
+
+    def _stat(self) -> tuple[int, int] | None:
+        try:
+            status = os.stat(self.path)
         except FileNotFoundError:
-            return False
+            return None
+        return status.st_dev, status.st_ino
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
 
     @property
     def held(self) -> bool:
         """Whether the lock is still ours: somebody may have removed its file."""
-        return self._is(self._handle)
+        return self._lock.is_locked and self._stat() == self._identity
 
     def require(self) -> None:
         """Check that the lock is still ours, before something is put in place.
@@ -107,8 +174,9 @@ class FolderLock:
     def release(self) -> None:
         """Let others use the folder; the lock file goes, and folders above it that were made for it and stayed empty."""
         if self.held:
-            self.path.unlink()  # while the lock is held: who opens it later makes a new one
-        os.close(self._handle)
+            with contextlib.suppress(PermissionError):  # where an open file cannot be removed, filelock removes it
+                self.path.unlink()  # while the lock is held: who opened it before sees that it has no name, and opens anew
+        self._lock.release()
         for parent in self._made:
             with contextlib.suppress(OSError):
                 parent.rmdir()

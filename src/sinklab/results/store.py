@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from sinklab.errors import InputError
-from sinklab.results.table import write_atomically, write_json
+from sinklab.results.file import write_atomically
+from sinklab.results.table import write_json
 
 __all__ = ["Store", "Stored"]
 

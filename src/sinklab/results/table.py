@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.errors import InputError, ResultError
+from sinklab.results.file import write_atomically
 from sinklab.results.metric import Metric
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "read_run",
     "read_table",
     "unpacked",
-    "write_atomically",
     "write_json",
     "write_table",
     "write_text",
@@ -192,21 +190,3 @@ def read_run(folder: Path, name: str = "run.json") -> dict[str, Any]:
         raise InputError(f"{path} is not there; is {folder} the output directory of an audit?") from None
     except (ValueError, TypeError) as error:
         raise InputError(f"{path} is not a JSON record: {error}") from error
-
-
-def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let ``write`` write a file that is then put in place, so that it is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        write(temporary)
-        # mkstemp makes files private; results follow the user's umask like any other file.
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

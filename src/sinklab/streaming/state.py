@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +17,7 @@ from transformers import PreTrainedModel
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.policies.base import SlotPolicy
 from sinklab.registry import policies
-from sinklab.results.table import write_atomically
+from sinklab.results.file import check_file, write_file
 from sinklab.results.version import __version__
 from sinklab.streaming.base import Reader
 from sinklab.streaming.cache import PolicyCache
@@ -62,6 +61,7 @@ def save_state(
     *,
     notes: Json | None = None,
     tensors: dict[str, Tensor] | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Write a cache, or a reader's, so that going on from the file equals going on now, bit for bit on the same device.
 
@@ -70,11 +70,15 @@ def save_state(
 
     Args:
         notes, tensors: kept beside it, for the caller; notes are JSON.
+        overwrite: replace a file that is there.
 
     Raises:
         ConfigurationError: nothing has been read yet, or a reader that keeps no cache of slots.
-        InputError: the directory is not there.
+        InputError: the directory is not there, or what is at the path is not replaced
+            (:func:`~sinklab.results.file.check_file`).
     """
+    path = Path(path)
+    check_file(path, overwrite, "path")
     cache = held if isinstance(held, PolicyCache) else getattr(held, "cache", None)
     if not isinstance(cache, PolicyCache) or not isinstance(cache.policy, SlotPolicy):
         raise ConfigurationError(
@@ -102,17 +106,9 @@ def save_state(
         "notes": notes or {},
     }
     data = to_bytes({name: tensor.contiguous() for name, tensor in buffers.items()}, {"sinklab_state": json.dumps(record)})
-    path = Path(path)
     if not path.parent.is_dir():
         raise InputError(f"there is no directory {path.parent} to save {path.name} in")
-
-    def write(file: Path) -> None:
-        with file.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())  # or a crash could leave the name and not the bytes
-
-    write_atomically(path, write)
+    write_file(path, lambda temporary: temporary.write_bytes(data), overwrite=overwrite, name="path")
 
 
 def load_state(path: str | Path, model: PreTrainedModel) -> CacheReader:

@@ -278,7 +278,7 @@ class Stream:
 
     # --- saved ----------------------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write everything that is needed to go on with the same tokens; see :func:`~sinklab.streaming.state.save_state`."""
         if not self._ended:
             raise ConfigurationError("the stream has read nothing yet, so there is no state to save")
@@ -289,7 +289,7 @@ class Stream:
         settings = {**dataclasses.asdict(sampler.sampling), "stop": self.stop, "stop_ids": sorted(self.stop_ids)}
         settings["chunk"] = self.chunk
         notes = {"settings": settings, "ended": self._ended, "text": [decoder.state() for decoder in self._decoders]}
-        save_state(self.reader, path, notes=notes, tensors=tensors)
+        save_state(self.reader, path, notes=notes, tensors=tensors, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | Path, model: PreTrainedModel, *, tokenizer: Tokenizer | None = None, **changes: Any) -> Stream:

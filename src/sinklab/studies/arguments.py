@@ -44,6 +44,7 @@ __all__ = [
     "Operations",
     "Out",
     "Overwrite",
+    "OverwriteFile",
     "Progress",
     "Resume",
     "Revision",
@@ -91,6 +92,7 @@ Revision = Annotated[str | None, Doc("Branch, tag or commit of a hub repository.
 TrustRemoteCode = Annotated[bool, Doc("Run model code that comes with the checkpoint.")]
 Out = Annotated[Path | None, Doc("Output directory; it is there whole or not at all.")]
 Overwrite = Annotated[bool, Doc("Replace the output directory if it exists.")]
+OverwriteFile = Annotated[bool, Doc("Replace the output file if it exists.")]
 Resume = Annotated[bool, Doc("Go on with the run in the output directory; what is done is kept.")]
 
 

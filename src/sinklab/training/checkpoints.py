@@ -13,6 +13,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from sinklab.errors import InputError
+from sinklab.results.file import flush
 from sinklab.results.table import write_json
 
 __all__ = ["PREFIX", "STAGING", "complete", "damage", "prune", "saved_steps", "step_of", "usable", "writing"]
@@ -43,13 +44,13 @@ def complete(staged: Path, target: Path, *, interim: bool = False) -> None:
     """
     files = {path.relative_to(staged).as_posix(): path for path in sorted(staged.rglob("*")) if path.is_file()}
     for path in files.values():
-        _flush(path)
+        flush(path)
     listing = {name: {"bytes": path.stat().st_size, "sha256": _hash(path)} for name, path in files.items()}
     write_json({"interim": interim, "files": listing}, staged / LISTING)
     if target.exists():  # damaged, or from a run that was resumed from before it
         shutil.rmtree(target)
     staged.replace(target)
-    _flush(target.parent)
+    flush(target.parent)
 
 
 def damage(checkpoint: Path) -> str | None:
@@ -128,12 +129,3 @@ def _is_about_writing(error: RuntimeError) -> bool:
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Have the file (or the names in a folder) on the disk before anything says that it is there."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

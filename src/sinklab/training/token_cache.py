@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 
 from sinklab.errors import InputError
+from sinklab.results.file import flush
+from sinklab.results.folder import FolderLock
 from sinklab.training.tokenizer import Piece
 
 __all__ = ["TokenStream", "cached_folder", "hash_key", "storing", "write_stream"]
@@ -83,9 +85,8 @@ def cached_folder(cache: Path, name: str, build: Callable[[Path], None]) -> Path
         return folder
     with storing(cache):
         cache.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(cache / f".{name}.lock")
-        lock.acquire()
-    try:
+        lock = FolderLock(folder, patience=math.inf)
+    with lock:
         if folder.is_dir():
             return folder
         for left_over in cache.glob(f".{name}.*.partial"):  # of a process that was killed: living ones hold the lock
@@ -96,15 +97,12 @@ def cached_folder(cache: Path, name: str, build: Callable[[Path], None]) -> Path
             build(work)
             with storing(cache):
                 for path in work.iterdir():
-                    with path.open("rb") as file:
-                        os.fsync(file.fileno())  # or a crash could leave the name and not the bytes
+                    flush(path)
                 work.chmod(0o755)
                 work.rename(folder)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
-    finally:
-        lock.release()
     return folder
 
 

@@ -18,7 +18,8 @@ from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM
 from sinklab.models.loading import wrap_model
 from sinklab.results.environment import environment
-from sinklab.results.folder import check_free
+from sinklab.results.file import clear_partial
+from sinklab.results.folder import FolderLock, check_free, check_name
 from sinklab.results.metric import definitions
 from sinklab.results.run import Result, new_run_id
 from sinklab.training.bookkeeping import METRICS, Bookkeeper, save_model, stoppable
@@ -70,6 +71,7 @@ def run_training(
     overwrite: bool = False,
     cache: Path | None = None,
     progress: bool = True,
+    patience: float = 0.0,
 ) -> Result:
     """Train a model as a configuration says, and watch its sinks on the way.
 
@@ -85,18 +87,29 @@ def run_training(
         overwrite: replace an earlier run in ``out``.
         cache: directory for encoded text, shared by all runs; by default ``$SINKLAB_CACHE`` or ``~/.cache/sinklab``.
         progress: show a bar on a terminal's stderr, a line per record elsewhere.
+        patience: seconds to wait for another process that runs it, which is perhaps still writing its last checkpoint.
 
     Raises:
         ConfigurationError: fields that cannot take effect here, or a run to resume that has another configuration.
-        InputError: text, weights, a folder or a disk that cannot be used.
+        InputError: text, weights, a folder or a disk that cannot be used, or another process that is using the folder.
     """
     if resume and overwrite:
         raise ConfigurationError("resume goes on with the run in the output directory and overwrite removes it; give one")
-    with process_settings(config), display(config.training.steps, wanted=progress and is_main()) as screen:
+    with (
+        process_settings(config),
+        display(config.training.steps, wanted=progress and is_main()) as screen,
+        contextlib.ExitStack() as using,
+    ):
         arguments = training_arguments(config, out)
-        if arguments.should_save and not resume:
-            check_free(out, overwrite)
-            shutil.rmtree(out, ignore_errors=True)
+        if arguments.should_save:  # of the processes of one run the first one has the folder for all
+            check_name(out)
+            if not resume:
+                check_free(out, overwrite)
+            using.enter_context(FolderLock(out, patience=patience))
+            if not resume:
+                check_free(out, overwrite)  # it may have been put there before we had the lock
+                shutil.rmtree(out, ignore_errors=True)
+            clear_partial(out)
         arguments.distributed_state.wait_for_everyone()
         earlier = earlier_run(out, config, init_from) if resume else None
         if earlier is not None and earlier["status"] in ("finished", "diverged"):

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sinklab.report.image import write_image
+
 __all__ = ["write_figure"]
 
 COLOURS = ("#4269d0", "#ff725c", "#3ca951", "#efb118", "#a463f2", "#6cc5b0", "#9c6b4e", "#9498a0")
@@ -70,7 +72,7 @@ def write_figure(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
     for number, name in enumerate(kinds):
         panels[0].plot([], [], label=name, **_style(number))
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    figure.savefig(path)
+    write_image(figure, path)
 
 
 def _kind(run: Mapping[str, Any]) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sinklab.report.image import write_image
+
 __all__ = ["write_plots"]
 
 AXES = {
@@ -55,4 +57,4 @@ def _write_plot(summary: Mapping[str, Any], path: Path) -> None:
     axes.set_title(f"{summary['task']}: depends on the sink tokens: {summary['verdict']}", fontsize=10)
     axes.legend(fontsize=8, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    write_image(figure, path, dpi=150)

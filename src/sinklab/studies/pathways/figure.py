@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sinklab.report.image import write_image
 from sinklab.studies.pathways.judging import Row
 from sinklab.studies.pathways.operations import REFERENCE
 
@@ -88,5 +89,4 @@ def _write_labels(figure: Figure, shown: Sequence[Row]) -> None:
 
 def write_figure(rows: Sequence[Row], title: str, path: Path) -> None:
     """Draw to ``path``; the suffix decides the format."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draw(rows, title).savefig(path)
+    write_image(draw(rows, title), path)

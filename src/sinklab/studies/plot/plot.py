@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sinklab.studies.arguments import command
+from sinklab.results.file import check_file
+from sinklab.studies.arguments import OverwriteFile, command
 
 __all__ = ["plot"]
 
@@ -14,6 +15,7 @@ def plot(
     folders: list[Path],
     *,
     out: Path | None = None,
+    overwrite: OverwriteFile = False,
 ) -> Path:
     """Draw loss, sink rate and loss gap over steps, per layer, and heat maps of heads and positions over time.
 
@@ -21,13 +23,16 @@ def plot(
 
     Args:
         folders: Output directories of 'sinklab pretrain' or a sweep.
-        out: .png, .svg or .pdf; by default curves.png in the first RUN.
+        out: .png, .svg or .pdf; by default curves.png in the first RUN, where it is replaced.
 
     Examples:
         sinklab plot sinklab-runs/emergence
         sinklab plot runs/softmax runs/sigmoid --out emergence.svg
         sinklab plot sinklab-sweeps/lr  (a sweep stands for its runs)
     """
+    check_file(out, overwrite)
     from sinklab.report.curves import write_plot
 
-    return write_plot(folders, folders[0] / "curves.png" if out is None else out)
+    if out is None:  # a name in a folder that is ours
+        return write_plot(folders, folders[0] / "curves.png", overwrite=True)
+    return write_plot(folders, out, overwrite=overwrite)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock
 
 from sinklab.errors import ConfigurationError, SinklabError
 from sinklab.jobs.cell import PLAN, SweepPlan, read_plan
 from sinklab.jobs.claim import Changes, Scale, Times, Variant
 from sinklab.jobs.driver import check_machine, prepare_texts, run_waiting
 from sinklab.jobs.grid import Cell, short_label
+from sinklab.results.folder import FolderLock
 from sinklab.results.run import new_run_id
 from sinklab.studies.reproduce.scales import base_config
 from sinklab.training.config import PretrainingConfig
@@ -95,8 +95,7 @@ def open_store(folder: Path, cells: Mapping[str, Cell], cache: Path, *, progress
     Raises:
         ConfigurationError, InputError: a cell that this machine cannot run, or a text that cannot be used.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".plan.lock"):
+    with FolderLock(folder, patience=math.inf):
         earlier = read_plan(folder) if (folder / PLAN).is_file() else None
         known = {} if earlier is None else earlier.cells
         new = {name: cell for name, cell in cells.items() if name not in known}

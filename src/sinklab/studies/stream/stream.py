@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.quiet import quiet_libraries
 from sinklab.results.bars import bars
-from sinklab.studies.arguments import WHOLE, AsJson, Device, Dtype, Revision, TrustRemoteCode, command
+from sinklab.results.file import check_file
+from sinklab.studies.arguments import WHOLE, AsJson, Device, Dtype, OverwriteFile, Revision, TrustRemoteCode, command
 
 if TYPE_CHECKING:
     from sinklab.models.loading import LoadedModel
@@ -48,6 +49,7 @@ def stream(
     seed: int = 0,
     chunk: int = 128,
     save: Path | None = None,
+    overwrite: OverwriteFile = False,
     resume: Path | None = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -100,6 +102,7 @@ def stream(
         raise ConfigurationError("`keep` goes with a prompt; what a chat keeps is its `system` message")
     if chat and (prompt is not None or file is not None):
         raise ConfigurationError("`chat` takes its turns from stdin, one a line; leave out `prompt` and `file`")
+    check_file(save, overwrite, "save")
     if save is not None and not save.absolute().parent.is_dir():
         raise InputError(f"there is no directory {save.parent} to save {save.name} in")
     fixed = {"policy": policy, "sinks": sinks, "window": window, "changes": changes, "keep": keep, "system": system}
@@ -144,7 +147,7 @@ def stream(
         else:
             _converse(talk, writer)
         if save is not None:
-            source.save(save)
+            source.save(save, overwrite=overwrite)
         writer.finish()
     except BrokenPipeError:
         # Whoever read the tokens has had enough; that is an end like another, and nothing more can be said on stdout.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sinklab.report.image import write_image
 from sinklab.studies.trigger.evaluation import TriggerNumbers
 
 __all__ = ["write_maps"]
@@ -44,4 +45,4 @@ def write_maps(numbers: TriggerNumbers, caption: str, path: Path) -> None:
                 panel.set_xlabel("key", fontsize=7)
                 panel.set_ylabel("query", fontsize=7)
         figure.colorbar(image, ax=[panel for row in axes for panel in row], fraction=0.05).ax.tick_params(labelsize=6)
-    figure.savefig(path)
+    write_image(figure, path)

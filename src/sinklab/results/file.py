@@ -1,0 +1,156 @@
+"""Output files: refused early if something is in the way, there whole or not at all, and nothing but a file is replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.results.folder import check_name, check_writable
+
+__all__ = ["check_file", "clear_partial", "flush", "write_atomically", "write_file"]
+
+PREFIX, SUFFIX = ".sinklab-", ".partial"
+"""Around the names of files that are being written."""
+
+KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def check_file(path: Path | None, overwrite: bool, name: str = "out") -> None:
+    """Refuse an output file that cannot be written, before any work is done.
+
+    What is no regular file is refused whatever ``overwrite`` says. So is a symbolic link, dangling or not: a file is put in
+    place by renaming it, which would put it in the place of the link; and what a link leads to was not named by whoever gave
+    the path. The message says where it leads. Links above the file are followed.
+
+    Args:
+        path: the file; ``None`` if none is to be written.
+        name: the parameter that it was given with.
+
+    Raises:
+        InputError: something is there and ``overwrite`` is off, it is no regular file, or the place cannot be written.
+        ConfigurationError: ``overwrite`` without a file.
+    """
+    if path is None:
+        if overwrite:
+            raise ConfigurationError(f"`overwrite` is about an output file; give one with `{name}`")
+        return
+    check_name(path)
+    _require_regular(path)
+    if os.path.lexists(path) and not overwrite:
+        raise InputError(f"output file {path} exists; choose another with `{name}`, or replace it with `overwrite`")
+    check_writable(path, "output file")
+
+
+def write_file(path: Path, write: Callable[[Path], object], *, overwrite: bool, name: str = "out") -> None:
+    """Let ``write`` write a file that a user has named; it is there whole, and on the disk, or not at all.
+
+    What appears at its place meanwhile is not replaced without ``overwrite``.
+
+    Args:
+        write: writes the file that it is given, whose name has another suffix.
+        overwrite, name: as :func:`check_file`.
+
+    Raises:
+        InputError: as :func:`check_file`; what was written is kept beside it under another name if something has appeared there
+            meanwhile.
+    """
+    check_file(path, overwrite, name)
+    with _temporary(path) as temporary:
+        write(temporary)
+        flush(temporary)
+        try:
+            check_file(path, overwrite, name)
+            if overwrite:
+                temporary.replace(path)
+            else:
+                _rename_to_new(temporary, path)
+        except (InputError, FileExistsError) as error:
+            rescued = path.with_name(f"{path.stem}-{secrets.token_hex(3)}{path.suffix}")
+            temporary.replace(rescued)
+            said = error if isinstance(error, InputError) else f"output file {path} has been made by another process meanwhile"
+            raise InputError(f"{said}. What was to be written there is in {rescued}") from None
+        flush(path.parent)
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` write a file of a folder that is ours, so that it is there whole or not at all; a file there is replaced.
+
+    Raises:
+        InputError: what is there is no regular file.
+    """
+    _require_regular(path)
+    with _temporary(path) as temporary:
+        write(temporary)
+        temporary.replace(path)
+
+
+def clear_partial(folder: Path) -> None:
+    """Remove what processes that were killed have left half written in a folder; only who has its lock may."""
+    for path in folder.glob(f"{PREFIX}*{SUFFIX}"):
+        path.unlink(missing_ok=True)
+
+
+def _require_regular(path: Path) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return  # whether it can be made is another question
+    if stat.S_ISLNK(mode):
+        raise InputError(f"output file {path} is a symbolic link to {os.readlink(path)}; give the path of the file itself")
+    if not stat.S_ISREG(mode):
+        kind = KINDS.get(stat.S_IFMT(mode), "no regular file")
+        raise InputError(f"output file {path} is {kind}, which is not replaced; give the path of a file")
+
+
+@contextlib.contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """A file beside ``path``, on the same file system, that is gone if it was not renamed."""
+    made = [parent for parent in path.absolute().parents if not parent.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # No part of the name, which may be as long as a name can be; and open() gives the permissions of any other new file.
+    temporary = path.with_name(f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}")
+    temporary.open("xb").close()
+    try:
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+        for parent in made:
+            with contextlib.suppress(OSError):
+                parent.rmdir()  # stays if there is a file in it
+
+
+def _rename_to_new(temporary: Path, path: Path) -> None:
+    """Rename, unless there is something at the new name, which rename alone would replace.
+
+    Raises:
+        FileExistsError: there is.
+    """
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # no hard links here: take the name with an empty file, and replace that
+        path.open("xb").close()
+        temporary.replace(path)
+
+
+def flush(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk before anything says that it is there."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no directories
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,224 @@
+"""Output files: what is in their way, whole or not at all, and that nothing but a regular file is ever replaced."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from tests.command_line import CliRunner
+
+from sinklab.cli.app import app
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.results.file import check_file, write_atomically, write_file
+from sinklab.results.table import make_table, write_json, write_table
+
+
+def write(path: Path, text: str = "new", **options) -> None:
+    write_file(path, lambda temporary: temporary.write_text(text), **{"overwrite": False, **options})
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def a_file(path):
+    path.write_text("mine")
+
+
+def a_link(path):
+    (path.parent / "target").write_text("mine")
+    path.symlink_to("target")
+
+
+def a_dangling_link(path):
+    path.symlink_to("nowhere")
+
+
+def a_link_to_a_device(path):
+    path.symlink_to("/dev/null")
+
+
+def a_folder(path):
+    path.mkdir()
+
+
+def a_pipe(path):
+    os.mkfifo(path)
+
+
+def a_socket(path):
+    folder = os.open(path.parent, os.O_PATH)  # the name of a socket may have 108 characters
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(f"/proc/self/fd/{folder}/{path.name}")
+    os.close(folder)
+
+
+NEVER = {
+    a_link: "is a symbolic link to target; give the path of the file itself",
+    a_dangling_link: "is a symbolic link to nowhere; give",
+    a_link_to_a_device: "is a symbolic link to /dev/null; give",
+    a_folder: "is a directory, which is not replaced; give the path of a file",
+    a_pipe: "is a named pipe, which is not replaced",
+    a_socket: "is a socket, which is not replaced",
+}
+"""What is refused whatever is said."""
+
+
+class TestWritten:
+    def test_a_new_file_and_the_folders_above_it(self, tmp_path):
+        write(tmp_path / "a" / "b" / "out.txt")
+        assert (tmp_path / "a" / "b" / "out.txt").read_text() == "new"
+        assert names(tmp_path / "a" / "b") == ["out.txt"]
+
+    def test_permissions_are_those_of_any_new_file(self, tmp_path):
+        write(tmp_path / "out")
+        write_atomically(tmp_path / "ours", lambda temporary: temporary.write_text(""))
+        (tmp_path / "other").touch()
+        assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
+
+    def test_a_file_is_replaced_with_overwrite_only(self, tmp_path):
+        out = tmp_path / "out"
+        a_file(out)
+        with pytest.raises(
+            InputError, match=r"output file .*out exists; choose another with `out`, or replace it with `overwr"
+        ):
+            write(out)
+        assert out.read_text() == "mine"
+        write(out, overwrite=True)
+        assert out.read_text() == "new"
+        assert names(tmp_path) == ["out"]
+
+    def test_a_failure_leaves_what_was_there(self, tmp_path):
+        def half(temporary):
+            temporary.write_text("half")
+            raise OSError(28, "No space left on device")
+
+        for path in (tmp_path / "new" / "out", tmp_path / "old"):
+            if path.name == "old":
+                a_file(path)
+            with pytest.raises(OSError, match="No space"):
+                write_file(path, half, overwrite=True)
+        assert names(tmp_path) == ["old"]
+        assert (tmp_path / "old").read_text() == "mine"
+
+    def test_the_longest_name_that_there_is(self, tmp_path):
+        write(tmp_path / ("x" * 255))
+        with pytest.raises(OSError, match="File name too long"):
+            check_file(tmp_path / ("x" * 256), overwrite=False)
+
+    @pytest.mark.parametrize("links", [True, False])
+    def test_what_appears_meanwhile_is_not_replaced_and_the_work_not_lost(self, tmp_path, monkeypatch, links):
+        out, check = tmp_path / "out.txt", check_file
+        if not links:
+
+            def none(*_, **__):
+                raise PermissionError(1, "Operation not permitted")
+
+            monkeypatch.setattr(os, "link", none)
+        write(tmp_path / "first")
+        assert (tmp_path / "first").read_text() == "new"
+        (tmp_path / "first").unlink()
+
+        def checked(path, overwrite, name):
+            check(path, overwrite, name)
+            if names(tmp_path) != []:  # the second look, right before the file is put in place
+                a_file(out)
+
+        monkeypatch.setattr("sinklab.results.file.check_file", checked)
+        with pytest.raises(
+            InputError, match=r"has been made by another process meanwhile\. What was to be written there is in"
+        ):
+            write(out)
+        assert out.read_text() == "mine"
+        (rescued,) = [path for path in tmp_path.iterdir() if path != out]
+        assert (rescued.read_text(), rescued.suffix) == ("new", ".txt")
+
+    @pytest.mark.parametrize("kind", NEVER)
+    def test_what_is_no_file_is_never_replaced(self, tmp_path, kind):
+        out = tmp_path / "out"
+        kind(out)
+        before = os.lstat(out)
+        for put in (write, lambda path: write(path, overwrite=True), lambda path: write_atomically(path, print)):
+            with pytest.raises(InputError) as caught:
+                put(out)
+            assert NEVER[kind] in str(caught.value)
+        assert os.lstat(out) == before
+        assert set(names(tmp_path)) <= {"out", "target"}
+
+    def test_a_device_is_never_replaced(self):
+        with pytest.raises(InputError, match="/dev/null is a device, which is not replaced"):
+            check_file(Path("/dev/null"), overwrite=True)
+
+    def test_names_that_cannot_be_written_down(self, tmp_path):
+        with pytest.raises(InputError, match=r"path '.*/out\\xff' is not UTF-8, and results name their files in UTF-8"):
+            check_file(tmp_path / os.fsdecode(b"out\xff"), overwrite=False)
+        with pytest.raises(InputError, match=r"holds a NUL character"):
+            check_file(tmp_path / "a\0b", overwrite=False)
+
+    def test_a_place_that_cannot_be_written(self, tmp_path):
+        a_file(tmp_path / "file")
+        (tmp_path / "gone").symlink_to("nowhere")
+        for place in ("file", "gone"):
+            with pytest.raises(InputError, match=rf"cannot be made: .*{place} is not a directory that you may write"):
+                check_file(tmp_path / place / "out", overwrite=True)
+
+    def test_overwrite_needs_a_file(self):
+        check_file(None, overwrite=False)
+        with pytest.raises(ConfigurationError, match="`overwrite` is about an output file; give one with `save`"):
+            check_file(None, overwrite=True, name="save")
+
+
+class TestCommands:
+    """Every command that writes a file looks before it works: what it would work on here is not even there."""
+
+    LINES = {
+        "compare": ["compare", "nowhere", "nothing", "--out"],
+        "plot": ["plot", "nowhere", "--out"],
+        "stream": ["stream", "nowhere", "--prompt", "a", "--save"],
+    }
+
+    def run(self, *line: object) -> str:
+        done = CliRunner().invoke(app, [str(word) for word in line])
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr.count("\n") == 1
+        return done.stderr
+
+    @pytest.mark.parametrize("command", LINES)
+    def test_an_existing_file(self, tmp_path, command):
+        out, line = tmp_path / "out.png", self.LINES[command]
+        a_file(out)
+        assert f"exists; choose another with {line[-1]}, or replace it with --overwrite" in self.run(*line, out)
+        assert "nowhere" in self.run(*line, out, "--overwrite")  # now it looks for what it needs
+        assert out.read_text() == "mine"
+
+    @pytest.mark.parametrize("command", LINES)
+    @pytest.mark.parametrize("kind", [a_pipe, a_dangling_link])
+    def test_what_is_no_file(self, tmp_path, command, kind):
+        kind(tmp_path / "out.png")
+        assert NEVER[kind] in self.run(*self.LINES[command], tmp_path / "out.png", "--overwrite")
+
+    @pytest.mark.parametrize("command", LINES)
+    def test_overwrite_of_nothing(self, command):
+        *line, option = self.LINES[command]
+        assert f"--overwrite is about an output file; give one with {option}" in self.run(*line, "--overwrite")
+
+    def test_a_page_that_is_not_ours_is_not_replaced(self, tmp_path):
+        from sinklab.report.page import write_page
+
+        page = tmp_path / "report.html"
+        page.write_text("<!doctype html><title>My own</title>")
+        with pytest.raises(InputError, match=r"report\.html is no page of sinklab, and is not replaced; move it away"):
+            write_page("new", page)
+        page.write_text('<meta name="generator" content="sinklab">')
+        assert write_page("new", page).read_text() == "new"
+
+    def test_curves_in_a_run_are_replaced_and_a_named_file_is_not(self, tmp_path):
+        rows = [{"metric": "held_out_loss", "step": step, "value": 1.0, "unit": "nats", "count": 1} for step in (1, 2)]
+        write_table(make_table(rows, probe="training"), tmp_path / "run" / "table.parquet")
+        write_json({"kind": "pretrain", "config": {"name": "x"}}, tmp_path / "run" / "run.json")
+        for _ in range(2):
+            assert CliRunner().invoke(app, ["plot", str(tmp_path / "run")]).exit_code == 0
+        assert names(tmp_path / "run") == ["curves.png", "run.json", "table.parquet"]
+        assert "exists" in self.run("plot", tmp_path / "run", "--out", tmp_path / "run" / "curves.png")
