@@ -9,6 +9,8 @@ import socket
 import sys
 import threading
 import time
+import types
+from unittest import mock
 
 import pandas as pd
 import psutil
@@ -94,6 +96,21 @@ def test_a_killed_worker_changes_no_number(cluster, text, cache, tmp_path, run):
 
 def test_a_worker_tells_version_and_sweep(tmp_path):
     assert ray_cluster._look(str(tmp_path / "elsewhere")) == (__version__, None)
+
+
+def test_a_worker_leaves_to_ray_what_may_pass(tmp_path, monkeypatch):
+    plan = types.SimpleNamespace(folder=tmp_path, log=lambda name: tmp_path / "logs" / name)
+    monkeypatch.setattr(ray_cluster, "read_plan", lambda folder: plan)
+
+    def task(error):
+        monkeypatch.setattr(ray_cluster, "run_cell", mock.Mock(side_effect=error))
+        return ray_cluster._task(str(tmp_path), "a", str(tmp_path))
+
+    assert task(TypeError("unknown\nargument")) == "TypeError: unknown argument"
+    assert task(InputError("no such text")) == "no such text"
+    assert "Traceback" in (tmp_path / "logs" / "a").read_text()
+    with pytest.raises(MemoryError):
+        task(MemoryError())
 
 
 def test_without_ray_the_sweep_says_what_to_install(text, tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ import time
 
 import pandas as pd
 import pytest
+import torch
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 from tests.command_line import CliRunner
@@ -29,7 +30,7 @@ from sinklab.jobs import driver, local
 from sinklab.jobs.cell import SweepPlan, read_plan, run_cell
 from sinklab.jobs.driver import run_sweep
 from sinklab.jobs.grid import ALIASES, field_path, make_cells, parse_grid
-from sinklab.jobs.processes import REFUSED, last_line, run_processes, stop_with_driver
+from sinklab.jobs.processes import REFUSED, last_line, run_processes, serve, stop_with_driver
 from sinklab.jobs.watch import Bars, Watch
 from sinklab.results.folder import FolderLock
 from sinklab.results.table import read_run, read_table
@@ -232,6 +233,32 @@ def test_an_error_of_ours_is_not_tried_again(processes):
     errors, watch = processes({"a": f"import sys; print('error: no such corpus', file=sys.stderr); sys.exit({REFUSED})"})
     assert errors == {"a": "no such corpus"}
     assert [event for event, _ in watch.events] == ["started", "failed"]
+
+
+class Unreachable(OSError, ValueError):
+    """What hub clients raise: a network that is down, and a name that was therefore not found."""
+
+
+@pytest.mark.parametrize("error", [TypeError, KeyError, AssertionError, NotImplementedError, ImportError])
+def test_an_error_that_another_attempt_ends_with_too_is_not_tried_again(error, capsys):
+    def work():
+        raise error("always")
+
+    with pytest.raises(SystemExit) as left:
+        serve(work, with_driver=False)
+    assert left.value.code == REFUSED
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "Traceback (most recent call last):"
+    assert said[-1].startswith(f"{error.__name__}: ")
+
+
+@pytest.mark.parametrize("error", [OSError, MemoryError, torch.OutOfMemoryError, RuntimeError, Unreachable])
+def test_an_error_that_may_pass_is_tried_again(error):
+    def work():
+        raise error("this time")
+
+    with pytest.raises(error, match="this time"):  # leaves the process with status 1
+        serve(work, with_driver=False)
 
 
 def test_one_that_ends_well_without_an_outcome_is_run_again(processes, tmp_path):

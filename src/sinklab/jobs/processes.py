@@ -11,16 +11,23 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sinklab.errors import SinklabError
 from sinklab.jobs.watch import Watch
 
-__all__ = ["REFUSED", "last_line", "run_processes", "serve"]
+__all__ = ["REFUSED", "last_line", "lasts", "run_processes", "serve"]
 
 REFUSED = 2
-"""Exit status of a process that ended with an error of ours: it would end so again."""
+"""Exit status of a process that ended with an error that it would end with again."""
+
+LASTING = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, NotImplementedError),
+    *(SinklabError, SyntaxError, TypeError, ValueError),
+)
+"""Errors that say that the program or what it was given is wrong."""
 
 GRACE = 120.0
 """Seconds that a cell has, when the sweep is interrupted, for the step at hand and a checkpoint."""
@@ -86,6 +93,8 @@ def run_processes(
 def serve(work: Callable[[], object], *, with_driver: bool = True) -> None:
     """The whole of a process that :func:`run_processes` starts: its work, an error of ours in one line, and no life after it.
 
+    Errors that another attempt would end with too exit with :data:`REFUSED`.
+
     Args:
         with_driver: stop when the process that started this one is gone.
     """
@@ -96,6 +105,20 @@ def serve(work: Callable[[], object], *, with_driver: bool = True) -> None:
     except SinklabError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(REFUSED)
+    except Exception as error:
+        if not lasts(error):
+            raise
+        traceback.print_exc()
+        sys.exit(REFUSED)
+
+
+def lasts(error: Exception) -> bool:
+    """Whether another attempt would end with the same error.
+
+    Memory, disks, networks, devices and killed workers may be better next time. torch reports the last two, and memory of the
+    CPU, as a plain ``RuntimeError``; libraries of networks derive some of theirs from ``ValueError`` as well as ``OSError``.
+    """
+    return isinstance(error, LASTING) and not isinstance(error, OSError)
 
 
 def stop_with_driver(descriptor: int = 0) -> None:

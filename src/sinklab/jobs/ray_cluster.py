@@ -13,7 +13,7 @@ from typing import Any
 
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.jobs.cell import PLAN, SweepPlan, read_plan, run_cell
-from sinklab.jobs.processes import last_line
+from sinklab.jobs.processes import last_line, lasts
 from sinklab.jobs.watch import Watch
 from sinklab.results.table import read_run
 from sinklab.results.version import __version__
@@ -44,7 +44,7 @@ def run_ray(plan: SweepPlan, names: Sequence[str], *, address: str, retries: int
     """Run cells of a plan on a cluster, and give the errors of those that failed.
 
     A task takes as many CPUs as its cell has threads, and a GPU where the cluster has some and the cell may use one. A task
-    whose worker or node dies, and one that fails with an error that is not ours, is run again by Ray, from the last checkpoint.
+    whose worker or node dies, and one that fails with an error that may pass, is run again by Ray, from the last checkpoint.
 
     Args:
         address: ``auto`` or the address of a cluster; of no meaning in a process that is connected already.
@@ -123,7 +123,7 @@ def _run(ray: Any, plan: SweepPlan, resources: dict[str, dict[str, int]], retrie
 
 
 def _task(folder: str, name: str, directory: str) -> str | None:
-    """What a worker does: the error of ours that ended the cell, or nothing."""
+    """What a worker does: the error that ended the cell and would do so again, or nothing."""
     plan = read_plan(Path(folder))
     log = plan.log(name)
     log.parent.mkdir(exist_ok=True)
@@ -134,8 +134,10 @@ def _task(folder: str, name: str, directory: str) -> str | None:
             sentence = " ".join(str(error).split())
             print(f"error: {sentence}", file=sys.stderr)
             return sentence
-        except BaseException:
+        except BaseException as error:
             traceback.print_exc()
+            if isinstance(error, Exception) and lasts(error):
+                return _sentence(error)
             raise
     if status == "stopped":
         raise RuntimeError(f"cell {name} was stopped by a signal")  # Ray tries again, unless it was we who cancelled it
@@ -146,8 +148,12 @@ def _reason(died: Exception) -> str:
     """The last line of what happened in a worker, or what became of it."""
     cause = getattr(died, "cause", None)
     if isinstance(cause, BaseException):
-        return f"{type(cause).__name__}: {' '.join(str(cause).split())}"
+        return _sentence(cause)
     return f"{type(died).__name__}: {str(died).strip().splitlines()[0]}"
+
+
+def _sentence(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _resources(ray: Any, plan: SweepPlan, name: str) -> dict[str, int]:

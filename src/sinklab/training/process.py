@@ -21,6 +21,9 @@ from sinklab.training.config import PretrainingConfig
 
 __all__ = ["chosen_device", "compiles", "default_cache", "is_main", "process_settings", "trackers", "training_arguments"]
 
+RECOMPUTE = "activation_checkpointing" if hasattr(TrainingArguments, "activation_checkpointing") else "gradient_checkpointing"
+"""Argument by which activations are computed again in the backward pass: renamed in 5.23, which warns of the old name."""
+
 
 def default_cache() -> Path:
     """Where encoded text is kept between runs: ``$SINKLAB_CACHE``, or ``sinklab`` in the user's cache directory."""
@@ -123,7 +126,6 @@ def training_arguments(config: PretrainingConfig, out: Path) -> TrainingArgument
         tf32=False,  # transformers would switch it on with compilation, and what is measured in float32 would not be float32
         use_cpu=device == "cpu",
         torch_compile=compiles(config),
-        activation_checkpointing=training.gradient_checkpointing,
         fsdp=sharded or None,
         fsdp_config={"version": 2, "transformer_layer_cls_to_wrap": ["SinkLMLayer"]} if sharded else None,
         ddp_find_unused_parameters=False,
@@ -139,9 +141,12 @@ def training_arguments(config: PretrainingConfig, out: Path) -> TrainingArgument
         disable_tqdm=True,
         log_level="error",
         log_level_replica="error",
+        **{RECOMPUTE: training.gradient_checkpointing},
     )
     if sharded:  # bfloat16 is autocast over float32 weights here too; accelerate would cast the weights and the gradients
         arguments.fsdp_plugin_args["mixed_precision_policy"] = MixedPrecisionPolicy()
+    if arguments.device.type == "cpu":  # one of several processes has "cpu:0", where transformers before 5.18 cannot resume
+        arguments._setup_devices = torch.device("cpu")
     arguments._n_gpu = min(arguments.n_gpu, 1)  # several GPUs are for several processes, not for nn.DataParallel
     return arguments
 
