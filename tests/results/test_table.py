@@ -96,7 +96,7 @@ def test_what_cannot_be_read_says_so(tmp_path):
         read_run(tmp_path, "summary.json")
     for content in ("{", "[1]", "3"):
         (tmp_path / "run.json").write_text(content)
-        with pytest.raises(InputError, match=r"run\.json is not a JSON record"):
+        with pytest.raises(InputError, match=r"run\.json is damaged"):
             read_run(tmp_path)
     (tmp_path / "table.parquet").write_bytes(b"PAR1 but not really")
     with pytest.raises(ResultError, match="is not a parquet table"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-import json
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import transformers
@@ -18,15 +21,61 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.embedded import PREFIX, embedded_names, embedded_path
+from sinklab.results.reading import read_object, require_plain_file
 
-__all__ = ["first_line", "hash_files", "locate", "read_config", "weight_files"]
+__all__ = ["TensorHeader", "first_line", "hash_files", "locate", "read_config", "read_headers", "weight_files"]
 
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+READ = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken")
+"""Files of a checkpoint that a loader may open, whether or not their names are known here."""
+
+DISTRIBUTED = "shard-[0-9]*-model-*.safetensors"
+"""Shards of a distributed checkpoint, which transformers prefers to the weights that are hashed and checked here."""
+
+MOST_OF_A_KIND = 65_536
+"""Layers, labels or experts that a config may ask for: a hundred times what the largest models have."""
+
+COUNTED = re.compile(r"(^|_)(layers?|depths?|blocks|stages|labels|experts)$")
+"""Names of fields that say how many modules or names a config class or a model makes, one by one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorHeader:
+    """What a safetensors file says of a tensor before its numbers are read.
+
+    Attributes:
+        dtype: as the format writes it: ``F32``, ``BF16``, ``I32``, ``F8_E4M3``, …
+        shape: its dimensions.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+Token = int | list[int] | None
+
+
+class ConfigFields(BaseModel):
+    """The fields of config.json that are read here before transformers sees them; others are left to it."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model_type: str | None = None
+    architectures: list[str] | None = None
+    auto_map: dict[str, Any] | None = None
+    transformers_weights: str | None = None
+    quantization_config: dict[str, Any] | None = None
+    sinklab: dict[str, Any] | None = None
+    bos_token_id: Token = None
+    eos_token_id: Token = None
+    pad_token_id: Token = None
 
 
 def locate(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Path, str | None]:
@@ -80,26 +129,35 @@ def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedC
         UnsupportedModelError: an architecture that this transformers version does not know.
     """
     path = folder / "config.json"
-    if not path.is_file():
+    if not path.exists():
         if (folder / "adapter_config.json").is_file():
             raise InputError(
                 f"{name} is an adapter, not a model; merge it into its base model first and give the merged directory"
             )
         raise InputError(f"{name} is not a model directory: it has no config.json")
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is damaged: not valid JSON ({error}); get the file again") from None
-    if not isinstance(fields, dict):
-        raise InputError(f"{path} is damaged: expected a JSON object, got {type(fields).__name__}")
-    model_type = fields.get("model_type")
-    if "auto_map" in fields and model_type not in transformers.CONFIG_MAPPING and not trust_remote_code:
+    _require_own_files(folder)
+    content = read_object(path)
+    fields = _typed(content, path)
+    model_type = fields.model_type
+    if fields.auto_map is not None and model_type not in transformers.CONFIG_MAPPING and not trust_remote_code:
         raise InputError(
             f"{name} brings its own model code (auto_map in config.json), which sinklab does not run unless you say so: read "
             "that code, then add `trust_remote_code`"
         )
     if model_type is None:
         raise InputError(f"{path} does not say which architecture it describes: it has no model_type")
+    if fields.transformers_weights not in (None, WEIGHTS, INDEX):
+        raise InputError(
+            f"{path} says that the weights are in {fields.transformers_weights!r} (transformers_weights); sinklab reads "
+            f"{WEIGHTS}, or {INDEX} and its shards. Rename the file"
+        )
+    for field, count in _counts(content):
+        if count > MOST_OF_A_KIND:
+            headers = read_headers(weight_files(folder, name)).values()
+            raise InputError(
+                f"{path} says {field} = {count:,}, and the weights of {name} are {len(headers):,} tensors; is config.json "
+                "that of another model?"
+            )
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (ValueError, KeyError) as error:
@@ -114,22 +172,90 @@ def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedC
         raise InputError(f"{path} cannot be used: {first_line(error)}") from error
 
 
+def _typed(content: dict[str, Any], path: Path, inside: str = "") -> ConfigFields:
+    """The fields of a config that are read here; those of the configs inside it are checked too.
+
+    Raises:
+        InputError: one of another type; the message names it.
+    """
+    for name, inner in content.items():
+        if not inside and isinstance(inner, dict) and (name.endswith("_config") or "model_type" in inner):
+            _typed(inner, path, f"{name}.")
+    try:
+        return ConfigFields(**{name: value for name, value in content.items() if name in ConfigFields.model_fields})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        given = repr(problem["input"])
+        given = given if len(given) <= 60 else f"{given[:60]}…"
+        raise InputError(
+            f"{path} cannot be used: {inside}{problem['loc'][0]} holds {given}; {problem['msg'][0].lower()}{problem['msg'][1:]}"
+        ) from None
+
+
+def _counts(content: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Numbers in a config that say how many of something are to be made, with the paths of their fields."""
+    waiting = list(content.items())
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, dict) and name not in ("id2label", "label2id"):
+            waiting += [(f"{name}.{inner}", item) for inner, item in value.items()]
+        elif isinstance(value, list):
+            waiting += [(name, item) for item in value]
+        elif isinstance(value, int) and COUNTED.search(name.rpartition(".")[2]):
+            yield name, value
+
+
+def _require_own_files(folder: Path) -> None:
+    """Refuse a directory in which a loader could hang, or read what is not part of the checkpoint.
+
+    Links may lead to other places of the directory, and in a snapshot of the hub's cache to its blobs.
+
+    Raises:
+        InputError: a pipe or another thing that is no file among the files to be read, a link that leads out of the directory,
+            or two checkpoints in one directory.
+    """
+    for path in sorted((*folder.iterdir(), *folder.glob("additional_chat_templates/*"))):
+        if not any(path.match(pattern) for pattern in READ):
+            continue
+        if path.is_symlink():
+            _require_inside(path, folder)
+        if path.is_symlink() or not path.is_dir():
+            require_plain_file(path)
+    if distributed := sorted(folder.glob(DISTRIBUTED)):
+        raise InputError(
+            f"{folder} holds shards of a distributed checkpoint (first {distributed[0].name}), which would be loaded in place "
+            f"of {WEIGHTS}; load them with transformers, and save the model into a directory of its own"
+        )
+
+
+def _require_inside(path: Path, folder: Path) -> None:
+    """Refuse a link, or a path through one, that leads out of the directory of a checkpoint."""
+    inside = [folder.resolve()]
+    if folder.parent.name == "snapshots":
+        inside.append((folder.parent.parent / "blobs").resolve())
+    try:
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: pathlib's word for a loop before Python 3.13
+        reason = error.strerror if isinstance(error, OSError) else "it leads back to itself"
+        raise InputError(f"{path} is a symbolic link that cannot be followed ({reason}); put the file itself there") from error
+    if not any(target.is_relative_to(place) for place in inside):
+        raise InputError(
+            f"{path} leads to {target}, outside of the checkpoint; copy the file there if it belongs to it and you trust it"
+        )
+
+
 def weight_files(folder: Path, name: str) -> list[Path]:
     """The safetensors files of the checkpoint, each opened once so that a damaged one is named.
 
     Raises:
-        InputError: none, some missing, a damaged one, or only pickles.
+        InputError: none, some missing, outside of the directory or damaged, or only pickles.
     """
-    index = folder / "model.safetensors.index.json"
-    if (folder / "model.safetensors").is_file():
-        files = [folder / "model.safetensors"]
-    elif index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{index} is damaged: {first_line(error)}; get the file again") from None
-        files = [folder / shard for shard in names]
-        missing = [path.name for path in files if not path.is_file()]
+    index = folder / INDEX
+    if (folder / WEIGHTS).exists():
+        files = [folder / WEIGHTS]
+    elif index.exists():
+        files = [folder / shard for shard in _shards(index)]
+        missing = [path.name for path in files if not path.exists()]
         if missing:
             raise InputError(
                 f"{name} is incomplete: {len(missing)} of {len(files)} weight files are missing, first {missing[0]}"
@@ -142,14 +268,50 @@ def weight_files(folder: Path, name: str) -> list[Path]:
                 'sinklab reads safetensors only. Convert them once, if you trust their author: python -c "from '
                 f"transformers import AutoModelForCausalLM as M; M.from_pretrained('{name}').save_pretrained('converted')\""
             )
-        raise InputError(f"{name} has no weights: expected model.safetensors (or its index and shards)")
+        raise InputError(f"{name} has no weights: expected {WEIGHTS} (or its index and shards)")
+    for path in files:
+        _require_inside(path, folder)
+        require_plain_file(path)
+    read_headers(files)
+    return files
+
+
+def _shards(index: Path) -> list[str]:
+    """Names of the files in an index, sorted, each once.
+
+    Raises:
+        InputError: it has no map of names, or one that leads out of the directory or to a file of another format.
+    """
+    content = read_object(index)
+    weights = content.get("weight_map")
+    if not isinstance(weights, dict) or not weights:
+        raise InputError(f"{index} is damaged: it has no weight_map from tensors to files; get the file again")
+    for tensor, shard in weights.items():
+        if not isinstance(shard, str) or not shard.endswith(".safetensors"):
+            raise InputError(f"{index} is damaged: weight_map puts {tensor} in {shard!r}, which is no safetensors file")
+        if os.path.isabs(shard) or ".." in Path(shard).parts:
+            raise InputError(
+                f"{index} puts {tensor} in {shard!r}, outside of the checkpoint; shards lie in the directory of the index"
+            )
+    return sorted(set(weights.values()))
+
+
+def read_headers(files: list[Path]) -> dict[str, TensorHeader]:
+    """Dtype and shape of every tensor in safetensors files, by name; no numbers are read.
+
+    Raises:
+        InputError: a damaged file.
+    """
+    headers: dict[str, TensorHeader] = {}
     for path in files:
         try:
             with safe_open(path, "pt") as tensors:
-                tensors.keys()
+                for key in tensors.keys():  # noqa: SIM118  not a mapping
+                    tensor = tensors.get_slice(key)
+                    headers[key] = TensorHeader(str(tensor.get_dtype()), tuple(tensor.get_shape()))
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{path} is damaged ({first_line(error)}); get the file again") from None
-    return files
+            raise InputError(f"{path} is damaged ({first_line(error)}); get the file again") from error
+    return headers
 
 
 def _hub_has_pickles(name: str, folder: Path) -> bool:
@@ -176,6 +338,9 @@ def hash_files(files: list[Path]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a foreign error that says something, short enough for one line of a terminal."""
+    """What a foreign error says, short enough for one line of a terminal: its first line, and the one behind a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]
+    said = lines[0] if lines else type(error).__name__
+    if said.endswith(":") and len(lines) > 1:
+        said = f"{said} {lines[1]}"
+    return said[:300]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from sinklab.attention.seam import implementation_name, register_operation
 from sinklab.corpora.base import Encoder
-from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
 from sinklab.models.attach import CONFIG_FIELD, restore
-from sinklab.models.checkpoint import first_line, hash_files, locate, read_config, weight_files
-from sinklab.models.language_model import SinkLMConfig
+from sinklab.models.checkpoint import TensorHeader, first_line, hash_files, locate, read_config, read_headers, weight_files
+from sinklab.models.fitting import bounded_building, require_fit, require_numbers
+from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import operations
 
 __all__ = ["DTYPES", "LoadedModel", "hash_weights", "load_model", "wrap_model"]
@@ -121,7 +122,9 @@ def load_model(
     config = read_config(folder, name, trust_remote_code)
     files = weight_files(folder, name)
     chosen_dtype = _dtype(dtype, chosen_device, config, files)
-    model = _build(folder, name, config, chosen_dtype, trust_remote_code, attn_implementation)
+    headers = read_headers(files)
+    model = _build(folder, name, config, headers, chosen_dtype, trust_remote_code, attn_implementation)
+    require_numbers(name, model, headers)
     model = restore(model, folder, name)
     _check_finite(model, name)
     tokenizer = _tokenizer(folder, name, trust_remote_code)
@@ -220,6 +223,7 @@ def _build(
     folder: Path,
     name: str,
     config: PreTrainedConfig,
+    headers: Mapping[str, TensorHeader],
     dtype: torch.dtype,
     trust_remote_code: bool,
     attn_implementation: str | None,
@@ -232,7 +236,7 @@ def _build(
     # Parameters of an attached operation are read by restore(); transformers would list them as unexpected.
     quiet = _only_errors() if getattr(config, CONFIG_FIELD, None) is not None else contextlib.nullcontext()
     try:
-        with quiet:
+        with quiet, bounded_building(name, config, headers):
             model, report = cls.from_pretrained(
                 folder,
                 config=config,
@@ -240,21 +244,28 @@ def _build(
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # require_fit() refuses them by their shapes, which the error does not name
                 **options,
             )
+    except SinklabError:
+        raise
     except ImportError as error:
         raise UnsupportedModelError(f"{name} needs a package that is not installed: {first_line(error)}") from error
-    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, AttributeError) as error:
-        if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, OSError) and error.errno is not None):
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        # A config that was changed by hand makes classes of transformers fail in every way that Python has. Those of our own
+        # class are checked before, so that what it raises is a bug and is shown as one.
+        if isinstance(error, OSError) and error.errno is not None:
             raise
         if attn_implementation and isinstance(error, ValueError):
             raise ConfigurationError(f"{name} cannot use attention {attn_implementation!r}: {first_line(error)}") from error
+        if cls is SinkLM and not isinstance(
+            error, SafetensorError | OSError | ValueError | RuntimeError | KeyError | AttributeError
+        ):
+            raise
         raise InputError(f"{name} cannot be loaded as {cls.__name__}: {first_line(error)}") from error
-    if missing := sorted(report["missing_keys"]):
-        raise InputError(
-            f"{name} lacks {len(missing)} of the tensors of {cls.__name__}, first {missing[0]}; they would be random numbers. "
-            "Is config.json that of another model?"
-        )
+    require_fit(name, model, report)
     return model
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 from sinklab.errors import InputError, ResultError
 from sinklab.results.file import write_atomically
 from sinklab.results.metric import Metric
+from sinklab.results.reading import read_object
 
 __all__ = [
     "COLUMNS",
@@ -181,12 +182,10 @@ def read_run(folder: Path, name: str = "run.json") -> dict[str, Any]:
     """Read ``run.json`` (or ``summary.json``) of an output directory.
 
     Raises:
-        InputError: it is not there or is not JSON.
+        InputError: it is not there or is not a JSON object.
     """
     path = folder / name
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return read_object(path)
     except FileNotFoundError:
         raise InputError(f"{path} is not there; is {folder} the output directory of an audit?") from None
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{path} is not a JSON record: {error}") from error

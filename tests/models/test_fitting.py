@@ -1,0 +1,121 @@
+"""Configurations that do not describe the weights beside them, and weights that are no weights."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tests.conftest import make_sinklm
+
+from sinklab.errors import InputError
+from sinklab.models.loading import load_model
+
+
+def set_fields(folder, **fields):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def change_tensors(folder, change):
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, r"num_hidden_layers = 1,000,000,000, and the weights of .* are 20 tensors"),
+        ({"num_labels": 10**9}, r"num_labels = 1,000,000,000, and the weights"),
+        ({"id2label": None, "num_hidden_layers": 60_000}, r"It says num_hidden_layers 60000, .*there are 20 tensors of"),
+        ({"hidden_size": 10**6, "head_dim": 16}, r"hidden_size 1000000, .*there are 20 tensors of [\d,]+ numbers together"),
+        ({"vocab_size": 2 * 10**9}, r"vocab_size 2000000000, .*Is it that of another model"),
+        ({"intermediate_size": 10**9}, r"intermediate_size 1000000000, .*Is it that of another model"),
+        ({"num_attention_heads": 10**8, "num_key_value_heads": 1}, r"num_attention_heads 100000000"),
+        ({"max_position_embeddings": 10**12, "position": {"name": "learned"}}, r"max_position_embeddings 1000000000000"),
+        ({"intermediate_size": 64}, r"config.json makes layers.0.mlp.down_proj.weight of shape \(32, 64\), and .* \(32, 48\)"),
+    ],
+)
+def test_a_model_far_larger_than_its_weights_is_not_built(own_checkpoint, fields, message):
+    set_fields(own_checkpoint, **fields)
+    with pytest.raises(InputError, match=message):
+        load_model(str(own_checkpoint))
+
+
+def test_the_bound_is_that_of_one_building_in_one_thread(own_checkpoint):
+    set_fields(own_checkpoint, vocab_size=2 * 10**9)
+    with pytest.raises(InputError, match="does not describe the weights"):
+        load_model(str(own_checkpoint))
+    assert torch.nn.Linear(2**15, 2**15, device="meta").weight.is_meta  # a hundred times the bound, and nobody counts
+
+
+def test_a_matrix_that_is_tied_several_times_counts_once_on_the_disk(tmp_path):
+    config = transformers.T5Config(vocab_size=64, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    model = transformers.T5ForConditionalGeneration(config)
+    model.save_pretrained(tmp_path)
+    assert load_model(str(tmp_path)).num_parameters == model.num_parameters()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "written"),
+    [
+        (torch.int32, "I32"),
+        (torch.int64, "I64"),
+        (torch.uint8, "U8"),
+        (torch.bool, "BOOL"),
+        (torch.complex64, "C64"),
+        (torch.float8_e4m3fn, "F8_E4M3"),
+    ],
+)
+def test_what_is_no_weight_is_not_cast_to_one(own_checkpoint, dtype, written):
+    key = "layers.1.mlp.up_proj.weight"
+    change_tensors(own_checkpoint, lambda tensors: tensors | {key: tensors[key].to(dtype)})
+    with pytest.raises(InputError, match=rf"holds {key} in {written}, .*a weight is one of BF16, F16, F32, F64"):
+        load_model(str(own_checkpoint))
+
+
+def test_half_and_double_precision_are_weights(own_checkpoint):
+    change_tensors(
+        own_checkpoint,
+        lambda tensors: {
+            key: tensor.to((torch.float16, torch.bfloat16, torch.float64)[index % 3])
+            for index, (key, tensor) in enumerate(sorted(tensors.items()))
+        },
+    )
+    assert load_model(str(own_checkpoint)).dtype == torch.float32
+
+
+def test_tables_of_positions_and_masks_may_be_whole_numbers(tmp_path):
+    """Older checkpoints hold them, with the prefix of their class or without."""
+    config = transformers.BertConfig(
+        vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
+    extra = {
+        "bert.embeddings.position_ids": torch.arange(512)[None],
+        "embeddings.token_type_ids": torch.zeros(1, 512, dtype=torch.int64),
+        "h.0.attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.uint8),
+    }
+    change_tensors(tmp_path, lambda tensors: tensors | extra)
+    assert load_model(str(tmp_path)).num_parameters > 0
+
+
+def test_a_base_model_under_a_head_lacks_the_prefix_and_is_seen(tmp_path):
+    """transformers adds the prefix itself, so the name on the disk is not the name in the model."""
+    config = transformers.GPT2Config(vocab_size=64, n_layer=1, n_head=2, n_embd=16, n_positions=32)
+    model = transformers.GPT2LMHeadModel(config)
+    model.save_pretrained(tmp_path)
+    change_tensors(tmp_path, lambda tensors: {key.removeprefix("transformer."): tensor for key, tensor in tensors.items()})
+    assert load_model(str(tmp_path)).num_parameters == model.num_parameters()
+    change_tensors(tmp_path, lambda tensors: tensors | {"wte.weight": tensors["wte.weight"].to(torch.int32)})
+    with pytest.raises(InputError, match=r"holds wte\.weight in I32"):
+        load_model(str(tmp_path))
+
+
+def test_shards_are_compared_together(tmp_path):
+    make_sinklm().save_pretrained(tmp_path, max_shard_size="20KB")
+    set_fields(tmp_path, num_hidden_layers=10**9)
+    with pytest.raises(InputError, match=r"num_hidden_layers = 1,000,000,000, and the weights of .* are 20 tensors"):
+        load_model(str(tmp_path))
