@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from typing import Any
 
@@ -12,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sinklab.attention.session import Session, attend
 from sinklab.errors import SessionError
+from sinklab.probes.hidden_norm import HiddenNorm
 
 from .harness import Recorder, assert_identical, forward
 from .zoo import ZOO, batch_of, build, model_of
@@ -33,6 +36,24 @@ def state(*models: torch.nn.Module) -> dict[str, Any]:
         "implementations": [model.config._attn_implementation for model in models],
         "forwards": ["forward" in vars(module) for model in models for module in model.modules()],
     }
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps], ids=["deepcopy", "pickle"])
+def test_a_model_that_is_looked_at_is_not_copied(copied: Any) -> None:
+    """A copy would keep the hooks for good, and what it computes would be counted for the model."""
+    model = build(ZOO["llama"], "sdpa")
+    before = state(model)
+    with attend(model, probes=[HiddenNorm()]) as session:
+        forward(model, BATCH)
+        with pytest.raises(SessionError, match=r"^a LlamaForCausalLM cannot be copied or pickled while a session looks at it"):
+            copied(model)
+        model.state_dict()
+        calls = session.calls.total()
+    assert state(model) == before
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in twin.modules())
+    assert_identical(forward(twin, BATCH), forward(model, BATCH))
+    assert session.calls.total() == calls
 
 
 class Trouble(Exception):

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pandas as pd
 import pytest
 import torch
 from tests.conftest import make_sinklm
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.sink_rate import SinkRate
-from sinklab.results.table import read_table
+from sinklab.results.table import make_table, read_table
 from sinklab.training import callback as callback_file
+from sinklab.training import run_table
 from sinklab.training.callback import FIRST_POSITIONS, SinkCallback, _strongest, measure_sinks, measuring
 from sinklab.training.trainer import stack
 from sinklab.training.windowed import _Limit, limited_attention, token_losses, windowed_losses
@@ -90,6 +100,42 @@ def test_training_is_bit_identical_with_and_without(tmp_path, bf16):
     assert watched_losses == plain_losses
     assert all(torch.equal(left, right) for left, right in zip(plain.parameters(), watched.parameters(), strict=True))
     assert sorted(set(callback.table.table()["step"])) == [0, 1, 2, 3, 4]
+
+
+def test_what_is_retained_does_not_grow_with_the_measurements(monkeypatch):
+    """No tensor outlives a measurement but in the last one, and rows beyond the newest are a few bytes each."""
+    monkeypatch.setattr(run_table, "LOOSE_ROWS", 512)
+    model, callback = make_llama(), SinkCallback(ROWS[:1], every=1, window=8)
+
+    def retained(steps: range) -> tuple[int, int]:
+        for step in steps:
+            callback.on_step_end(None, TrainerState(global_step=step, max_steps=100), TrainerControl(), model=model)
+        gc.collect()
+        return sum(type(thing) is torch.Tensor for thing in gc.get_objects()), len(callback.table._loose)
+
+    tensors, _ = retained(range(3))
+    (few, loose), table = retained(range(3, 14)), callback.table.table()
+    assert few == tensors
+    assert loose < 512 < len(table) // 5
+    assert sum(map(len, callback.table._packed)) < 40 * len(table)  # 220 bytes and more as dictionaries
+    assert table["step"].value_counts().to_dict() == dict.fromkeys(range(14), len(table) // 14)
+
+
+def test_packed_rows_are_the_rows_that_were_given(monkeypatch):
+    rows = [
+        {"metric": "loss", "unit": "nats", "value": number / 7 if number % 3 else float("nan"), "key_position": number}
+        if number % 2
+        else {"metric": "gu2024", "unit": "percent", "value": float(number), "module": "layers.0", "version": 2}
+        for number in range(20)
+    ]
+    plain, packed = run_table.RunTable(None, {"seed": 3}), run_table.RunTable(None, {"seed": 3})
+    plain.add(rows, step=5)
+    monkeypatch.setattr(run_table, "LOOSE_ROWS", 6)
+    for start in range(0, 20, 4):
+        packed.add(rows[start : start + 4], step=5)
+    assert (len(packed._packed), len(packed._loose)) == (2, 4)
+    pd.testing.assert_frame_equal(packed.table(), plain.table())
+    pd.testing.assert_frame_equal(packed.table(), make_table([{**row, "seed": 3, "step": 5} for row in rows]))
 
 
 def test_modes_forwards_and_random_states_are_restored():

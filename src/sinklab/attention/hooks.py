@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +24,22 @@ __all__ = ["ModelHooks"]
 NO_KWARGS: dict[str, Any] = {}
 """Default of the pre-hooks: while another thread registers a hook, torch may call it in this one without keyword arguments. The
 hook then belongs to the other thread's session and returns at once."""
+
+
+class _Hook:
+    """A hook that no copy of its model takes along: there it would show the session a model that is not its own, for good."""
+
+    def __init__(self, model: str, function: Callable[..., Any]) -> None:
+        self.model, self.function = model, function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        raise SessionError(
+            f"a {self.model} cannot be copied or pickled while a session looks at it, since the copy would keep the session's "
+            "hooks; do so before or after the with block. state_dict() and save_pretrained() work inside it"
+        )
 
 
 class ModelHooks:
@@ -71,28 +88,28 @@ class ModelHooks:
 
     def register(self) -> list[RemovableHandle]:
         """Put the hooks in place; each handle takes one away again."""
-        handles = []
+        handles, hook = [], functools.partial(_Hook, type(self.model).__name__)
         for module in self.anatomy.models:
-            handles.append(module.register_forward_pre_hook(self._begin_forward, with_kwargs=True))
-            handles.append(module.register_forward_hook(self._end_forward, always_call=True))
+            handles.append(module.register_forward_pre_hook(hook(self._begin_forward), with_kwargs=True))
+            handles.append(module.register_forward_hook(hook(self._end_forward), always_call=True))
         if self.editing.of_inputs:
-            handles.append(self.model.register_forward_pre_hook(self._edit_arguments, with_kwargs=True, prepend=True))
+            handles.append(self.model.register_forward_pre_hook(hook(self._edit_arguments), with_kwargs=True, prepend=True))
         if self.editing.of_hidden:
             # Before all hooks that show hidden states, to probes or to the caller: they see what the model goes on with.
             for index, (name, module) in enumerate(self.anatomy.layers.items()):
                 if index == 0:
                     handles.append(
-                        module.register_forward_pre_hook(self._edit_embeddings(name), with_kwargs=True, prepend=True)
+                        module.register_forward_pre_hook(hook(self._edit_embeddings(name)), with_kwargs=True, prepend=True)
                     )
-                handles.append(module.register_forward_hook(self._edit_layer(name, index), prepend=True))
+                handles.append(module.register_forward_hook(hook(self._edit_layer(name, index)), prepend=True))
         for name, module in self.anatomy.attention.items():
-            handles.append(module.register_forward_pre_hook(self._begin_module(name), with_kwargs=True))
+            handles.append(module.register_forward_pre_hook(hook(self._begin_module(name)), with_kwargs=True))
             if "attention_outputs" in self.needs:
-                handles.append(module.register_forward_hook(self._end_attention(name)))
+                handles.append(module.register_forward_hook(hook(self._end_attention(name))))
         if self.needs & {"hidden_states", "head_outputs"}:
             for index, (name, module) in enumerate(self.anatomy.layers.items()):
-                handles.append(module.register_forward_pre_hook(self._begin_layer(name, index), with_kwargs=True))
-                handles.append(module.register_forward_hook(self._end_layer(name, index)))
+                handles.append(module.register_forward_pre_hook(hook(self._begin_layer(name, index)), with_kwargs=True))
+                handles.append(module.register_forward_hook(hook(self._end_layer(name, index))))
         return handles
 
     def site(self, name: str, module: nn.Module, width: int | None = None) -> Site:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,9 +10,13 @@ from typing import Any
 
 import pandas as pd
 
-from sinklab.results.table import append, make_table, read_table, write_table
+from sinklab.results.table import COLUMNS, append, make_table, read_table, write_table
 
 __all__ = ["RunTable"]
+
+LOOSE_ROWS = 4096
+"""Rows that are held as they came, some 220 bytes each. So many together are packed as compressed parquet, in which a row is a
+few bytes: a measurement gives some hundred rows, and a training has thousands of measurements."""
 
 WRITING_SHARE = 0.01
 """Largest share of the wall time that may go into writing a table that nobody waits for."""
@@ -32,14 +37,17 @@ class RunTable:
     def __init__(self, path: Path | None, columns: Mapping[str, Any], *, writes: bool = True) -> None:
         self.path, self.columns, self.writes = path, dict(columns), writes
         self.resumed = False
-        self._made = make_table([])
-        self._new: list[dict[str, Any]] = []
+        self._packed: list[bytes] = []
+        self._loose: list[dict[str, Any]] = []
         self._started = time.monotonic()
         self._writing = 0.0
 
     def add(self, rows: Iterable[Mapping[str, Any]], **columns: Any) -> None:
         """Add rows of a probe; ``columns`` are the same in all of them and go before those of the run and of the rows."""
-        self._new += [{**row, **self.columns, **columns} for row in rows]
+        self._loose += [{**row, **self.columns, **columns} for row in rows]
+        if len(self._loose) >= LOOSE_ROWS:
+            self._packed.append(_packed(make_table(self._loose)))
+            self._loose = []
 
     def resume(self, step: int) -> None:
         """Take over the rows that an earlier process wrote, up to ``step``; what came later will be measured again.
@@ -50,13 +58,12 @@ class RunTable:
         """
         assert self.path is not None  # a table in memory has no earlier process
         earlier = read_table(self.path)
-        self._made, self.resumed = earlier[earlier["step"] <= step], True
+        self._packed, self._loose = [_packed(earlier[earlier["step"] <= step])], []
+        self.resumed = True
 
     def table(self) -> pd.DataFrame:
         """All rows so far."""
-        if self._new:
-            self._made, self._new = append([self._made, make_table(self._new)]), []
-        return self._made
+        return append([*map(_unpacked, self._packed), make_table(self._loose)])
 
     def write(self, *, now: bool = True) -> None:
         """Write the file.
@@ -69,3 +76,13 @@ class RunTable:
             return
         write_table(self.table(), self.path)
         self._writing += time.monotonic() - started
+
+
+def _packed(table: pd.DataFrame) -> bytes:
+    buffer = io.BytesIO()
+    table.to_parquet(buffer, index=False, compression="zstd")
+    return buffer.getvalue()
+
+
+def _unpacked(packed: bytes) -> pd.DataFrame:
+    return pd.read_parquet(io.BytesIO(packed)).astype({name: dtype for name, (dtype, _) in COLUMNS.items()})
