@@ -19,8 +19,13 @@ def verify_call(call: AttentionCall) -> tuple[int, float]:
     Scores, cap, bias, mask, sink logits, scaling, operation and gate all enter the recomputation, so a keyword that was
     misread, a mask that was lost or a gain applied behind the function's back shows here.
 
-    The allowed error grows with what rounding allows: weights are exponentials of scores, so an error of ``eps · |score|`` in
-    the score is the same relative error of the weight, and a head output is a weighted mean of values.
+    The allowed error is what rounding allows. Weights are exponentials of scores, so an error of ``eps · |score|`` in the score
+    is the same relative error of the weight, and a head output is a weighted mean of values. A sum of n terms, one by one, is
+    off by at most ``n · eps / 2`` times the sum of their sizes (Higham 2002, §4.2), and is that far off by a constant factor
+    where the terms are alike, as under even attention to one token repeated. A row has two such sums, of its exponentials and
+    of weights times values, and is computed twice, by the model and here: ``2 · n · eps · Σ |weight · value|`` together, with
+    the eps of float32, in which sums are held whatever comes in. Kernels that sum in blocks need a part of it; a product of
+    one row with a matrix, as here and in decoding, needs a ninth.
 
     Returns:
         Number of rows compared, and the largest error in units of what is allowed (at most 1).
@@ -31,24 +36,27 @@ def verify_call(call: AttentionCall) -> tuple[int, float]:
     if call.head_outputs is None:
         raise MeasurementError(f"{call.site.module}: the attention function returned no outputs to verify against")
     dtype = torch.promote_types(call.queries.dtype, torch.float32)
-    largest_value = repeat_groups(call.values.abs().amax(dim=(2, 3)).to(dtype), call.groups)[..., None]
+    sizes = repeat_groups(call.values.to(dtype).abs(), call.groups)
+    largest_value = sizes.amax(dim=(2, 3))[..., None]
     for vector in (call.null_value, call.output_bias):
         if vector is not None:
             largest_value = torch.maximum(largest_value, vector.abs().amax(-1, keepdim=True).to(dtype)[None])
     loudest = 1.0 if call.gain is None else max(1.0, float(call.gain.abs().max()))
     # The coarsest precision on the way decides: autocast mixes them, and many models take the softmax in float32 whatever
     # comes in.
+    eps_of_sums = torch.finfo(torch.float32).eps
     eps = max(torch.finfo(tensor.dtype).eps for tensor in (call.queries, call.keys, call.values, call.head_outputs))
-    eps = max(eps, torch.finfo(torch.float32).eps)
+    eps = max(eps, eps_of_sums)
     largest, rows = 0.0, 0
     for query in sorted({round(step * (call.q_len - 1) / (ROWS - 1)) for step in range(ROWS)}):
-        weights = call.weights(query, query + 1)
-        visible = call.visible.block(query, query + 1, 0, call.kv_len)
-        scores = call.scores(query, query + 1).masked_fill(~visible, 0.0)
-        expected = call.outputs(query, query + 1).squeeze(2)
+        row = (query, query + 1)
+        scores, visible = call.scores(*row), call.visible.block(*row, 0, call.kv_len)
+        weights, expected = call.weights(*row, scores), call.outputs(*row).squeeze(2)
         got = call.head_outputs[:, query].to(dtype)
-        size = weights.abs().sum(-1).clamp_min(1.0) * largest_value * loudest
-        allowed = eps * (32 + 4 * scores.abs().amax(-1)) * size
+        size = weights.sum(-1).clamp_min(1.0) * largest_value * loudest
+        terms = torch.matmul(weights, sizes).squeeze(2) * loudest
+        allowed = eps * (32 + 4 * scores.masked_fill(~visible, 0.0).abs().amax(-1)) * size
+        allowed = allowed + 2 * eps_of_sums * visible.sum(-1) * terms
         # A padding query sees nothing or everything, as the backend pleases; it is not measured.
         counted = call.counted[:, query] & visible.any(-1).any(1).any(-1)
         error = ((got - expected).abs() / allowed.clamp_min(torch.finfo(dtype).tiny)).amax(-1).amax(-1)[counted]
