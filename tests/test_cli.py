@@ -50,7 +50,7 @@ class TestAudit:
         lines = results["softmax"].stdout.splitlines()
         assert lines[0] == f"model     {checkpoint} (softmax attention, 4 heads)"
         assert lines[1] == "text      random_tokens with BOS, 3 samples of 12 tokens"
-        assert f"loss      {summary['loss']:.3f} nats per token" in lines
+        assert f"loss      {summary['loss']:.3f} nats per token" in lines  # random tokens stand for no text: nothing per byte
         assert f"sink rate {summary['sink_rate_gu2024']:.2f} % at position 0 (Gu et al. 2024, threshold 0.3)" in lines
         assert lines[-1] == f"report    {folder / 'softmax' / 'report.html'}"
         assert (folder / "softmax" / "report.html").is_file()
@@ -74,7 +74,7 @@ class TestAudit:
         assert record["dtype"] == "float64"
         table = read_table(tmp_path / "out" / "table.parquet")
         assert set(table["seed"]) == {3}
-        assert table.loc[table["corpus"] == "text_file", "key_position"].max() == 8
+        assert table.loc[table["corpus"] == "text.txt", "key_position"].max() == 8
 
     def test_the_same_seed_gives_the_same_numbers(self, checkpoint, tmp_path):
         def numbers(name, *options):

@@ -8,7 +8,7 @@ import pytest
 from synthetic import HOSTILE, write_audit
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.report.compare import comparison_table, format_comparison, write_comparison
+from sinklab.report.compare import comparison_table, comparison_warning, format_comparison, write_comparison
 from sinklab.results.table import read_run
 
 
@@ -96,6 +96,38 @@ def test_different_settings_are_said(folders: list[Path], tmp_path: Path) -> Non
     other = write_audit(tmp_path / "d", model="other", layers=2, run={"config": config})
     text = write_comparison([folders[0], other], tmp_path / "compare.html").read_text(encoding="utf-8")
     assert "These audits differ in threshold and seq_len: their rates are not comparable as they stand." in text
+
+
+def test_other_texts_are_said_whatever_they_are_called(folders: list[Path], tmp_path: Path) -> None:
+    """Two files of one name: the losses are not ranked, and the warning shows what differs."""
+    config = read_run(folders[0])["config"] | {"corpus": "text.txt"}
+    a, b = (
+        write_audit(tmp_path / name, model=name, layers=2, run={"config": config, "corpus": {"revision": f"sha256-{digest}"}})
+        for name, digest in (("one", "0123456789ab"), ("two", "ba9876543210"))
+    )
+    warning = comparison_warning([a, b])
+    assert warning.startswith(
+        "These audits read different texts: text.txt (sha256-01234567) and text.txt (sha256-ba987654). Neither their rates nor "
+        "their losses compare."
+    )
+    text = write_comparison([a, b], tmp_path / "compare.html").read_text(encoding="utf-8")
+    assert warning in text
+    assert "Losses are not ranked, since the texts differ." in text
+    assert "Lowest loss" not in text
+    assert comparison_warning([a, a]) == ""
+
+
+def test_tokenizers_that_differ_are_compared_per_byte(tmp_path: Path) -> None:
+    """Three nats a token of long tokens are less than two of short ones."""
+    corpus = {"corpus": {"revision": "sha256-1"}}
+    a = write_audit(tmp_path / "a", model="long", summary={"loss": 3.0, "bits_per_byte": 1.25}, run=corpus)
+    other = {**corpus, "token_sha256": "1a" * 32}
+    b = write_audit(tmp_path / "b", model="short", summary={"loss": 2.0, "bits_per_byte": 1.875}, run=other)
+    text = write_comparison([a, b], tmp_path / "compare.html").read_text(encoding="utf-8")
+    assert "Lowest loss: long, 1.250 bits per byte; short 50.0\u202f% above it." in text
+    c = write_audit(tmp_path / "c", model="no text", summary={"loss": 2.0}, run=other)
+    text = write_comparison([a, c], tmp_path / "other.html").read_text(encoding="utf-8")
+    assert "Losses are not ranked: nats per token of different tokenizers do not compare, and bytes were not counted." in text
 
 
 def certificate(*heads: tuple[float, float | None], normalized: bool = True, **changes: object) -> dict:

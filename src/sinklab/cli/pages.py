@@ -33,7 +33,7 @@ def compare(folders: list[Path], *, out: Path | None = None, overwrite: Overwrit
         sinklab compare sinklab-audit/embedded-softmax sinklab-audit/embedded-sigmoid --out both.html
     """
     check_file(out, overwrite)
-    from sinklab.report.compare import comparison_table, format_comparison, write_comparison
+    from sinklab.report.compare import comparison_table, comparison_warning, format_comparison, write_comparison
     from sinklab.report.data import read_audit
     from sinklab.report.words import verdict
 
@@ -43,6 +43,9 @@ def compare(folders: list[Path], *, out: Path | None = None, overwrite: Overwrit
     def display(record: object) -> Iterator[RenderableType]:
         said = [f"{name}: {verdict(read_audit(folder))}" for name, folder in zip(table.columns, folders, strict=True)]
         yield from _side_by_side(format_comparison(table), said)
+        warning = comparison_warning(folders)
+        if warning:
+            yield Text(f"\nwarning  {warning}", style="bold")
         if page is not None:
             yield Text(f"\npage  {page}")
 

@@ -86,6 +86,11 @@ class Corpus(abc.ABC):
     name: ClassVar[str]
 
     @property
+    def label(self) -> str:
+        """What tables and pages call it: its registered name, or the name of the file, folder or dataset that it reads."""
+        return self.name
+
+    @property
     @abc.abstractmethod
     def identity(self) -> Identity:
         """Source, revision and licence, for the run record."""
@@ -141,12 +146,16 @@ class TextCorpus(Corpus):
         """Passages in an order that depends on the seed alone."""
 
     def rows(self, encoder: Encoder, length: int, seed: int) -> Iterator[list[int]]:
+        return (ids for ids, _ in self.pieces(encoder, length, seed))
+
+    def pieces(self, encoder: Encoder, length: int, seed: int) -> Iterator[tuple[list[int], str]]:
+        """The rows, each with the beginning of the passage whose first tokens it holds, as much as was encoded."""
         passed_over = 0
         for text in self.passages(seed):
-            ids = _leading_ids(encoder, text, length)
-            if ids is not None:
+            piece = _leading_ids(encoder, text, length)
+            if piece is not None:
                 passed_over = 0
-                yield ids
+                yield piece
             elif (passed_over := passed_over + 1) == PASSAGES_IN_VAIN:
                 return
 
@@ -155,8 +164,8 @@ PASSAGES_IN_VAIN = 1000
 """A corpus is too short for a length after so many passages in a row that are; an endless corpus must not search for ever."""
 
 
-def _leading_ids(encoder: Encoder, text: str, length: int) -> list[int] | None:
-    """The first ``length`` ids of a text, or ``None`` if it has fewer; only as much of the text is encoded as is needed."""
+def _leading_ids(encoder: Encoder, text: str, length: int) -> tuple[list[int], str] | None:
+    """The first ``length`` ids of a text, or ``None`` if it has fewer, and what was encoded: only as much as is needed."""
     # No tokenizer in use gives more ids than bytes (and one for a leading space): most short passages need no encoding.
     if len(text) < length and len(text.encode(errors="replace")) + 1 < length:
         return None
@@ -165,7 +174,7 @@ def _leading_ids(encoder: Encoder, text: str, length: int) -> list[int] | None:
         ids = encoder.encode(text[:size])
         # A cut through a word can change the last id, so the ids asked for must end before it.
         if len(ids) > length or (size >= len(text) and len(ids) == length):
-            return ids[:length]
+            return ids[:length], text[:size]
         if size >= len(text):
             return None
         size *= 4

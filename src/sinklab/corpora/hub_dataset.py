@@ -70,6 +70,10 @@ class HubDataset(TextCorpus):
             )
 
     @property
+    def label(self) -> str:
+        return self.dataset
+
+    @property
     def identity(self) -> Identity:
         source = f"dataset {self.dataset}" + (f", {self.subset}" if self.subset else "")
         if self._local:

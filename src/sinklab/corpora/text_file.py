@@ -55,6 +55,10 @@ class TextFile(TextCorpus):
         self._sha256 = hashlib.sha256(content).hexdigest()
 
     @property
+    def label(self) -> str:
+        return self.path.name
+
+    @property
     def identity(self) -> Identity:
         return Identity(source=self.path.name, revision=f"sha256-{self._sha256}", licence="the user's own")
 

@@ -47,6 +47,10 @@ class TextFolder(TextCorpus):
             )
 
     @property
+    def label(self) -> str:
+        return f"{self.path.name}/"
+
+    @property
     def identity(self) -> Identity:
         revision = f"sha256-{hash_files(self.path, self._files.values())}"
         return Identity(source=f"{self.path.name}/ ({len(self._files)} files)", revision=revision, licence="the user's own")

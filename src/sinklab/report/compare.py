@@ -35,7 +35,7 @@ from sinklab.report.words import (
 )
 from sinklab.results.file import check_file, write_file
 
-__all__ = ["comparison_table", "format_comparison", "write_comparison"]
+__all__ = ["comparison_table", "comparison_warning", "format_comparison", "write_comparison"]
 
 _PERCENT = " (%)"
 """Rows whose name ends so are percentages."""
@@ -44,8 +44,11 @@ _CERTIFICATE = "certificate: "
 """Rows whose name begins so are the no-op certificate's; the page has a section of them."""
 _ASKED = f"{_CERTIFICATE}sink asked about"
 
-_SETTINGS = ("threshold", "seq_len", "samples", "corpus", "bos")
-"""Settings that must agree before two sink rates can be compared."""
+_SETTINGS = ("threshold", "seq_len", "samples", "bos")
+"""Settings that must agree before two sink rates can be compared, besides the text."""
+
+HASH_SHOWN = len("sha256-") + 8
+"""Characters of a revision that tell two texts apart."""
 
 
 def comparison_table(folders: Sequence[Path]) -> pd.DataFrame:
@@ -72,6 +75,15 @@ def format_comparison(table: pd.DataFrame) -> pd.DataFrame:
         {name: [_write(row, value) for row, value in zip(table.index, table[name], strict=True)] for name in table.columns},
         index=table.index,
     )
+
+
+def comparison_warning(folders: Sequence[Path]) -> str:
+    """What keeps audits from being compared: other texts, other settings; empty if nothing does.
+
+    Raises:
+        ConfigurationError, InputError, ResultError: as :func:`comparison_table`.
+    """
+    return _warning(_read(folders))
 
 
 def write_comparison(folders: Sequence[Path], path: Path, *, overwrite: bool = False) -> Path:
@@ -165,6 +177,7 @@ def _numbers(audit: Audit) -> dict[str, Any]:
         "model": audit.model,
         "operation": audit.operation,
         "loss (nats per token)": _float(summary.get("loss")),
+        "loss (bits per byte)": _float(summary.get("bits_per_byte")),
         "sink rate, gu2024 (%)": _float(summary.get("sink_rate_gu2024")),
     }
     for name, title in TITLES.items():
@@ -204,7 +217,8 @@ def _numbers(audit: Audit) -> dict[str, Any]:
     for name in _SETTINGS:
         value = audit.config.get(name)
         numbers[f"setting: {name}"] = None if value is None else str(value)
-    return numbers
+    corpus, revision = _text(audit)
+    return numbers | {"setting: corpus": corpus, "setting: revision of the corpus": revision[:HASH_SHOWN]}
 
 
 def _certified(audit: Audit) -> dict[str, Any]:
@@ -308,28 +322,46 @@ def _verdict(audits: Sequence[tuple[str, Audit]]) -> str:
             for name, sinks in listed
         ]
         parts.append(f"Strongest sink: {_join(rates)}.")
-    losses = [(name, _float(audit.summary.get("loss"))) for name, audit in audits]
+    return " ".join([*parts, *_losses(audits)]) or "Neither sinks nor losses were recorded in these audits."
+
+
+def _losses(audits: Sequence[tuple[str, Audit]]) -> list[str]:
+    """Which model predicts best, where that can be said: of the same tokens per token, of the same text per byte."""
+    if sum(_float(audit.summary.get("loss")) is not None for _, audit in audits) < 2:
+        return []
+    if len({_text(audit) for _, audit in audits}) > 1:
+        return ["Losses are not ranked, since the texts differ."]
+    tokens = {audit.run.get("token_sha256") for _, audit in audits}
+    key, unit = ("loss", "nats per token") if len(tokens) == 1 and None not in tokens else ("bits_per_byte", "bits per byte")
+    losses = [(name, _float(audit.summary.get(key))) for name, audit in audits]
     known = [(name, loss) for name, loss in losses if loss is not None]
-    if len(known) >= 2:
-        best_name, best = min(known, key=lambda pair: pair[1])
-        others = [
-            f"{name} {percent(100 * (loss / best - 1))} above it" for name, loss in known if name != best_name and best > 0
-        ]
-        parts.append(f"Lowest loss: {best_name}, {number(best, 4)} nats per token; {_join(others)}.")
-    return " ".join(parts) or "Neither sinks nor losses were recorded in these audits."
+    if len(known) < 2:
+        return ["Losses are not ranked: nats per token of different tokenizers do not compare, and bytes were not counted."]
+    best_name, best = min(known, key=lambda pair: pair[1])
+    others = [f"{name} {percent(100 * (loss / best - 1))} above it" for name, loss in known if name != best_name and best > 0]
+    return [f"Lowest loss: {best_name}, {number(best, 4)} {unit}; {_join(others)}."]
+
+
+def _text(audit: Audit) -> tuple[str, str]:
+    """Name and revision (the hash of a file) of the text that was read."""
+    corpus = audit.run.get("corpus")
+    corpus = corpus if isinstance(corpus, dict) else {}
+    return str(audit.config.get("corpus")), str(corpus.get("revision"))
 
 
 def _warning(audits: Sequence[tuple[str, Audit]]) -> str:
-    """A sentence when the settings differ, else nothing."""
+    """What keeps the audits from being compared: other texts, other settings; empty if nothing does."""
+    sentences = []
+    texts = list(dict.fromkeys(_text(audit) for _, audit in audits))
+    if len(texts) > 1:
+        listed = _join([f"{name} ({revision[:HASH_SHOWN]})" for name, revision in texts])
+        sentences.append(f"These audits read different texts: {listed}. Neither their rates nor their losses compare.")
     different = [
         name for name in _SETTINGS if len({str(audit.config[name]) for _, audit in audits if name in audit.config}) > 1
     ]
-    if not different:
-        return ""
-    return (
-        f"These audits differ in {_join(different)}: their rates are not comparable as they stand. "
-        "Audit again with the same settings."
-    )
+    if different:
+        sentences.append(f"These audits differ in {_join(different)}: their rates are not comparable as they stand.")
+    return " ".join([*sentences, "Audit again with the same text and settings."]) if sentences else ""
 
 
 def _conditions(audits: Sequence[tuple[str, Audit]]) -> list[tuple[str, list[float | None]]]:

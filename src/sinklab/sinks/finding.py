@@ -113,7 +113,7 @@ class _Module:
         documents: how many there are.
         codes, counts: of (head, token, position, first of its kind, first sink on this token), each with the documents that
             sink there; the last says of a token on which a head sinks twice in one document which of the two it is.
-        ratios: norm of the value there over the mean norm in its document, summed over the same documents.
+        ratios: norm of the value there over the mean norm of the others in its document, summed over the same documents.
     """
 
     def __init__(self, heads: list[Head]) -> None:
@@ -357,7 +357,7 @@ class SinkFinder(Watcher):
 
 
 def _codes(call: AttentionCall, hits: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes of all sinks ``(n, 5)``, how often each occurs, and its values' norms over the mean norm, summed; see _Module."""
+    """Codes, counts and ratios of all sinks of a call, ``(n, 5)``, ``(n,)`` and ``(n,)``; see :class:`_Module`."""
     tokens = torch.full_like(call.key_positions, -1) if call.key_tokens is None else call.key_tokens
     first = first_of_kind(call.key_positions, call.key_documents, tokens)
     documents = call.key_documents.clamp(min=0)
@@ -367,7 +367,8 @@ def _codes(call: AttentionCall, hits: Tensor) -> tuple[np.ndarray, np.ndarray, n
     sums, number = (
         norms.new_zeros(*norms.shape[:2], int(documents.max()) + 1).scatter_add(2, index, part) for part in (norms * real, real)
     )
-    ratio = repeat_groups(norms / (sums / number.clamp_min(1.0)).gather(2, index), call.groups).cpu()
+    others = (sums.gather(2, index) - norms) / (number.gather(2, index) - 1.0)
+    ratio = repeat_groups(norms / others, call.groups).cpu()
     row, head, key = (index.cpu() for index in torch.where(hits))
     tokens, positions, documents, first = (part.cpu()[row, key] for part in (tokens, call.key_positions, documents, first))
     again = np.ones(len(row), dtype=np.int64)

@@ -35,7 +35,7 @@ class Hits:
         first: whether the token is the first of its id in the document.
         once: whether it is the first of its id on which this head sinks in the document.
         count: documents.
-        ratio: norms of the values there over the mean norm of their document, summed.
+        ratio: norms of the values there over the mean norm of the others of their document, summed.
     """
 
     head: np.ndarray

@@ -63,8 +63,8 @@ class Sink:
         heads: those with a rate above 0, strongest first, each with its rate.
         sinking: how many of them sink there: the share of documents in which they do is above :data:`LEAST_SHARE` with its
             whole 95 % interval; ``None`` where a place was given and not found.
-        value_ratio: norm of the value that stands there over the mean norm of the document's values, mean over its sinks: near
-            0 for a no-op, about 1 for a token like others; ``None`` where no value stands (null score) or all are 0.
+        value_ratio: norm of the value that stands there over the mean norm of the document's other values, mean over its sinks:
+            near 0 for a no-op, about 1 for a token like others; ``None`` where no value stands (null score) or all are 0.
     """
 
     kind: Literal["position", "token", "null"]

@@ -93,6 +93,6 @@ def audit(
             files=lambda folder: write_maps(audit.maps, loaded, audit.tokens, folder / "maps.safetensors"),
             page=write_report,
             loaded=loaded,
-            config={"corpus": text.name, "min_queries": min_queries, "bos_tokens_per_sample": audit.summary["bos"]},
+            config={"corpus": text.label, "min_queries": min_queries, "bos_tokens_per_sample": audit.summary["bos"]},
             **audit.record,
         )

@@ -25,13 +25,15 @@ def display(result: Result) -> Iterator[RenderableType]:
     lines = {
         "model": f"{summary['model']} ({summary['operation']} attention, {summary['num_heads']} heads)",
         "text": f"{summary['corpus']} {_bos(summary)}, {summary['samples']} samples of {summary['seq_len']} tokens",
-        "loss": "not defined for this model" if loss is None else f"{loss:.3f} nats per token",
+        "read as": _reading(summary.get("reading")),
+        "loss": "not defined for this model" if loss is None else f"{loss:.3f} nats per token{_per_byte(summary)}",
         "sink rate": f"{_rate(summary)} (Gu et al. 2024, threshold {summary['threshold']:g})",
         "sinks": summary.get("finding") or finding(summary),
         "places": _places(summary),
         "elsewhere": "; ".join(
             f"{condition['corpus']} {_bos(condition)}: {_elsewhere(condition)}" for condition in summary["conditions"][1:]
         ),
+        "warning": " ".join(summary.get("warnings", ())),
         "cache": (summary.get("cache") or {}).get("recommendation", ""),
         "forced": _forced(summary.get("certificate")),
         "causes": _causes(summary.get("causes")),
@@ -54,6 +56,18 @@ def _causes(causes: Mapping[str, Any] | None) -> str:
     if causes is None:
         return ""
     return str(causes["text"]) if "heads" in causes else f"not examined: {causes['refused']}"
+
+
+def _reading(reading: Mapping[str, Any] | None) -> str:
+    """What the tokenizer makes of the text; nothing where that is not known."""
+    if reading is None:
+        return ""
+    return f"{reading['characters_per_token']:.2f} characters a token, {100 * reading['unknown_share']:.2g} % of tokens unknown"
+
+
+def _per_byte(summary: Mapping[str, Any]) -> str:
+    bits = summary.get("bits_per_byte")
+    return "" if bits is None else f", {bits:.3f} bits per byte"
 
 
 def _bos(condition: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import Session
 from sinklab.corpora import resolve_corpus
+from sinklab.corpora._reading import corpus_record, read_samples
 from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
@@ -90,6 +91,7 @@ def measure_audit(
     """Measure what an audit reports; see :func:`~sinklab.studies.audit.audit.audit`."""
     main_bos = uses_bos(loaded.encoder, bos)
     takes_loss = is_causal_lm(loaded.model)
+    reading = read_samples(text, loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=main_bos)
 
     tables: list[pd.DataFrame] = []
     conditions: list[Condition] = []
@@ -104,7 +106,7 @@ def measure_audit(
         probes = [make_probe(name, threshold) for name in names]
         finder = SinkFinder(threshold)
         first = [*(probe for probe in probes if not isinstance(probe, SinkProbe)), finder]
-        stage = f"{source.name}, {'with' if with_bos else 'without'} BOS"
+        stage = f"{source.label}, {'with' if with_bos else 'without'} BOS"
         probed = run_probes(
             loaded.model,
             tokens,
@@ -114,8 +116,8 @@ def measure_audit(
             progress=progress,
             stage=stage,
         )
-        sinks = finder.sinks(decode=decoder(loaded), corpus=source.name, bos=int(with_bos))
-        constants: dict[str, Any] = {"run_id": run_id, "corpus": source.name, "bos": int(with_bos), "seed": seed}
+        sinks = finder.sinks(decode=decoder(loaded), corpus=source.label, bos=int(with_bos))
+        constants: dict[str, Any] = {"run_id": run_id, "corpus": source.label, "bos": int(with_bos), "seed": seed}
         table = labelled(probed.session, loaded, **constants)
         tables.append(table)
         if main is None:
@@ -123,7 +125,7 @@ def measure_audit(
             again, sinks = about_sinks(loaded, tokens, probes, sinks, batch_size=batch_size, progress=progress)
             tables.append(labelled(again, loaded, **constants))
             main, by_token = (tokens, probed, probes), finder.by_token(decoder(loaded))
-        conditions.append(Condition(source.name, with_bos, probed.loss, table, hash_tokens(tokens), sinks))
+        conditions.append(Condition(source.label, with_bos, probed.loss, table, hash_tokens(tokens), sinks))
     assert main is not None  # the plan always has a first condition
     (tokens, probed, probes), sinks = main, conditions[0].sinks
 
@@ -136,6 +138,7 @@ def measure_audit(
         by_token,
         tokens,
         threshold=threshold,
+        reading=reading,
         normalized=probed.session.normalized,
         off_seam=probed.session.off_seam,
     )
@@ -156,7 +159,7 @@ def measure_audit(
         tables.append(causes_table)
     record = {
         "model": model_facts(loaded, probed.session),
-        "corpus": {"name": text.name, **dataclasses.asdict(text.identity)},
+        "corpus": corpus_record(text, reading),
         "token_sha256": hash_tokens(tokens),
         "conditions": [{"corpus": c.corpus, "bos": int(c.bos), "token_sha256": c.token_sha256} for c in conditions],
         "definitions": definitions({probe.name: probe.metrics for probe in (*probes, *also)}),
@@ -185,7 +188,7 @@ def _policies(
         length = max(4 * budget, min(default_length(loaded, [budget]), LONGEST_TEXT))
         rows = long_texts(text, loaded.encoder, tokens=length, documents=TEXTS, seed=seed, bos=bos)
         return compared(
-            loaded, rows, names=names, budgets=[budget], sinks=SINKS, corpus=text.name, bos=bos, run_id=run_id, seed=seed,
+            loaded, rows, names=names, budgets=[budget], sinks=SINKS, corpus=text.label, bos=bos, run_id=run_id, seed=seed,
             found=sinks, steps=DECODED, progress=progress,
         )  # fmt: skip
     except (ConfigurationError, InputError, UnsupportedModelError) as error:

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
+from sinklab.corpora._reading import Reading
 from sinklab.models.loading import LoadedModel
 from sinklab.report.words import finding, percent
 from sinklab.sinks import LEAST_SHARE, Sink, Sinks
@@ -37,6 +38,7 @@ def summarize(
     tokens: Tensor,
     *,
     threshold: float,
+    reading: Reading | None,
     normalized: bool,
     off_seam: list[str],
 ) -> dict[str, Any]:
@@ -46,11 +48,13 @@ def summarize(
         conditions: the first one is the main one.
         by_token: tokens that play the sink under the main condition (:meth:`~sinklab.sinks.SinkFinder.by_token`).
         tokens: samples of the main condition, ``(samples, seq_len)``.
+        reading: how the tokenizer read them; ``None`` for samples that are no text.
         normalized: whether rows of weights sum to one (with or without a null mass).
 
     Returns:
-        ``model, operation, loss, sinks, sink_rate_gu2024, sink_positions, sink_tokens, sink_role, null_mass, definitions,
-        conditions, finding, text`` and what the run was made with; documented in docs/results.md.
+        ``model, operation, loss, bits_per_byte, reading, warnings, sinks, sink_rate_gu2024, sink_positions, sink_tokens,
+        sink_role, null_mass, definitions, conditions, finding, text`` and what the run was made with; documented in
+        docs/results.md.
     """
     main = conditions[0]
     heads, sinks = len(main.sinks.heads), main.sinks
@@ -62,6 +66,9 @@ def summarize(
         "revision": loaded.revision,
         "operation": loaded.operation,
         "loss": main.loss,
+        "bits_per_byte": None if reading is None or main.loss is None else reading.bits_per_byte(main.loss),
+        "reading": None if reading is None else dataclasses.asdict(reading),
+        "warnings": [reading.warning] if reading is not None and reading.warning else [],
         "sinks": sinks.to_dict(),
         "sink_rate_gu2024": _rate(main.table, 0),
         "sink_positions": [_position(sink) for sink in (*sinks.sinks, *sinks.silent) if sink.kind == "position"],
@@ -83,7 +90,7 @@ def summarize(
         "off_seam_modules": off_seam,
     }
     summary["finding"] = finding(summary)
-    summary["text"] = [summary["finding"], *_details(summary, sinks)]
+    summary["text"] = [summary["finding"], *summary["warnings"], *_details(summary, sinks)]
     return summary
 
 

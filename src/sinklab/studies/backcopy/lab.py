@@ -12,6 +12,7 @@ import torch
 
 from sinklab.attention.operation import Operation
 from sinklab.corpora import resolve_corpus
+from sinklab.corpora._reading import corpus_record
 from sinklab.corpora.base import Corpus
 from sinklab.errors import ConfigurationError
 from sinklab.registry import operations as registered
@@ -100,7 +101,7 @@ def run_backcopy(
         run.progress("runs", len(grid), len(grid))
         rows = (row for record in records for row in rows_of(record))
         return run.finish(
-            table=make_table(rows, run_id=run.id, corpus=source.name, bos=1, probe="backcopy"),
+            table=make_table(rows, run_id=run.id, corpus=source.label, bos=1, probe="backcopy"),
             summary={"runs": records},
             display=display,
             config={"scale": scale, **settings.to_dict(), "samples": samples},
@@ -108,7 +109,7 @@ def run_backcopy(
             loaded=torch.zeros(()),  # the models are float32 on the CPU, and there is none where all runs were stored
             seeds=list(seeds),
             operations=[operation.to_dict() for operation in operations],
-            corpus={"name": source.name, **dataclasses.asdict(source.identity)},
+            corpus=corpus_record(source),
             chain={
                 "sha256": chain.identity,
                 "characters": chain.characters,

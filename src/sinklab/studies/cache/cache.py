@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -77,6 +76,7 @@ def compare_policies(
         sinklab cache embedded:sigmoid --json > policies.json
     """
     from sinklab.corpora import resolve_corpus
+    from sinklab.corpora._reading import corpus_record
     from sinklab.corpora.base import hash_tokens
     from sinklab.report.policies import write_policy_plot
     from sinklab.studies.cache.cache_policies import compared
@@ -94,7 +94,7 @@ def compare_policies(
         with_bos = uses_bos(loaded.encoder, bos)
         rows = long_texts(text, loaded.encoder, tokens=length, documents=documents, seed=seed, bos=with_bos)
         summary, table = compared(
-            loaded, rows, names=names, budgets=budgets, sinks=sinks, corpus=text.name, bos=with_bos, run_id=run.id, seed=seed,
+            loaded, rows, names=names, budgets=budgets, sinks=sinks, corpus=text.label, bos=with_bos, run_id=run.id, seed=seed,
             briefly=policies is None, progress=run.progress,
         )  # fmt: skip
         return run.finish(
@@ -104,10 +104,10 @@ def compare_policies(
             files=lambda folder: write_policy_plot(summary, folder / "loss.png"),
             loaded=loaded,
             config={
-                "corpus": text.name, "tokens": length, "documents": len(rows), "windows": budgets, "sinks": sorted(set(sinks)),
+                "corpus": text.label, "tokens": length, "documents": len(rows), "windows": budgets, "sinks": sorted(set(sinks)),
                 "policies": names, "bos_tokens_per_sample": int(with_bos),
             },
             model={"name": loaded.name, "class": type(loaded.model).__name__, "revision": loaded.revision},
-            corpus={"name": text.name, **dataclasses.asdict(text.identity)},
+            corpus=corpus_record(text),
             token_sha256=hash_tokens(rows),
         )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +69,7 @@ def measure(
         sinklab measure ./my-checkpoint --probe null_mass --corpus random_tokens --out build/null
     """
     from sinklab.corpora import resolve_corpus
+    from sinklab.corpora._reading import corpus_record, read_samples
     from sinklab.corpora.base import hash_tokens
     from sinklab.registry import probes as registry
     from sinklab.results.metric import definitions
@@ -85,17 +85,18 @@ def measure(
         text = resolve_corpus(corpus)
         with_bos = probing.uses_bos(loaded.encoder, bos)
         tokens = text.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
+        reading = read_samples(text, loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         identity = probing.check_identity(loaded.model, tokens)
         session = probing.run_probes(
-            loaded.model, tokens, chosen, batch_size=batch_size, progress=run.progress, stage=text.name
+            loaded.model, tokens, chosen, batch_size=batch_size, progress=run.progress, stage=text.label
         ).session
         return run.finish(
-            table=probing.labelled(session, loaded, run_id=run.id, corpus=text.name, bos=int(with_bos), seed=seed),
+            table=probing.labelled(session, loaded, run_id=run.id, corpus=text.label, bos=int(with_bos), seed=seed),
             display=display,
             loaded=loaded,
-            config={"corpus": text.name, "probes": [probe.name for probe in chosen]},
+            config={"corpus": text.label, "probes": [probe.name for probe in chosen]},
             model=probing.model_facts(loaded, session),
-            corpus={"name": text.name, **dataclasses.asdict(text.identity)},
+            corpus=corpus_record(text, reading),
             token_sha256=hash_tokens(tokens),
             probes=[registry.settings(probe) for probe in chosen],
             definitions=definitions({probe.name: probe.metrics for probe in chosen}),

@@ -1,0 +1,101 @@
+"""How well a tokenizer reads a text: characters and bytes a token, unknown tokens, characters that no token stands for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from itertools import islice
+
+from sinklab.corpora.base import Corpus, Encoder, TextCorpus
+from sinklab.results.metric import Metric
+
+__all__ = ["BITS_PER_BYTE", "MOST_UNREAD", "Reading", "corpus_record", "read_samples"]
+
+BITS_PER_BYTE = Metric(
+    "bits_per_byte",
+    "bits",
+    "Next-token loss in bits for each byte (UTF-8) of the text that the predicted tokens stand for: what models with different "
+    "tokenizers are compared by: loss times predicted tokens, over ln 2 times bytes.",
+)
+
+MOST_UNREAD = 0.05
+"""Share of unread characters above which numbers are about unknown tokens more than about the text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What a tokenizer makes of the text behind some samples.
+
+    Attributes:
+        characters_per_token: of the text that the tokens stand for.
+        bytes_per_token: of its UTF-8, for the tokens that have one before them, which are those that a loss is taken of.
+        unknown_share: of tokens that are the unknown token, in [0, 1].
+        unread_share: of characters other than white space for which no token stands, or the unknown one, in [0, 1].
+    """
+
+    characters_per_token: float
+    bytes_per_token: float
+    unknown_share: float
+    unread_share: float
+
+    def bits_per_byte(self, loss: float) -> float:
+        """A loss in nats per token as :data:`BITS_PER_BYTE`."""
+        return loss / (math.log(2) * self.bytes_per_token)
+
+    @property
+    def warning(self) -> str:
+        """A sentence where too much is unread; empty otherwise."""
+        if self.unread_share <= MOST_UNREAD:
+            return ""
+        return (
+            f"The tokenizer cannot read {100 * self.unread_share:.0f} % of the characters of this text "
+            f"({100 * self.unknown_share:.0f} % of its tokens are unknown ones): rates and losses are about what is left. "
+            "Give a text in the language of the model with `corpus`."
+        )
+
+
+def read_samples(corpus: Corpus, encoder: Encoder, *, seq_len: int, samples: int, seed: int, bos: bool) -> Reading | None:
+    """How the tokenizer read the samples that :meth:`Corpus.sample` gives for the same arguments.
+
+    Returns:
+        ``None`` for a corpus that is no text, and for a tokenizer that does not say where its tokens stand (a slow one).
+    """
+    tokenizer = encoder.tokenizer
+    if not isinstance(corpus, TextCorpus) or not getattr(tokenizer, "is_fast", False):
+        return None
+    tokens = characters = predicted = predicted_bytes = unknown = 0
+    visible = read = 0.0
+    for ids, text in islice(corpus.pieces(encoder, seq_len - bos, seed), samples):
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        spans = [(int(start), int(stop)) for start, stop in encoded["offset_mapping"]]
+        if max((stop for _, stop in spans), default=0) < len(text.rstrip()):
+            # Some vocabularies drop characters and count offsets in what is left: places are shares of the text then.
+            share = min(1.0, _letters(tokenizer.decode(encoded["input_ids"])) / max(_letters(text), 1))
+            step = len(text) / max(len(spans), 1)
+            spans = [(round(place * step), round((place + 1) * step)) for place in range(len(spans))]
+        else:
+            share = 1.0
+        spans = spans[: len(ids)]
+        end, first = max(stop for _, stop in spans), 0 if bos else spans[0][1]
+        known = [span for token, span in zip(ids, spans, strict=True) if token != tokenizer.unk_token_id]
+        covered = bytearray(end)
+        for start, stop in known:
+            covered[start:stop] = b"\1" * (stop - start)
+        tokens, characters, unknown = tokens + len(ids), characters + end, unknown + len(ids) - len(known)
+        predicted += len(ids) - (not bos)
+        predicted_bytes += len(text[first:end].encode(errors="replace"))
+        visible += _letters(text[:end])
+        read += share * sum(covered[place] for place in range(end) if not text[place].isspace())
+    if not predicted_bytes or not predicted:
+        return None
+    return Reading(characters / tokens, predicted_bytes / predicted, unknown / tokens, 1.0 - read / visible if visible else 0.0)
+
+
+def _letters(text: str) -> int:
+    return sum(not letter.isspace() for letter in text)
+
+
+def corpus_record(corpus: Corpus, reading: Reading | None = None) -> dict[str, str | float]:
+    """``corpus`` of ``run.json``: name, source, revision and licence, and how the tokenizer read it."""
+    record: dict[str, str | float] = {"name": corpus.label, "kind": corpus.name, **dataclasses.asdict(corpus.identity)}
+    return record if reading is None else record | dataclasses.asdict(reading)
