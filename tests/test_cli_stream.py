@@ -159,6 +159,20 @@ class TestEnds:
         rest, _ = lines(run(checkpoint, "--resume", tmp_path / "state", "--max-new-tokens", 25, "--json"))
         assert [token["id"] for token in rest] == [token.id for token in expected[5:]]
 
+    def test_sigterm_saves_the_state_too(self, checkpoint, monkeypatch, tmp_path):
+        step = Stream.step
+
+        def terminated(self):
+            if self.position == 10 + 2:
+                signal.raise_signal(signal.SIGTERM)
+            return step(self)
+
+        monkeypatch.setattr(Stream, "step", terminated)
+        result = run(checkpoint, "--prompt", PROMPT, *SMALL, "--endless", "--save", tmp_path / "state", status=143)
+        assert result.stderr.startswith("3 tokens, ")
+        assert result.stderr.endswith("\nterminated\n")
+        assert (tmp_path / "state").is_file()
+
     def test_a_second_ctrl_c_is_an_interruption(self, checkpoint, monkeypatch):
         monkeypatch.setattr(Stream, "step", lambda self: [signal.raise_signal(signal.SIGINT) for _ in range(2)])
         assert run(checkpoint, "--prompt", "def", status=130).stderr.endswith("interrupted\n")

@@ -152,7 +152,7 @@ class TestWritten:
             check_file(Path("/dev/null"), overwrite=True)
 
     def test_names_that_cannot_be_written_down(self, tmp_path):
-        with pytest.raises(InputError, match=r"path '.*/out\\xff' is not UTF-8, and results name their files in UTF-8"):
+        with pytest.raises(InputError, match=r"path '.*/out\\xff' is not UTF-8, in which names are read and written"):
             check_file(tmp_path / os.fsdecode(b"out\xff"), overwrite=False)
         with pytest.raises(InputError, match=r"holds a NUL character"):
             check_file(tmp_path / "a\0b", overwrite=False)

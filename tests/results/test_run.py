@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +17,7 @@ import numpy as np
 import pytest
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.results.folder import partial_folder
+from sinklab.results.folder import FolderLock, partial_folder
 from sinklab.results.run import STORE, Result, Run, silent
 from sinklab.results.store import Store
 from sinklab.results.table import make_table, read_run, read_table
@@ -103,6 +106,28 @@ class TestWhole:
             run(tmp_path / "mine" / "thesis.tex" / "out")
         assert names(tmp_path / "mine") == {"thesis.tex"}
 
+    @pytest.mark.parametrize("resume", [None, False])
+    def test_places_for_no_folder(self, tmp_path, monkeypatch, resume):
+        (tmp_path / "a" / "b").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / "a")
+        for out in ("", ".", "..", "/", "b/..", str(tmp_path), "../a"):
+            with pytest.raises(InputError, match="is the working directory or one above it, which no result takes"):
+                run(Path(out), resume=resume)
+        Path("link").symlink_to("b")
+        Path("loop").symlink_to("loop")
+        Path("gone").symlink_to("nowhere")
+        for name, target in (("link", "b"), ("gone", "nowhere"), ("loop", "loop")):
+            with pytest.raises(InputError, match=rf"{name} is a symbolic link to {target}; give that directory with `out`"):
+                run(Path(name), resume=resume, overwrite=True)
+        with pytest.raises(InputError, match=r"path 'o\\xff' is not UTF-8"):
+            run(Path(os.fsdecode(b"o\xff")), resume=resume)
+        for length in (247, 256):  # beside it there is a name that is nine characters longer
+            with pytest.raises(OSError, match="File name too long"):
+                run(Path("x" * length), resume=resume)
+        assert {path.name for path in tmp_path.rglob("*")} == {"a", "b", "link", "gone", "loop"}
+        run(Path("link/out"), resume=resume)
+        assert names(tmp_path / "a" / "b") >= {"out/run.json"}
+
     def test_what_appears_meanwhile_is_not_replaced_and_the_result_not_lost(self, tmp_path):
         out = tmp_path / "out"
         with Run("trial", out=out) as one:
@@ -167,6 +192,49 @@ class TestInPlace:
             run(tmp_path, resume=False, overwrite=True)
         assert names(tmp_path) == {"notes.txt"}
 
+    def test_nothing_is_left_of_a_run_that_could_not_begin(self, tmp_path):
+        out = tmp_path / "new" / "out"
+
+        def begin(**options):
+            with pytest.raises(ConfigurationError, match="no such layer"), Run("trial", out=out, **options):
+                raise ConfigurationError("no such layer")
+
+        begin(resume=False)
+        assert list(tmp_path.iterdir()) == []
+        first = run(out, resume=False).record["run_id"]
+        begin(resume=False, overwrite=True)
+        assert read_run(out)["run_id"] == first
+        assert list(out.parent.iterdir()) == [out]
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(out, resume=False, overwrite=True)  # it has something to go on with
+        assert not (out / "run.json").exists()
+        assert list(out.parent.iterdir()) == [out]
+
+    @pytest.mark.parametrize(
+        ("options", "note"),
+        [
+            ({}, "what was computed is kept in {parent}/.out.partial/store: the same command goes on from there"),
+            ({"resume": False}, "what was computed is kept in {parent}/out/store: go on with `resume`"),
+            ({"resume": True}, "what was computed is kept in {parent}/out/store: the same command goes on from there"),
+        ],
+    )
+    def test_an_interruption_says_what_is_kept(self, tmp_path, options, note):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            interrupted(tmp_path / "out", **options)
+        assert caught.value.__notes__ == [note.format(parent=tmp_path)]
+        with pytest.raises(KeyboardInterrupt) as caught, Run("trial", out=tmp_path / "other", **options):
+            raise KeyboardInterrupt
+        assert not hasattr(caught.value, "__notes__")
+
+    def test_what_a_killed_process_has_half_written_is_cleared_away(self, tmp_path):
+        out = tmp_path / "out"
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(out, resume=False)
+        for folder in (out, out / STORE):
+            (folder / ".sinklab-0123.partial").write_text("half")
+        run(out, resume=True)
+        assert not list(out.rglob("*.partial"))
+
     def test_an_unfinished_one_may_be_replaced(self, tmp_path):
         with Run("trial", out=tmp_path / "out", resume=False):
             pass
@@ -183,6 +251,30 @@ class TestLock:
             first.finish(table=TABLE, display=display)
         assert read_run(out)["run_id"] == first.id
         assert list(tmp_path.iterdir()) == [out]
+
+    def test_a_link_and_what_it_leads_to_are_one_folder(self, tmp_path):
+        with FolderLock(tmp_path / "out"):
+            (tmp_path / "link").symlink_to("out")
+            with pytest.raises(InputError, match="link is in use by process"):
+                FolderLock(tmp_path / "link")
+
+    def test_it_can_wait(self, tmp_path):
+        first = FolderLock(tmp_path / "out")
+        ending = threading.Timer(0.2, first.release)
+        ending.start()
+        with FolderLock(tmp_path / "out", patience=60) as second:
+            assert second.held
+            assert not first.held
+        ending.join()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_file_system_without_locks(self, tmp_path, monkeypatch):
+        def none(*_):
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr(fcntl, "flock", none)
+        with pytest.raises(InputError, match=r"out is on a file system without locks \(No locks available\)"):
+            FolderLock(tmp_path / "new" / "out")
 
     def test_of_a_dead_process_is_no_obstacle(self, tmp_path):
         code = "import os, pathlib, sinklab.results.folder as f; lock = f.FolderLock(pathlib.Path('out')); os._exit(9)"

@@ -329,6 +329,7 @@ def test_a_run_that_is_stopped_and_goes_on_leaves_what_an_uninterrupted_one_leav
             stopping(patch, number, step)
             stopped = run(*changes, resume=True)
         assert (stopped.summary["status"], stopped.summary["steps"]) == ("stopped", step)
+        assert stopped.record["stopped_by"] == number.name
         assert usable(stopped.folder / "checkpoints")[0].name == f"checkpoint-{step}"
         # No record, no evaluation and no measurement for the stop.
         so_far = whole.table[whole.table["step"] <= step]
@@ -344,6 +345,7 @@ def test_a_run_that_is_stopped_and_goes_on_leaves_what_an_uninterrupted_one_leav
         name: whole.summary[name] for name in whole.summary if name not in volatile
     }
     assert resumed.record["weights_sha256"] == whole.record["weights_sha256"]
+    assert resumed.record["stopped_by"] is None
     for result in (resumed, whole):
         assert sorted(path.name for path in (result.folder / "checkpoints").iterdir()) == ["checkpoint-6", "checkpoint-8"]
 

@@ -12,7 +12,8 @@ import cyclopts
 
 from sinklab.cli.commands import find_commands
 from sinklab.cli.derive import derive, option_names
-from sinklab.cli.guard import INTERRUPTED, USER_ERROR, explain
+from sinklab.cli.guard import INTERRUPTED, TERMINATED, USER_ERROR, Terminated, explain, on_the_line, terminable
+from sinklab.results.folder import require_utf8
 from sinklab.results.version import __version__
 
 __all__ = ["app", "make_app"]
@@ -52,7 +53,8 @@ def make_app(arguments: Sequence[str]) -> tuple[cyclopts.App, dict[str, str]]:
 
 
 def app(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a line and leave with its status: 0, 1 where parts failed, 2 for what the user can help, 130 when interrupted.
+    """Run a line and leave with its status: 0, 1 where parts failed, 2 for what the user can help, 130 after Ctrl-C, 143
+    after SIGTERM.
 
     What the user can do something about is one line, ``error: …``. Anything else that goes wrong is a bug of ours and is shown
     whole. ``--traceback`` anywhere on the line, or ``SINKLAB_TRACEBACK=1``, shows the rest of a user's error too.
@@ -62,11 +64,16 @@ def app(arguments: Sequence[str] | None = None) -> NoReturn:
     given = [argument for argument in given if argument != "--traceback"]
     names: dict[str, str] = {}
     try:
-        top, names = make_app(given)
-        status = top(given)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        sys.exit(INTERRUPTED)
+        with terminable():
+            for argument in given:
+                require_utf8(argument, "argument")
+            top, names = make_app(given)
+            status = top(given)
+    except KeyboardInterrupt as ending:
+        word, status = ("terminated", TERMINATED) if isinstance(ending, Terminated) else ("interrupted", INTERRUPTED)
+        notes = [on_the_line(note, names) for note in getattr(ending, "__notes__", ())]
+        sys.stderr.write(f"{'; '.join([word, *notes])}\n")
+        sys.exit(status)
     except BrokenPipeError:  # whoever read our output has left, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

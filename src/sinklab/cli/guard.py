@@ -2,19 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from types import FrameType
 
 from cyclopts import CycloptsError
 
 from sinklab.errors import SinklabError
 
-__all__ = ["INTERRUPTED", "USER_ERROR", "explain"]
+__all__ = ["INTERRUPTED", "TERMINATED", "USER_ERROR", "Terminated", "explain", "on_the_line", "terminable"]
 
 USER_ERROR = 2
 INTERRUPTED = 130
 """128 + SIGINT, as shells expect."""
+TERMINATED = 143
+"""128 + SIGTERM."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM as an exception: all that is put in order after Ctrl-C is put in order after it."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Raise :class:`Terminated` on SIGTERM, which would end the process where it stands.
+
+    Signals arrive in the main thread; and a handler of somebody else's is left alone.
+    """
+    alone = threading.current_thread() is threading.main_thread()
+    if not alone or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def explain(error: Exception, names: Mapping[str, str] | None = None) -> str | None:
@@ -24,8 +55,7 @@ def explain(error: Exception, names: Mapping[str, str] | None = None) -> str | N
         names: parameter to option; messages of the library name parameters in backticks, and the line names options.
     """
     if isinstance(error, SinklabError):
-        known = names or {}
-        return re.sub(r"`(\w+)`", lambda match: known.get(match[1], match[0]), " ".join(str(error).split()))
+        return on_the_line(str(error), names or {})
     if isinstance(error.__cause__, SinklabError):  # a value that the reader of an option refused
         return explain(error.__cause__)
     if isinstance(error, CycloptsError):
@@ -39,3 +69,8 @@ def explain(error: Exception, names: Mapping[str, str] | None = None) -> str | N
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory; lower --batch-size or --seq-len, or try --dtype bfloat16"
     return None
+
+
+def on_the_line(message: str, names: Mapping[str, str]) -> str:
+    """A message of the library as one line that names options in the place of parameters."""
+    return re.sub(r"`(\w+)`", lambda match: names.get(match[1], match[0]), " ".join(message.split()))

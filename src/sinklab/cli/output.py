@@ -6,12 +6,13 @@ import os
 import sys
 from typing import Any
 
+from sinklab.cli.guard import INTERRUPTED, TERMINATED
 from sinklab.results.run import Listing, Result
 
 __all__ = ["print_result"]
 
-STATUSES = {"diverged": 3, "stopped": 130}
-"""What became of a training to the exit status of its command."""
+STATUSES = {"diverged": 3, "stopped": INTERRUPTED}
+"""What became of a training to the exit status of its command, unless SIGTERM has stopped it."""
 
 
 def print_result(result: Any, as_json: bool = False) -> int:
@@ -21,6 +22,7 @@ def print_result(result: Any, as_json: bool = False) -> int:
     """
     if isinstance(result, Result):
         status = STATUSES.get(str(result.summary.get("status")), 0)
+        status = TERMINATED if result.record.get("stopped_by") == "SIGTERM" else status
         if os.environ.get("RANK", "0") != "0":
             return status
         if as_json:

@@ -18,7 +18,7 @@ from sinklab.errors import InputError
 from sinklab.report.words import display_token, number, percent, position_name
 from sinklab.results.table import write_text
 
-__all__ = ["environment", "facts_of", "json_text", "render", "write_page"]
+__all__ = ["check_page", "environment", "facts_of", "json_text", "render", "write_page"]
 
 MARK = '<meta name="generator" content="sinklab">'
 """In the head of every page that we make."""
@@ -53,12 +53,21 @@ def write_page(text: str, path: Path) -> Path:
     """Write a page into a result, whole or not at all, in the place of an earlier page of ours; returns its path.
 
     Raises:
+        InputError: as :func:`check_page`.
+    """
+    check_page(path)
+    write_text(text, path)
+    return path
+
+
+def check_page(path: Path) -> None:
+    """Refuse to write a page where something else is.
+
+    Raises:
         InputError: what is there is no page of ours.
     """
     if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:2000]:
         raise InputError(f"{path} is no page of sinklab, and is not replaced; move it away")
-    write_text(text, path)
-    return path
 
 
 @cache

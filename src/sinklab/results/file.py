@@ -96,8 +96,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def clear_partial(folder: Path) -> None:
-    """Remove what processes that were killed have left half written in a folder; only who has its lock may."""
-    for path in folder.glob(f"{PREFIX}*{SUFFIX}"):
+    """Remove what processes that were killed have left half written below a folder; only who has its lock may."""
+    for path in folder.rglob(f"{PREFIX}*{SUFFIX}"):
         path.unlink(missing_ok=True)
 
 

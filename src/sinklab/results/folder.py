@@ -12,7 +12,18 @@ from typing import Self
 
 from sinklab.errors import InputError
 
-__all__ = ["FolderLock", "check_free", "check_name", "check_place", "check_writable", "clear", "partial_folder", "put_in_place"]
+__all__ = [
+    "FolderLock",
+    "check_free",
+    "check_name",
+    "check_place",
+    "check_writable",
+    "clear",
+    "partial_folder",
+    "put_in_place",
+    "require_utf8",
+    "set_aside",
+]
 
 
 def check_free(out: Path, overwrite: bool) -> None:
@@ -39,9 +50,12 @@ def check_place(out: Path) -> None:
 
     Raises:
         InputError: a file, a link, the working directory or one above it, or a place that cannot be written.
+        OSError: a name that is too long.
     """
     check_name(out)
-    if out.name in ("", "..") or Path.cwd().resolve().is_relative_to(out.resolve()):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.lstat(partial_folder(out))  # the longest of the names that are needed
+    if out.name in ("", "..") or _real(Path.cwd()).is_relative_to(_real(out)):
         raise InputError(
             f"output directory {out} is the working directory or one above it, which no result takes the place of; give the "
             "name of a new directory with `out`"
@@ -53,6 +67,11 @@ def check_place(out: Path) -> None:
     check_writable(out, "output directory")
 
 
+def _real(path: Path) -> Path:
+    """Without links; unlike ``resolve`` it takes links that lead to each other."""
+    return Path(os.path.realpath(path))
+
+
 def check_name(path: Path) -> None:
     """Refuse a path that cannot be written down: names in results are UTF-8.
 
@@ -60,13 +79,22 @@ def check_name(path: Path) -> None:
         InputError: it holds other bytes, or a NUL.
     """
     name = str(path)
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        shown = os.fsencode(name).decode(errors="backslashreplace")
-        raise InputError(f"path '{shown}' is not UTF-8, and results name their files in UTF-8; choose another name") from None
+    require_utf8(name, "path")
     if "\0" in name:
         raise InputError(f"path {name!r} holds a NUL character, which no file system takes; choose another name")
+
+
+def require_utf8(text: str, what: str) -> None:
+    """Refuse a text that was made of bytes that are not UTF-8, as Python makes file names and arguments.
+
+    Raises:
+        InputError: it was.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(text).decode(errors="backslashreplace")
+        raise InputError(f"{what} '{shown}' is not UTF-8, in which names are read and written; choose another") from None
 
 
 def check_writable(path: Path, what: str) -> None:
@@ -104,7 +132,7 @@ class FolderLock:
     def __init__(self, out: Path, *, patience: float = 0.0) -> None:
         from filelock import FileLock  # a tenth of a second, which commands that write nothing do not need
 
-        self.out, place = out, out.resolve()
+        self.out, place = out, _real(out)
         self.path = place.with_name(f".{place.name}.lock")
         self._made = [parent for parent in self.path.parents if not parent.exists()]
         # Without flock, filelock would go over to a file that outlives a killed process.
@@ -200,10 +228,18 @@ def put_in_place(work: Path, out: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
+def set_aside(out: Path) -> None:
+    """Move a folder out of the way of a run that is to replace it, until :func:`clear` puts it back or removes it."""
+    if out.exists():
+        work = partial_folder(out)
+        work.mkdir(exist_ok=True)
+        os.replace(out, work / "replaced")
+
+
 def clear(out: Path) -> None:
     """Remove what a run that did not end well has left beside ``out``, except for its store.
 
-    An earlier result that was moved aside by a process that was killed before it had put its own in place is put back.
+    An earlier result that was moved aside is put back if nothing has taken its place.
     """
     work = partial_folder(out)
     if (work / "replaced").is_dir() and not out.exists():

@@ -11,12 +11,23 @@ import secrets
 import shutil
 import sys
 import time
+import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.results.folder import FolderLock, check_free, clear, partial_folder, put_in_place
+from sinklab.results.file import clear_partial
+from sinklab.results.folder import (
+    FolderLock,
+    check_free,
+    check_name,
+    check_place,
+    clear,
+    partial_folder,
+    put_in_place,
+    set_aside,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,6 +43,9 @@ Progress = Callable[[str, int, int], None]
 
 STORE = "store"
 """Folder of what a run has computed so far, inside its output directory."""
+
+SETTINGS = "settings.json"
+"""In the store of a run that can be resumed: what it was asked to do."""
 
 PIPE_WIDTH = 200
 """Columns of output that does not go to a terminal; long lines are for the reader's tools to wrap."""
@@ -57,6 +71,11 @@ def _show(parts: Iterable[RenderableType]) -> None:
 
 def _json(record: Any) -> str:
     return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _only_settings(out: Path) -> bool:
+    """Whether there is nothing in a folder but the settings of a run that has begun there."""
+    return {path.relative_to(out).as_posix() for path in out.rglob("*")} == {STORE, f"{STORE}/{SETTINGS}"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -210,26 +229,40 @@ class Run:
                 self._check()  # it may have been put there before we had the lock
                 if self.in_place:
                     self._open_in_place()
-            except BaseException:
-                self._lock.release()
+                clear_partial(self._store_folder(self.out).parent)
+            except BaseException as error:
+                self.__exit__(type(error), error, None)
                 raise
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: types.TracebackType | None
+    ) -> None:
         if self.out is None or self._lock is None:
             return
         if self._lock.held:
+            stored = self._has_stored(self.out)
+            if error is not None and self.in_place and not stored and _only_settings(self.out):
+                shutil.rmtree(self.out)  # nothing that a run could go on with
             clear(self.out)
+            if isinstance(error, KeyboardInterrupt) and stored:
+                how = "go on with `resume`" if self.in_place and not self.resume else "the same command goes on from there"
+                error.add_note(f"what was computed is kept in {self._store_folder(self.out)}: {how}")
         self._lock.release()
+
+    def _store_folder(self, out: Path) -> Path:
+        return (out if self.in_place else partial_folder(out)) / STORE
+
+    def _has_stored(self, out: Path) -> bool:
+        """Whether there is something that a run could go on with."""
+        return any(path.name != SETTINGS for path in self._store_folder(out).rglob("*") if path.is_file())
 
     @functools.cached_property
     def store(self) -> Store:
         """What was computed so far, by this run and by those that it goes on with; without ``out`` it keeps nothing."""
         from sinklab.results.store import Store
 
-        if self.out is None:
-            return Store(None)
-        return Store((self.out if self.in_place else partial_folder(self.out)) / STORE)
+        return Store(None if self.out is None else self._store_folder(self.out))
 
     def finish(
         self,
@@ -302,6 +335,9 @@ class Run:
     def _check(self) -> None:
         """Refuse what is in the way, before any work is done."""
         assert self.out is not None
+        check_name(self.out)
+        if not self.resume:
+            check_place(self.out)
         plan, there = self._plan(), self.out.is_dir() and any(self.out.iterdir())
         if not self.in_place or not there:
             check_free(self.out, self.overwrite)
@@ -343,7 +379,7 @@ class Run:
         """What the folder says of the run that it was made for; ``None`` if it is of no run that can be resumed."""
         assert self.out is not None
         try:
-            plan = json.loads((self.out / STORE / "settings.json").read_text(encoding="utf-8"))
+            plan = json.loads((self.out / STORE / SETTINGS).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         return plan if isinstance(plan, dict) and {"kind", "settings"} <= plan.keys() else None
@@ -352,7 +388,7 @@ class Run:
         from sinklab.results.table import write_json
 
         assert self.out is not None
-        if self.overwrite and self.out.is_dir():
-            shutil.rmtree(self.out)
+        if self.overwrite:
+            set_aside(self.out)  # for good when something has been stored: until then the run may turn out not to be possible
         (self.out / "run.json").unlink(missing_ok=True)  # it speaks of less than there is going to be
-        write_json({"kind": self.kind, "settings": self.settings}, self.out / STORE / "settings.json")
+        write_json({"kind": self.kind, "settings": self.settings}, self.out / STORE / SETTINGS)

@@ -74,7 +74,7 @@ class Bookkeeper(TrainerCallback, ExportableState):
     Attributes:
         divergence: the first one found, or ``None``.
         diverged: whether the newest record was bad.
-        stopped: whether somebody asked to stop.
+        stopped, stopped_by: whether somebody asked to stop, and the signal that said so.
         speeds: tokens per second of every interval between records.
     """
 
@@ -94,6 +94,7 @@ class Bookkeeper(TrainerCallback, ExportableState):
         self.sinks: SinkCallback | None = None
         self.divergence: Divergence | None = None
         self.diverged = self.stopped = False
+        self.stopped_by: str | None = None
         self.speeds: list[float] = []
         self._best = math.inf
         self._elsewhere = 0.0
@@ -304,7 +305,7 @@ def stoppable(bookkeeper: Bookkeeper, *, alone: bool) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def ask(number: int, frame: Any) -> None:
-        bookkeeper.stopped = True
+        bookkeeper.stopped, bookkeeper.stopped_by = True, signal.Signals(number).name
         bookkeeper.screen.note("stopping after this step, with a checkpoint; once more to stop at once")
         for each, handler in before.items():
             signal.signal(each, handler)

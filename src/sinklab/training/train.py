@@ -19,7 +19,7 @@ from sinklab.models.language_model import SinkLM
 from sinklab.models.loading import wrap_model
 from sinklab.results.environment import environment
 from sinklab.results.file import clear_partial
-from sinklab.results.folder import FolderLock, check_free, check_name
+from sinklab.results.folder import FolderLock, check_free, check_name, clear, set_aside
 from sinklab.results.metric import definitions
 from sinklab.results.run import Result, new_run_id
 from sinklab.training.bookkeeping import METRICS, Bookkeeper, save_model, stoppable
@@ -107,15 +107,25 @@ def run_training(
                 check_free(out, overwrite)
             using.enter_context(FolderLock(out, patience=patience))
             if not resume:
+                clear(out)
                 check_free(out, overwrite)  # it may have been put there before we had the lock
-                shutil.rmtree(out, ignore_errors=True)
+                set_aside(out)
+                using.callback(clear, out)
             clear_partial(out)
         arguments.distributed_state.wait_for_everyone()
         earlier = earlier_run(out, config, init_from) if resume else None
         if earlier is not None and earlier["status"] in ("finished", "diverged"):
             screen.note(f"the run in {out} has {earlier['status']} already")
             return read_result(out)
-        return _train(_prepare(config, out, arguments, earlier, init_from, cache or default_cache(), screen))
+        try:
+            prepared = _prepare(config, out, arguments, earlier, init_from, cache or default_cache(), screen)
+        except BaseException:
+            if arguments.should_save and not resume:
+                shutil.rmtree(out, ignore_errors=True)  # what it was to replace comes back
+            raise
+        if arguments.should_save:
+            clear(out)
+        return _train(prepared)
 
 
 def _prepare(
@@ -219,7 +229,10 @@ def _train(run: Prepared) -> Result:
     result = {**newest(table.table()), "tokens_per_second": bookkeeper.speed, "steps": steps}
     divergence = None if bookkeeper.divergence is None else dataclasses.asdict(bookkeeper.divergence)
     weights = weights_sha256(out / "model")
-    record.update(status=status, steps=steps, result=result, divergence=divergence, weights_sha256=weights)
+    stopped_by = bookkeeper.stopped_by if status == "stopped" else None
+    record.update(
+        status=status, steps=steps, result=result, divergence=divergence, weights_sha256=weights, stopped_by=stopped_by
+    )
     return result_of(out, table.table(), record.fields)
 
 

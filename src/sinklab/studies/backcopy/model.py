@@ -15,7 +15,7 @@ from sinklab.models.block import SinkLMAttention
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.positions.learned import Learned
 
-__all__ = ["knocked_out", "make_model"]
+__all__ = ["check_layers", "knocked_out", "make_model"]
 
 
 class Nothing(nn.Module):
@@ -33,6 +33,22 @@ class Nothing(nn.Module):
         """0 in the shape of the input, and ``None`` beside it for an attention."""
         nothing = torch.zeros_like(hidden_states)
         return (nothing, None) if self.attention else nothing
+
+
+def check_layers(layers: int, no_attention: Sequence[int], no_feed_forward: Sequence[int]) -> None:
+    """Refuse sublayers that cannot be taken out of a model of so many layers.
+
+    Raises:
+        ConfigurationError: a layer that does not exist, or no attention at all.
+    """
+    for name, missing in (("attention", no_attention), ("feed-forward", no_feed_forward)):
+        for layer in missing:
+            if not 0 <= layer < layers:
+                raise ConfigurationError(
+                    f"bigram-backcopy: no layer {layer} to take the {name} out of: there are {layers}, counted from 0"
+                )
+    if len(set(no_attention)) == layers:
+        raise ConfigurationError("bigram-backcopy: no layer would be left with attention, and nothing to read out")
 
 
 def make_model(
@@ -61,14 +77,7 @@ def make_model(
     Raises:
         ConfigurationError: sizes that do not go together, a layer that does not exist, or no attention at all.
     """
-    for name, missing in (("attention", no_attention), ("feed-forward", no_feed_forward)):
-        for layer in missing:
-            if not 0 <= layer < layers:
-                raise ConfigurationError(
-                    f"bigram-backcopy: no layer {layer} to take the {name} out of: there are {layers}, counted from 0"
-                )
-    if len(set(no_attention)) == layers:
-        raise ConfigurationError("bigram-backcopy: no layer would be left with attention, and nothing to read out")
+    check_layers(layers, no_attention, no_feed_forward)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = SinkLM(

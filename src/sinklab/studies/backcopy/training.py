@@ -16,7 +16,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM
 from sinklab.models.losses import cross_entropies
 from sinklab.studies.backcopy.evaluation import BackcopyNumbers, evaluate
-from sinklab.studies.backcopy.model import make_model
+from sinklab.studies.backcopy.model import check_layers, make_model
 from sinklab.studies.backcopy.problem import BackcopyProblem
 
 __all__ = ["SCALES", "BackcopySettings", "BackcopyTraining", "train"]
@@ -83,12 +83,13 @@ class BackcopySettings:
         """Raise before any training what would be wrong in it.
 
         Raises:
-            ConfigurationError: a field out of its range.
+            ConfigurationError: a field out of its range, or layers that are not there.
         """
         least = {"layers": 1, "heads": 1, "batch": 1, "steps": 1, "width": 1, "evaluations": 2}
         for name, smallest in least.items():
             if getattr(self, name) < smallest:
                 raise ConfigurationError(f"bigram-backcopy: {name} {getattr(self, name)} must be at least {smallest}")
+        check_layers(self.layers, self.no_attention, self.no_feed_forward)
         if self.optimizer not in ("adamw", "sgd"):
             raise ConfigurationError(f"bigram-backcopy: optimizer {self.optimizer!r} must be adamw or sgd")
         for name in ("learning_rate", "adamw_rate", "relu_rate", "sgd_rate"):

@@ -10,11 +10,12 @@ from typing import Any
 
 import pandas as pd
 
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs.claim import SCALES, Scale
 from sinklab.results.environment import environment
+from sinklab.results.folder import FolderLock, check_place
 from sinklab.results.run import Progress, Result, new_run_id, silent
-from sinklab.results.table import make_table, write_json, write_table, write_text
+from sinklab.results.table import make_table, read_run, write_json, write_table, write_text
 from sinklab.studies.pathways.columns import COLUMNS, GROUPS, READ_OUTS
 from sinklab.studies.pathways.cost import costs
 from sinklab.studies.pathways.display import display
@@ -30,6 +31,9 @@ from sinklab.training.process import default_cache
 __all__ = ["run_pathways"]
 
 PROBE = "pathways"
+
+TRIGGER = "trigger"
+"""Folder of the trigger task inside the output directory."""
 
 
 def run_pathways(
@@ -73,28 +77,42 @@ def run_pathways(
     pathways, problem = pathways_of(operations), problem or TriggerProblem()
     given, (out, store) = out, (path.expanduser().absolute() for path in (out, store))
     cache = (cache or (store / "cache" if ray is not None else default_cache())).expanduser().absolute()
-    found = train_and_read(
-        pathways, scale=scale, seeds=seeds, store=store, cache=cache, jobs=jobs, retries=retries, ray=ray, progress=progress
-    )
-    numbers = found.numbers
-    of_trigger, cannot = trigger_numbers(pathways, seeds, problem, out / "trigger", stages)
-    for seed, by_label in of_trigger.items():
-        for label, values in by_label.items():
-            numbers[seed].setdefault(label, {}).update(values)
-    times = costs(pathways, base_config(scale), progress=stages)
-    labels = [pathway.label for pathway in pathways]
-    rows = judged(labels, numbers, times)
-    words = paragraph(rows, cannot, scale=scale, seeds=len(seeds))
-    run_id = new_run_id()
-    table = _table(pathways, numbers, times, scale, run_id)
-    summary = {"rows": [row.to_dict() for row in rows], "cannot": cannot, "paragraph": words, "errors": found.errors}
-    record = _record(summary, pathways, found.cells, scale, seeds, problem, run_id)
-    write_table(table, out / "table.parquet")
-    write_text(f"{DEFINITION}\n\n{markdown(rows)}\n{words}\n", out / "pathways.md")
-    for suffix in ("svg", "png"):
-        write_figure(rows, f"Ways to do nothing, scale {scale}, {len(seeds)} seeds, 95 % intervals", out / f"pareto.{suffix}")
-    write_json(record, out / "run.json")  # last: it is whole
-    return Result(summary, table, record, given, display)
+    check_place(out)
+    with FolderLock(out):
+        _require_own(out)
+        found = train_and_read(
+            pathways, scale=scale, seeds=seeds, store=store, cache=cache, jobs=jobs, retries=retries, ray=ray, progress=progress
+        )
+        numbers = found.numbers
+        of_trigger, cannot = trigger_numbers(pathways, seeds, problem, out / TRIGGER, stages)
+        for seed, by_label in of_trigger.items():
+            for label, values in by_label.items():
+                numbers[seed].setdefault(label, {}).update(values)
+        times = costs(pathways, base_config(scale), progress=stages)
+        labels = [pathway.label for pathway in pathways]
+        rows = judged(labels, numbers, times)
+        words = paragraph(rows, cannot, scale=scale, seeds=len(seeds))
+        run_id = new_run_id()
+        table = _table(pathways, numbers, times, scale, run_id)
+        summary = {"rows": [row.to_dict() for row in rows], "cannot": cannot, "paragraph": words, "errors": found.errors}
+        record = _record(summary, pathways, found.cells, scale, seeds, problem, run_id)
+        write_table(table, out / "table.parquet")
+        write_text(f"{DEFINITION}\n\n{markdown(rows)}\n{words}\n", out / "pathways.md")
+        for suffix in ("svg", "png"):
+            write_figure(
+                rows, f"Ways to do nothing, scale {scale}, {len(seeds)} seeds, 95 % intervals", out / f"pareto.{suffix}"
+            )
+        write_json(record, out / "run.json")  # last: it is whole
+        return Result(summary, table, record, given, display)
+
+
+def _require_own(out: Path) -> None:
+    """Refuse a folder of something else: a comparison that goes on writes its files again."""
+    own = (out / TRIGGER).is_dir() or ((out / "run.json").is_file() and read_run(out).get("kind") == "pathways")
+    if out.is_dir() and any(out.iterdir()) and not own:
+        raise InputError(
+            f"output directory {out} holds something else than a comparison of pathways; choose another with `out`"
+        )
 
 
 def _table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import shlex
@@ -17,6 +18,7 @@ from sinklab.jobs.claim import SCALES, Claim, Numbers, Scale
 from sinklab.jobs.grid import Cell
 from sinklab.jobs.verdict import Conclusion, judge
 from sinklab.results.environment import environment
+from sinklab.results.folder import FolderLock, check_name
 from sinklab.results.metric import Metric, catalogue
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import make_table, read_run, write_json, write_table
@@ -80,7 +82,8 @@ def reproduce(
     Raises:
         UnknownNameError: no claim of a name.
         ConfigurationError: no claims, seeds twice or none, no such scale, or a machine that cannot run a cell.
-        InputError: a text or a directory that cannot be used.
+        InputError: a text or a directory that cannot be used, or another process that runs one of the claims there. Claims that
+            are not the same may be run by several, which share what they train.
         KeyboardInterrupt: after running trainings have stopped with a checkpoint.
     """
     if jobs is not None and jobs < 1:
@@ -92,19 +95,23 @@ def reproduce(
     cells = {cell.name: cell for one in runnable for cell in one.cells.values()}
     read = [(cell.name, read_out) for one in runnable for cell in one.cells.values() for read_out in one.read_outs]
     measurements = [one.measured(seed, scale, out) for one in runnable if one.claim.measure is not None for seed in seeds]
-    plan, errors = train_and_read(
-        cells,
-        read,
-        measurements,
-        scale=scale,
-        store=out,
-        cache=cache,
-        jobs=jobs,
-        retries=retries,
-        ray=ray,
-        progress=progress,
-    )
-    return [_conclude(one, plan, scale, seeds, out, errors) for one in asked]
+    check_name(out)
+    with contextlib.ExitStack() as using:
+        for one in sorted(runnable, key=lambda one: one.name):
+            using.enter_context(FolderLock(out / scale / one.name))
+        plan, errors = train_and_read(
+            cells,
+            read,
+            measurements,
+            scale=scale,
+            store=out,
+            cache=cache,
+            jobs=jobs,
+            retries=retries,
+            ray=ray,
+            progress=progress,
+        )
+        return [_conclude(one, plan, scale, seeds, out, errors) for one in asked]
 
 
 def plan_runs(

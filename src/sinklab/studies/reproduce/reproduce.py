@@ -79,9 +79,11 @@ def reproduce(
 
     from sinklab.report.claim_figure import write_claim_figure
     from sinklab.report.claims_page import write_claims_page
+    from sinklab.report.page import check_page
     from sinklab.studies.reproduce import engine
     from sinklab.studies.reproduce.kept import read_results
 
+    check_page(out / "claims.html")
     tell, about = say or (lambda text: None), {"kind": "reproduce"}
     asked: dict[str, Any] = {"scale": scale, "seeds": parse_seeds(seeds), "out": out}
     if plan:

@@ -149,6 +149,8 @@ def stream(
         if save is not None:
             source.save(save, overwrite=overwrite)
         writer.finish()
+        if writer.terminated:
+            signal.raise_signal(signal.SIGTERM)  # which ends the process, now that all is in order
     except BrokenPipeError:
         # Whoever read the tokens has had enough; that is an end like another, and nothing more can be said on stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -180,10 +182,11 @@ class _Writer:
 
     def __init__(self, source: Stream, as_json: bool, most: int | None) -> None:
         self.source, self.as_json, self.most = source, as_json, most
-        self.tokens, self.seconds, self.interrupted = 0, 0.0, False
+        self.tokens, self.seconds = 0, 0.0
+        self.interrupted, self.terminated = False, False
 
     def write(self) -> None:
-        """Tokens until the stream ends, the number is reached, or Ctrl-C, which waits for the token at hand."""
+        """Tokens until the stream ends, the number is reached, or Ctrl-C or SIGTERM, which wait for the token at hand."""
         before, started, end = self.tokens, time.perf_counter(), ""
         with self._until_interrupted():
             for token in self.source:
@@ -228,18 +231,19 @@ class _Writer:
 
     @contextmanager
     def _until_interrupted(self) -> Iterator[None]:
-        """Ctrl-C ends the loop between two tokens, so that the state can be saved; a second one is an interruption."""
+        """Ctrl-C and SIGTERM end the loop between two tokens, so that the state can be saved; the next interrupts."""
 
         def note(number: int, frame: Any) -> None:
             if self.interrupted:
                 raise KeyboardInterrupt
-            self.interrupted = True
+            self.interrupted, self.terminated = True, number == signal.SIGTERM
 
-        before = signal.signal(signal.SIGINT, note)
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _text(prompt: str | None, file: Path | None, *, needed: bool) -> str | None:
