@@ -6,7 +6,7 @@ The public names are imported on first use, so that ``import sinklab`` needs nei
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sinklab.results.version import __version__
 
@@ -71,7 +71,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'sinklab' has no attribute {name!r}; it has {', '.join(__all__)}")

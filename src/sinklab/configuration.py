@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Self, TypeVar
 
 from omegaconf import OmegaConf
@@ -24,20 +24,20 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, validate_default=True)
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, **fields: object) -> None:
         try:
             super().__init__(**fields)
         except ValidationError as error:
             raise _problem(type(self), error) from None
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         try:
             super().__setattr__(name, value)
         except ValidationError as error:
             raise _problem(type(self), error) from None
 
     @classmethod
-    def parse(cls, fields: dict[str, Any]) -> Self:
+    def parse(cls, fields: Mapping[str, object]) -> Self:
         """The section that ``model_dump()`` described, from plain nested dictionaries."""
         return cls(**fields)
 

@@ -25,7 +25,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -143,7 +143,7 @@ class Registry(Generic[T]):
                 raise ContractError(f"{module} must register a {self.kind} called {name!r}, the name of the file, and does not")
         return self._objects[name]
 
-    def read(self, spec: str | Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, spec: str | Mapping[str, object]) -> dict[str, Any]:
         """Name and settings of ``"name:key=value,key=value"`` (values in YAML) or ``{"name": …, key: value}``, unchecked.
 
         Raises:
@@ -172,7 +172,7 @@ class Registry(Generic[T]):
                 raise ConfigurationError(f"{spec!r}: the value {value.strip()!r} of {key.strip()} is not YAML") from None
         return fields
 
-    def make(self, spec: Any, *arguments: Any) -> Any:
+    def make(self, spec: object, *arguments: object) -> Any:
         """The plug-in that ``spec`` describes.
 
         Args:
@@ -292,7 +292,7 @@ def _parameters(plugin: Any) -> dict[str, inspect.Parameter]:
     }
 
 
-def _checked(what: str, plugin: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(what: str, plugin: Any, settings: Mapping[str, object]) -> dict[str, object]:
     """The settings of a class or function, converted to the types that it declares."""
     parameters = _parameters(plugin)
     for name in settings:
@@ -306,7 +306,7 @@ def _checked(what: str, plugin: Any, settings: Mapping[str, Any]) -> dict[str, A
     return {name: _converted(f"{what}: {name}", _annotation(plugin, name), value) for name, value in settings.items()}
 
 
-def _converted(what: str, annotation: Any, value: Any) -> Any:
+def _converted(what: str, annotation: Any, value: object) -> object:
     import pydantic
 
     try:
@@ -322,7 +322,7 @@ def _converted(what: str, annotation: Any, value: Any) -> Any:
 
 def _annotation(plugin: Any, name: str) -> Any:
     """The type that a class or function declares for a setting; ``Any`` where it declares none that exists at run time."""
-    places: Any = [plugin]
+    places: Sequence[Any] = [plugin]
     if isinstance(plugin, type):
         places = plugin.__mro__ if dataclasses.is_dataclass(plugin) else [getattr(plugin, "__init__")]  # noqa: B009
     for owner in places:
@@ -336,7 +336,7 @@ def _annotation(plugin: Any, name: str) -> Any:
     return Any
 
 
-def _did_you_mean(name: str, known: Any) -> str:
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(known), n=1) or [longer for longer in known if name in longer.split("_")]
     return f" Did you mean {near[0]!r}?" if near else ""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from typing import Any
+from collections.abc import Callable
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -149,7 +149,7 @@ def _has_own_attention(cls: type) -> bool:
 
 
 @functools.cache
-def _source(obj: Any) -> str:
+def _source(obj: Callable[..., object] | type) -> str:
     try:
         return inspect.getsource(inspect.unwrap(obj) if not isinstance(obj, type) else obj)
     except (OSError, TypeError):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from torch import Tensor, nn
 
 from sinklab.attention import seam
@@ -18,11 +15,11 @@ __all__ = ["describe_call"]
 
 
 def describe_call(
-    native: Callable[..., Any],
+    native: seam.Native,
     module: nn.Module,
     site: Site,
-    tensors: tuple[Tensor, Tensor, Tensor, Any, Tensor, Tensor | None],
-    kwargs: dict[str, Any],
+    tensors: tuple[Tensor, Tensor, Tensor, object, Tensor, Tensor | None],
+    kwargs: seam.Keywords,
     forward: Forward,
 ) -> AttentionCall:
     """The call that a module has just made, with nothing that only some probes need (``residual``, ``projection``).

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from sinklab.attention.intervention import (
     HiddenIntervention,
     InputIntervention,
     Intervention,
+    ModelInputs,
     names_nothing,
     overrides,
 )
@@ -181,12 +182,12 @@ class Editing:
                 output = dataclasses.replace(output, hidden_states=edit.edit_hidden(output))
         return output.hidden_states
 
-    def edit_arguments(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def edit_arguments(self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, object]:
         """What the model is called with, after all interventions on inputs, as keyword arguments."""
         signature = inspect.signature(model.forward)
         bound = signature.bind_partial(*args, **kwargs).arguments
         given = next((name for name, value in signature.parameters.items() if value.kind is value.VAR_KEYWORD), "")
-        inputs = {**bound.pop(given, {}), **bound}
+        inputs: dict[str, object] = {**bound.pop(given, {}), **bound}
         before = set(inputs)
         for edit in self.of_inputs:
             if not isinstance(inputs.get(edit.tokens), Tensor):
@@ -195,7 +196,7 @@ class Editing:
                     f"was given {', '.join(sorted(inputs)) or 'nothing'}); give them, not embeddings or encoder outputs, or "
                     "say which tokens are meant (tokens='decoder_input_ids')"
                 )
-            inputs = edit.edit_inputs(dict(inputs))
+            inputs = dict(edit.edit_inputs(cast(ModelInputs, dict(inputs))))  # the model's own names of its arguments
         unknown = sorted(set(inputs) - before - set(signature.parameters))
         if unknown:
             # A model would ignore it among its other keywords, and nothing would be edited.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from sinklab.attention import seam
 from sinklab.attention.positions import Positions
+
+if TYPE_CHECKING:
+    from transformers import Cache
 
 __all__ = ["Forward"]
 
@@ -47,11 +50,11 @@ class Forward:
     token_masks: list[Tensor] = dataclasses.field(default_factory=list)
     position_ids: Tensor | None = None
     cached: int = 0
-    cache: Any = None
+    cache: Cache | None = None
     token_ids: list[Tensor] = dataclasses.field(default_factory=list)
     past_ids: Tensor | None = None
 
-    def record_of(self, mask: Any, q_len: int, kv_len: int) -> seam.MaskRecord | None:
+    def record_of(self, mask: object, q_len: int, kv_len: int) -> seam.MaskRecord | None:
         """What the host said about the mask of a call: about that very mask, or else about the last one of its size."""
         fitting = [record for record in self.masks if (record.q_length, record.kv_length) == (q_len, kv_len)]
         same = [record for record in (*self.early_masks, *fitting) if record.mask is mask]

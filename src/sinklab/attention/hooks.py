@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,12 @@ from sinklab.attention.editing import Editing
 from sinklab.attention.forward import Forward
 from sinklab.errors import SessionError, UnsupportedModelError
 
+if TYPE_CHECKING:
+    from transformers import Cache
+
 __all__ = ["ModelHooks"]
 
-NO_KWARGS: dict[str, Any] = {}
+NO_KWARGS: dict[str, object] = {}
 """Default of the pre-hooks: while another thread registers a hook, torch may call it in this one without keyword arguments. The
 hook then belongs to the other thread's session and returns at once."""
 
@@ -75,7 +78,7 @@ class ModelHooks:
         self.sites: list[Site] = []
         self._sites: dict[str, Site] = {}
         self.early_masks: deque[seam.MaskRecord] = deque(maxlen=8)
-        self._written: weakref.WeakKeyDictionary[Any, Tensor] = weakref.WeakKeyDictionary()
+        self._written: weakref.WeakKeyDictionary[Cache, Tensor] = weakref.WeakKeyDictionary()
 
     @property
     def running(self) -> bool:
@@ -129,7 +132,7 @@ class ModelHooks:
 
     # --- hooks; they fire in every thread that runs the model, so each asks first whether this context records ---
 
-    def _begin_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = NO_KWARGS) -> None:
+    def _begin_forward(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any] = NO_KWARGS) -> None:
         if not self.active():
             return
         if self.depth == 0:
@@ -161,7 +164,7 @@ class ModelHooks:
         if self.now.position_ids is None and isinstance(kwargs.get("position_ids"), Tensor):
             self.now.position_ids = kwargs["position_ids"]
 
-    def _end_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _end_forward(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if not self.active() or self.depth == 0:
             return
         self.depth -= 1
@@ -178,7 +181,7 @@ class ModelHooks:
                     "attn_implementation"
                 )
 
-    def _remember(self, cache: Any) -> None:
+    def _remember(self, cache: object) -> None:
         """Keep the ids of the tokens that a cache holds after a forward, for the next one that is given it."""
         past, ids = self.now.past_ids, self.now.token_ids
         if ids and hasattr(cache, "get_seq_length"):
@@ -187,7 +190,7 @@ class ModelHooks:
                 self._written[cache] = written
 
     def _begin_module(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = NO_KWARGS) -> None:
+        def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] = NO_KWARGS) -> None:
             if self.active():
                 self.now.starts[name] += 1
                 if any(isinstance(kwargs.get(key), Tensor) for key in ("key_value_states", "encoder_hidden_states")):
@@ -196,17 +199,17 @@ class ModelHooks:
         return hook
 
     def _end_attention(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
             if self.active():
                 self.show(self._layer_output("attention", self.site(name, module), output))
 
         return hook
 
-    def _edit_arguments(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = NO_KWARGS) -> Any:
+    def _edit_arguments(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] = NO_KWARGS) -> object:
         return ((), self.editing.edit_arguments(module, args, kwargs)) if self.active() and not self.running else None
 
-    def _edit_embeddings(self, name: str) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = NO_KWARGS) -> Any:
+    def _edit_embeddings(self, name: str) -> Callable[..., object]:
+        def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] = NO_KWARGS) -> object:
             hidden = args[0] if args else kwargs.get("hidden_states")
             if not self.active() or not isinstance(hidden, Tensor):
                 return None
@@ -217,8 +220,8 @@ class ModelHooks:
 
         return hook
 
-    def _edit_layer(self, name: str, index: int) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def _edit_layer(self, name: str, index: int) -> Callable[..., object]:
+        def hook(module: nn.Module, args: tuple[object, ...], output: object) -> object:
             if not self.active():
                 return None
             edited = self._edited_hidden(Site(module=name, layer=index), output)
@@ -228,7 +231,7 @@ class ModelHooks:
 
         return hook
 
-    def _edited_hidden(self, site: Site, output: Any) -> Tensor | None:
+    def _edited_hidden(self, site: Site, output: object) -> Tensor | None:
         if not self.editing.edits_layer(site.layer):
             return None
         hidden = output[0] if isinstance(output, (tuple, list)) else output
@@ -239,7 +242,7 @@ class ModelHooks:
         return self.editing.edit_layer(self._layer_output("layer", site, output))
 
     def _begin_layer(self, name: str, index: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = NO_KWARGS) -> None:
+        def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] = NO_KWARGS) -> None:
             hidden = args[0] if args else kwargs.get("hidden_states")
             if self.active() and isinstance(hidden, Tensor):
                 self.now.residuals[name] = hidden.detach()
@@ -249,7 +252,7 @@ class ModelHooks:
         return hook
 
     def _end_layer(self, name: str, index: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
             if not self.active():
                 return
             if self.now.embeddings is not None:
@@ -260,7 +263,7 @@ class ModelHooks:
 
         return hook
 
-    def _layer_output(self, kind: str, site: Site, output: Any) -> LayerOutput:
+    def _layer_output(self, kind: str, site: Site, output: object) -> LayerOutput:
         hidden = output[0] if isinstance(output, (tuple, list)) else output
         if not isinstance(hidden, Tensor) or hidden.ndim != 3:
             raise UnsupportedModelError(

@@ -16,13 +16,16 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, LayerOutput
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from transformers import Cache
 
 __all__ = [
     "HeadIntervention",
@@ -31,6 +34,7 @@ __all__ = [
     "InputIntervention",
     "Intervention",
     "KeyIntervention",
+    "ModelInputs",
     "Place",
     "keys_at",
     "names_nothing",
@@ -45,15 +49,28 @@ Place: TypeAlias = int | Sequence[int] | Tensor | Literal["null"]
 """Which keys: a position in the document, several, a row of them a sample ``(batch, n)``, -1 for none, or the null score."""
 
 
+class ModelInputs(TypedDict, total=False):
+    """Keyword arguments of a model: those that interventions know; a model may be given others."""
+
+    input_ids: Tensor
+    decoder_input_ids: Tensor
+    attention_mask: Tensor | None
+    decoder_attention_mask: Tensor | None
+    position_ids: Tensor | None
+    decoder_position_ids: Tensor | None
+    token_type_ids: Tensor | None
+    past_key_values: Cache | None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Intervention(abc.ABC):
     """Base of the three kinds. A subclass is a frozen dataclass; its fields are its settings, checked in ``__post_init__``."""
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
-    example: ClassVar[dict[str, Any]] = {}
+    example: ClassVar[dict[str, object]] = {}
     """Settings that change what a model computes; docs and contract tests use them."""
-    neutral: ClassVar[dict[str, Any]] = {}
+    neutral: ClassVar[dict[str, object]] = {}
     """Settings that make it the identity."""
     follows: ClassVar[tuple[str, ...]] = ()
     """Interventions (with their example settings) without which it would have nothing to do; contract tests put them first."""
@@ -125,8 +142,8 @@ class KeyIntervention(HeadIntervention):
         place: positions in the document, a row of them for each sample, or ``"null"`` for the null score and its value.
     """
 
-    example: ClassVar[dict[str, Any]] = {"place": 0}
-    neutral: ClassVar[dict[str, Any]] = {"place": ()}
+    example: ClassVar[dict[str, object]] = {"place": 0}
+    neutral: ClassVar[dict[str, object]] = {"place": ()}
 
     place: Place = 0
 
@@ -180,7 +197,7 @@ class InputIntervention(Intervention):
     tokens: Literal["input_ids", "decoder_input_ids"] = "input_ids"
 
     @abc.abstractmethod
-    def edit_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def edit_inputs(self, inputs: ModelInputs) -> ModelInputs:
         """Other keyword arguments of the model: ids ``(batch, seq_len)``, and masks and positions where they are given.
 
         With keys in a cache the tokens are the new ones alone, and what is in the cache has been edited before.

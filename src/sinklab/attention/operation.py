@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -217,7 +217,7 @@ class Operation(abc.ABC):
 
     # --- names and settings -----------------------------------------------------------------------------------------------
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Name and settings, as they are written into a model's config."""
         return {"name": self.name, **dataclasses.asdict(self)}
 

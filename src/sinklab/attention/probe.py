@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
 from sinklab.errors import ContractError
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Metric, Row
 
 __all__ = ["NEEDS", "Probe", "Watcher"]
 
@@ -52,7 +52,7 @@ class Probe(abc.ABC):
         """Add what another probe of the same class and parameters has seen."""
 
     @abc.abstractmethod
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         """Rows of the long table: ``metric`` (one of ``metrics``), ``value``, ``count`` and those of ``module, layer, head,
         query_position, key_position`` that apply. ``count`` is the number of observations behind a mean, so that means can be
         merged.
@@ -74,6 +74,6 @@ class Watcher(Probe):
         """
         raise ContractError(f"{self.name} is read where it was made and cannot be merged")
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         """None."""
         return iter(())

@@ -13,8 +13,8 @@ import contextvars
 import dataclasses
 import inspect
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,11 @@ from sinklab.errors import UnsupportedModelError
 
 __all__ = [
     "KEYWORDS",
+    "Attended",
+    "FurtherKeywords",
+    "Keywords",
     "MaskRecord",
+    "Native",
     "Observer",
     "implementation_name",
     "operation_of",
@@ -92,8 +96,33 @@ KEYWORDS: dict[str, str] = {
 """Keyword arguments of the attention function and what becomes of them; one that is not here is refused, not ignored."""
 
 
-Native: TypeAlias = Callable[..., Any]
+Attended: TypeAlias = tuple[Tensor, Tensor | None]
+"""What an attention function gives: head outputs ``(batch, q_len, num_heads, value_dim)``, and the weights if it has them."""
+
+Native: TypeAlias = Callable[..., Attended]
 """An attention function of transformers."""
+
+
+class FurtherKeywords(TypedDict, total=False):
+    """Keyword arguments of an attention function that sinklab reads; a model may give any of :data:`KEYWORDS`."""
+
+    softcap: float | None
+    position_bias: Tensor | None
+    s_aux: Tensor | None
+    sinks: Tensor | None
+    is_causal: bool | None
+    sliding_window: int | None
+    position_ids: Tensor | None
+    cache: object
+    output_attentions: bool | None
+
+
+class Keywords(FurtherKeywords, total=False):
+    """The same, with those that an operation of ours names in its signature."""
+
+    scaling: float | None
+    dropout: float
+    layer_input: Tensor | None
 
 
 class Observer(Protocol):
@@ -105,7 +134,7 @@ class Observer(Protocol):
     def owns(self, module: nn.Module) -> bool:
         """Whether the module belongs to the model under observation."""
 
-    def on_attention(self, native: Native, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def on_attention(self, native: Native, module: nn.Module, *args: Any, **kwargs: Any) -> Attended:
         """Call ``native`` and return what it returned, or something else of the same form."""
 
     def on_mask(self, record: MaskRecord) -> None:
@@ -129,7 +158,7 @@ class MaskRecord:
         padding: 2-D padding mask ``(batch, tokens so far)``, true for tokens, or ``None``.
     """
 
-    mask: Any
+    mask: object
     q_length: int
     kv_length: int
     q_offset: int
@@ -169,8 +198,8 @@ def register_operation(operation: Operation) -> str:
         scaling: float | None = None,
         dropout: float = 0.0,
         layer_input: Tensor | None = None,
-        **keywords: Any,
-    ) -> tuple[Tensor, Tensor | None]:
+        **keywords: Unpack[FurtherKeywords],
+    ) -> Attended:
         chosen = operation_of(module, attention_forward)
         # What eager and sdpa find in the mask, a sparse model hands to functions of any other name as a keyword alone.
         unmasked = [key for key, given in keywords.items() if KEYWORDS.get(key) == "in the mask" and given is not None]
@@ -227,7 +256,7 @@ def _weights_are_collected() -> bool:
     return bool(collected) and any("attentions" in name for name in collected)
 
 
-def operation_of(module: nn.Module, function: Callable[..., Any]) -> Operation:
+def operation_of(module: nn.Module, function: Native) -> Operation:
     """What ``function`` computes for ``module``: an operation registered here, or the softmax of transformers' own functions.
 
     The function decides, not the module: a module that carries a sigmoid computes a softmax when somebody switches its model to
@@ -280,7 +309,7 @@ def active_observers() -> tuple[Observer, ...]:
 def _install() -> None:
     native_interface = ALL_ATTENTION_FUNCTIONS.get_interface
 
-    def get_interface(attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+    def get_interface(attn_implementation: str, default: Native) -> Native:
         # "eager" is not in the table: each modeling file passes its own eager function as the default. Wrapping the answer
         # rather than the entry reaches it without knowing in which file it lives.
         return _wrap_attention(native_interface(attn_implementation, default))
@@ -305,11 +334,11 @@ def _remove() -> None:
                 table[name] = native  # somebody else's local entry was there before us
 
 
-def _wrap_attention(native: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_attention(native: Native) -> Native:
     if hasattr(native, "_sinklab_native"):
         return native
 
-    def attention(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def attention(module: nn.Module, *args: object, **kwargs: object) -> Attended:
         for observer in _observers.get():
             if observer.owns(module):
                 return observer.on_attention(native, module, *args, **kwargs)
@@ -319,12 +348,12 @@ def _wrap_attention(native: Callable[..., Any]) -> Callable[..., Any]:
     return attention
 
 
-def _wrap_mask(native: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_mask(native: Callable[..., object]) -> Callable[..., object]:
     if hasattr(native, "_sinklab_native"):
         return native
     signature = inspect.signature(native)
 
-    def mask(*args: Any, **kwargs: Any) -> Any:
+    def mask(*args: object, **kwargs: object) -> object:
         result = native(*args, **kwargs)
         # A running model builds its own masks. Before a forward, generate() builds those of a static cache; whose they are
         # shows only when the very object reaches an attention call, so every observer is told.
@@ -352,12 +381,12 @@ def _wrap_mask(native: Callable[..., Any]) -> Callable[..., Any]:
 # --- reading one call ------------------------------------------------------------------------------------------------------
 
 
-def unknown_keywords(keywords: dict[str, Any]) -> list[str]:
+def unknown_keywords(keywords: Mapping[str, object]) -> list[str]:
     """Keywords with a value that the table does not know; each may carry mathematics that a measurement would miss."""
     return [name for name, value in keywords.items() if name not in KEYWORDS and value is not None and value is not False]
 
 
-def require_readable(mask: Any, name: str, module: nn.Module) -> None:
+def require_readable(mask: object, name: str, module: nn.Module) -> None:
     """Refuse a mask that :func:`read_mask` cannot read.
 
     Raises:
@@ -372,7 +401,13 @@ def require_readable(mask: Any, name: str, module: nn.Module) -> None:
 
 
 def read_mask(
-    mask: Any, keywords: dict[str, Any], module: nn.Module, implementation: str, q_len: int, kv_len: int, device: torch.device
+    mask: object,
+    keywords: FurtherKeywords,
+    module: nn.Module,
+    implementation: str,
+    q_len: int,
+    kv_len: int,
+    device: torch.device,
 ) -> tuple[Visibility, Tensor | None]:
     """Rule of visibility and additive scores that a call's mask and keywords stand for.
 
@@ -420,7 +455,7 @@ def read_mask(
     return rule, bias
 
 
-def read_sink_scores(keywords: dict[str, Any]) -> Tensor | None:
+def read_sink_scores(keywords: FurtherKeywords) -> Tensor | None:
     """Learned sink logits ``(batch or 1, num_heads, q_len or 1)`` from the forms in which models pass them, or ``None``."""
     vector = keywords.get("s_aux")
     if vector is not None:  # gpt-oss, Granite-SWA, MiMo, DeepSeek-V4: one logit a head

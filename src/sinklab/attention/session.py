@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from sinklab.attention.probe import NEEDS, Probe
 from sinklab.attention.statistics.columns import capture_log_sum_exp, column_statistics
 from sinklab.attention.verify import verify_call, verify_statistics
 from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Session", "attend"]
 
@@ -108,7 +111,7 @@ class Session:
 
     # --- results ---
 
-    def table(self) -> Any:
+    def table(self) -> pd.DataFrame:
         """Rows of all probes as a pandas table in the long schema (:data:`sinklab.results.table.COLUMNS`)."""
         from sinklab.results.table import append, make_table
 
@@ -186,9 +189,9 @@ class Session:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        attention_mask: Any = None,
-        **kwargs: Any,
-    ) -> Any:
+        attention_mask: object = None,
+        **kwargs: Unpack[seam.Keywords],
+    ) -> seam.Attended:
         """Run the model's own function, then reduce what it did to statistics and show them to the probes."""
         name = self._anatomy.names[id(module)]
         if torch._C._current_graph_task_id() != -1:

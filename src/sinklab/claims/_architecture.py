@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sinklab.jobs.claim import BASELINE, Part, Value, Variant
 
 __all__ = [
@@ -50,7 +48,7 @@ PLACES = {
 """Where a rate looks for the sink, in words."""
 
 
-def operation(label: str, name: str, **settings: Any) -> Variant:
+def operation(label: str, name: str, **settings: object) -> Variant:
     """The variant that changes the attention operation alone."""
     return Variant(label, {"model.operation": {"name": name, **settings}})
 

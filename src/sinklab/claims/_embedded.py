@@ -48,8 +48,10 @@ class EmbeddedModel(TrainedModel):
         """Texts of at least ``seq_len`` tokens, cut there, BOS in front; int64 ``(samples, seq_len)`` on the model's device."""
         length = self.config.model.max_position_embeddings if seq_len is None else seq_len
         rows: list[list[int]] = []
+        tokenizer = self.loaded.tokenizer
+        assert tokenizer is not None  # the checkpoint was written with it
         for text in corpora["python_source"]().passages(self.seed):
-            ids = self.loaded.tokenizer(text[: 16 * length])["input_ids"]
+            ids = tokenizer(text[: 16 * length])["input_ids"]
             if len(ids) >= length:
                 rows.append(ids[:length])
             if len(rows) == samples:

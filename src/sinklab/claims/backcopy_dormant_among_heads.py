@@ -34,6 +34,7 @@ HALF = 0.5
 def copy_head(trained: TrainedModel) -> dict[str, float]:
     """Weights of the head that looks at the token before most at triggers, on held-out rows. :data:`METRICS`."""
     loaded, rows = trained.loaded, trained.rows(100)
+    assert loaded.tokenizer is not None  # trained on characters
     triggers = torch.tensor([loaded.tokenizer.convert_tokens_to_ids(trigger) for trigger in TRIGGERS], device=rows.device)
     probe = HeadNumbers(torch.isin(rows, triggers), trained.config.model.tokens_in_front)
     with torch.no_grad(), attend(loaded.model, [probe]):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Trend, Variant
 from sinklab.jobs.trained import TrainedModel
@@ -25,7 +23,7 @@ READ = 16
 FACTOR = 4
 
 
-def _context(base: PretrainingConfig, factor: float) -> dict[str, Any]:
+def _context(base: PretrainingConfig, factor: float) -> dict[str, object]:
     """Rows ``factor`` times as long, and as many fewer: the tokens of a step stay what they are."""
     context, micro = round(base.model.max_position_embeddings * factor), base.training.micro_batch_size
     seq_len = min(base.watch.seq_len, context)

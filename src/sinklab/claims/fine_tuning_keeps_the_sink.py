@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -68,7 +67,7 @@ def fine_tuning_keeps_the_sink() -> Claim:
     )
 
 
-def tune(config: PretrainingConfig) -> Mapping[str, Any]:
+def tune(config: PretrainingConfig) -> Mapping[str, object]:
     """Python source, or made-up text for a model that has been trained on Python source."""
     corpus = "bigram_backcopy" if config.data.corpus == "python_source" else "python_source"
     return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.jobs.claim import Claim, Variant
@@ -28,21 +27,21 @@ def number_of_heads() -> Claim:
     )
 
 
-def one(config: PretrainingConfig) -> Mapping[str, Any]:
+def one(config: PretrainingConfig) -> Mapping[str, object]:
     """One head as large as all of the scale's together."""
     return _heads(config, 1)
 
 
-def two(config: PretrainingConfig) -> Mapping[str, Any]:
+def two(config: PretrainingConfig) -> Mapping[str, object]:
     """Two heads, half as large each."""
     return _heads(config, 2)
 
 
-def four(config: PretrainingConfig) -> Mapping[str, Any]:
+def four(config: PretrainingConfig) -> Mapping[str, object]:
     """Four heads, a quarter as large each."""
     return _heads(config, 4)
 
 
-def _heads(config: PretrainingConfig, count: int) -> Mapping[str, Any]:
+def _heads(config: PretrainingConfig, count: int) -> Mapping[str, object]:
     size = config.model.num_attention_heads * config.model.head_size
     return {"model.num_attention_heads": count, "model.head_dim": size // count}

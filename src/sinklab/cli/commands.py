@@ -35,7 +35,7 @@ class Place:
         docstring = next(ast.get_docstring(node) or "" for node in functions if node.name == self.function)
         return " ".join(docstring.split("\n\n")[0].split())
 
-    def load(self) -> Callable[..., Any]:
+    def load(self) -> Callable[..., object]:
         """The function."""
         parts = self.file.relative_to(PACKAGE.parent).with_suffix("").parts
         function: Callable[..., Any] = getattr(importlib.import_module(".".join(parts)), self.function)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 from sinklab.cli.guard import INTERRUPTED, TERMINATED
 from sinklab.results.run import Listing, Result
@@ -15,7 +14,7 @@ STATUSES = {"diverged": 3, "stopped": INTERRUPTED}
 """What became of a training to the exit status of its command, unless SIGTERM has stopped it."""
 
 
-def print_result(result: Any, as_json: bool = False) -> int:
+def print_result(result: object, as_json: bool = False) -> int:
     """Show what a command returned, and give the exit status: that of :data:`STATUSES`, or 1 if parts failed (on stderr).
 
     Of the processes of ``torchrun`` the first one speaks.

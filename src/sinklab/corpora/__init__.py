@@ -20,7 +20,7 @@ TEXTS = (".txt", ".md")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def resolve_corpus(spec: str | Mapping[str, Any] | Corpus, **dataset: str | None) -> Corpus:
+def resolve_corpus(spec: str | Mapping[str, object] | Corpus, **dataset: str | None) -> Corpus:
     """The corpus of that name, or the texts or dataset at that path, or the dataset of that name on the hub, in this order.
 
     A folder is a dataset when it holds at least as many data files as texts (``.txt``, ``.md``), and otherwise texts.

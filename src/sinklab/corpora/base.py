@@ -7,12 +7,15 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from sinklab.errors import ConfigurationError, InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = [
     "HELD_OUT_PERCENT",
@@ -57,7 +60,7 @@ class Encoder:
 
     vocab_size: int
     bos_token_id: int | None = None
-    tokenizer: Any = None
+    tokenizer: PreTrainedTokenizerBase | None = None
     special_ids: frozenset[int] = frozenset()
 
     @property

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from sinklab.attention.intervention import InputIntervention
+from sinklab.attention.intervention import InputIntervention, ModelInputs
 from sinklab.errors import ConfigurationError
 
-__all__ = ["cached_tokens", "first_tokens", "put_in", "rearranged", "token_positions"]
+__all__ = ["cached_tokens", "first_tokens", "names_beside", "put_in", "rearranged", "token_positions"]
 
 
-def cached_tokens(edit: InputIntervention, inputs: dict[str, Any]) -> int:
+def cached_tokens(edit: InputIntervention, inputs: ModelInputs) -> int:
     """How many tokens the model has in its cache already; the encoder of an encoder–decoder has none."""
     cache = inputs.get("past_key_values")
     if cache is None or (edit.tokens == "input_ids" and inputs.get("decoder_input_ids") is not None):
@@ -21,14 +21,14 @@ def cached_tokens(edit: InputIntervention, inputs: dict[str, Any]) -> int:
     return int(cache.get_seq_length())
 
 
-def token_positions(edit: InputIntervention, inputs: dict[str, Any]) -> Tensor:
+def token_positions(edit: InputIntervention, inputs: ModelInputs) -> Tensor:
     """Position of every token in its row: int64 ``(batch, seq_len)``, from the first that is not padding, -1 for padding.
 
     Raises:
         ConfigurationError: a mask that is not one number a token.
     """
     ids = inputs[edit.tokens]
-    mask = inputs.get(_beside(edit, "attention_mask"))
+    mask = inputs.get(names_beside(edit)[0])
     if mask is None:
         start = cached_tokens(edit, inputs)
         return torch.arange(start, start + ids.shape[1], device=ids.device).expand(ids.shape)
@@ -41,12 +41,12 @@ def token_positions(edit: InputIntervention, inputs: dict[str, Any]) -> Tensor:
     return counted[:, counted.shape[1] - ids.shape[1] :]
 
 
-def first_tokens(edit: InputIntervention, inputs: dict[str, Any]) -> Tensor:
+def first_tokens(edit: InputIntervention, inputs: ModelInputs) -> Tensor:
     """Index of the first token of every row that is not padding, int64 ``(batch,)``."""
     return (token_positions(edit, inputs) == 0).int().argmax(1)
 
 
-def put_in(edit: InputIntervention, inputs: dict[str, Any], new: Tensor, behind: int) -> dict[str, Any]:
+def put_in(edit: InputIntervention, inputs: ModelInputs, new: Tensor, behind: int) -> ModelInputs:
     """Inputs with tokens put in behind the first ``behind`` of every row: ids ``(count,)`` for all, or ``(batch, count)``."""
     batch, length = inputs[edit.tokens].shape
     count = new.shape[-1]
@@ -59,7 +59,7 @@ def put_in(edit: InputIntervention, inputs: dict[str, Any], new: Tensor, behind:
     return rearranged(edit, inputs, source, added)
 
 
-def rearranged(edit: InputIntervention, inputs: dict[str, Any], source: Tensor, new: Tensor) -> dict[str, Any]:
+def rearranged(edit: InputIntervention, inputs: ModelInputs, source: Tensor, new: Tensor) -> ModelInputs:
     """Inputs with tokens put in or taken out.
 
     Masks follow, positions are counted anew, and a new token is of the type of the first one.
@@ -78,7 +78,7 @@ def rearranged(edit: InputIntervention, inputs: dict[str, Any], source: Tensor, 
             f"{edit.name}: it changes the number of tokens, of which a cache and what is decoded with it would know nothing; "
             "run without past_key_values (generate(use_cache=False)), or edit the tokens before"
         )
-    mask_name, positions_name = _beside(edit, "attention_mask"), _beside(edit, "position_ids")
+    mask_name, positions_name = names_beside(edit)
     follows = {edit.tokens, mask_name, positions_name, "token_type_ids"}
     for name, value in inputs.items():
         own = not encodes or not (name.startswith("decoder_") or name == "labels")
@@ -90,22 +90,26 @@ def rearranged(edit: InputIntervention, inputs: dict[str, Any], source: Tensor, 
     positions = token_positions(edit, inputs)
     fresh, index = source < 0, source.clamp_min(0)
     inputs[edit.tokens] = torch.where(fresh, new, ids.gather(1, index))
-    if inputs.get(mask_name) is not None:
-        mask = inputs[mask_name]
+    mask, given, types = inputs.get(mask_name), inputs.get(positions_name), inputs.get("token_type_ids")
+    if mask is not None:
         inputs[mask_name] = torch.where(fresh, mask.new_ones(()), mask.gather(1, index))
-    if inputs.get(positions_name) is not None:
-        given = inputs[positions_name].expand(shape)
+    if given is not None:
+        given = given.expand(shape)
         if not torch.equal(given[positions >= 0], positions[positions >= 0]):
             raise ConfigurationError(
                 f"{edit.name}: {positions_name} that do not count the tokens of a row cannot be counted anew; leave them out"
             )
         inputs[positions_name] = token_positions(edit, inputs).clamp_min(0)
-    if edit.tokens == "input_ids" and inputs.get("token_type_ids") is not None:
-        types = inputs["token_type_ids"]
+    if edit.tokens == "input_ids" and types is not None:
         first = types.gather(1, (positions == 0).int().argmax(1, keepdim=True))
         inputs["token_type_ids"] = torch.where(fresh, first, types.gather(1, index))
     return inputs
 
 
-def _beside(edit: InputIntervention, name: str) -> str:
-    return f"decoder_{name}" if edit.tokens == "decoder_input_ids" else name
+def names_beside(
+    edit: InputIntervention,
+) -> tuple[Literal["attention_mask", "decoder_attention_mask"], Literal["position_ids", "decoder_position_ids"]]:
+    """Names of the mask and of the positions of the tokens that are edited."""
+    if edit.tokens == "decoder_input_ids":
+        return "decoder_attention_mask", "decoder_position_ids"
+    return "attention_mask", "position_ids"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -35,8 +35,8 @@ class AddScore(KeyIntervention):
         UnsupportedModelError: ``"null"`` where the attention has no null score (``null_score`` gives it one).
     """
 
-    example: ClassVar[dict[str, Any]] = {"place": 0, "amount": 2.0}
-    neutral: ClassVar[dict[str, Any]] = {"amount": 0.0}
+    example: ClassVar[dict[str, object]] = {"place": 0, "amount": 2.0}
+    neutral: ClassVar[dict[str, object]] = {"amount": 0.0}
 
     amount: float = 2.0
 

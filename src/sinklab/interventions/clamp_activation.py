@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,8 +36,8 @@ class ClampActivation(HiddenIntervention):
         ConfigurationError: a limit that is negative or NaN, or a channel that the model has not.
     """
 
-    example: ClassVar[dict[str, Any]] = {"limit": 0.25}
-    neutral: ClassVar[dict[str, Any]] = {"limit": math.inf}
+    example: ClassVar[dict[str, object]] = {"limit": 0.25}
+    neutral: ClassVar[dict[str, object]] = {"limit": math.inf}
 
     limit: float
     place: Place | None = None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sinklab.attention.intervention import InputIntervention
+from sinklab.attention.intervention import InputIntervention, ModelInputs
 from sinklab.errors import ConfigurationError
 from sinklab.interventions._tokens import first_tokens, rearranged, token_positions
 from sinklab.registry import interventions
@@ -30,8 +30,8 @@ class DeleteBos(InputIntervention):
             positions of one's own (see docs/interventions.md).
     """
 
-    example: ClassVar[dict[str, Any]] = {"count": 1}
-    neutral: ClassVar[dict[str, Any]] = {"count": 0}
+    example: ClassVar[dict[str, object]] = {"count": 1}
+    neutral: ClassVar[dict[str, object]] = {"count": 0}
 
     count: int = 1
     token: int | None = None
@@ -44,7 +44,7 @@ class DeleteBos(InputIntervention):
     def changes_nothing(self) -> bool:
         return self.count == 0
 
-    def edit_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def edit_inputs(self, inputs: ModelInputs) -> ModelInputs:
         ids, positions = inputs[self.tokens], token_positions(self, inputs)
         shortest = int((positions >= 0).sum(1).min())
         if shortest <= self.count:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sinklab.attention.intervention import InputIntervention
+from sinklab.attention.intervention import InputIntervention, ModelInputs
 from sinklab.errors import ConfigurationError
 from sinklab.interventions._tokens import first_tokens, put_in
 from sinklab.registry import interventions
@@ -28,8 +28,8 @@ class DuplicateBos(InputIntervention):
         ConfigurationError: a negative count; labels, a cache or positions of one's own (see docs/interventions.md).
     """
 
-    example: ClassVar[dict[str, Any]] = {"count": 1}
-    neutral: ClassVar[dict[str, Any]] = {"count": 0}
+    example: ClassVar[dict[str, object]] = {"count": 1}
+    neutral: ClassVar[dict[str, object]] = {"count": 0}
 
     count: int = 1
 
@@ -41,7 +41,7 @@ class DuplicateBos(InputIntervention):
     def changes_nothing(self) -> bool:
         return self.count == 0
 
-    def edit_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def edit_inputs(self, inputs: ModelInputs) -> ModelInputs:
         first = inputs[self.tokens].gather(1, first_tokens(self, inputs)[:, None])
         return put_in(self, inputs, first.expand(-1, self.count), 1)
 

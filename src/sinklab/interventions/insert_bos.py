@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sinklab.attention.intervention import InputIntervention
+from sinklab.attention.intervention import InputIntervention, ModelInputs
 from sinklab.errors import ConfigurationError
 from sinklab.interventions._tokens import put_in
 from sinklab.registry import interventions
@@ -32,8 +32,8 @@ class InsertBos(InputIntervention):
         ConfigurationError: a negative count; labels, a cache or positions of one's own (see docs/interventions.md).
     """
 
-    example: ClassVar[dict[str, Any]] = {"token": 1, "count": 1}
-    neutral: ClassVar[dict[str, Any]] = {"token": 1, "count": 0}
+    example: ClassVar[dict[str, object]] = {"token": 1, "count": 1}
+    neutral: ClassVar[dict[str, object]] = {"token": 1, "count": 0}
 
     token: int
     count: int = 1
@@ -46,7 +46,7 @@ class InsertBos(InputIntervention):
     def changes_nothing(self) -> bool:
         return self.count == 0
 
-    def edit_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def edit_inputs(self, inputs: ModelInputs) -> ModelInputs:
         return put_in(self, inputs, torch.full((self.count,), self.token, device=inputs[self.tokens].device), 0)
 
     def kept(self, seq_len: int) -> Tensor:

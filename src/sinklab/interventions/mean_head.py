@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class MeanHead(HeadIntervention):
         ConfigurationError: a module without means; or no means and keys in a cache, whose queries are not there any more.
     """
 
-    neutral: ClassVar[dict[str, Any]] = {"heads": {}}
+    neutral: ClassVar[dict[str, object]] = {"heads": {}}
 
     means: Mapping[str, Tensor] | None = None
 
@@ -44,7 +44,7 @@ class MeanHead(HeadIntervention):
         return self.means is not None
 
     @classmethod
-    def over(cls, model: nn.Module, batches: Iterable[Mapping[str, Any]], *, heads: Heads | None = None) -> Self:
+    def over(cls, model: nn.Module, batches: Iterable[Mapping[str, object]], *, heads: Heads | None = None) -> Self:
         """With the mean output of every head over all tokens of some texts.
 
         Args:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from sinklab.attention.intervention import InputIntervention
+from sinklab.attention.intervention import InputIntervention, ModelInputs
 from sinklab.errors import ConfigurationError
-from sinklab.interventions._tokens import cached_tokens, token_positions
+from sinklab.interventions._tokens import cached_tokens, names_beside, token_positions
 from sinklab.registry import interventions
 
 __all__ = ["MoveApart"]
@@ -33,8 +33,8 @@ class MoveApart(InputIntervention):
         UnsupportedModelError: the model takes no ``position_ids``, or counts in a way of its own and none were given.
     """
 
-    example: ClassVar[dict[str, Any]] = {"place": 0, "gap": 5}
-    neutral: ClassVar[dict[str, Any]] = {"gap": 0}
+    example: ClassVar[dict[str, object]] = {"place": 0, "gap": 5}
+    neutral: ClassVar[dict[str, object]] = {"gap": 0}
 
     place: int = 0
     gap: int = 1
@@ -47,14 +47,14 @@ class MoveApart(InputIntervention):
     def changes_nothing(self) -> bool:
         return self.gap == 0
 
-    def edit_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        prefix = "decoder_" if self.tokens == "decoder_input_ids" else ""
+    def edit_inputs(self, inputs: ModelInputs) -> ModelInputs:
+        mask, positions = names_beside(self)
         ids, start = inputs[self.tokens], cached_tokens(self, inputs)
-        given = inputs.get(f"{prefix}position_ids")
+        given = inputs.get(positions)
         if given is None:
             given = torch.arange(start, start + ids.shape[1], device=ids.device).expand(ids.shape)
-        inputs[f"{prefix}position_ids"] = given + self.gap * (token_positions(self, inputs) > self.place)
-        if inputs.get(f"{prefix}attention_mask") is None and inputs.get("past_key_values") is None:
+        inputs[positions] = given + self.gap * (token_positions(self, inputs) > self.place)
+        if inputs.get(mask) is None and inputs.get("past_key_values") is None:
             # Without a mask transformers takes a gap in the positions for the beginning of another document.
-            inputs[f"{prefix}attention_mask"] = torch.ones_like(ids)
+            inputs[mask] = torch.ones_like(ids)
         return inputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -33,8 +33,8 @@ class NullScore(HeadIntervention):
         UnsupportedModelError: the operation is no softmax, or its null has a value, which the new one must not carry.
     """
 
-    example: ClassVar[dict[str, Any]] = {"score": 1.0}
-    neutral: ClassVar[dict[str, Any]] = {"score": -math.inf}
+    example: ClassVar[dict[str, object]] = {"score": 1.0}
+    neutral: ClassVar[dict[str, object]] = {"score": -math.inf}
 
     score: float = 0.0
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sinklab.attention.intervention import InputIntervention
+from sinklab.attention.intervention import InputIntervention, ModelInputs
 from sinklab.errors import ConfigurationError
 from sinklab.interventions._tokens import put_in
 from sinklab.registry import interventions
@@ -35,8 +35,8 @@ class RandomPrefix(InputIntervention):
             positions of one's own (see docs/interventions.md).
     """
 
-    example: ClassVar[dict[str, Any]] = {"vocab_size": 40, "count": 2}
-    neutral: ClassVar[dict[str, Any]] = {"vocab_size": 40, "count": 0}
+    example: ClassVar[dict[str, object]] = {"vocab_size": 40, "count": 2}
+    neutral: ClassVar[dict[str, object]] = {"vocab_size": 40, "count": 0}
 
     vocab_size: int
     count: int = 1
@@ -54,7 +54,7 @@ class RandomPrefix(InputIntervention):
     def changes_nothing(self) -> bool:
         return self.count == 0
 
-    def edit_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def edit_inputs(self, inputs: ModelInputs) -> ModelInputs:
         generator = torch.Generator().manual_seed(self.seed)
         drawn = torch.randint(self.vocab_size, (self.count,), generator=generator)
         return put_in(self, inputs, drawn.to(inputs[self.tokens].device), self.behind)

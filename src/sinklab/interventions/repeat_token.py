@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from sinklab.attention.intervention import InputIntervention
+from sinklab.attention.intervention import InputIntervention, ModelInputs
 from sinklab.errors import ConfigurationError
 from sinklab.interventions._tokens import token_positions
 from sinklab.registry import interventions
@@ -32,8 +32,8 @@ class RepeatToken(InputIntervention):
         ConfigurationError: a negative number.
     """
 
-    example: ClassVar[dict[str, Any]] = {"token": 7, "start": 1}
-    neutral: ClassVar[dict[str, Any]] = {"token": 7, "count": 0}
+    example: ClassVar[dict[str, object]] = {"token": 7, "start": 1}
+    neutral: ClassVar[dict[str, object]] = {"token": 7, "count": 0}
 
     token: int
     start: int = 0
@@ -47,7 +47,7 @@ class RepeatToken(InputIntervention):
     def changes_nothing(self) -> bool:
         return self.count == 0
 
-    def edit_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def edit_inputs(self, inputs: ModelInputs) -> ModelInputs:
         ids, positions = inputs[self.tokens], token_positions(self, inputs)
         chosen = positions >= self.start
         if self.count is not None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from sinklab.attention.intervention import InputIntervention, Place, names_nothing, tokens_at
+from sinklab.attention.intervention import InputIntervention, ModelInputs, Place, names_nothing, tokens_at
 from sinklab.errors import ConfigurationError
 from sinklab.interventions._tokens import token_positions
 from sinklab.registry import interventions
@@ -31,8 +31,8 @@ class ReplaceToken(InputIntervention):
         ConfigurationError: a place that is no position.
     """
 
-    example: ClassVar[dict[str, Any]] = {"place": (2, 5), "token": 7}
-    neutral: ClassVar[dict[str, Any]] = {"place": (), "token": 7}
+    example: ClassVar[dict[str, object]] = {"place": (2, 5), "token": 7}
+    neutral: ClassVar[dict[str, object]] = {"place": (), "token": 7}
 
     place: Place = 0
     token: int
@@ -45,7 +45,7 @@ class ReplaceToken(InputIntervention):
     def changes_nothing(self) -> bool:
         return names_nothing(self.place)
 
-    def edit_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def edit_inputs(self, inputs: ModelInputs) -> ModelInputs:
         ids = inputs[self.tokens]
         chosen = tokens_at(token_positions(self, inputs), self.place, self.name)
         inputs[self.tokens] = torch.where(chosen, ids.new_tensor(self.token), ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,8 +33,8 @@ class ResampleHead(HeadIntervention):
         ConfigurationError: the other text is the same one, because the batch has too few samples.
     """
 
-    example: ClassVar[dict[str, Any]] = {"shift": 1}
-    neutral: ClassVar[dict[str, Any]] = {"shift": 0}
+    example: ClassVar[dict[str, object]] = {"shift": 1}
+    neutral: ClassVar[dict[str, object]] = {"shift": 0}
 
     shift: int = 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class RotateChange(HeadIntervention):
         seed: another one gives other directions.
     """
 
-    neutral: ClassVar[dict[str, Any]] = {"heads": {}}
+    neutral: ClassVar[dict[str, object]] = {"heads": {}}
     follows: ClassVar[tuple[str, ...]] = ("redirect",)
 
     seed: int = 0

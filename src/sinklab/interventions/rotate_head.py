@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class RotateHead(HeadIntervention):
         seed: another one gives another matrix.
     """
 
-    neutral: ClassVar[dict[str, Any]] = {"heads": {}}
+    neutral: ClassVar[dict[str, object]] = {"heads": {}}
 
     seed: int = 0
 

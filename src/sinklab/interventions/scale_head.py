@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -30,8 +30,8 @@ class ScaleHead(HeadIntervention):
         ConfigurationError: another one.
     """
 
-    example: ClassVar[dict[str, Any]] = {"factor": 0.5}
-    neutral: ClassVar[dict[str, Any]] = {"factor": 1.0}
+    example: ClassVar[dict[str, object]] = {"factor": 0.5}
+    neutral: ClassVar[dict[str, object]] = {"factor": 1.0}
 
     factor: float = 0.5
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -37,8 +37,8 @@ class SetActivation(HiddenIntervention):
         ConfigurationError: an unknown mode, values for another number of channels, or a channel that the model has not.
     """
 
-    example: ClassVar[dict[str, Any]] = {"channels": (3, 5), "layers": (0,)}
-    neutral: ClassVar[dict[str, Any]] = {"channels": ()}
+    example: ClassVar[dict[str, object]] = {"channels": (3, 5), "layers": (0,)}
+    neutral: ClassVar[dict[str, object]] = {"channels": ()}
 
     place: Place | None = 0
     channels: Sequence[int]

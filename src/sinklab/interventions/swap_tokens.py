@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sinklab.attention.intervention import InputIntervention
+from sinklab.attention.intervention import InputIntervention, ModelInputs
 from sinklab.errors import ConfigurationError
 from sinklab.interventions._tokens import cached_tokens, token_positions
 from sinklab.registry import interventions
@@ -28,8 +28,8 @@ class SwapTokens(InputIntervention):
         ConfigurationError: a negative position; or one of the two is in a cache and the other still to come.
     """
 
-    example: ClassVar[dict[str, Any]] = {"first": 0, "second": 2}
-    neutral: ClassVar[dict[str, Any]] = {"first": 0, "second": 0}
+    example: ClassVar[dict[str, object]] = {"first": 0, "second": 2}
+    neutral: ClassVar[dict[str, object]] = {"first": 0, "second": 0}
 
     first: int = 0
     second: int = 1
@@ -42,7 +42,7 @@ class SwapTokens(InputIntervention):
     def changes_nothing(self) -> bool:
         return self.first == self.second
 
-    def edit_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def edit_inputs(self, inputs: ModelInputs) -> ModelInputs:
         ids, positions = inputs[self.tokens], token_positions(self, inputs)
         there = [positions == position for position in (self.first, self.second)]
         both = there[0].any(1) & there[1].any(1)

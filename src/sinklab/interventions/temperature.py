@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.intervention import HeadIntervention
@@ -31,8 +31,8 @@ class Temperature(HeadIntervention):
         ConfigurationError: another one.
     """
 
-    example: ClassVar[dict[str, Any]] = {"temperature": 2.0}
-    neutral: ClassVar[dict[str, Any]] = {"temperature": 1.0}
+    example: ClassVar[dict[str, object]] = {"temperature": 2.0}
+    neutral: ClassVar[dict[str, object]] = {"temperature": 1.0}
 
     temperature: float = 2.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ __all__ = ["ZeroHead"]
 class ZeroHead(HeadIntervention):
     """Head outputs become 0 (Michel et al. 2019, arXiv 1905.10650)."""
 
-    neutral: ClassVar[dict[str, Any]] = {"heads": {}}
+    neutral: ClassVar[dict[str, object]] = {"heads": {}}
 
     def edit_outputs(self, call: AttentionCall, outputs: Tensor) -> Tensor:
         return torch.zeros_like(outputs)

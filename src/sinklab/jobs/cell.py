@@ -70,7 +70,7 @@ class SweepPlan:
         numbers += [f"sink rate {rate:.2f} %"] if rate is not None else []
         return ", ".join([run["status"], *numbers])
 
-    def write(self, **more: Any) -> None:
+    def write(self, **more: object) -> None:
         """Write ``sweep.json``."""
         cells = [
             {

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.metric import catalogue
@@ -304,7 +304,7 @@ class Part:
         return " and ".join(bounds)
 
 
-Changes = Mapping[str, Any]
+Changes = Mapping[str, object]
 """Dotted field to its value or to :class:`Times`; a dictionary (``model.operation``, ``model.position``) replaces the whole."""
 
 

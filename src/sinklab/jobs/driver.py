@@ -34,7 +34,7 @@ CACHE = "cache"
 
 def run_sweep(
     config: PretrainingConfig,
-    grid: Mapping[str, Sequence[Any]],
+    grid: Mapping[str, Sequence[object]],
     out: Path,
     *,
     seeds: Sequence[int] | None = None,
@@ -247,7 +247,7 @@ def _row(plan: SweepPlan, cell: Cell, error: str | None) -> dict[str, Any]:
     }
 
 
-def _by_settings(plan: SweepPlan, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _by_settings(plan: SweepPlan, rows: list[dict[str, Any]]) -> list[dict[str, object]]:
     groups: dict[str, list[dict[str, Any]]] = {}
     settings = {}
     for row in rows:
@@ -264,7 +264,7 @@ def _by_settings(plan: SweepPlan, rows: list[dict[str, Any]]) -> list[dict[str, 
     return summary
 
 
-def _spread(values: list[float]) -> dict[str, Any]:
+def _spread(values: list[float]) -> dict[str, object]:
     if len(values) < 3:
         return {"values": values}
     mean, half = mean_interval(values)

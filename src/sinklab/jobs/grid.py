@@ -50,7 +50,7 @@ class Cell:
     """
 
     name: str
-    settings: dict[str, Any]
+    settings: dict[str, object]
     config: PretrainingConfig
     init_from: str | None = None
 
@@ -62,7 +62,7 @@ class Cell:
 
 def make_cells(
     config: PretrainingConfig,
-    grid: Mapping[str, Sequence[Any]],
+    grid: Mapping[str, Sequence[object]],
     seeds: Sequence[int] | None = None,
     changes: Sequence[str] = (),
 ) -> list[Cell]:
@@ -90,7 +90,8 @@ def make_cells(
         both = sorted({"training.seed", "data.seed"} & (varied.keys() | taken))
         if both:
             raise ConfigurationError(f"`seeds` sets {both[0]} too; leave out `seeds` or {both[0]}")
-    for path, values in [*varied.items(), ("`seeds`", [0] if seeds is None else list(seeds))]:
+    axes: list[tuple[str, Sequence[object]]] = [*varied.items(), ("`seeds`", [0] if seeds is None else list(seeds))]
+    for path, values in axes:
         texts = [_text(value) for value in values]
         if not texts:
             raise ConfigurationError(f"{path} has no values to run")
@@ -111,13 +112,13 @@ def make_cells(
     return cells
 
 
-def parse_grid(items: Sequence[str]) -> dict[str, list[Any]]:
+def parse_grid(items: Sequence[str]) -> dict[str, list[object]]:
     """``path=value,value,…`` of the command line as field to values; values are YAML, so lists and dictionaries work.
 
     Raises:
         ConfigurationError: no equals sign, no values, no YAML, no such field, or a field twice.
     """
-    grid: dict[str, list[Any]] = {}
+    grid: dict[str, list[object]] = {}
     for item in items:
         name, equals, text = item.partition("=")
         if not equals or not text.strip():
@@ -135,7 +136,7 @@ def parse_grid(items: Sequence[str]) -> dict[str, list[Any]]:
     return grid
 
 
-def field_path(name: str, values: Sequence[Any] = ()) -> str:
+def field_path(name: str, values: Sequence[object] = ()) -> str:
     """The dotted path of the field that ``name`` means: the path itself, an alias, or its last parts where that is one field.
 
     Args:
@@ -193,18 +194,18 @@ def _leads(name: str, path: str, free: bool) -> bool:
     return name == path or (free and name.startswith(f"{path}."))
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
-def _overrides(path: str, value: Any) -> list[str]:
+def _overrides(path: str, value: object) -> list[str]:
     """One setting as ``path=value``; the entries of a dictionary one by one, so that another name drops its old settings."""
     if isinstance(value, dict):
         return [item for key, inner in value.items() for item in _overrides(f"{path}.{key}", inner)]
     return [f"{path}={_text(value)}"]
 
 
-def _cell_name(settings: Mapping[str, Any], seed: int | None) -> str:
+def _cell_name(settings: Mapping[str, object], seed: int | None) -> str:
     paths = list(settings)
     labels = [short_label(path) for path in paths]
     labels = [path if labels.count(label) > 1 else label for path, label in zip(paths, labels, strict=True)]
@@ -214,6 +215,6 @@ def _cell_name(settings: Mapping[str, Any], seed: int | None) -> str:
     return f"{','.join(parts)[:NAME_LENGTH] or 'run'}-{key}"
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     text = value if isinstance(value, str) else _text(value)
     return re.sub(r"[^\w.+-]+", "-", text).strip("-") or "empty"

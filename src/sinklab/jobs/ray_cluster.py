@@ -9,7 +9,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TypedDict
 
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.jobs.cell import PLAN, SweepPlan, read_plan, run_cell
@@ -27,7 +28,16 @@ ANSWER = 180.0
 """Seconds that a node has to start Python, import sinklab and look for the output directory."""
 
 
-def import_ray() -> Any:
+class Node(TypedDict):
+    """What Ray says of a node, as far as we ask."""
+
+    Alive: bool
+    NodeID: str
+    NodeManagerHostname: str
+    Resources: dict[str, float]
+
+
+def import_ray() -> ModuleType:
     """Ray.
 
     Raises:
@@ -68,7 +78,7 @@ def run_ray(plan: SweepPlan, names: Sequence[str], *, address: str, retries: int
             ray.shutdown()
 
 
-def _connect(ray: Any, address: str) -> None:
+def _connect(ray: ModuleType, address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
         if host and "://" not in address:  # Ray itself would go on trying for many minutes
@@ -81,7 +91,7 @@ def _connect(ray: Any, address: str) -> None:
         ) from None
 
 
-def _run(ray: Any, plan: SweepPlan, resources: dict[str, dict[str, int]], retries: int, watch: Watch) -> dict[str, str]:
+def _run(ray: ModuleType, plan: SweepPlan, resources: dict[str, dict[str, int]], retries: int, watch: Watch) -> dict[str, str]:
     # A worker of its own for every cell, as with local processes: what one run leaves in its process, the next does not meet.
     task = ray.remote(max_calls=1, max_retries=retries, retry_exceptions=True)(_task)
     before = {name: _size(plan.log(name)) for name in resources}
@@ -156,7 +166,7 @@ def _sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _resources(ray: Any, plan: SweepPlan, name: str) -> dict[str, int]:
+def _resources(ray: ModuleType, plan: SweepPlan, name: str) -> dict[str, int]:
     training = plan.cells[name].config.training
     cluster = ray.cluster_resources()
     gpu = training.device == "cuda" or (training.device == "auto" and cluster.get("GPU", 0) >= 1)
@@ -165,7 +175,7 @@ def _resources(ray: Any, plan: SweepPlan, name: str) -> dict[str, int]:
     return {"num_cpus": training.threads, "num_gpus": int(gpu)}
 
 
-def _fitting_nodes(ray: Any, resources: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
+def _fitting_nodes(ray: ModuleType, resources: dict[str, dict[str, int]]) -> list[Node]:
     """Nodes that may get a cell.
 
     Raises:
@@ -173,7 +183,7 @@ def _fitting_nodes(ray: Any, resources: dict[str, dict[str, int]]) -> list[dict[
     """
     nodes = [node for node in ray.nodes() if node["Alive"]]
 
-    def fits(node: dict[str, Any], needs: dict[str, int]) -> bool:
+    def fits(node: Node, needs: dict[str, int]) -> bool:
         has = node["Resources"]
         return has.get("CPU", 0) >= needs["num_cpus"] and has.get("GPU", 0) >= needs["num_gpus"]
 
@@ -190,7 +200,7 @@ def _fitting_nodes(ray: Any, resources: dict[str, dict[str, int]]) -> list[dict[
     return [node for node in nodes if any(fits(node, needs) for needs in resources.values())]
 
 
-def _require_shared(ray: Any, plan: SweepPlan, nodes: list[dict[str, Any]]) -> None:
+def _require_shared(ray: ModuleType, plan: SweepPlan, nodes: list[Node]) -> None:
     """Have every node look for the plan before any of them gets a cell."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

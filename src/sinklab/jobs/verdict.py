@@ -15,10 +15,11 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from sinklab.jobs.claim import Numbers, Part
 from sinklab.results.statistics import mean_interval
+from sinklab.results.summaries import ClaimPart
 
 __all__ = ["SEEDS", "VERDICTS", "Conclusion", "Finding", "Verdict", "judge", "judge_part"]
 
@@ -47,7 +48,7 @@ class Finding:
     standardized: float | None
     verdict: Verdict
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> ClaimPart:
         """For JSON."""
         return {
             "says": self.part.says,

@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from safetensors import safe_open
@@ -23,6 +23,9 @@ from sinklab.models.checkpoint import weight_files
 from sinklab.models.language_model import SinkLMConfig
 from sinklab.registry import operations
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 __all__ = ["CONFIG_FIELD", "attach", "restore", "save_model"]
 
 CONFIG_FIELD = "sinklab"
@@ -31,7 +34,7 @@ CONFIG_FIELD = "sinklab"
 
 def attach(
     model: PreTrainedModel,
-    operation: Operation | Mapping[str, Any] | str,
+    operation: Operation | Mapping[str, object] | str,
     *,
     path: str = "auto",
     example: Mapping[str, Tensor] | None = None,
@@ -91,7 +94,7 @@ def attach(
     return model
 
 
-def save_model(model: PreTrainedModel, folder: str | Path, tokenizer: Any = None) -> None:
+def save_model(model: PreTrainedModel, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
     """Save a model, with the operation that was attached to it, as an ordinary transformers checkpoint.
 
     ``model.save_pretrained`` writes the same files; loaded by transformers alone, such a checkpoint is a softmax model again,
@@ -139,14 +142,14 @@ def restore(model: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
 
 
 def _keep_layer_input(state: OperationState) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def hook(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
         state.layer_input = args[0] if args else kwargs["hidden_states"]
 
     return hook
 
 
 def _drop_layer_input(state: OperationState) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
         state.layer_input = None  # it would keep the graph of the whole forward alive until the next one
 
     return hook
@@ -154,7 +157,7 @@ def _drop_layer_input(state: OperationState) -> Callable[..., None]:
 
 def _own_config(model: PreTrainedModel) -> None:
     """Give the model a config of its own: two models made from one config object would otherwise switch together."""
-    copies: dict[int, Any] = {}
+    copies: dict[int, object] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
         if config is not None:
@@ -180,8 +183,15 @@ class _Shapes(seam.Observer):
         return id(module) in self.names
 
     def on_attention(
-        self, native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
-    ) -> Any:
+        self,
+        native: seam.Native,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *args: object,
+        **kwargs: Unpack[seam.Keywords],
+    ) -> seam.Attended:
         name = self.names[id(module)]
         if seam.read_sink_scores(kwargs) is not None:
             raise UnsupportedModelError(
@@ -198,7 +208,7 @@ class _Shapes(seam.Observer):
         return native(module, query, key, value, *args, **kwargs)
 
     def note_width(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             hidden = args[0] if args else kwargs.get("hidden_states")
             if isinstance(hidden, Tensor):
                 self.widths[name] = hidden.shape[-1]

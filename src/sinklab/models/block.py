@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from transformers import Cache
@@ -29,7 +27,7 @@ def eager_attention_forward(
     attention_mask: Tensor | None,
     scaling: float,
     dropout: float = 0.0,
-    **_: Any,
+    **_: object,
 ) -> tuple[Tensor, Tensor]:
     """Plain softmax attention with an additive or boolean mask; the default of ``attn_implementation="eager"``."""
     groups = query.shape[1] // key.shape[1]
@@ -77,9 +75,9 @@ class SinkLMAttention(nn.Module):
         hidden_states: Tensor,
         scheme: PositionScheme,
         rotation: Rotation | None,
-        attention_mask: Any = None,
+        attention_mask: object = None,
         past_key_values: Cache | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> tuple[Tensor, Tensor | None]:
         split = (*hidden_states.shape[:-1], -1, self.head_dim)
         queries = self.q_proj(hidden_states).view(split).transpose(1, 2)
@@ -121,7 +119,7 @@ class SinkLMLayer(GradientCheckpointingLayer):
         if self.placement != "pre":
             self.post_feedforward_layernorm = norm()
 
-    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(self, hidden_states: Tensor, **kwargs: object) -> tuple[Tensor, Tensor | None]:
         if self.placement == "pre":
             update, weights = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
             hidden_states = hidden_states + update

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from sinklab.models.model_config import SinkLMConfig
 from sinklab.models.norms import NORMS, Norm
 from sinklab.positions.base import PositionScheme
 from sinklab.registry import operations, positions
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 __all__ = ["SinkLM", "SinkLMConfig"]
 
@@ -69,7 +72,7 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: object, **kwargs: object) -> str:
         operation = operations.make(self.config.operation).name
         own = implementation_name(operation)
         if attn_implementation in (None, own):
@@ -129,13 +132,13 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         return self.lm_head
 
     def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: Any, generation_mode: Any, batch_size: int, max_cache_length: int
+        self, generation_config: object, model_kwargs: object, generation_mode: object, batch_size: int, max_cache_length: int
     ) -> None:
         # A static cache needs room for the tokens in front, which generate() does not count.
         length = max_cache_length + self.tokens_in_front
         super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, batch_size, length)
 
-    def create_masks_for_generate(self, attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
+    def create_masks_for_generate(self, attention_mask: Tensor | None = None, **_: object) -> Tensor | None:
         """The 2-D mask as it is: windows, prefixes and tokens in front are known only to :meth:`forward`."""
         return attention_mask
 
@@ -152,7 +155,7 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> CausalLMOutputWithPast:
         """Logits ``(batch, seq_len, vocab_size)`` and, with ``labels``, the mean next-token loss in nats.
 
@@ -237,7 +240,9 @@ class SinkLM(PreTrainedModel, GenerationMixin):
             attentions=tuple(all_weights) if output_attentions else None,
         )
 
-    def _visibility(self, hidden_states: Tensor, layout: Layout, cache: Cache | None) -> tuple[Any, Tensor | None]:
+    def _visibility(
+        self, hidden_states: Tensor, layout: Layout, cache: Cache | None
+    ) -> tuple[Tensor | BlockMask | None, Tensor | None]:
         """The mask, and the bias of the scores where the attention function takes it beside the mask."""
         own = self.config._attn_implementation.startswith(implementation_name(""))
         mask = make_mask(
@@ -253,7 +258,10 @@ class SinkLM(PreTrainedModel, GenerationMixin):
             return mask, None
         kv_len = layout.length if cache is None else cache.get_mask_sizes(layout.length, 0)[0]
         bias = self.position.score_bias(layout.position_ids, layout.key_positions(kv_len))
-        return (mask, bias) if own else (fold_bias(mask, bias, hidden_states.dtype), None)
+        if own:
+            return mask, bias
+        assert isinstance(mask, Tensor)  # it was asked for explicitly
+        return fold_bias(mask, bias, hidden_states.dtype), None
 
 
 AutoModelForCausalLM.register(SinkLMConfig, SinkLM)

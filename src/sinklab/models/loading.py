@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import transformers
@@ -24,6 +24,10 @@ from sinklab.models.checkpoint import TensorHeader, first_line, hash_files, loca
 from sinklab.models.fitting import bounded_building, require_fit, require_numbers
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import operations
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 __all__ = ["DTYPES", "LoadedModel", "hash_weights", "load_model", "wrap_model"]
 
@@ -66,7 +70,7 @@ class LoadedModel:
 
     name: str
     model: PreTrainedModel
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase | None
     encoder: Encoder
     revision: str
     operation: str
@@ -140,7 +144,9 @@ def load_model(
     )
 
 
-def wrap_model(model: PreTrainedModel, tokenizer: Any = None, *, name: str = "in memory") -> LoadedModel:
+def wrap_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, *, name: str = "in memory"
+) -> LoadedModel:
     """A model that is already in memory, for :func:`sinklab.audit`; it is put into evaluation mode.
 
     Raises:
@@ -201,7 +207,7 @@ def _dtype(name: str, device: torch.device, config: PreTrainedConfig, files: lis
     return dtype if dtype.is_floating_point else torch.float32
 
 
-def _model_class(config: PreTrainedConfig, name: str, trust_remote_code: bool) -> Any:
+def _model_class(config: PreTrainedConfig, name: str, trust_remote_code: bool) -> type[PreTrainedModel | _BaseAutoModelClass]:
     """The class that the checkpoint was saved from; transformers' auto classes where the config does not say."""
     remote = getattr(config, "auto_map", None) or {}
     if trust_remote_code and type(config).__module__.startswith("transformers_modules"):
@@ -230,7 +236,7 @@ def _build(
 ) -> PreTrainedModel:
     """The model with its weights, after checking that every weight was there."""
     cls = _model_class(config, name, trust_remote_code)
-    options: dict[str, Any] = {"attn_implementation": attn_implementation} if attn_implementation else {}
+    options: dict[str, str | bool] = {"attn_implementation": attn_implementation} if attn_implementation else {}
     if trust_remote_code:
         options["trust_remote_code"] = True
     # Parameters of an attached operation are read by restore(); transformers would list them as unexpected.
@@ -288,7 +294,7 @@ def _check_finite(model: nn.Module, name: str) -> None:
             raise InputError(f"{name} has NaN or infinite weights: {bad} of {finite.numel()} numbers in {key}")
 
 
-def _tokenizer(folder: Path, name: str, trust_remote_code: bool) -> Any:
+def _tokenizer(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
     # Without its files transformers makes an empty tokenizer for some architectures, which reads every text as nothing.
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         return None
@@ -303,7 +309,7 @@ def _tokenizer(folder: Path, name: str, trust_remote_code: bool) -> Any:
         raise InputError(f"the tokenizer of {name} cannot be loaded: {first_line(error)}") from error
 
 
-def _encoder(model: PreTrainedModel, tokenizer: Any) -> Encoder:
+def _encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Encoder:
     config = model.config.get_text_config()
     try:
         embeddings = model.get_input_embeddings()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from transformers.masking_utils import create_causal_mask
 
 from sinklab.attention.seam import implementation_name
 from sinklab.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 __all__ = ["Layout", "fold_bias", "lay_out", "make_mask"]
 
@@ -133,7 +136,7 @@ def make_mask(
     window: int | None,
     prefix: int,
     explicit: bool,
-) -> Any:
+) -> Tensor | BlockMask | None:
     """The mask for ``config._attn_implementation``, or ``None`` where it is causal and the attention function knows.
 
     Tokens in front are visible to every token and see only each other, causally.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from typing import Any, Self
+from typing import Self
 
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -39,7 +39,7 @@ class SinkLMConfig(PreTrainedConfig):
     model_type = "sinklm"
     keys_to_ignore_at_inference = ["past_key_values"]
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, **fields: object) -> None:
         known = set(Architecture.model_fields)
         unknown = sorted(name for name in fields if name not in known | FOREIGN_FIELDS and not name.startswith("_"))
         if unknown:
@@ -57,7 +57,7 @@ class SinkLMConfig(PreTrainedConfig):
         super().__init__(**fields)
 
     @classmethod
-    def from_architecture(cls, architecture: Architecture, **fields: Any) -> Self:
+    def from_architecture(cls, architecture: Architecture, **fields: object) -> Self:
         """The config of an architecture; ``fields`` are those of transformers, such as ``bos_token_id``."""
         return cls(**architecture.model_dump(), **fields)
 

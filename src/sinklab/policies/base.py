@@ -19,7 +19,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ class Policy(abc.ABC):
         return "" if self.positions == "in_cache" else ", original positions"
 
 
-PolicySpec: TypeAlias = Policy | str | Mapping[str, Any]
+PolicySpec: TypeAlias = Policy | str | Mapping[str, object]
 """A policy, or what ``policies.make`` makes one of: ``"name:setting=value"`` or ``{"name": …, setting: …}``."""
 
 PREDECESSORS = ": a query sees so many tokens before it"

@@ -59,13 +59,13 @@ class PositionScheme(nn.Module):
     Settings: ClassVar[type[Section]] = Section
     biased: ClassVar[bool] = False
 
-    def __init__(self, architecture: DecoderShape, settings: Mapping[str, Any]) -> None:
+    def __init__(self, architecture: DecoderShape, settings: Mapping[str, object]) -> None:
         super().__init__()
         self.check(architecture, settings)
         self.settings: Any = self.Settings(**settings)
 
     @classmethod
-    def check(cls, architecture: DecoderShape, settings: Mapping[str, Any]) -> None:
+    def check(cls, architecture: DecoderShape, settings: Mapping[str, object]) -> None:
         """Refuse settings that the scheme does not take, and architectures that it cannot serve.
 
         Raises:

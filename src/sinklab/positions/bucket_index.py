@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -26,7 +26,7 @@ class BucketIndex(PositionScheme):
     biased: ClassVar[bool] = True
     Settings: ClassVar[type[Section]] = BucketSettings
 
-    def __init__(self, architecture: DecoderShape, settings: Mapping[str, Any]) -> None:
+    def __init__(self, architecture: DecoderShape, settings: Mapping[str, object]) -> None:
         super().__init__(architecture, settings)
         self.num_buckets, self.max_distance = self.settings.num_buckets, self.settings.max_distance
         self.num_heads = architecture.num_attention_heads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ class Relative(PositionScheme):
     biased: ClassVar[bool] = True
     Settings: ClassVar[type[Section]] = BucketSettings
 
-    def __init__(self, architecture: DecoderShape, settings: Mapping[str, Any]) -> None:
+    def __init__(self, architecture: DecoderShape, settings: Mapping[str, object]) -> None:
         super().__init__(architecture, settings)
         self.std = architecture.hidden_size**-0.5  # T5's own
         self.num_buckets, self.max_distance = self.settings.num_buckets, self.settings.max_distance

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -30,14 +29,14 @@ class Rotary(PositionScheme):
         theta: float = Field(10_000.0, gt=1, description="base of the frequencies")
 
     @classmethod
-    def check(cls, architecture: DecoderShape, settings: Mapping[str, Any]) -> None:
+    def check(cls, architecture: DecoderShape, settings: Mapping[str, object]) -> None:
         super().check(architecture, settings)
         if architecture.head_size % 2:
             raise ConfigurationError(
                 f"head_dim {architecture.head_size} must be even: position scheme 'rotary' rotates pairs of coordinates"
             )
 
-    def __init__(self, architecture: DecoderShape, settings: Mapping[str, Any]) -> None:
+    def __init__(self, architecture: DecoderShape, settings: Mapping[str, object]) -> None:
         super().__init__(architecture, settings)
         self.theta, self.head_size = self.settings.theta, architecture.head_size
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -31,7 +30,7 @@ class Sinusoid(PositionScheme):
         base: float = Field(10_000.0, gt=1, description="base of the frequencies")
 
     @classmethod
-    def check(cls, architecture: DecoderShape, settings: Mapping[str, Any]) -> None:
+    def check(cls, architecture: DecoderShape, settings: Mapping[str, object]) -> None:
         super().check(architecture, settings)
         if architecture.hidden_size % 2:
             raise ConfigurationError(
@@ -39,7 +38,7 @@ class Sinusoid(PositionScheme):
                 f"{architecture.hidden_size}"
             )
 
-    def __init__(self, architecture: DecoderShape, settings: Mapping[str, Any]) -> None:
+    def __init__(self, architecture: DecoderShape, settings: Mapping[str, object]) -> None:
         super().__init__(architecture, settings)
         self.base = self.settings.base
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from sinklab.attention.call import LayerOutput, Site, Statistics
 from sinklab.errors import ConfigurationError, ContractError
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Coordinates, Metric, Row
 
 __all__ = ["Means", "by_head", "documents_of", "filled", "require_same"]
 
@@ -63,13 +63,13 @@ class Means:
             if other == metric:
                 yield cell.site, cell.sums, cell.counts
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         """One row per metric, module and coordinate with at least one observation."""
         for (metric, _, _), cell in self._cells.items():
-            coordinates = {"module": cell.site.module, "layer": cell.site.layer}
+            coordinates: Coordinates = {"module": cell.site.module, "layer": cell.site.layer}
             yield from _rows(metric, cell, self.axes, coordinates)
 
-    def pooled(self) -> Iterator[dict[str, Any]]:
+    def pooled(self) -> Iterator[Row]:
         """Rows of the whole model: all observations of all self-attention modules and heads together."""
         for metric in dict.fromkeys(metric for metric, _, _ in self._cells):
             whole: _Cell | None = None
@@ -144,7 +144,7 @@ def _padded(values: Tensor, shape: list[int]) -> Tensor:
     return pad(values, missing[::-1])
 
 
-def _rows(metric: Metric, cell: _Cell, axes: tuple[str, ...], coordinates: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _rows(metric: Metric, cell: _Cell, axes: tuple[str, ...], coordinates: Coordinates) -> Iterator[Row]:
     seen = (cell.counts > 0) & (cell.divisors > 0)
     values, numbers = cell.sums[seen] / cell.divisors[seen], cell.counts[seen].long()
     if not axes:
@@ -152,5 +152,6 @@ def _rows(metric: Metric, cell: _Cell, axes: tuple[str, ...], coordinates: Mappi
             yield {"metric": metric, "value": value, "count": count, **coordinates}
     elif len(values):
         # All rows of a cell at once: a long text gives hundreds of thousands.
-        where = {axis: index.numpy() for axis, index in zip(axes, torch.nonzero(seen, as_tuple=True), strict=True)}
+        index = {axis: index.numpy() for axis, index in zip(axes, torch.nonzero(seen, as_tuple=True), strict=True)}
+        where = cast(Coordinates, index)  # axes are names of columns
         yield {"metric": metric, "value": values.numpy(), "count": numbers.numpy(), **coordinates, **where}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Probe
 from sinklab.probes._accumulate import Means, require_same
+from sinklab.results.metric import Row
 
 __all__ = ["CacheNorm", "new_keys"]
 
@@ -39,7 +40,7 @@ class CacheNorm(Probe):
         require_same(self, other)
         self._means.merge(other._means)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         return self._means.rows()
 
 

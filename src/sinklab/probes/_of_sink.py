@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from sinklab.attention.probe import Probe
 from sinklab.probes._accumulate import Means, require_same
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Metric, Row
 from sinklab.sinks import Sinks
 
 __all__ = ["SinkProbe"]
@@ -47,7 +47,7 @@ class SinkProbe(Probe):
         require_same(self, other, "sink_position")
         self._means.merge(other._means)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         sink = self.sinks.describe() if self.sinks.main else f"{self.asked.describe()} (no sink was found)"
         for row in chain(self._means.pooled(), self._means.rows()):
             yield row if row["metric"] in self.apart else row | {"sink": sink}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Probe
 from sinklab.probes._accumulate import Means, filled, require_same
 from sinklab.registry import probes
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Metric, Row
 
 __all__ = ["AttentionReceived"]
 
@@ -46,5 +46,5 @@ class AttentionReceived(Probe):
         require_same(self, other)
         self._means.merge(other._means)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         return self._means.rows()

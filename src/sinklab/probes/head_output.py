@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from sinklab.attention.probe import Probe
 from sinklab.errors import ContractError
 from sinklab.probes._accumulate import Means, by_head, require_same
 from sinklab.registry import probes
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Metric, Row
 
 __all__ = ["HeadOutput"]
 
@@ -77,7 +77,7 @@ class HeadOutput(Probe):
         require_same(self, other)
         self._means.merge(other._means)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         yield from self._means.pooled()
         yield from self._means.rows()
 

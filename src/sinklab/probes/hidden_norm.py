@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from sinklab.attention.call import LayerOutput
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Probe
 from sinklab.probes._accumulate import Means, require_same
 from sinklab.registry import probes
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Metric, Row
 
 __all__ = ["HiddenNorm"]
 
@@ -55,7 +55,7 @@ class HiddenNorm(Probe):
         require_same(self, other)
         self._means.merge(other._means)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         yield from self._means.rows()
         for site, sums, counts in self._means.cells(HIDDEN_NORM):
             rest, later = float(sums[1:].sum()), int(counts[1:].sum())

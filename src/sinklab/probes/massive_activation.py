@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from sinklab.attention.call import LayerOutput, Site
 from sinklab.attention.probe import Probe
 from sinklab.probes._accumulate import Means, documents_of, require_same
 from sinklab.registry import probes
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Coordinates, Metric, Row
 
 __all__ = ["MassiveActivation"]
 
@@ -111,16 +111,16 @@ class MassiveActivation(Probe):
         for peaks in other._peaks.values():
             self._raise(peaks)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         yield from self._means.rows()
         documents = {site.module: int(counts) for site, _, counts in self._means.cells(MASSIVE_COUNT)}
         for module, peaks in self._peaks.items():
-            coordinates = {"count": documents[module], "module": module, "layer": peaks.site.layer}
+            coordinates: Coordinates = {"count": documents[module], "module": module, "layer": peaks.site.layer}
             yield {"metric": MAX_ABS, "value": float(peaks.values.max()), **coordinates}
             values, positions = peaks.values.topk(min(self.top, len(peaks.values)))
             for value, position in zip(values.tolist(), positions.tolist(), strict=True):
                 if value > 0:
-                    at = {**coordinates, "key_position": position}
+                    at: Coordinates = {**coordinates, "key_position": position}
                     yield {"metric": MASSIVE_VALUE, "value": value, **at}
                     yield {"metric": MASSIVE_CHANNEL, "value": float(peaks.channels[position]), **at}
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Probe
 from sinklab.probes._accumulate import Means, by_head, require_same
 from sinklab.registry import probes
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Metric, Row
 
 __all__ = ["NULL_MASS", "NullMass"]
 
@@ -57,6 +57,6 @@ class NullMass(Probe):
         require_same(self, other)
         self._means.merge(other._means)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         yield from self._means.pooled()
         yield from self._means.rows()

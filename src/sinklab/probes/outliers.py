@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from sinklab.attention.call import LayerOutput, Site
 from sinklab.attention.probe import Probe
 from sinklab.probes._accumulate import Means, documents_of, require_same
 from sinklab.registry import probes
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Metric, Row
 
 __all__ = ["KURTOSIS", "LAYER_KURTOSIS", "LAYER_MAX_INF_NORM", "MAX_INF_NORM", "Outliers"]
 
@@ -119,7 +119,7 @@ class Outliers(Probe):
         other.finish()
         self._means.merge(other._means)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         self.finish()
         for metric in self.metrics:
             cells = [(float(sums / counts), int(counts)) for site, sums, counts in self._means.cells(metric) if site.layer >= 0]

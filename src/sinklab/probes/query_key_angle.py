@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from sinklab.attention.probe import Probe
 from sinklab.probes._accumulate import Means, require_same
 from sinklab.probes._tiles import visible_tiles
 from sinklab.registry import probes
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Metric, Row
 
 __all__ = ["QueryKeyAngle"]
 
@@ -78,7 +78,7 @@ class QueryKeyAngle(Probe):
         require_same(self, other)
         self._means.merge(other._means)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         return self._means.rows()
 
 

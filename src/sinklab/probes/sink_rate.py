@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 
@@ -15,7 +15,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.probes._accumulate import Means, by_head, filled, require_same
 from sinklab.probes._growing import NOTHING, EndedColumns, GrowingColumns
 from sinklab.registry import probes
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Metric, Row
 
 __all__ = ["SinkRate"]
 
@@ -148,7 +148,7 @@ class SinkRate(Probe):
         self._by_position.merge(other._by_position)
         self._by_head.merge(other._by_head)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         self.finish()
         for means in (self._by_position, self._by_head):
             yield from means.pooled()

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -139,8 +138,8 @@ def _unfold_sigma(model: nn.Module) -> None:
             setattr(parent, name, plain)
 
 
-def _on_input(grid: FakeQuantize) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _on_input(grid: FakeQuantize) -> Callable[..., object]:
+    def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if args:
             return (grid(args[0]), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": grid(kwargs["hidden_states"])}
@@ -148,8 +147,8 @@ def _on_input(grid: FakeQuantize) -> Callable[..., Any]:
     return hook
 
 
-def _on_output(grid: FakeQuantize) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+def _on_output(grid: FakeQuantize) -> Callable[..., object]:
+    def hook(module: nn.Module, args: tuple[object, ...], output: object) -> object:
         return (grid(output[0]), *output[1:]) if isinstance(output, tuple) else grid(output)
 
     return hook

@@ -6,6 +6,7 @@ from sinklab.jobs.trained import TrainedModel
 from sinklab.probes.outliers import KURTOSIS, LAYER_KURTOSIS, LAYER_MAX_INF_NORM, MAX_INF_NORM, Outliers
 from sinklab.read_outs._attention import held_out_rows, look
 from sinklab.registry import read_outs
+from sinklab.results.table import unpacked
 
 __all__ = ["METRICS", "outliers"]
 
@@ -21,4 +22,4 @@ def outliers(trained: TrainedModel) -> dict[str, float]:
     """
     probe = Outliers()
     look(trained.loaded.model, held_out_rows(trained), (probe,))
-    return {row["metric"].name: row["value"] for row in probe.rows() if "layer" not in row}
+    return {row["metric"]: row["value"] for row in unpacked(probe.rows()) if "layer" not in row}

@@ -6,11 +6,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 from sinklab.errors import InputError
 from sinklab.report.page import facts_of, render, write_page
 from sinklab.report.words import number
+from sinklab.results.summaries import CausesSummary, ExaminedHead
 from sinklab.results.table import read_run
 
 __all__ = ["LABELS", "causes_section", "write_causes_report"]
@@ -64,7 +65,7 @@ def write_causes_report(folder: Path) -> Path:
     return write_page(render("causes.html.j2", context, {"page": "causes"}, {}), folder / "report.html")
 
 
-def causes_section(causes: Any) -> dict[str, Any] | None:
+def causes_section(causes: object) -> dict[str, object] | None:
     """What the template needs; ``None`` for an audit that was made without causes.
 
     Args:
@@ -72,7 +73,7 @@ def causes_section(causes: Any) -> dict[str, Any] | None:
     """
     if causes is None:
         return None
-    if not isinstance(causes, dict) or "heads" not in causes:
+    if not _are_causes(causes):
         refused = causes.get("refused") if isinstance(causes, dict) else None
         return {"missing": f"Not examined in this audit: {refused or 'no reason is recorded'}"}
     return {
@@ -94,6 +95,11 @@ def causes_section(causes: Any) -> dict[str, Any] | None:
     }
 
 
+def _are_causes(section: object) -> TypeGuard[CausesSummary]:
+    """Whether the entry of an audit has causes, and not the reason why there are none."""
+    return isinstance(section, dict) and "heads" in section
+
+
 READ_OUTS = {
     "concentration": ("Attention on the sink", "share of the head's attention that goes to the sink, mean over queries"),
     "outliers": ("Outliers", "kurtosis of what the head writes: 3 for a normal distribution, more if a few numbers stand out"),
@@ -103,7 +109,7 @@ READ_OUTS = {
 """Metric to its heading and its meaning."""
 
 
-def _read_outs(section: Any, unit: str) -> dict[str, Any] | None:
+def _read_outs(section: object, unit: str) -> dict[str, object] | None:
     """Concentration, outliers and usefulness side by side, a row for each head, or each layer of a model with many."""
     if not isinstance(section, dict):
         return None
@@ -155,7 +161,7 @@ CONDITIONS = {
 """Condition to what was done."""
 
 
-def _location(section: Any, unit: str) -> dict[str, Any] | None:
+def _location(section: object, unit: str) -> dict[str, object] | None:
     """Where the attention of the strongest sink head goes under each condition."""
     if not isinstance(section, dict):
         return None
@@ -197,7 +203,7 @@ STATEMENTS = {
 """Experiments that are reported in a sentence, and their headings."""
 
 
-def _statements(causes: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _statements(causes: CausesSummary) -> list[tuple[str, str]]:
     sections = [(heading, causes.get(name)) for name, heading in STATEMENTS.items()]
     return [
         (heading, _minus(str(section.get("statement") or f"Not measured: {section.get('refused', 'no reason is recorded')}")))
@@ -206,7 +212,7 @@ def _statements(causes: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _bounds(interval: Mapping[str, Any], middle: str = "mean", places: int = 2) -> str:
+def _bounds(interval: Mapping[str, float | None], middle: str = "mean", places: int = 2) -> str:
     mean, low, high = (_signed(interval[end], places) for end in (middle, "low", "high"))
     return f"{mean} [{low}, {high}]"
 
@@ -224,7 +230,7 @@ def _lower(words: str) -> str:
     return words[0].lower() + words[1:]
 
 
-def _map(heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _map(heads: Sequence[ExaminedHead]) -> dict[str, object]:
     """Layers across, heads down, a label in every cell; ``None`` for a head that was not examined."""
     layers = sorted({head["layer"] for head in heads})
     by_place = {(head["layer"], head["head"]): head for head in heads}
@@ -235,7 +241,7 @@ def _map(heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"layers": layers, "rows": rows}
 
 
-def _cell(head: Mapping[str, Any] | None) -> dict[str, str] | None:
+def _cell(head: ExaminedHead | None) -> dict[str, str] | None:
     if head is None:
         return None
     words = f"Layer {head['layer']}, head {head['head']}: {head['label']}"
@@ -247,7 +253,7 @@ def _cell(head: Mapping[str, Any] | None) -> dict[str, str] | None:
     }
 
 
-def _figure(causes: Mapping[str, Any], domain: str) -> dict[str, Any]:
+def _figure(causes: CausesSummary, domain: str) -> dict[str, object]:
     """Effects on one domain: a row for each head, intervals on one axis. Coordinates are percent, so that it fits any width."""
     least = causes["minimal_effect"]
     heads = [head for head in causes["heads"] if any(_effect(head, name, domain) for name in SERIES)]
@@ -303,23 +309,23 @@ class _Scale:
         return sorted([0.0, *(value for value in ticks if self._bounds[0] <= value <= self._bounds[1])])
 
 
-def _effect(head: Mapping[str, Any], name: str, domain: str) -> Mapping[str, float] | None:
+def _effect(head: ExaminedHead, name: str, domain: str) -> Mapping[str, float] | None:
     effect = head["effects"].get(name, {}).get(domain)
     return effect if isinstance(effect, dict) and effect.get("mean") is not None else None
 
 
-def _size(head: Mapping[str, Any], domain: str) -> float:
+def _size(head: ExaminedHead, domain: str) -> float:
     means = [effect["mean"] for name in SERIES if (effect := _effect(head, name, domain))]
     return max(map(abs, means), default=0.0)
 
 
-def _headings(causes: Mapping[str, Any]) -> list[str]:
+def _headings(causes: CausesSummary) -> list[str]:
     many = len(causes["domains"]) > 1
     effects = [f"{CONTRASTS[name]}{f', {domain}' if many else ''}" for domain in causes["domains"] for name in _named(causes)]
     return ["Head", "Label", "Weight on the sink", "Length of its value", *effects]
 
 
-def _row(head: Mapping[str, Any], causes: Mapping[str, Any]) -> list[str]:
+def _row(head: ExaminedHead, causes: CausesSummary) -> list[str]:
     effects = [_effect(head, name, domain) for domain in causes["domains"] for name in _named(causes)]
     label = (
         head["label"]
@@ -342,7 +348,7 @@ CONTRASTS = {
 """Interventions and contrasts of the table, with their headings; summary.json has all, with p-values."""
 
 
-def _named(causes: Mapping[str, Any]) -> list[str]:
+def _named(causes: CausesSummary) -> list[str]:
     """Those that some head has an effect of."""
     return [name for name in CONTRASTS if any(name in head["effects"] for head in causes["heads"])]
 
@@ -354,11 +360,11 @@ def _interval(effect: Mapping[str, float], least: float) -> str:
     return f"{mean} [{low}, {high}]"
 
 
-def _name(head: Mapping[str, Any]) -> str:
+def _name(head: ExaminedHead) -> str:
     return f"{head['layer']}.{head['head']}"
 
 
-def _made(causes: Mapping[str, Any]) -> str:
+def _made(causes: CausesSummary) -> str:
     unit, least = causes["unit"], f"{causes['minimal_effect']:g}"
     return (
         f"{number(causes['texts'])} texts of {', '.join(causes['domains'])}. Numbers are changes of the loss of a text, in "

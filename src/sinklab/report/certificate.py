@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TypeGuard
 
 from sinklab.report.words import number
+from sinklab.results.summaries import Certificate
 
 __all__ = ["certificate_plot", "certificate_rows", "certificate_section"]
 
@@ -14,7 +14,7 @@ _HEADINGS = [
 ]  # fmt: skip
 
 
-def certificate_section(certificate: Any) -> dict[str, Any] | None:
+def certificate_section(certificate: object) -> dict[str, object] | None:
     """What the template needs; ``None`` for an audit that was made without a certificate.
 
     Args:
@@ -22,7 +22,7 @@ def certificate_section(certificate: Any) -> dict[str, Any] | None:
     """
     if certificate is None:
         return None
-    if not isinstance(certificate, dict) or "heads" not in certificate:
+    if not _is_certificate(certificate):
         refused = certificate.get("refused") if isinstance(certificate, dict) else None
         return {"missing": f"Not certified in this audit: {refused or 'no reason is recorded'}"}
     delta, threshold = f"{certificate['delta']:g}", f"{certificate['threshold']:g}"
@@ -43,7 +43,12 @@ def certificate_section(certificate: Any) -> dict[str, Any] | None:
     }
 
 
-def certificate_rows(certificate: Mapping[str, Any]) -> list[list[str]]:
+def _is_certificate(section: object) -> TypeGuard[Certificate]:
+    """Whether the entry of an audit is a certificate, and not the reason why there is none."""
+    return isinstance(section, dict) and "heads" in section
+
+
+def certificate_rows(certificate: Certificate) -> list[list[str]]:
     """One row a head, the largest gap first."""
     heads = sorted(certificate["heads"], key=lambda head: -head["gap"])
     names = _names(certificate)
@@ -61,9 +66,9 @@ def certificate_rows(certificate: Mapping[str, Any]) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def certificate_plot(certificate: Any) -> dict[str, Any] | None:
+def certificate_plot(certificate: object) -> dict[str, object] | None:
     """Gap against measured weight on the sink, a dot a head; ``None`` where there is nothing to draw."""
-    if not isinstance(certificate, dict) or not certificate.get("heads"):
+    if not _is_certificate(certificate) or not certificate["heads"]:
         return None
     names = _names(certificate)
     return {
@@ -89,7 +94,7 @@ def certificate_plot(certificate: Any) -> dict[str, Any] | None:
     }
 
 
-def _names(certificate: Mapping[str, Any]) -> dict[tuple[str, int], str]:
+def _names(certificate: Certificate) -> dict[tuple[str, int], str]:
     """Heads as layer.head; with the module's name where modules share a layer number."""
     modules = {head["module"]: head["layer"] for head in certificate["heads"]}
     layers = list(modules.values())

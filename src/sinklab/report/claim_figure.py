@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pandas as pd
 
 from sinklab.report.image import write_image
+from sinklab.results.summaries import ClaimPart, ClaimRecord
 from sinklab.results.table import read_run, read_table
 
 if TYPE_CHECKING:
@@ -39,14 +40,14 @@ def write_claim_figure(folder: Path) -> Path:
         InputError: one of the two is not there or is damaged.
     """
     record, table = read_run(folder), read_table(folder / "table.parquet")
-    figure = draw_claim(record, table)
+    figure = draw_claim(cast(ClaimRecord, record), table)  # of a folder that a claim has written
     path = folder / "figure.png"
     # No date and no version in the file: the same numbers give the same bytes.
     write_image(figure, path, dpi=100, metadata={"Software": None})
     return path
 
 
-def draw_claim(record: Mapping[str, Any], table: pd.DataFrame) -> Figure:
+def draw_claim(record: ClaimRecord, table: pd.DataFrame) -> Figure:
     """The figure of a claim.
 
     Args:
@@ -88,7 +89,7 @@ def draw_claim(record: Mapping[str, Any], table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _series(part: Mapping[str, Any], table: pd.DataFrame) -> list[tuple[str, list[float], str]]:
+def _series(part: ClaimPart, table: pd.DataFrame) -> list[tuple[str, list[float], str]]:
     """What the effect of a part is computed from: label, values of the seeds and unit, in the order of the table."""
     needed = {tuple(pair) for pair in part["needs"]}
     metrics = {metric for _, metric in needed}
@@ -125,7 +126,7 @@ def _draw_numbers(axes: Axes, series: Sequence[tuple[str, list[float], str]]) ->
     _tidy(axes)
 
 
-def _draw_effect(axes: Axes, part: Mapping[str, Any]) -> None:
+def _draw_effect(axes: Axes, part: ClaimPart) -> None:
     """The effect of every seed, its interval, and the claimed region in green."""
     values = [value for value in part["by_seed"].values() if value is not None]
     low, high = part["more_than"], part["less_than"]

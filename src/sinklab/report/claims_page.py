@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
 from sinklab.report.claim_figure import VERDICT_COLOURS
 from sinklab.report.page import render, write_page
 from sinklab.report.words import number
+from sinklab.results.summaries import ClaimPart, ClaimRecord
 
 __all__ = ["effect_words", "write_claims_page"]
 
 
-def write_claims_page(results: Sequence[tuple[Path, Mapping[str, Any]]], path: Path) -> Path:
+def write_claims_page(results: Sequence[tuple[Path, ClaimRecord]], path: Path) -> Path:
     """Write one page about all results; returns its path.
 
     Args:
@@ -33,7 +33,7 @@ def write_claims_page(results: Sequence[tuple[Path, Mapping[str, Any]]], path: P
     return write_page(render("claims.html.j2", context, {"page": "claims"}, {}), path)
 
 
-def effect_words(part: Mapping[str, Any]) -> str:
+def effect_words(part: ClaimPart) -> str:
     """``25.1 [20.3, 29.9] points``; an en dash where there is no number, no brackets with fewer than three seeds."""
     if part["mean"] is None:
         return "–"

@@ -167,7 +167,7 @@ def _table(audits: Sequence[tuple[str, Audit]]) -> pd.DataFrame:
     ).set_axis(rows, axis=0)
 
 
-def _numbers(audit: Audit) -> dict[str, Any]:
+def _numbers(audit: Audit) -> dict[str, object]:
     summary = audit.summary
     sinks = sinks_of(audit.summary)
     top = sinks[0] if sinks else {}
@@ -254,7 +254,7 @@ def _certificate(audit: Audit) -> dict[str, Any] | None:
     return certificate if isinstance(certificate, dict) and "heads" in certificate else None
 
 
-def _certificates(audits: Sequence[tuple[str, Audit]], table: pd.DataFrame) -> dict[str, Any] | None:
+def _certificates(audits: Sequence[tuple[str, Audit]], table: pd.DataFrame) -> dict[str, object] | None:
     """The section on the certificate; ``None`` where no audit was asked for one."""
     if not any("certificate" in audit.summary for _, audit in audits):
         return None
@@ -296,7 +296,7 @@ def _whole(audit: Audit, probe: str, metric: str) -> float | None:
     return value if value is not None else _largest(audit, probe, metric)
 
 
-def _float(value: Any) -> float | None:
+def _float(value: object) -> float | None:
     return float(value) if is_number(value) else None
 
 

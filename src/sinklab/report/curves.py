@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -31,6 +31,10 @@ MOST_MAPS = 8
 """Runs whose maps are drawn; of more, a page could not be read."""
 
 
+Points: TypeAlias = "tuple[NDArray[np.int64], NDArray[np.float64]]"
+"""Steps, and a value at each."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class RunCurves:
     """What is drawn of one run.
@@ -48,7 +52,7 @@ class RunCurves:
     table: pd.DataFrame
     sink: int
 
-    def series(self, probe: str, metric: str, key_position: int | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
+    def series(self, probe: str, metric: str, key_position: int | None = None) -> Points:
         """Steps and values of one number of the whole model; empty when it was not measured."""
         rows = self.table[(self.table["probe"] == probe) & (self.table["metric"] == metric) & self.table["layer"].isna()]
         rows = rows[rows["key_position"].isna() if key_position is None else rows["key_position"] == key_position]
@@ -168,7 +172,7 @@ def _labels(runs: Sequence[RunCurves]) -> list[str]:
     return [run.name if run.operation in run.name else f"{run.name} ({run.operation})" for run in runs]
 
 
-def _line(axes: Axes, points: tuple[NDArray[Any], NDArray[Any]], colour: str, label: str | None, **style: Any) -> None:
+def _line(axes: Axes, points: Points, colour: str, label: str | None, **style: Any) -> None:
     if len(points[0]):
         axes.plot(*points, color=colour, label=label, linewidth=style.pop("linewidth", 1.8), **style)
 
@@ -210,7 +214,7 @@ def _draw_map(axes: Axes, values: pd.DataFrame, title: str, label: str, *, heads
     axes.get_figure().colorbar(image, ax=axes, fraction=0.04, pad=0.02).ax.tick_params(labelsize=7)  # type: ignore[union-attr]
 
 
-def _ticks(set_ticks: Any, names: list[str], most: int) -> None:
+def _ticks(set_ticks: Callable[[Sequence[float], Sequence[str]], object], names: list[str], most: int) -> None:
     every = max(1, -(-len(names) // most))
     places = list(range(0, len(names), every))
     set_ticks(places, [names[place] for place in places])

@@ -220,7 +220,7 @@ class Numbers:
         numbers = np.array([self._place[pair] for pair in pairs], dtype=np.int64)
         return numbers[inverse] * self.num_heads + rows.head
 
-    def _choose_main(self, preferred: Mapping[str, Any]) -> CorpusAndBos | None:
+    def _choose_main(self, preferred: Mapping[str, object]) -> CorpusAndBos | None:
         """The condition the user asked for, else the one with the most rows."""
         if not self.conditions:
             return None

@@ -188,7 +188,7 @@ FIGURES: list[tuple[str, str, str, bool, list[Source]]] = [
 """Title, axis, how to read it, logarithmic or not, series."""
 
 
-def layer_figures(audits: Sequence[tuple[str, Audit]]) -> list[dict[str, Any]]:
+def layer_figures(audits: Sequence[tuple[str, Audit]]) -> list[dict[str, object]]:
     """Figures over depth. One audit: every series. Several: one series each, the first of the figure.
 
     A figure without numbers has no series and is shown as "not measured".

@@ -10,7 +10,7 @@ from sinklab.report.certificate import certificate_plot, certificate_section
 from sinklab.report.data import Audit, Maps, read_audit
 from sinklab.report.figures import add_maps, cards, head_data, layer_figures, layer_table
 from sinklab.report.page import environment, facts_of, json_text, render, write_page
-from sinklab.report.policies import policy_curves, policy_section
+from sinklab.report.policies import Curves, is_comparison, policy_curves, policy_section
 from sinklab.report.words import (
     TITLES,
     condition_name,
@@ -117,8 +117,8 @@ def _sinks(audit: Audit) -> list[dict[str, Any]]:
     return result
 
 
-def _policies(comparison: Any) -> dict[str, Any] | None:
-    return policy_curves(comparison) if isinstance(comparison, dict) and "policies" in comparison else None
+def _policies(comparison: object) -> Curves | None:
+    return policy_curves(comparison) if is_comparison(comparison) else None
 
 
 def _conditions(audit: Audit) -> list[dict[str, Any]]:
@@ -130,7 +130,7 @@ def _conditions(audit: Audit) -> list[dict[str, Any]]:
     return result
 
 
-def _definitions(audit: Audit) -> list[dict[str, Any]]:
+def _definitions(audit: Audit) -> list[dict[str, object]]:
     """One checkpoint read under each published definition of a sink rate."""
     texts = {entry["metric"]: entry for entry in _metrics(audit) if entry["probe"] == "sink_rate"}
     declared = {entry["metric"]: entry for entry in definitions({"sink_rate": metrics_of("probes", "sink_rate")})}
@@ -164,7 +164,7 @@ def _metrics(audit: Audit) -> list[dict[str, str]]:
     ]
 
 
-def _checks(checks: Any) -> list[dict[str, Any]]:
+def _checks(checks: object) -> list[dict[str, object]]:
     """The self-checks of the audit, whether they are recorded as names, as a mapping or as records."""
     if isinstance(checks, dict):
         checks = [{"name": name, **(value if isinstance(value, dict) else {"detail": value})} for name, value in checks.items()]

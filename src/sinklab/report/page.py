@@ -24,7 +24,7 @@ MARK = '<meta name="generator" content="sinklab">'
 """In the head of every page that we make."""
 
 
-def render(template: str, context: Mapping[str, Any], data: Mapping[str, Any], blobs: Mapping[str, str]) -> str:
+def render(template: str, context: Mapping[str, object], data: Mapping[str, object], blobs: Mapping[str, str]) -> str:
     """Fill a template of ``assets/`` with words, with data for the script and with packed arrays.
 
     Markup in any string is escaped. The page's policy allows the one script and the one style that are part of it, by their
@@ -93,7 +93,7 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def json_text(data: Mapping[str, Any]) -> str:
+def json_text(data: Mapping[str, object]) -> str:
     """JSON that cannot end the element it stands in, nor open another one."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for letter in "<>&\u2028\u2029":
@@ -102,7 +102,7 @@ def json_text(data: Mapping[str, Any]) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def facts_of(run: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+def facts_of(run: Mapping[str, object]) -> list[tuple[str, list[tuple[str, str]]]]:
     """How the numbers of a run record were made: groups of names and values."""
     plain = {key: value for key, value in run.items() if not isinstance(value, (dict, list))}
     groups: list[tuple[str, Any]] = [("Run", plain)]
@@ -113,7 +113,7 @@ def facts_of(run: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
     return [(title, _flat(value)) for title, value in groups if value]
 
 
-def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+def _flat(value: object, prefix: str = "") -> list[tuple[str, str]]:
     if isinstance(value, dict):
         return [pair for key, inner in value.items() for pair in _flat(inner, f"{prefix}.{key}" if prefix else str(key))]
     text = ", ".join(map(str, value)) if isinstance(value, list) else "–" if value is None else str(value)

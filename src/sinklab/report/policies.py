@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, TypeGuard
 
 from sinklab.report.image import write_image
 from sinklab.report.words import number
+from sinklab.results.summaries import Comparison, Difference
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["HEADINGS", "left_out_lines", "policy_curves", "policy_rows", "policy_section", "size", "write_policy_plot"]
+__all__ = [
+    "HEADINGS",
+    "Curves",
+    "is_comparison",
+    "left_out_lines",
+    "policy_curves",
+    "policy_rows",
+    "policy_section",
+    "size",
+    "write_policy_plot",
+]
 
 HEADINGS = ["Policy", "Sinks", "Window", "Loss, nats", "Against window", "Against re-computation", "Tokens/s", "Held"]
 
@@ -24,7 +34,7 @@ _COLOURS = {"sink": "#a8325f", "other": "#a06a10", "rest": "#4a6a86", "audit3": 
 _DASHES = {"sink": "-", "other": ":", "rest": "--", "audit3": "-."}
 
 
-def policy_rows(comparison: Mapping[str, Any]) -> list[list[str]]:
+def policy_rows(comparison: Comparison) -> list[list[str]]:
     """One row a policy under :data:`HEADINGS`, in the order of the comparison.
 
     Args:
@@ -48,7 +58,7 @@ def policy_rows(comparison: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def left_out_lines(comparison: Mapping[str, Any]) -> list[str]:
+def left_out_lines(comparison: Comparison) -> list[str]:
     """Policies that could not be compared, one line a reason."""
     by_reason: dict[str, list[str]] = {}
     for entry in comparison.get("left_out") or []:
@@ -65,19 +75,42 @@ def size(count: float) -> str:
     raise AssertionError("unreachable: the last unit takes every size")
 
 
-def policy_curves(comparison: Mapping[str, Any]) -> dict[str, Any] | None:
+class Curve(TypedDict):
+    """One policy of the figure: loss by stretch of positions, null where none was scored."""
+
+    name: str
+    kind: str
+    y: list[float | None]
+
+
+class Curves(TypedDict):
+    """A figure of curves, for the page's script."""
+
+    title: str
+    axis: str
+    caption: str
+    labels: list[str]
+    ranges: list[str]
+    series: list[Curve]
+    height: int
+    zoom: bool
+
+
+def policy_curves(comparison: Comparison) -> Curves | None:
     """Loss against position: dense, and in the recommended size a window without and with sinks and one computed anew.
 
     Returns:
         A figure for the page's script; ``None`` where there is nothing to draw.
     """
     entries = comparison["policies"]
-    advised = comparison.get("recommended") or {}
-    sinks = advised.get("num_sinks") or 1
-    budget = sum(advised.values()) or max((entry["budget"] for entry in entries if entry["budget"]), default=None)
-    series: list[dict[str, Any]] = []
+    advised = comparison.get("recommended")
+    sinks = 1 if advised is None else advised["num_sinks"] or 1
+    budget: int | None = max((entry["budget"] for entry in entries if entry["budget"]), default=None)
+    if advised is not None:
+        budget = advised["num_sinks"] + advised["window"]
+    series: list[Curve] = []
     for entry in entries:
-        name, label = entry["policy"], entry["label"]
+        name, label, number_of_sinks = entry["policy"], entry["label"], entry.get("num_sinks") or 0
         if name == "full":
             kind, label = "rest", "dense"
         elif entry["budget"] != budget:
@@ -86,8 +119,8 @@ def policy_curves(comparison: Mapping[str, Any]) -> dict[str, Any] | None:
             kind, label = "other", f"window {entry['window']}"
         elif name == "recompute":
             kind, label = "audit3", "window computed anew"
-        elif name == "sink_window" and not any(line["kind"] == "sink" for line in series) and entry["num_sinks"] >= sinks:
-            kind, label = "sink", f"{_sinks(entry['num_sinks'])} + {entry['window']}"
+        elif name == "sink_window" and not any(line["kind"] == "sink" for line in series) and number_of_sinks >= sinks:
+            kind, label = "sink", f"{_sinks(number_of_sinks)} + {entry['window']}"
         else:
             continue
         values = [None if value is None else float(f"{value:.5g}") for value in entry["loss_by_position"]]
@@ -108,14 +141,19 @@ def policy_curves(comparison: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def policy_section(comparison: Any) -> dict[str, Any] | None:
+def is_comparison(section: object) -> TypeGuard[Comparison]:
+    """Whether the entry ``cache`` of an audit has a comparison, and not the reason why there is none."""
+    return isinstance(section, dict) and "policies" in section
+
+
+def policy_section(comparison: object) -> dict[str, object] | None:
     """What the template needs; ``None`` for an audit that knows of no policies (one made before there were any).
 
     ``comparison`` may be ``None`` (switched off), ``{"refused": why}``, or what :func:`policy_rows` takes.
     """
     if comparison is None:
         return {"missing": "Not measured in this audit: it was switched off."}
-    if not isinstance(comparison, dict) or "policies" not in comparison:
+    if not is_comparison(comparison):
         refused = comparison.get("refused") if isinstance(comparison, dict) else None
         return {"missing": f"Not measured in this audit: {refused or 'no reason is recorded'}"}
     return {
@@ -128,14 +166,14 @@ def policy_section(comparison: Any) -> dict[str, Any] | None:
     }
 
 
-def write_policy_plot(comparison: Mapping[str, Any], out: Path) -> None:
+def write_policy_plot(comparison: Comparison, out: Path) -> None:
     """Draw :func:`policy_curves` to a file; its suffix decides the format."""
     curves = policy_curves(comparison)
     if curves is not None:
         write_image(_draw(comparison, curves), out)
 
 
-def _draw(comparison: Mapping[str, Any], curves: Mapping[str, Any]) -> Figure:
+def _draw(comparison: Comparison, curves: Curves) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, 4.2), layout="constrained", dpi=130)
@@ -158,7 +196,7 @@ def _draw(comparison: Mapping[str, Any], curves: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _caption(comparison: Mapping[str, Any]) -> str:
+def _caption(comparison: Comparison) -> str:
     trained = comparison.get("trained_length")
     if trained is not None and trained < comparison["tokens"]:
         return (
@@ -167,7 +205,7 @@ def _caption(comparison: Mapping[str, Any]) -> str:
     return "The texts are the same for all policies, so bumps are theirs."
 
 
-def _made(comparison: Mapping[str, Any]) -> str:
+def _made(comparison: Comparison) -> str:
     texts = f"{number(comparison['documents'])} texts of {number(comparison['tokens'])} tokens of {comparison['corpus']}"
     if comparison["documents"] == 1:
         texts = texts.replace("texts", "text", 1)
@@ -179,7 +217,7 @@ def _made(comparison: Mapping[str, Any]) -> str:
     )
 
 
-def _sampled(comparison: Mapping[str, Any]) -> str:
+def _sampled(comparison: Comparison) -> str:
     """What to know of losses that are not those of all tokens."""
     counts = {entry["policy"]: entry["scored_tokens"] for entry in comparison["policies"]}
     if counts.get("recompute", 0) in (0, max(counts.values())):
@@ -200,7 +238,7 @@ def _with_half(mean: float, low: float | None, high: float | None) -> str:
     return f"{mean:.3f} ± {(high - low) / 2:.2f}"
 
 
-def _signed(difference: Mapping[str, Any] | None) -> str:
+def _signed(difference: Difference | None) -> str:
     if difference is None:
         return "–"
     text = f"{difference['mean']:+.3f}"

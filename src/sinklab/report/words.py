@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Any
+from typing import Any, TypeGuard
 
 from sinklab.report.data import Audit
 from sinklab.results.metric import metrics_of
@@ -38,7 +38,7 @@ TITLES: dict[str, str] = {
 """Metric of ``sink_rate`` to its heading."""
 
 
-def number(value: Any, digits: int = 3) -> str:
+def number(value: object, digits: int = 3) -> str:
     """A value with ``digits`` significant digits, whole numbers as they are, thousands grouped, an en dash for nothing."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
@@ -58,7 +58,7 @@ def number(value: Any, digits: int = 3) -> str:
     return text.replace(",", "\u202f").replace("-", "\u2212")
 
 
-def percent(value: Any) -> str:
+def percent(value: float | None) -> str:
     """A percentage: ``31.3 %``, ``0.04 %``, ``100 %``; ``0 %`` is exactly nothing."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
@@ -84,7 +84,7 @@ def position_name(position: int) -> str:
     return "the first position" if position == 0 else f"position {position}"
 
 
-def condition_name(corpus: str | None, bos: Any) -> str:
+def condition_name(corpus: str | None, bos: object) -> str:
     """A corpus and its BOS handling in words."""
     corpus = corpus or "corpus not recorded"
     name = {"random_tokens": "random tokens", "repeated_token": "one token repeated"}.get(corpus, f"natural text · {corpus}")
@@ -237,11 +237,11 @@ def named_rate(audit: Audit, name: str) -> float | None:
     return float(value) if unit == "percent" else 100 * float(value)
 
 
-def quote(token: Any) -> str:
+def quote(token: object) -> str:
     """A token between quotation marks."""
     return f"“{display_token(str(token))}”"
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether it is a finite number; true and false are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -8,13 +8,22 @@ import os
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from sinklab.results.version import __version__
 
-__all__ = ["Placed", "environment"]
+__all__ = ["Environment", "Placed", "environment"]
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "pyarrow")
+
+
+class Environment(TypedDict):
+    """What ``run.json`` says of the machine and the software."""
+
+    versions: dict[str, str]
+    commit: str | None
+    hardware: dict[str, str | int | None]
+    dtype: str
 
 
 class Placed(Protocol):
@@ -25,11 +34,11 @@ class Placed(Protocol):
         """The ``torch.device`` of its parameters."""
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> object:
         """The ``torch.dtype`` of its parameters."""
 
 
-def environment(placed: Placed | None = None) -> dict[str, Any]:
+def environment(placed: Placed | None = None) -> Environment:
     """Versions, commit, hardware and dtype.
 
     Args:

@@ -9,15 +9,29 @@ import importlib.util
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from sinklab.errors import ContractError
 from sinklab.registry import KINDS
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
-__all__ = ["LOSS", "STEPS", "VALUE_RATIO", "Declared", "Metric", "catalogue", "definitions", "definitions_of", "metrics_of"]
+__all__ = [
+    "LOSS",
+    "STEPS",
+    "VALUE_RATIO",
+    "Coordinates",
+    "Declared",
+    "Metric",
+    "Row",
+    "SingleRow",
+    "catalogue",
+    "definitions",
+    "definitions_of",
+    "metrics_of",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +70,59 @@ class Metric:
         return dataclasses.replace(self, unit=unit)
 
 
+class Shared(TypedDict, total=False):
+    """The columns of :data:`sinklab.results.table.COLUMNS` in which rows that are given at once do not differ."""
+
+    unit: str
+    version: int
+    run_id: str
+    model: str
+    revision: str | None
+    operation: str
+    intervention: str | None
+    policy: str | None
+    corpus: str
+    bos: int | None
+    probe: str
+    module: str
+    sink: str | None
+    step: int | None
+    seed: int | None
+
+
+class Coordinates(Shared, total=False):
+    """Where a number was measured, and of how many observations; arrays as in :class:`Row`."""
+
+    count: int | np.ndarray
+    layer: int | np.ndarray
+    head: int | np.ndarray
+    query_position: int | np.ndarray
+    key_position: int | np.ndarray | None
+
+
+class Row(Coordinates, total=False):
+    """A row for the long table, by column, or many rows at once, as :func:`~sinklab.results.table.make_table` takes them.
+
+    A value that is an array is a column: one-dimensional, all arrays of a row of one length, an entry for each of the rows.
+    ``metric`` is a :class:`Metric`, which says ``unit`` and ``version`` too.
+    """
+
+    metric: Metric
+    value: float | np.ndarray | None
+
+
+class SingleRow(Shared, total=False):
+    """One row of the long table with its number, and the metric by its name; columns that are null are left out."""
+
+    metric: str
+    value: float
+    count: int
+    layer: int
+    head: int
+    query_position: int
+    key_position: int
+
+
 LOSS = Metric("loss", "nats", "Mean next-token loss over the tokens that the run scores; count is their number.")
 STEPS = Metric("steps", "steps", "Training steps that the run took: until its stop rule, or to its last step.")
 VALUE_RATIO = Metric(
@@ -66,7 +133,7 @@ VALUE_RATIO = Metric(
 )
 
 
-def definitions(measured_by: Mapping[str, Iterable[Metric]]) -> list[dict[str, Any]]:
+def definitions(measured_by: Mapping[str, Iterable[Metric]]) -> list[dict[str, object]]:
     """What ``run.json`` says of the metrics in a table.
 
     Args:
@@ -79,7 +146,7 @@ def definitions(measured_by: Mapping[str, Iterable[Metric]]) -> list[dict[str, A
     ]
 
 
-def definitions_of(table: pd.DataFrame) -> list[dict[str, Any]]:
+def definitions_of(table: pd.DataFrame) -> list[dict[str, object]]:
     """The same for the metrics of a long table, as far as they are in the catalogue."""
     known = catalogue()
     pairs = table[["probe", "metric"]].dropna().drop_duplicates().itertuples(index=False)
@@ -141,7 +208,7 @@ def metrics_of(plural: str, name: str) -> tuple[Metric, ...]:
     source = Path(__file__).parents[1]
     if (source / plural / f"{name}.py").is_file():
         return _Reader(source).file(f"sinklab.{plural}.{name}").metrics()
-    plugin: Any = KINDS[plural][name]
+    plugin: object = KINDS[plural][name]
     declared: tuple[Metric, ...] = getattr(plugin, "metrics", ()) or getattr(sys.modules[plugin.__module__], "METRICS", ())
     return declared
 
@@ -177,7 +244,7 @@ class _File:
     def __init__(self, module: str, path: Path, reader: _Reader) -> None:
         self.module, self.path, self.reader = module, path, reader
         self._metrics: list[Metric] = []
-        self._values: dict[str, Any] = {}
+        self._values: dict[str, object] = {}
         tree = ast.parse(path.read_text(encoding="utf-8"))
         self._imports = {
             alias.asname or alias.name: (str(node.module), alias.name)

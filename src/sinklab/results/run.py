@@ -69,7 +69,7 @@ def _show(parts: Iterable[RenderableType]) -> None:
         console.print(part)
 
 
-def _json(record: Any) -> str:
+def _json(record: object) -> str:
     return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -87,7 +87,7 @@ class Listing:
         display: gives what a terminal shows of it: rich renderables or lines of text.
     """
 
-    record: Any
+    record: object
     display: Callable[[Any], Iterable[RenderableType]]
 
     def show(self) -> None:
@@ -205,7 +205,7 @@ class Run:
         out: Path | None = None,
         overwrite: bool = False,
         resume: bool | None = None,
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, object] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.kind, self.out, self.settings = kind, out, dict(settings or {})
@@ -269,8 +269,8 @@ class Run:
         *,
         table: pd.DataFrame,
         display: Callable[[Result], Iterable[RenderableType]],
-        summary: dict[str, Any] | None = None,
-        config: Mapping[str, Any] | None = None,
+        summary: Mapping[str, object] | None = None,
+        config: Mapping[str, object] | None = None,
         files: Callable[[Path], None] | None = None,
         page: Callable[[Path], Path] | None = None,
         loaded: Placed | None = None,
@@ -304,7 +304,7 @@ class Run:
             **environment(loaded),
             "wall_seconds": round(time.time() - self._started, 3),
         }
-        result = Result(summary or {}, table, about, self.out, display, page)
+        result = Result(dict(summary or {}), table, about, self.out, display, page)
         if self.out is None or self._lock is None:
             return result
         self._lock.require()
@@ -375,7 +375,7 @@ class Run:
                 "with `out`"
             )
 
-    def _plan(self) -> dict[str, Any] | None:
+    def _plan(self) -> dict[str, object] | None:
         """What the folder says of the run that it was made for; ``None`` if it is of no run that can be resumed."""
         assert self.out is not None
         try:

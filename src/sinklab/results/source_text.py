@@ -6,7 +6,6 @@ import ast
 import importlib.metadata
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 from sinklab.errors import ContractError
 
@@ -72,6 +71,6 @@ def text_of(node: ast.expr, constants: dict[str, ast.expr]) -> str:
     return ast.unparse(node)
 
 
-def unparsed(node: Any) -> str | None:
+def unparsed(node: ast.expr | None) -> str | None:
     """Source of an expression, ``None`` without one."""
     return None if node is None else ast.unparse(node)

@@ -12,14 +12,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from sinklab.errors import ConfigurationError
 
 __all__ = ["digest_of", "modules_behind"]
 
 
-def digest_of(*origins: ModuleType | Callable[..., Any] | str, without: Sequence[Callable[..., Any]] = ()) -> str:
+def digest_of(*origins: ModuleType | Callable[..., object] | str, without: Sequence[Callable[..., object]] = ()) -> str:
     """Hash of the source text of the modules of ``origins`` and of all that these import from sinklab, transitively.
 
     An import inside a function counts; one under ``if TYPE_CHECKING:`` does not, as it is never executed. What is looked up by
@@ -42,7 +41,7 @@ def digest_of(*origins: ModuleType | Callable[..., Any] | str, without: Sequence
     return _digest(names, tuple((_module_name(function), inspect.getsource(function)) for function in without))
 
 
-def modules_behind(*origins: ModuleType | Callable[..., Any] | str) -> list[str]:
+def modules_behind(*origins: ModuleType | Callable[..., object] | str) -> list[str]:
     """Names of the modules whose source :func:`digest_of` hashes, sorted.
 
     Raises:
@@ -73,7 +72,7 @@ def _closure(names: tuple[str, ...]) -> set[str]:
     return closure
 
 
-def _module_name(origin: ModuleType | Callable[..., Any] | str) -> str:
+def _module_name(origin: ModuleType | Callable[..., object] | str) -> str:
     if isinstance(origin, str):
         return origin
     return origin.__name__ if isinstance(origin, ModuleType) else origin.__module__

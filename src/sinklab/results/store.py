@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from sinklab.results.file import write_atomically
 from sinklab.results.table import write_json
 
 __all__ = ["Store", "Stored"]
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +43,7 @@ class Store:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
 
-    def cached(self, name: str, settings: Mapping[str, Any], sources: str, compute: Callable[[], Any]) -> Any:
+    def cached(self, name: str, settings: Mapping[str, object], sources: str, compute: Callable[[], T]) -> T:
         """The record of an entry, computed and put there if it is missing.
 
         Args:
@@ -52,12 +54,13 @@ class Store:
         """
         stored = self.get(name, settings, sources)
         if stored is not None:
-            return stored.record
+            earlier: T = stored.record
+            return earlier
         record = compute()
         self.put(name, settings, sources, record)
         return record
 
-    def get(self, name: str, settings: Mapping[str, Any], sources: str) -> Stored | None:
+    def get(self, name: str, settings: Mapping[str, object], sources: str) -> Stored | None:
         """The entry, or ``None`` where there is none, or one that other code has computed.
 
         Raises:
@@ -82,9 +85,9 @@ class Store:
     def put(
         self,
         name: str,
-        settings: Mapping[str, Any],
+        settings: Mapping[str, object],
         sources: str,
-        record: Any = None,
+        record: object = None,
         arrays: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """Write an entry, in the place of one of the same name and settings.
@@ -108,7 +111,7 @@ class Store:
         )
         write_atomically(as_arrays, lambda temporary: temporary.write_bytes(content))
 
-    def paths(self, name: str, settings: Mapping[str, Any]) -> tuple[Path, ...]:
+    def paths(self, name: str, settings: Mapping[str, object]) -> tuple[Path, ...]:
         """The files in which an entry may be: without arrays, and with."""
         if self.folder is None:
             return ()
@@ -129,6 +132,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         raise ValueError(str(error)) from error
 
 
-def _plain(settings: Mapping[str, Any]) -> Any:
+def _plain(settings: Mapping[str, object]) -> object:
     """Settings as JSON gives them back, so that a tuple equals the list that it was written as."""
     return json.loads(json.dumps(settings))

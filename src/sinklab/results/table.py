@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 
 from sinklab.errors import InputError, ResultError
 from sinklab.results.file import write_atomically
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Metric, Row, SingleRow
 from sinklab.results.reading import read_object
 
 __all__ = [
@@ -56,7 +56,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
 """Column name to pandas dtype and meaning, in order."""
 
 
-def make_table(rows: Iterable[Mapping[str, Any]], **constants: Any) -> pd.DataFrame:
+def make_table(rows: Iterable[Mapping[str, object]], **constants: object) -> pd.DataFrame:
     """A table from rows of a probe; ``constants`` fill the columns that are the same for all.
 
     Args:
@@ -83,18 +83,16 @@ def make_table(rows: Iterable[Mapping[str, Any]], **constants: Any) -> pd.DataFr
     return frame[list(COLUMNS)].astype({name: dtype for name, (dtype, _) in COLUMNS.items()})
 
 
-def unpacked(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def unpacked(rows: Iterable[Row]) -> Iterator[SingleRow]:
     """Rows one by one, with Python numbers and names of metrics, of what a probe may have given many at once."""
     for row in map(_named, rows):
         arrays = {name: value.tolist() for name, value in row.items() if isinstance(value, np.ndarray)}
-        if not arrays:
-            yield dict(row)
-            continue
-        for values in zip(*arrays.values(), strict=True):
-            yield {**row, **dict(zip(arrays, values, strict=True))}
+        for values in zip(*arrays.values(), strict=True) if arrays else [()]:
+            # The columns of a Row, whose arrays give way to their entries: no type says that of a dictionary.
+            yield cast(SingleRow, {**row, **dict(zip(arrays, values, strict=True))})
 
 
-def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:
+def _named(row: Mapping[str, object]) -> Mapping[str, object]:
     """The row with what its Metric declares in place of it."""
     metric = row.get("metric")
     if not isinstance(metric, Metric):
@@ -105,9 +103,9 @@ def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**row, "metric": metric.name, "unit": metric.unit, "version": metric.version}
 
 
-def _blocks(rows: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+def _blocks(rows: Iterable[Mapping[str, object]]) -> Iterator[Mapping[str, object] | Sequence[Mapping[str, object]]]:
     """Rows that came together as they are, and runs of single rows gathered, in the same order."""
-    singles: list[Mapping[str, Any]] = []
+    singles: list[Mapping[str, object]] = []
     for row in map(_named, rows):
         if any(isinstance(value, np.ndarray) for value in row.values()):
             if singles:
@@ -167,7 +165,7 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def write_json(record: Mapping[str, Any], path: Path) -> None:
+def write_json(record: Mapping[str, object], path: Path) -> None:
     """Write JSON, whole or not at all."""
     text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_text(text, path)

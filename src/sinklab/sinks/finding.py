@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Self, TypedDict
+from typing import Literal, Self, TypedDict
 
 import numpy as np
 import torch
@@ -294,7 +294,7 @@ class SinkFinder(Watcher):
             seq_len=self._seq_len, heads=tuple(heads), length=self._length, heads_by_weight=loud,
         )  # fmt: skip
 
-    def by_token(self, decode: Callable[[int], str]) -> list[dict[str, Any]]:
+    def by_token(self, decode: Callable[[int], str]) -> list[dict[str, object]]:
         """Tokens that play the sink, wherever they stand, most frequent first: text, share of all sinks, positions."""
         modules = self._modules.values()
         codes, counts = (np.concatenate([getattr(module, name) for module in modules]) for name in ("codes", "counts"))

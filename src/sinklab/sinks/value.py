@@ -272,7 +272,7 @@ def sink_at(place: SinkPlace) -> Sink:
     return Sink(kind="null") if place == "null" else Sink(kind="position", position=int(place))
 
 
-def _sink_dict(sink: Sink) -> dict[str, Any]:
+def _sink_dict(sink: Sink) -> dict[str, object]:
     plain = {field.name: getattr(sink, field.name) for field in dataclasses.fields(Sink)}
     heads = [[head.layer, head.head, head.module, rate] for head, rate in sink.heads]
     return plain | {"heads": heads, "name": sink.name, "description": sink.describe()}

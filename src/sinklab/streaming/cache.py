@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 import torch
@@ -26,6 +26,9 @@ from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.step import StaticStep, Step
 from sinklab.streaming.table import IndexedTable, PlannedStep, Table
 from sinklab.streaming.telemetry import Telemetry, describe_slots
+
+if TYPE_CHECKING:
+    from transformers.utils import ModelOutput
 
 __all__ = ["PolicyCache", "SinkCache"]
 
@@ -81,7 +84,7 @@ class PolicyCache(Cache, Planner):
         self.policy = policy
         self.chunk, self.rebase_at, self.quantized = chunk, rebase_at, quantized
         self._table: Table | None = None
-        self._outputs: list[Any] = []  # of the chunks before the last, with the number of logits that the caller gets
+        self._outputs: list[ModelOutput] = []  # of the chunks before the last, with the number of logits that the caller gets
         self._kept_logits = 0
         self._unfinished = False
         self.static = False
@@ -188,7 +191,7 @@ class PolicyCache(Cache, Planner):
         batch, length = tokens_of(arguments).shape[:2]
         static = self.static  # the chunks before the last are not
         self._require_ready(module, arguments, batch)
-        outputs: list[Any] = []
+        outputs: list[ModelOutput] = []
         wanted = kept_logits(arguments)
         while (size := self._room(arguments.get("attention_mask"), batch, length)) < length:
             chunk, arguments = split(arguments, size)
@@ -281,7 +284,7 @@ class PolicyCache(Cache, Planner):
             )
         return dict(arguments, attention_mask=visible, position_ids=step.position_ids.expand(rows, -1))
 
-    def close(self, output: Any) -> Any:
+    def close(self, output: ModelOutput | None) -> ModelOutput | None:
         """The forward is over; its output with those of the chunks before it in front."""
         if self._table is not None:
             self._table.step = None

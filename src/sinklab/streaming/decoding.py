@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
-__all__ = ["TextDecoder", "Tokenizer"]
+__all__ = ["DecoderState", "TextDecoder", "Tokenizer"]
 
 _UNFINISHED = "\ufffd"
 """What a decoder writes for bytes that are no character, or not yet."""
@@ -29,6 +29,15 @@ class Tokenizer(Protocol):
 
     def apply_chat_template(self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool) -> str:
         """The text of a conversation."""
+
+
+class DecoderState(TypedDict):
+    """What a decoder holds between two tokens, as JSON."""
+
+    ids: list[int]
+    known: int
+    back: str
+    stopped: bool
 
 
 class TextDecoder:
@@ -75,11 +84,11 @@ class TextDecoder:
         self._known, self._back = len(self._ids), ""
         return "" if self.stopped else text
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> DecoderState:
         """What :meth:`restore` takes; JSON."""
         return {"ids": self._ids, "known": self._known, "back": self._back, "stopped": self.stopped}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: DecoderState) -> None:
         """Go on where another decoder was."""
         self._ids, self._known, self._back = list(state["ids"]), state["known"], state["back"]
         self.stopped = state["stopped"]

@@ -8,7 +8,7 @@ import inspect
 import sys
 import weakref
 from types import FrameType
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
 from sinklab.streaming.static import is_compiled
+
+if TYPE_CHECKING:
+    from transformers.utils import ModelOutput
 
 __all__ = ["Arguments", "Planner", "generating_model", "join", "kept_logits", "kept_tensors", "split", "tokens_of"]
 
@@ -39,7 +42,7 @@ class Planner(abc.ABC):
         """A forward of ``module`` begins; the keyword arguments with which it is to go on."""
 
     @abc.abstractmethod
-    def close(self, output: Any) -> Any:
+    def close(self, output: ModelOutput | None) -> ModelOutput | None:
         """The forward is over, with ``None`` if it failed; the output that its caller gets."""
 
 
@@ -136,7 +139,9 @@ class _Hooks:
             return None
         return (), _open(cache, module, arguments, torch.compiler.is_compiling() or is_compiled(module))
 
-    def after(self, module: nn.Module, args: tuple[object, ...], kwargs: Arguments, output: Any) -> Any:
+    def after(
+        self, module: nn.Module, args: tuple[object, ...], kwargs: Arguments, output: ModelOutput | None
+    ) -> ModelOutput | None:
         cache = kwargs.get("past_key_values")
         return _close(cache, output) if isinstance(cache, Planner) else None
 
@@ -149,7 +154,7 @@ def _open(cache: Planner, module: nn.Module, arguments: Arguments, static: bool)
 
 
 @torch.compiler.disable
-def _close(cache: Planner, output: Any) -> Any:
+def _close(cache: Planner, output: ModelOutput | None) -> ModelOutput | None:
     return cache.close(output)
 
 

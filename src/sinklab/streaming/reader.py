@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +42,7 @@ class CacheReader(Reader):
     @torch.no_grad()
     def read(self, tokens: Tensor, attention_mask: Tensor | None = None, *, keep: int = 0) -> Tensor:
         tokens = tokens.to(self.model.device)
-        more: dict[str, Any] = {"logits_to_keep": keep} if "logits_to_keep" in self._parameters else {}
+        more: dict[str, int | Tensor] = {"logits_to_keep": keep} if "logits_to_keep" in self._parameters else {}
         if not isinstance(self.cache, PolicyCache):
             attention_mask = self._mask_of_all(tokens, attention_mask)
             if attention_mask is not None and "position_ids" in self._parameters:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -131,7 +130,7 @@ class RecomputeReader(Reader):
             self._cache = None
         return logits
 
-    def _logits(self, ids: Tensor, last: int, **arguments: Any) -> Tensor:
+    def _logits(self, ids: Tensor, last: int, **arguments: object) -> Tensor:
         if self._keeps:
             arguments["logits_to_keep"] = last
         logits: Tensor = self.model(input_ids=ids, **{"use_cache": False, **arguments}).logits

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 import pandas as pd
 import torch
@@ -27,6 +27,9 @@ from sinklab.streaming.held import HeldLayer
 from sinklab.streaming.host import Arguments
 from sinklab.streaming.ordered import has_ordered_bias
 from sinklab.streaming.table import Table
+
+if TYPE_CHECKING:
+    from transformers.utils import ModelOutput
 
 __all__ = ["ScoredCache", "ScoredLayer", "ScoredStep", "ScoredTable"]
 
@@ -78,7 +81,7 @@ class ScoredCache(PolicyCache, seam.Observer):
             self._looking.enter_context(seam.shadow(self))
         return arguments
 
-    def close(self, output: Any) -> Any:
+    def close(self, output: ModelOutput | None) -> ModelOutput | None:
         if output is not None and self.table.waiting is not None:
             self.table.miss()
         self._stop_looking()
@@ -99,8 +102,15 @@ class ScoredCache(PolicyCache, seam.Observer):
         return self.step is not None
 
     def on_attention(
-        self, native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, **kwargs: Any
-    ) -> Any:
+        self,
+        native: seam.Native,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: object = None,
+        **kwargs: Unpack[seam.Keywords],
+    ) -> seam.Attended:
         """Run the model's own function, and hand the weights of the one query to the layer."""
         result = native(module, query, key, value, mask, **kwargs)
         layer, self.table.waiting = self.table.waiting, None
@@ -134,7 +144,7 @@ class ScoredCache(PolicyCache, seam.Observer):
 
 
 def _weights(
-    native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: Arguments
+    native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, kwargs: seam.Keywords
 ) -> Tensor:
     """Weights of the last query, summed over the query heads of a group, ``(batch, num_kv_heads, kv_len)``."""
     name = getattr(native, "__name__", "")

@@ -8,13 +8,16 @@ batches and quantised caches run as they did, not compiled.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
 from sinklab.streaming.step import StaticStep
+
+if TYPE_CHECKING:
+    from transformers.utils import ModelOutput
 
 __all__ = ["compile_steps", "is_compiled"]
 
@@ -42,7 +45,7 @@ def compile_steps(model: PreTrainedModel, **options: Any) -> None:
     compiled = torch.compile(eager, **{"fullgraph": True, "dynamic": False, **options})
 
     @functools.wraps(eager)
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: object, **kwargs: object) -> ModelOutput:
         static = isinstance(getattr(kwargs.get("past_key_values"), "step", None), StaticStep)
         return (compiled if static else eager)(*args, **kwargs)
 

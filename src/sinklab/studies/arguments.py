@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     _Model: TypeAlias = str | LoadedModel | PreTrainedModel
     _Corpus: TypeAlias = str | Corpus
     _Seeds: TypeAlias = str | Sequence[int]
-    _Operations: TypeAlias = str | Sequence[str | Mapping[str, Any] | Operation]
+    _Operations: TypeAlias = str | Sequence[str | Mapping[str, object] | Operation]
 else:
     _Model = _Corpus = _Seeds = _Operations = str
 

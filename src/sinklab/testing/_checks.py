@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -40,7 +38,7 @@ def is_frozen(plugin: object) -> bool:
     return bool(getattr(getattr(plugin, "__dataclass_params__", None), "frozen", False))
 
 
-def tiny_sinklm(operation: dict[str, Any], vocab_size: int = 50) -> SinkLM:
+def tiny_sinklm(operation: dict[str, object], vocab_size: int = 50) -> SinkLM:
     """A model with random weights under an operation, float64: two layers, four heads on two keys; always the same one."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

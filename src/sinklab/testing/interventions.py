@@ -29,7 +29,7 @@ Inputs = dict[str, Tensor]
 Edits = list[Intervention]
 
 
-def check_intervention(intervention_class: type[Intervention], **settings: Any) -> None:
+def check_intervention(intervention_class: type[Intervention], **settings: object) -> None:
     """Check that an intervention does what it says, and nothing else, and nothing any more once the session is over.
 
     It runs on the models of :func:`tiny_models` and on two more with a null score and without normalisation; a model that it

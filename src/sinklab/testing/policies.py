@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -258,7 +258,7 @@ class _SlowLayer(CacheLayerMixin):
     def rotated(self, keys: Tensor, steps: int) -> Tensor:
         return keys if self.rotation is None else keys @ self.rotation.matrices(torch.tensor(steps), keys.dtype)
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         held = self.held(len(self.plain))
         self.plain.append(self.rotated(key_states, 1 - len(held)))
         self.given.append(value_states)
@@ -349,9 +349,17 @@ class _PerHead(seam.Observer):
         return id(module) in self.layers
 
     def on_attention(
-        self, native: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
-    ) -> Any:
-        groups = query.shape[1] // key.shape[1]
+        self,
+        native: seam.Native,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: object,
+        **kwargs: Unpack[seam.Keywords],
+    ) -> seam.Attended:
+        groups, scaling = query.shape[1] // key.shape[1], kwargs["scaling"]
+        assert scaling is not None  # these models say it
         visible = self.masks[self.layers[id(module)]].repeat_interleave(groups, dim=1)
         if self.rotation is None:
             return native(module, query, key, value, visible, **kwargs)
@@ -361,7 +369,7 @@ class _PerHead(seam.Observer):
             held = visible[:, :, index].long()
             lost = (1 - held).flip(2).cumsum(2).flip(2) - (query.shape[2] - 1 - index)  # those ahead of the query are not lost
             rotated = key[:, :, :, None] @ self.rotation.matrices((lost * held).clamp(min=0), key.dtype)
-            scores = (query[:, :, None, index] @ rotated[:, :, :, 0].transpose(2, 3))[:, :, 0] * kwargs["scaling"]
+            scores = (query[:, :, None, index] @ rotated[:, :, :, 0].transpose(2, 3))[:, :, 0] * scaling
             weights = scores.masked_fill(~visible[:, :, index], -torch.inf).softmax(dim=-1)
             rows.append((weights[:, :, None] @ value)[:, :, 0])
         return torch.stack(rows, dim=1), None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import transformers
@@ -51,7 +50,7 @@ def tiny_models() -> dict[str, nn.Module]:
     return models
 
 
-def check_probe(probe_class: type[Probe], **parameters: Any) -> None:
+def check_probe(probe_class: type[Probe], **parameters: object) -> None:
     """Check that a probe changes nothing, follows the schema, and does not depend on how the samples are laid out.
 
     The checks, on the models of :func:`tiny_models`:
@@ -120,30 +119,30 @@ def _check_declaration(checks: Checks, probe_class: type[Probe]) -> None:
     checks.require(len(set(names)) == len(names), "declaration", "one metric under each name", ", ".join(names))
 
 
-def _check_rows(checks: Checks, probe_class: type[Probe], probe: Probe) -> dict[tuple[Any, ...], tuple[float, int]]:
+def _check_rows(checks: Checks, probe_class: type[Probe], probe: Probe) -> dict[tuple[object, ...], tuple[float, int]]:
     """Rows as coordinates to value and count, after each has been looked at."""
     probe.finish()
     declared = {metric.name: metric for metric in probe_class.metrics}
     try:
         for row in probe.rows():
-            metric = row.get("metric")
-            checks.require(metric in probe_class.metrics, "rows", f"a Metric among {', '.join(declared)}", metric)
+            given = row.get("metric")
+            checks.require(given in probe_class.metrics, "rows", f"a Metric among {', '.join(declared)}", given)
         rows = list(unpacked(probe.rows()))
         checks.require(len(rows) > 0, "rows", "at least one row", "none")
         checks.require(list(unpacked(probe.rows())) == rows, "rows", "the same rows when asked twice", "others")
         make_table(probe.rows(), probe=probe.name)
     except (ResultError, TypeError, ValueError) as error:
         raise ContractError(f"{checks.subject} breaks its contract, check 'rows': {error}") from error
-    values: dict[tuple[Any, ...], tuple[float, int]] = {}
-    for row in rows:
-        metric, value, count = (row.get(name) for name in ("metric", "value", "count"))
-        least, most = bounds = declared[str(metric)].range
+    values: dict[tuple[object, ...], tuple[float, int]] = {}
+    for single in rows:
+        metric, value, count = single["metric"], single.get("value"), single.get("count")
+        least, most = bounds = declared[metric].range
         # Means of numbers inside the range may leave it by rounding.
         slack = 1e-6 * max([1.0, *(abs(bound) for bound in bounds if math.isfinite(bound))])
         inside = isinstance(value, float) and math.isfinite(value) and least - slack <= value <= most + slack
         checks.require(inside, "rows", f"a number in [{least}, {most}] for {metric}", repr(value))
         checks.require(isinstance(count, int) and count >= 1, "rows", f"a count of at least 1 for {metric}", repr(count))
-        cell = tuple(row.get(name) for name in _COORDINATES)
+        cell = tuple(single.get(name) for name in _COORDINATES)
         checks.require(cell not in values, "rows", "one row for each place", f"two for {_words(cell)}")
         values[cell] = (float(value or 0.0), int(count or 0))
     return values
@@ -151,8 +150,8 @@ def _check_rows(checks: Checks, probe_class: type[Probe], probe: Probe) -> dict[
 
 def _check_same(
     checks: Checks,
-    values: dict[tuple[Any, ...], tuple[float, int]],
-    expected: dict[tuple[Any, ...], tuple[float, int]],
+    values: dict[tuple[object, ...], tuple[float, int]],
+    expected: dict[tuple[object, ...], tuple[float, int]],
     check: str,
 ) -> None:
     different = sorted(map(_words, values.keys() ^ expected.keys()))
@@ -172,5 +171,5 @@ def _padded(samples: list[Tensor], side: str) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
 
-def _words(cell: tuple[Any, ...]) -> str:
+def _words(cell: tuple[object, ...]) -> str:
     return ", ".join(f"{name} {value}" for name, value in zip(_COORDINATES, cell, strict=True) if value is not None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import pairwise
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 
@@ -18,7 +18,7 @@ __all__ = ["check_task"]
 
 
 def check_task(
-    task: Task | type[Task], *, encoder: Encoder | None = None, budget: int = 96, rows: int = 4, **settings: Any
+    task: Task | type[Task], *, encoder: Encoder | None = None, budget: int = 96, rows: int = 4, **settings: object
 ) -> None:
     """Check that a task keeps the contract of :class:`~sinklab.tasks.base.Task`.
 

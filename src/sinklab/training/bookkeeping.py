@@ -12,16 +12,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_callback import ExportableState
 
 from sinklab.models.losses import IGNORED, cross_entropies
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Metric, Row
 from sinklab.training import checkpoints
 from sinklab.training.callback import TOKENS_PER_FORWARD, SinkCallback, log_between, measuring
 from sinklab.training.config import PretrainingConfig
@@ -101,7 +108,7 @@ class Bookkeeper(TrainerCallback, ExportableState):
         self._recorded_at = 0
         self._mark = (0.0, 0.0)
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         losses = [record["loss"] for record in state.log_history if "loss" in record]
         self._best = min((loss for loss in losses if math.isfinite(loss)), default=math.inf)
         # Checkpoints of earlier versions have no such state; they were written right after a record.
@@ -116,7 +123,7 @@ class Bookkeeper(TrainerCallback, ExportableState):
             self._snapshot(0)
         self._restart(before.get("seconds", 0.0))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """What a checkpoint must hold: the losses and the seconds since the last record, its step, and the divergence."""
         losses = [loss.item() for loss in self.trainer.losses] if self.trainer is not None else []
         attributes = {
@@ -127,14 +134,16 @@ class Bookkeeper(TrainerCallback, ExportableState):
         }
         return {"args": {}, "attributes": attributes}
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: PreTrainedModel, **kwargs: object
+    ) -> None:
         step = state.global_step
         self.screen.step(step)
         last = step >= state.max_steps
         if control.should_save or last:
             control.should_log = True  # a checkpoint is written only of losses that have been judged
         if step % self.config.training.evaluate_every == 0 or last:
-            self.evaluate(step, kwargs["model"], control)
+            self.evaluate(step, model, control)
         self._snapshot(step)
         if self.stopped and not last:
             self._stop(control)
@@ -151,7 +160,7 @@ class Bookkeeper(TrainerCallback, ExportableState):
             self.sinks.measures_end = False
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **kwargs: object
     ) -> None:
         if "sink_rate" in logs:
             self.screen.result(state.global_step, {name: logs[name] for name in ("sink_rate", "sink_loss_gap")})
@@ -187,7 +196,7 @@ class Bookkeeper(TrainerCallback, ExportableState):
         if self.trainer is not None:
             log_between(self.trainer, control, {"held_out_loss": loss})
 
-    def _add(self, step: int, rows: list[dict[str, Any]]) -> None:
+    def _add(self, step: int, rows: list[Row]) -> None:
         self.table.add(rows, probe="training", step=step, bos=int(self.config.data.bos == "rows"))
 
     def _judge(self, step: int, loss: float, gradient_norm: float, since: int) -> Divergence | None:
@@ -249,7 +258,7 @@ class Bookkeeper(TrainerCallback, ExportableState):
         return statistics.median(self.speeds[1:] or self.speeds) if self.speeds else None
 
 
-def _row(metric: Metric, value: Any, count: int = 1) -> dict[str, Any]:
+def _row(metric: Metric, value: SupportsFloat, count: int = 1) -> Row:
     return {"metric": metric, "value": float(value), "count": count}
 
 
@@ -274,7 +283,7 @@ def held_out_loss(model: PreTrainedModel, rows: Dataset) -> tuple[float, int]:
     return total / max(count, 1), count
 
 
-def save_model(trainer: PretrainingTrainer, tokenizer: Any, folder: Path) -> None:
+def save_model(trainer: PretrainingTrainer, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Save the model as it is now, with its tokenizer, whole or not at all; every process must call it."""
     model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
     state = trainer.accelerator.get_state_dict(model)  # collective when the weights are sharded
@@ -304,7 +313,7 @@ def stoppable(bookkeeper: Bookkeeper, *, alone: bool) -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def ask(number: int, frame: Any) -> None:
+    def ask(number: int, frame: object) -> None:
         bookkeeper.stopped, bookkeeper.stopped_by = True, signal.Signals(number).name
         bookkeeper.screen.note("stopping after this step, with a checkpoint; once more to stop at once")
         for each, handler in before.items():

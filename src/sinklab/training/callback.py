@@ -19,7 +19,7 @@ from sinklab.probes.entropy import Entropy
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.probes.sink_rate import SinkRate
-from sinklab.results.metric import LOSS, Metric
+from sinklab.results.metric import LOSS, Metric, Row, SingleRow
 from sinklab.results.table import unpacked
 from sinklab.sinks import SinkFinder, Sinks
 from sinklab.training.run_table import RunTable
@@ -83,7 +83,7 @@ class SinkMeasurement:
         sinks: where the sinks are; ``entropy`` is taken at the main one.
     """
 
-    rows: list[dict[str, Any]]
+    rows: list[SingleRow]
     headline: dict[str, float]
     operation: str
     sinks: Sinks = dataclasses.field(default_factory=Sinks)
@@ -128,7 +128,7 @@ class SinkCallback(TrainerCallback):
         threshold: float = 0.3,
         window: int = 32,
         table: Path | RunTable | None = None,
-        columns: Mapping[str, Any] | None = None,
+        columns: Mapping[str, object] | None = None,
         trainer: Trainer | None = None,
     ) -> None:
         if rows.ndim != 2 or rows.dtype != torch.int64:
@@ -148,9 +148,11 @@ class SinkCallback(TrainerCallback):
         self.measures_end = True
         self._measured_at: int | None = None
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: nn.Module, **kwargs: object
+    ) -> None:
         if state.global_step == 0:
-            self._measure(state, control, kwargs["model"])
+            self._measure(state, control, model)
             return
         if not self.table.resumed and self.table.path is not None and self.table.path.is_file():
             # Rows of a step that is not due are of a training that ended there, and this one goes on.
@@ -158,15 +160,19 @@ class SinkCallback(TrainerCallback):
         if self._due(state):
             self._measured_at = state.global_step  # before the checkpoint of this step was written
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: nn.Module, **kwargs: object
+    ) -> None:
         if self._due(state):
-            self._measure(state, control, kwargs["model"])
+            self._measure(state, control, model)
         if control.should_save:
             self.table.write()  # a training that is resumed from this checkpoint finds its rows
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: nn.Module, **kwargs: object
+    ) -> None:
         if self._measured_at != state.global_step and self.measures_end:  # it ended early
-            self._measure(state, control, kwargs["model"])
+            self._measure(state, control, model)
         self.table.write()
 
     def _due(self, state: TrainerState) -> bool:
@@ -255,7 +261,7 @@ def measure_sinks(
         with attend(model, [entropy], verify=False):
             for part in rows.split(size):
                 model(input_ids=part)
-    measured = [{**row, "probe": probe.name} for probe in probes for row in unpacked(probe.rows())]
+    measured: list[SingleRow] = [{**row, "probe": probe.name} for probe in probes for row in unpacked(probe.rows())]
     whole = [row for row in measured if "layer" not in row]
     profile = {row["key_position"]: row["value"] for row in whole if row["metric"] == "gu2024"}
     rates = finder.rates()
@@ -270,14 +276,13 @@ def measure_sinks(
         WINDOWED_LOSS_WITHOUT_SINK: hidden,
         SINK_LOSS_GAP: hidden - kept,
     }
-    readout: list[dict[str, Any]] = [
+    of_readout: list[Row] = [
         {"metric": metric, "value": losses.mean().item(), "count": losses.numel()} for metric, losses in values.items()
     ]
-    readout += [
+    of_readout += [
         {"metric": SINK_POSITION, "value": rates[position], "count": len(rows), "key_position": position} for position in sinks
     ]
-    for row in readout:
-        row["probe"] = "sink_readout"
+    readout: list[SingleRow] = [{**row, "probe": "sink_readout"} for row in unpacked(of_readout)]
     of_whole = {row["metric"]: row["value"] for row in whole if "key_position" not in row}
     headline = {
         "sink_rate": profile.get(0, 0.0),
@@ -288,7 +293,7 @@ def measure_sinks(
         "probe_loss": readout[0]["value"],
         "sink_loss_gap": readout[3]["value"],
     }
-    kept_rows = [*(row for row in measured if _wanted(row, sinks)), *unpacked(readout)]
+    kept_rows = [*(row for row in measured if _wanted(row, sinks)), *readout]
     return SinkMeasurement(kept_rows, headline, session.operation, found)
 
 
@@ -301,7 +306,7 @@ def _measured(
     except MeasurementError:
         if token_losses(model, rows[:1].to(model.device)).isfinite().all():
             raise
-    lost = {"metric": LOSS, "value": float("nan"), "count": len(rows), "probe": "sink_readout"}
+    lost: Row = {"metric": LOSS, "value": float("nan"), "count": len(rows), "probe": "sink_readout"}
     return SinkMeasurement(list(unpacked([lost])), {}, "")
 
 
@@ -314,7 +319,7 @@ def _strongest(rates: Mapping[int, float], limit: int) -> list[int]:
     return sorted((position for position, rate in early.items() if rate >= largest / 2), key=lambda position: -early[position])
 
 
-def _wanted(row: Mapping[str, Any], sinks: list[int]) -> bool:
+def _wanted(row: SingleRow, sinks: list[int]) -> bool:
     """Leave out rows of single layers and heads at late positions that are no sinks: most rows, and nobody's question."""
     position = row.get("key_position")
     return "layer" not in row or position is None or position < FIRST_POSITIONS or position in sinks

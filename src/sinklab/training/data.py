@@ -188,7 +188,7 @@ def _resolve(data: DataConfig) -> Corpus:
     return resolve_corpus(data.corpus, **settings)
 
 
-def _tokenizer(data: DataConfig, corpus: Corpus, source: dict[str, Any], cache: Path) -> PreTrainedTokenizerBase:
+def _tokenizer(data: DataConfig, corpus: Corpus, source: dict[str, object], cache: Path) -> PreTrainedTokenizerBase:
     if data.tokenizer is not None:
         return load_tokenizer(data.tokenizer)
 

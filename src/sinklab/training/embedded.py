@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import transformers
 from torch.utils.data import Dataset
-from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
+from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from sinklab.attention.session import attend
 from sinklab.corpora.base import Encoder, hash_tokens
@@ -37,7 +37,7 @@ __all__ = ["OPERATIONS", "Recipe", "main"]
 BUILD = Path("build/embedded")
 SHIPPED = Path(__file__).parents[1] / "models" / "embedded_checkpoints"
 
-OPERATIONS: dict[str, dict[str, Any]] = {
+OPERATIONS: dict[str, dict[str, object]] = {
     "softmax": {"name": "softmax"},
     # Ramapuram et al. 2024 (arXiv 2409.04431): bias = -log(context). Without it the sigmoid trails the softmax's loss.
     "sigmoid": {"name": "sigmoid", "bias": -math.log(256)},
@@ -92,9 +92,11 @@ class HeldOut(TrainerCallback):
         self.recipe, self.loss_rows, self.sink_rows, self.log, self.every = recipe, loss_rows, sink_rows, log, every
         self.started = time.time()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: SinkLM, **kwargs: object
+    ) -> None:
         if state.global_step % self.every == 0 or state.global_step == args.max_steps:
-            plain = getattr(model, "_orig_mod", model)
+            plain: Any = getattr(model, "_orig_mod", model)
             record = {
                 "step": state.global_step,
                 "held_out_loss": held_out_loss(plain, self.loss_rows),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -74,7 +73,7 @@ def weights_folder(source: Path) -> Path:
     return newest
 
 
-def load_weights(model: SinkLM, folder: Path) -> dict[str, Any]:
+def load_weights(model: SinkLM, folder: Path) -> dict[str, object]:
     """Put the weights of a directory into the model, as far as both have them.
 
     The operation, the position scheme and the masks may differ; parameters that they add keep their initial values and those

@@ -69,7 +69,7 @@ class MuonWithAdamW(Optimizer):
             fused=True,
         )
         self._parts: dict[str, Optimizer] = {"muon": muon, "adamw": adamw}
-        groups: list[dict[str, Any]] = [
+        groups: list[dict[str, object]] = [
             {**group, "method": method} for method, part in self._parts.items() for group in part.param_groups
         ]
         super().__init__(groups, {})
@@ -93,13 +93,13 @@ def _trainable(model: nn.Module) -> list[Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def _groups(parameters: list[Parameter], matrices: set[Parameter], config: OptimizerConfig) -> list[dict[str, Any]]:
+def _groups(parameters: list[Parameter], matrices: set[Parameter], config: OptimizerConfig) -> list[dict[str, object]]:
     """One group, or one that is decayed and one that is not."""
     if config.decay == "all":
         return [{"params": parameters}]
     decayed = [parameter for parameter in parameters if parameter in matrices]
     spared = [parameter for parameter in parameters if parameter not in matrices]
-    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
+    groups: list[dict[str, object]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 

@@ -34,7 +34,7 @@ class RunRecord:
         self.path, self.fields, self.writes = folder / "run.json", fields, writes
         self._started, self._before = time.monotonic(), float(fields.get("wall_seconds", 0.0))
 
-    def update(self, **fields: Any) -> None:
+    def update(self, **fields: object) -> None:
         """Set fields and write the file."""
         self.fields |= fields
         self.fields["wall_seconds"] = round(self._before + time.monotonic() - self._started, 3)

@@ -7,7 +7,6 @@ import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -75,12 +74,12 @@ def _from_python(path: Path, wanted: str) -> PretrainingConfig:
     return _checked(function, f"{path}:{name}")
 
 
-def _callable_bare(function: Callable[..., Any]) -> bool:
+def _callable_bare(function: Callable[..., object]) -> bool:
     starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return all(p.default is not p.empty or p.kind in starred for p in inspect.signature(function).parameters.values())
 
 
-def _checked(function: Callable[[], Any], what: str) -> PretrainingConfig:
+def _checked(function: Callable[[], object], what: str) -> PretrainingConfig:
     config = function()
     if not isinstance(config, PretrainingConfig):
         raise ConfigurationError(f"{what} must return a PretrainingConfig, and returned {type(config).__name__}")

@@ -98,9 +98,9 @@ def require_same_config(earlier: dict[str, Any], config: PretrainingConfig, fold
         )
 
 
-def _flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(fields: dict[str, object], prefix: str = "") -> dict[str, object]:
     """Nested dictionaries as dotted paths; lists compare as lists."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for name, value in fields.items():
         flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return flat

@@ -5,7 +5,7 @@ What row ``i`` holds depends on the settings and on ``i`` alone: not on workers,
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -121,10 +121,10 @@ class RowDataset(Dataset):
             row[self.fixed[0]] = self.fixed[1]
         return torch.from_numpy(row)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # A memory map would be pickled with all that it maps.
         return {name: value for name, value in vars(self).items() if name not in ("_tokens", "_starts")}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._tokens, self._starts = self.stream.tokens(), self.stream.starts()

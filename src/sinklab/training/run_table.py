@@ -6,7 +6,6 @@ import io
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -34,15 +33,15 @@ class RunTable:
         resumed: whether rows of an earlier process were taken over.
     """
 
-    def __init__(self, path: Path | None, columns: Mapping[str, Any], *, writes: bool = True) -> None:
+    def __init__(self, path: Path | None, columns: Mapping[str, object], *, writes: bool = True) -> None:
         self.path, self.columns, self.writes = path, dict(columns), writes
         self.resumed = False
         self._packed: list[bytes] = []
-        self._loose: list[dict[str, Any]] = []
+        self._loose: list[dict[str, object]] = []
         self._started = time.monotonic()
         self._writing = 0.0
 
-    def add(self, rows: Iterable[Mapping[str, Any]], **columns: Any) -> None:
+    def add(self, rows: Iterable[Mapping[str, object]], **columns: object) -> None:
         """Add rows of a probe; ``columns`` are the same in all of them and go before those of the run and of the rows."""
         self._loose += [{**row, **self.columns, **columns} for row in rows]
         if len(self._loose) >= LOOSE_ROWS:

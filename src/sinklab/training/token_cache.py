@@ -15,7 +15,7 @@ import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -25,6 +25,16 @@ from sinklab.results.folder import FolderLock
 from sinklab.training.tokenizer import Piece
 
 __all__ = ["TokenStream", "cached_folder", "hash_key", "storing", "write_stream"]
+
+
+class StreamIdentity(TypedDict):
+    """Which documents a stream has; ``sha256`` is that of the bytes of ``tokens.bin``."""
+
+    documents: int
+    characters: int
+    tokens: int
+    dtype: str
+    sha256: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,7 +47,7 @@ class TokenStream:
     """
 
     folder: Path
-    identity: dict[str, Any]
+    identity: StreamIdentity
 
     @classmethod
     def open(cls, folder: Path) -> TokenStream:
@@ -67,7 +77,7 @@ class TokenStream:
         return np.load(self.folder / "starts.npy", mmap_mode="r")
 
 
-def hash_key(settings: Any) -> str:
+def hash_key(settings: object) -> str:
     """Sixteen hexadecimal digits that stand for JSON-like settings in the name of a folder."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 

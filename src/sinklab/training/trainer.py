@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler
 from transformers import Trainer
 
@@ -76,8 +77,8 @@ class PretrainingTrainer(Trainer):
         self._staged: Path | None = None
         super().__init__(data_collator=stack, **arguments)
 
-    optimizer: Any  # transformers sets both in its __init__, without saying so
-    lr_scheduler: Any
+    optimizer: torch.optim.Optimizer | None  # transformers sets both in its __init__, without saying so
+    lr_scheduler: LRScheduler | None
 
     def create_accelerator_and_postprocess(self) -> None:
         state = PartialState()
@@ -96,27 +97,29 @@ class PretrainingTrainer(Trainer):
             # Block by block and in place: a compiled whole would be the root of the shards, and measurements need the model.
             self.accelerator.state.dynamo_plugin.use_regional_compilation = True
 
-    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
+    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[object]:
         # accelerate puts no autocast around sharded models: it would cast their weights to bfloat16 instead.
         return self.accelerator.autocast() if self.is_fsdp_enabled else super().compute_loss_context_manager()
 
-    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
             self.optimizer = make_optimizer(self.model if model is None else model, self.config.optimizer)
         return self.optimizer
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
         if self.lr_scheduler is None:
-            self.lr_scheduler = make_schedule(optimizer or self.optimizer, self.config.schedule, num_training_steps)
+            chosen = optimizer or self.optimizer
+            assert chosen is not None  # it is made before its schedule
+            self.lr_scheduler = make_schedule(chosen, self.config.schedule, num_training_steps)
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> RowOrder:
+    def _get_train_sampler(self, train_dataset: Sized | None = None) -> RowOrder:
         rows = self.train_dataset if train_dataset is None else train_dataset
         training = self.config.training
         return RowOrder(len(rows), training.batch_size, training.steps, self.config.data.seed)
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: dict[str, object], num_items_in_batch: object = None) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.losses.append(loss)
         return loss
@@ -129,14 +132,14 @@ class PretrainingTrainer(Trainer):
             self._tr_loss += loss
         self._globalstep_last_logged = recorded_at
 
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+    def floating_point_ops(self, inputs: dict[str, object]) -> int:
         # transformers would count the parameters at every step, and nobody reads the sum.
         return 0
 
-    def _get_output_dir(self, trial: Any) -> str:
+    def _get_output_dir(self, trial: object) -> str:
         return str(self._staged or self.args.output_dir)
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         started = time.perf_counter()
         folder, step = Path(self.args.output_dir), self.state.global_step
         staged = folder / checkpoints.STAGING

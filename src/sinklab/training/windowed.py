@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -56,8 +56,15 @@ class _Limit(seam.Observer):
         return id(module) in self._owned
 
     def on_attention(
-        self, native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, **kwargs: Any
-    ) -> Any:
+        self,
+        native: seam.Native,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: object = None,
+        **kwargs: Unpack[seam.Keywords],
+    ) -> seam.Attended:
         name = getattr(native, "__name__", type(native).__name__)
         if query.shape[2] != key.shape[2]:
             raise UnsupportedModelError(

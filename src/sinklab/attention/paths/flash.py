@@ -141,7 +141,7 @@ class _NullSoftmaxGradients(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: object,
         gradient: Tensor,
         causal: bool,
         scaling: float,
@@ -165,7 +165,7 @@ class _NullSoftmaxGradients(torch.autograd.Function):
         return *inner, score_gradient, value_gradient
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> None:
+    def backward(ctx: object, *gradients: Tensor) -> None:
         raise ConfigurationError(
             "attention path 'flash' has first derivatives only, and a second one was asked for (create_graph=True); use "
             "sinklab.attention.paths.table.set_attention_path(model, 'plain')"

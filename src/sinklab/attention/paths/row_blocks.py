@@ -90,7 +90,7 @@ class _Work:
         self.kernel, self.plan, self.scaling = kernel, plan, scaling
         self.narrow, self.wide = queries.dtype, plan.dtype
         self.device = queries.device
-        self.views: dict[tuple[Any, ...], Tensor] = {}
+        self.views: dict[tuple[object, ...], Tensor] = {}
         triangle = torch.ones(plan.rows, plan.rows, dtype=self.wide, device=self.device).triu_(1)
         self.triangle = triangle.mul_(kernel.hidden) if plan.causal else triangle
 
@@ -324,7 +324,7 @@ def _backward(context: Any, output_gradient: Tensor, null_gradient: Tensor) -> t
     return *gradients[:3], None, None if null_scores is None else gradients[3], None, None, None
 
 
-def _no_second_derivative(context: Any, *gradients: Tensor) -> None:
+def _no_second_derivative(context: object, *gradients: Tensor) -> None:
     raise ConfigurationError(
         "attention path 'blocks' has first derivatives only, and a second one was asked for (create_graph=True); use "
         "sinklab.attention.paths.table.set_attention_path(model, 'plain')"

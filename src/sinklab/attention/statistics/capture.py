@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -37,8 +37,12 @@ class LogSumExpCapture(TorchDispatchMode):
         return self._caught[0] if len(self._caught) == 1 and self._caught[0].numel() else None
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[Tensor, ...] = (),
+        kwargs: dict[str, Tensor] | None = None,
+    ) -> object:
         if func._schema.name == _COMPOSITE:
             # In inference mode the public function arrives whole. Taking it apart is what would happen to it next; with the
             # mode switched on again, its kernel passes by here.

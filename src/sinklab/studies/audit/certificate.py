@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal, cast
 
 import pandas as pd
 from torch import Tensor
@@ -11,6 +12,7 @@ from sinklab.attention.probe import Probe
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.results.run import Progress, silent
+from sinklab.results.summaries import Certificate, CertifiedHead, Refused
 from sinklab.results.table import make_table
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import labelled, run_probes
@@ -21,7 +23,9 @@ __all__ = ["certified"]
 SAMPLES, QUERIES, DELTA = 4, 32, 0.2
 """Samples, queries of each, and the output norm asked about, in units of the largest norm of a visible projected value."""
 
-_COLUMNS = {
+_COLUMNS: dict[
+    str, Literal["least_output", "least_output_without_sink", "gap", "output", "sink_weight", "needed_sink_weight"]
+] = {
     "least_output": "least_output",
     "least_output_without_sink": "least_output_without_sink",
     "no_op_gap": "gap",
@@ -35,13 +39,13 @@ _COLUMNS = {
 def certified(
     loaded: LoadedModel,
     tokens: Tensor,
-    summary: dict[str, Any],
+    summary: Mapping[str, Any],
     sinks: Sinks,
     *,
     run_id: str,
     seed: int,
     progress: Progress = silent,
-) -> tuple[dict[str, Any], pd.DataFrame, list[Probe]]:
+) -> tuple[Certificate | Refused, pd.DataFrame, list[Probe]]:
     """Certify all heads on the first samples of an audit's main condition.
 
     A head is *forced* to have its sink if it gives it more than the threshold of the audit on average, and would have to give
@@ -70,7 +74,7 @@ def certified(
             )
     except (ConfigurationError, InputError, MeasurementError, UnsupportedModelError) as error:
         return {"refused": str(error)}, make_table([]), []
-    section: dict[str, Any] = {
+    section: Certificate = {
         "sink_position": sink.place,
         "sink": _place(sink),
         "sink_found": sinks.main is not None,
@@ -86,13 +90,19 @@ def certified(
     return section, table, [probe]
 
 
-def _heads(table: pd.DataFrame, threshold: float, normalized: bool) -> list[dict[str, Any]]:
-    heads: dict[tuple[str, int], dict[str, Any]] = {}
+def _heads(table: pd.DataFrame, threshold: float, normalized: bool) -> list[CertifiedHead]:
+    heads: dict[tuple[str, int], CertifiedHead] = {}
     for row in table[table["head"].notna()].itertuples():
         module, number = str(row.module), int(row.head)
-        place = {"module": module, "layer": int(row.layer), "head": number}
-        empty = {**place, **dict.fromkeys(_COLUMNS.values()), "queries": 0, "needed_queries": 0}
-        head = heads.setdefault((module, number), empty)
+        empty: dict[str, object] = {
+            "module": module,
+            "layer": int(row.layer),
+            "head": number,
+            **dict.fromkeys(_COLUMNS.values()),
+            "queries": 0,
+            "needed_queries": 0,
+        }
+        head = heads.setdefault((module, number), cast(CertifiedHead, empty))  # this row and the next ones fill it
         head[_COLUMNS[row.metric]] = float(row.value)
         head["needed_queries" if row.metric == "needed_sink_weight" else "queries"] = int(row.count)
     for head in heads.values():
@@ -102,7 +112,7 @@ def _heads(table: pd.DataFrame, threshold: float, normalized: bool) -> list[dict
     return sorted(heads.values(), key=lambda head: (head["layer"], head["module"], head["head"]))
 
 
-def _sentence(section: dict[str, Any], operation: str) -> str:
+def _sentence(section: Certificate, operation: str) -> str:
     where, threshold, heads = _where(section), section["threshold"], section["heads"]
     if not section["normalized"]:
         need = _need(section["delta"], heads, "a softmax head in place of one of these", f"on {where}")
@@ -119,7 +129,7 @@ def _sentence(section: dict[str, Any], operation: str) -> str:
     )
 
 
-def _need(delta: float, heads: list[dict[str, Any]], heads_in_words: str, where: str) -> str:
+def _need(delta: float, heads: list[CertifiedHead], heads_in_words: str, where: str) -> str:
     """What some heads need on the sink in order to write little, in words."""
     little = f"write at most {delta:g} of its longest value"
     known = [head["needed_sink_weight"] for head in heads if head["needed_sink_weight"] is not None]
@@ -139,7 +149,7 @@ def _verb(number: int, one: str, many: str) -> str:
     return one if number == 1 else many
 
 
-def _where(section: dict[str, Any]) -> str:
+def _where(section: Certificate) -> str:
     where = str(section.get("sink", f"position {section['sink_position']}"))
     return where if section.get("sink_found", True) else f"{where} (no sink was found)"
 

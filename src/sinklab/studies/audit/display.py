@@ -94,7 +94,7 @@ def _places(summary: Mapping[str, Any]) -> str:
     return ", ".join(_sink(sink) for sink in sinks[:LISTED])
 
 
-def _sink(sink: Mapping[str, Any]) -> str:
+def _sink(sink: Mapping[str, object]) -> str:
     if sink["position"] is None:
         return f"{sink['name']} {sink['rate']:.2f} %"
     return f"position {sink['position']} {json.dumps(sink['token'], ensure_ascii=False)} {sink['rate']:.2f} %"

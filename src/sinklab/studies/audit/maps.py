@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Probe
 from sinklab.errors import SessionError
+from sinklab.results.metric import Row
 
 __all__ = ["AttentionMaps"]
 
@@ -57,7 +58,7 @@ class AttentionMaps(Probe):
             for module, maps in added.items():
                 own[module] = torch.cat((own[module], maps)) if module in own else maps
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         """No rows: maps are not numbers of the table; see :meth:`arrays`."""
         return iter(())
 

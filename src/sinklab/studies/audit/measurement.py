@@ -23,6 +23,7 @@ from sinklab.registry import policies as policy_registry
 from sinklab.registry import probes as probe_registry
 from sinklab.results.metric import definitions
 from sinklab.results.run import Progress
+from sinklab.results.summaries import Comparison, Refused
 from sinklab.results.table import append, make_table
 from sinklab.sinks import SinkFinder, Sinks, SinkWeights
 from sinklab.studies.audit.certificate import certified
@@ -97,7 +98,7 @@ def measure_audit(
     conditions: list[Condition] = []
     identity: dict[str, int] = {}
     main: tuple[Tensor, Seen, list[Probe]] | None = None
-    by_token: list[dict[str, Any]] = []
+    by_token: list[dict[str, object]] = []
     for source, with_bos in _plan(text, main_bos, loaded.encoder.bos_token_id is not None):
         tokens = source.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         if main is None:
@@ -117,7 +118,7 @@ def measure_audit(
             stage=stage,
         )
         sinks = finder.sinks(decode=decoder(loaded), corpus=source.label, bos=int(with_bos))
-        constants: dict[str, Any] = {"run_id": run_id, "corpus": source.label, "bos": int(with_bos), "seed": seed}
+        constants: dict[str, object] = {"run_id": run_id, "corpus": source.label, "bos": int(with_bos), "seed": seed}
         table = labelled(probed.session, loaded, **constants)
         tables.append(table)
         if main is None:
@@ -172,13 +173,13 @@ def measure_audit(
 def _policies(
     loaded: LoadedModel,
     text: Corpus,
-    summary: dict[str, Any],
+    summary: dict[str, object],
     sinks: Sinks,
     *,
     run_id: str,
     seed: int,
     progress: Progress,
-) -> tuple[dict[str, Any], pd.DataFrame]:
+) -> tuple[Comparison | Refused, pd.DataFrame]:
     """The section on cache policies: one size and few texts, to be quick; ``{"refused": why}`` where it cannot be had."""
     bos = bool(summary["bos"])
     names = [name for name in POLICIES if name in policy_registry]

@@ -34,14 +34,14 @@ class Condition:
 def summarize(
     loaded: LoadedModel,
     conditions: list[Condition],
-    by_token: Sequence[dict[str, Any]],
+    by_token: Sequence[dict[str, object]],
     tokens: Tensor,
     *,
     threshold: float,
     reading: Reading | None,
     normalized: bool,
     off_seam: list[str],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Keys of ``summary.json``.
 
     Args:
@@ -94,7 +94,7 @@ def summarize(
     return summary
 
 
-def _position(sink: Sink) -> dict[str, Any]:
+def _position(sink: Sink) -> dict[str, object]:
     return {
         "position": sink.position,
         "token": sink.text if sink.text is not None else str(sink.token),
@@ -128,7 +128,7 @@ def _definitions(table: pd.DataFrame) -> dict[str, float]:
     return {str(row.metric): float(row.value) for row in rows.itertuples()}
 
 
-def _condition(condition: Condition) -> dict[str, Any]:
+def _condition(condition: Condition) -> dict[str, object]:
     rows = _rows(condition.table, "sink_rate", "gu2024", whole=True)
     length = int(rows["key_position"].max()) + 1
     rows = rows[rows["key_position"] <= length - max(1, length // 2)]

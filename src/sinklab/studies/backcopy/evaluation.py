@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend
 from sinklab.models.language_model import SinkLM
-from sinklab.results.metric import VALUE_RATIO, Metric
+from sinklab.results.metric import VALUE_RATIO, Metric, Row
 from sinklab.studies.backcopy.model import knocked_out
 from sinklab.studies.backcopy.problem import BackcopyProblem
 
@@ -114,7 +114,7 @@ class HeadNumbers(Probe):
                 own[layer] = {name: torch.cat((own[layer][name], values)) for name, values in numbers.items()}
         self.is_trigger = torch.cat((self.is_trigger, other.is_trigger))
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         for layer, numbers in self.heads.items():
             for name, values in numbers.items():
                 for head, value in enumerate(values.nanmean(0).tolist()):

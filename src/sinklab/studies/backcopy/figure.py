@@ -85,7 +85,7 @@ def _kind(run: Mapping[str, Any]) -> str:
     return f"{run['operation']}, {run['optimizer']}, {layers}{out}"
 
 
-def _style(number: int) -> dict[str, Any]:
+def _style(number: int) -> dict[str, object]:
     dashes = ("-", "--", ":")[number // len(COLOURS) % 3]
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": dashes, "linewidth": 1.1}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ class Nothing(nn.Module):
         super().__init__()
         self.attention = attention
 
-    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Any:
+    def forward(self, hidden_states: Tensor, **kwargs: object) -> object:
         """0 in the shape of the input, and ``None`` beside it for an attention."""
         nothing = torch.zeros_like(hidden_states)
         return (nothing, None) if self.attention else nothing

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 from sinklab.attention.operation import Operation
-from sinklab.results.metric import LOSS, Metric
+from sinklab.results.metric import LOSS, Coordinates, Metric, Row
 from sinklab.results.statistics import mean_interval
 from sinklab.results.table import finite
 from sinklab.studies.backcopy.evaluation import BY_HEAD, BY_LAYER, BackcopyNumbers, evaluate
@@ -97,7 +97,7 @@ def _above(entry: Mapping[str, Any], name: str) -> bool | None:
     return None if mean is None or half is None else mean - half > MAJORITY
 
 
-def _point(step: int, numbers: BackcopyNumbers) -> dict[str, Any]:
+def _point(step: int, numbers: BackcopyNumbers) -> dict[str, object]:
     """An evaluation on the way, without intervals."""
     return {
         "step": step,
@@ -125,9 +125,9 @@ NUMBERS: dict[str, Metric] = {
 }
 
 
-def rows_of(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def rows_of(run: Mapping[str, Any]) -> Iterator[Row]:
     """Rows of the table: the last evaluation without step, those on the way with it."""
-    same = {
+    same: Coordinates = {
         "model": f"backcopy {run['layers']}x{run['heads']} {run['optimizer']}",
         "operation": run["operation"],
         "seed": run["seed"],
@@ -135,17 +135,17 @@ def rows_of(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for step, loss in run["loss"]:
         yield {**same, "metric": LOSS, "value": loss, "step": step}
     for point in ({**run, "step": None}, *run["curve"]):
-        place = {**same, "step": point["step"]}
+        place: Coordinates = {**same, "step": point["step"]}
         for name in ("trigger_excess", "other_excess"):
             yield {**place, "metric": NUMBERS[name], "value": point[name]}
         for entry in (*point["by_head"], *point["by_layer"]):
-            at = {key: entry[key] for key in ("layer", "head") if key in entry}
+            at = cast(Coordinates, {key: entry[key] for key in ("layer", "head") if key in entry})  # two of its columns
             for name, metric in NUMBERS.items():
                 if name in entry:
                     yield {**place, **at, "metric": metric, "value": entry[name]}
 
 
-def _by_layer(numbers: BackcopyNumbers) -> list[dict[str, Any]]:
+def _by_layer(numbers: BackcopyNumbers) -> list[dict[str, object]]:
     return [
         {"layer": layer, **{name: _mean(values) for name, values in of_layer.items()}}
         for layer, of_layer in numbers.layers.items()

@@ -106,7 +106,7 @@ class BackcopySettings:
         count = self.evaluations - 1
         return sorted({round(self.steps * (number / count) ** 2) for number in range(self.evaluations)})
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For JSON."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(self).items()}
 

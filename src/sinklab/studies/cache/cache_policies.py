@@ -7,7 +7,6 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pandas as pd
 import torch
@@ -19,8 +18,9 @@ from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.registry import policies as policy_registry
-from sinklab.results.metric import LOSS, Metric
+from sinklab.results.metric import LOSS, Coordinates, Metric, Row
 from sinklab.results.run import Progress, silent
+from sinklab.results.summaries import Comparison, Difference, PolicyEntry
 from sinklab.results.table import make_table
 from sinklab.sinks import Sinks
 from sinklab.streaming.perplexity import Decoding, Estimate, decoding, estimate, losses
@@ -73,7 +73,7 @@ def compared(
     steps: int = STEPS,
     briefly: bool = False,
     progress: Progress = silent,
-) -> tuple[dict[str, Any], pd.DataFrame]:
+) -> tuple[Comparison, pd.DataFrame]:
     """Summary and long table of a comparison.
 
     Args:
@@ -184,7 +184,7 @@ def _summary(
     budgets: Sequence[int],
     corpus: str,
     bos: bool,
-) -> dict[str, Any]:
+) -> Comparison:
     length = rows.shape[1]
     edges = _edges(length)
     counts = [int((~entry.losses[:, first - 1 :].isnan()).sum()) for entry in measured]
@@ -203,9 +203,9 @@ def _summary(
             by_sinks[entry.budget][_num_sinks(entry.policy) or 0] = part
         if entry.policy.name in others:
             others[entry.policy.name][entry.budget] = part
-    entries = []
+    entries: list[PolicyEntry] = []
     for entry, part, speed, count in zip(measured, scored, timed, counts, strict=True):
-        window = by_sinks.get(entry.budget or -1, {}).get(0)
+        loss, window = estimate(part), by_sinks.get(entry.budget or -1, {}).get(0)
         anew = others["recompute"].get(entry.budget)
         dense = others["full"].get(None)
         entries.append(
@@ -217,7 +217,9 @@ def _summary(
                 "held": entry.policy.max_held(length),
                 "budget": entry.budget,
                 "settings": policy_registry.settings(entry.policy),
-                **_estimated("loss", estimate(part)),
+                "loss": loss.mean,
+                "loss_low": loss.low,
+                "loss_high": loss.high,
                 "scored_tokens": count,
                 "against_window": _difference(part, window),
                 "against_recompute": _difference(part, anew),
@@ -290,14 +292,15 @@ def _num_sinks(policy: Policy) -> int | None:
     return number if isinstance(number, int) else None
 
 
-def _estimated(name: str, estimate: Estimate) -> dict[str, Any]:
+def _estimated(name: str, estimate: Estimate) -> dict[str, object]:
     return {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
-def _difference(part: Tensor, other: Tensor | None) -> dict[str, float | None] | None:
+def _difference(part: Tensor, other: Tensor | None) -> Difference | None:
     if other is None or other is part:
         return None
-    return dataclasses.asdict(estimate(part - other))
+    difference = estimate(part - other)
+    return {"mean": difference.mean, "low": difference.low, "high": difference.high}
 
 
 def _mean(part: Tensor) -> float | None:
@@ -305,20 +308,20 @@ def _mean(part: Tensor) -> float | None:
     return None if mean != mean else mean
 
 
-def _table(summary: dict[str, Any], loaded: LoadedModel, corpus: str, bos: bool, run_id: str, seed: int) -> pd.DataFrame:
-    rows: list[dict[str, Any]] = []
+def _table(summary: Comparison, loaded: LoadedModel, corpus: str, bos: bool, run_id: str, seed: int) -> pd.DataFrame:
+    rows: list[Row] = []
     for entry in summary["policies"]:
-        of_policy = {"policy": entry["label"]}
-        for name, metric, count in (
-            ("loss", LOSS, entry["scored_tokens"]),
-            ("tokens_per_second", DECODING_SPEED, entry["decoded_tokens"]),
-            ("reading_tokens_per_second", READING_SPEED, 1),
-            ("bytes_held", BYTES_HELD, 1),
+        of_policy: Coordinates = {"policy": entry["label"]}
+        for number, metric, count in (
+            (entry["loss"], LOSS, entry["scored_tokens"]),
+            (entry["tokens_per_second"], DECODING_SPEED, entry["decoded_tokens"]),
+            (entry["reading_tokens_per_second"], READING_SPEED, 1),
+            (entry["bytes_held"], BYTES_HELD, 1),
         ):
-            rows.append({**of_policy, "metric": metric, "value": float(entry[name]), "count": count})
+            rows.append({**of_policy, "metric": metric, "value": float(number), "count": count})
         for (start, stop), value in zip(summary["positions"], entry["loss_by_position"], strict=True):
             if value is not None:
-                place = {"query_position": start - 1, "count": (stop - start) * summary["documents"]}
+                place: Coordinates = {"query_position": start - 1, "count": (stop - start) * summary["documents"]}
                 rows.append({**of_policy, "metric": LOSS_BY_POSITION, "value": value, **place})
     return make_table(
         rows, run_id=run_id, model=loaded.name, revision=loaded.revision, operation=loaded.operation, corpus=corpus,

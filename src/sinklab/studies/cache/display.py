@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -10,13 +11,14 @@ from rich.text import Text
 
 from sinklab.report.policies import HEADINGS, left_out_lines, policy_rows
 from sinklab.results.run import Result
+from sinklab.results.summaries import Comparison
 
 __all__ = ["display"]
 
 
 def display(result: Result) -> Iterator[RenderableType]:
     """The table of the policies and the recommendation."""
-    summary = result.summary
+    summary = cast(Comparison, result.summary)  # of a result of this command
     shown = Table(box=None, pad_edge=False)
     for heading in HEADINGS:
         shown.add_column(heading, justify="left" if heading == HEADINGS[0] else "right")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -137,7 +136,7 @@ def _nothing_to_pin(sinks: Sinks) -> str:
 
 def _settings(
     name: str, budget: int, numbers: Sequence[int], positions: Sequence[int], has_window: bool
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """Settings of a policy that holds ``budget`` tokens and the query; none for one that is sized by its window alone."""
     if name == "sink_window":
         for number in numbers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import torch
@@ -113,7 +112,7 @@ class Sums:
         self._queries = _plus(self._queries, queries)
         self._texts += len(modules[0].sums)
 
-    def at(self, place: Any) -> np.ndarray:
+    def at(self, place: object) -> np.ndarray:
         """Mean share on positions, ``(heads,)``; NaN where no query sees them."""
         positions = [position for position in torch.as_tensor(place).flatten().tolist() if position < self._at[0].shape[1]]
         sums, counts = (values[:, positions].sum(1) for values in self._at)

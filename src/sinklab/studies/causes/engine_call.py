@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Self
 
 from torch import Tensor
 
@@ -27,9 +27,9 @@ class SharedHead:
 
     def __init__(self, call: AttentionCall) -> None:
         self._call = SharedCall.of(call)
-        self._memo: dict[tuple[Any, ...], tuple[AttentionCall, Tensor]] = {}
+        self._memo: dict[tuple[object, ...], tuple[AttentionCall, Tensor]] = {}
 
-    def outputs(self, interventions: Sequence[HeadIntervention], known_as: tuple[Any, ...] = ()) -> Tensor:
+    def outputs(self, interventions: Sequence[HeadIntervention], known_as: tuple[object, ...] = ()) -> Tensor:
         """What :func:`~sinklab.attention.editing.edited_outputs` gives, ``(batch, q_len, value_dim)``.
 
         Args:
@@ -40,7 +40,7 @@ class SharedHead:
             return self._call.head_outputs[:, :, 0]
         return self._edited(interventions, known_as)[1][:, 0]
 
-    def _edited(self, interventions: Sequence[HeadIntervention], known_as: tuple[Any, ...]) -> tuple[AttentionCall, Tensor]:
+    def _edited(self, interventions: Sequence[HeadIntervention], known_as: tuple[object, ...]) -> tuple[AttentionCall, Tensor]:
         if known_as in self._memo:
             return self._memo[known_as]
         last = interventions[-1]
@@ -68,7 +68,7 @@ class SharedCall(AttentionCall):
     """
 
     native: AttentionCall | None = None
-    memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    memo: dict[tuple[str, int, int], tuple[Tensor, int]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, call: AttentionCall) -> Self:

@@ -8,9 +8,11 @@ from typing import Any, Literal
 from torch import nn
 
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnsupportedModelError
+from sinklab.results.metric import Row
 from sinklab.results.run import Progress, silent
 from sinklab.sinks import Sinks
 from sinklab.studies.causes.effects import Effects
+from sinklab.studies.causes.finding import ExperimentResult
 from sinklab.studies.causes.key_bias import key_bias
 from sinklab.studies.causes.location import location
 from sinklab.studies.causes.massive import massive_activations
@@ -39,7 +41,7 @@ def experiments(
     batch_size: int,
     seed: int,
     progress: Progress = silent,
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[dict[str, dict[str, object] | None], list[Row]]:
     """Run those of a budget.
 
     Returns:
@@ -48,7 +50,7 @@ def experiments(
     """
     samples, readout = given.samples, given.readout
     rest: dict[str, Any] = {"batch_size": batch_size, "readout": readout, "seed": seed}
-    runs: dict[str, Callable[[], Any]] = {
+    runs: dict[str, Callable[[], ExperimentResult]] = {
         "read_outs": lambda: read_outs(
             model, samples, sinks, effects, threshold=threshold, minimal_effect=minimal_effect, batch_size=batch_size
         ),
@@ -57,8 +59,8 @@ def experiments(
         "massive": lambda: massive_activations(model, samples, sinks, **rest),
         "spread": lambda: spread(model, samples, sinks, **rest),
     }
-    summary: dict[str, Any] = {}
-    rows: list[dict[str, Any]] = []
+    summary: dict[str, dict[str, object] | None] = {}
+    rows: list[Row] = []
     chosen = EXPERIMENTS[budget]
     for name, run in runs.items():
         if name not in chosen:

@@ -6,13 +6,13 @@ import abc
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsFloat, Unpack
 
 import numpy as np
 from torch import Tensor
 
 from sinklab.results.intervals import Interval
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.sinks import Head
 
 __all__ = ["LOSS_CHANGE", "SINK_SHARE", "ExperimentResult", "head_rows", "interval_rows", "number", "plain", "signed"]
@@ -34,10 +34,10 @@ class ExperimentResult(abc.ABC):
         """What the numbers say, in a sentence or two."""
 
     @abc.abstractmethod
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         """Rows of the long table."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For JSON: the statement and all fields, with ``None`` for what is not a number."""
         return {"statement": self.statement, **plain(self)}
 
@@ -57,7 +57,7 @@ def plain(value: Any) -> Any:
     return number(value) if isinstance(value, float) else value
 
 
-def number(value: Any) -> float | None:
+def number(value: SupportsFloat) -> float | None:
     """A Python number for JSON, or ``None`` for what is not one."""
     converted = float(value)
     return converted if math.isfinite(converted) else None
@@ -68,15 +68,15 @@ def signed(interval: Interval) -> str:
     return f"{interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
 
 
-def head_rows(metric: Metric, heads: Sequence[Head], values: Iterable[Any], **columns: Any) -> Iterator[dict[str, Any]]:
+def head_rows(metric: Metric, heads: Sequence[Head], values: Iterable[float], **columns: Unpack[Coordinates]) -> Iterator[Row]:
     """A row for every head that has the number."""
     for head, value in zip(heads, values, strict=True):
         if number(value) is not None:
-            place = {"module": head.module, "layer": head.layer, "head": head.head}
+            place: Coordinates = {"module": head.module, "layer": head.layer, "head": head.head}
             yield {**columns, **place, "metric": metric, "value": float(value)}
 
 
-def interval_rows(metric: Metric, interval: Interval | None, **columns: Any) -> Iterator[dict[str, Any]]:
+def interval_rows(metric: Metric, interval: Interval | None, **columns: Unpack[Coordinates]) -> Iterator[Row]:
     """The mean under the name of the metric, and the ends of its interval under the name with ``_low`` and ``_high``."""
     for bound, value in ({} if interval is None else interval.to_dict()).items():
         yield {**columns, "metric": metric if bound == "mean" else metric.bound(bound), "value": value}

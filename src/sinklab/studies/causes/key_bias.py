@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from sinklab.attention.probe import Watcher
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.results.intervals import Interval
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes._runs import (
     change,
@@ -59,7 +58,7 @@ class HeadScores:
     constant_share: float
     value_ratio: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For JSON."""
         return {**plain(dataclasses.asdict(self)), "head": str(self.head), "module": self.head.module}
 
@@ -128,14 +127,15 @@ class KeyBiasEvidence(ExperimentResult):
             return "none"
         return "some" if min(abs(loss.low), abs(loss.high)) >= self.minimal_effect and loss.low * loss.high > 0 else "open"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {**super().to_dict(), "heads": [scores.to_dict() for scores in self.heads]}
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         """Rows of the long table."""
-        common: dict[str, Any] = {"probe": "causes_key_bias", "count": self.texts}
+        common: Coordinates = {"probe": "causes_key_bias", "count": self.texts}
         for name, loss in self.losses.items():
-            yield from interval_rows(LOSS_CHANGE.of(self.unit), loss, **common, intervention=f"key bias: {name}")
+            at: Coordinates = {**common, "intervention": f"key bias: {name}"}
+            yield from interval_rows(LOSS_CHANGE.of(self.unit), loss, **at)
         heads = [scores.head for scores in self.heads]
         for field, metric in _SCORES.items():
             yield from head_rows(metric, heads, [getattr(scores, field) for scores in self.heads], **common)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -53,13 +52,17 @@ class HeadLabel:
     p: dict[str, dict[str, float]]
     evidence: dict[str, dict[str, Contrast]]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For JSON."""
-        evidence = {
+        of_head: dict[str, object] = {"head": str(self.head), "label": self.label, "by_domain": self.by_domain, "p": self.p}
+        return of_head | {"evidence": self.evidence_dict()}
+
+    def evidence_dict(self) -> dict[str, dict[str, dict[str, float]]]:
+        """The evidence for JSON: by contrast and domain."""
+        return {
             name: {domain: contrast.to_dict() for domain, contrast in domains.items()}
             for name, domains in self.evidence.items()
         }
-        return {"head": str(self.head), "label": self.label, "by_domain": self.by_domain, "p": self.p, "evidence": evidence}
 
 
 def label_heads(

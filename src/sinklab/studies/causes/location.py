@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from sinklab.attention.intervention import Place
 from sinklab.errors import ConfigurationError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.results.intervals import Interval
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes._received import Received, Strong, Sums
 from sinklab.studies.causes._runs import Edits, change, known_place, lengths, no_edits, of_all, runs
@@ -112,19 +111,19 @@ class Location(ExperimentResult):
             parts.append(words + (f"; loss {signed(state.loss)} {self.unit}" if state.loss is not None else ""))
         return ". ".join(parts) + "."
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         conditions = {condition.name: plain(condition) for condition in self.conditions}
         return {**super().to_dict(), "conditions": conditions, "follows": self.follows}
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         """Rows of the long table."""
         for condition in self.conditions:
-            common: dict[str, Any] = {"probe": "causes_location", "count": self.texts}
+            common: Coordinates = {"probe": "causes_location", "count": self.texts}
             common["intervention"] = f"sink: {condition.name}"
             yield from head_rows(AT_PLACE, self.heads, condition.at_place, **common)
             yield from head_rows(AT_FIRST_TOKEN, self.heads, condition.at_first_token, **common)
             for strong in condition.strongest:
-                at = {**common, "key_position": strong.position}
+                at: Coordinates = {**common, "key_position": strong.position}
                 yield from head_rows(STRONG_POSITION, [strong.head], [strong.weight], **at)
             yield from interval_rows(LOSS_CHANGE.of(self.unit), condition.loss, **common)
 

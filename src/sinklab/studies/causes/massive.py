@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from sinklab.attention.intervention import HiddenIntervention, Intervention
 from sinklab.attention.probe import Probe, Watcher
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.results.intervals import Interval
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks, SinkWeights
 from sinklab.studies.causes._runs import Edits, change, ids_by_position, most_frequent, no_edits, runs
 from sinklab.studies.causes.finding import LOSS_CHANGE, SINK_SHARE, ExperimentResult, head_rows, interval_rows, signed
@@ -135,11 +134,12 @@ class MassiveActivations(ExperimentResult):
             words += f"; zeroed, the weight of head {self.heads[head]} on the sink goes from {before:.3f} to {after:.3f}"
         return f"{words}."
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         """Rows of the long table."""
-        common: dict[str, Any] = {"probe": "causes_massive", "count": self.texts}
+        common: Coordinates = {"probe": "causes_massive", "count": self.texts}
+        at: Coordinates
         for peak in self.peaks:
-            at = {**common, "layer": peak["layer"], "key_position": peak["position"]}
+            at = {**common, "layer": int(peak["layer"]), "key_position": int(peak["position"])}
             yield {**at, "metric": LARGEST_ACTIVATION, "value": peak["value"]}
             yield {**at, "metric": LARGEST_TIMES_MEDIAN, "value": peak["times_median"]}
         for activation in self.found:
@@ -149,11 +149,13 @@ class MassiveActivations(ExperimentResult):
         weights: dict[str | None, np.ndarray | None] = {None: self.sink_weights}
         for name, edit in self.edits.items():
             edited = f"massive activations: {name}"
-            yield from interval_rows(LOSS_CHANGE.of(self.unit), edit.loss, **common, intervention=edited)
+            at = {**common, "intervention": edited}
+            yield from interval_rows(LOSS_CHANGE.of(self.unit), edit.loss, **at)
             weights[edited] = edit.sink_weights
         for intervention, values in weights.items():
             if values is not None:
-                yield from head_rows(SINK_SHARE, self.heads, values, **common, intervention=intervention)
+                at = {**common, "intervention": intervention}
+                yield from head_rows(SINK_SHARE, self.heads, values, **at)
 
 
 def massive_activations(

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -19,12 +19,14 @@ from sinklab.corpora.base import Corpus
 from sinklab.errors import ConfigurationError, SinklabError
 from sinklab.models.loading import LoadedModel, hash_weights
 from sinklab.registry import operations
-from sinklab.results.metric import VALUE_RATIO, Metric
+from sinklab.results.metric import VALUE_RATIO, Metric, Row
 from sinklab.results.run import Progress, silent
 from sinklab.results.sources import digest_of
 from sinklab.results.store import Store
+from sinklab.results.summaries import CausesSummary, ExaminedHead, FoundSink
 from sinklab.results.table import make_table
 from sinklab.sinks import Head, Sinks, find_sinks
+from sinklab.sinks.value import SinkPlace
 from sinklab.studies.causes.effects import Effects, HeadEdit
 from sinklab.studies.causes.engine import estimate, measure_effects
 from sinklab.studies.causes.experiments import experiments
@@ -89,7 +91,7 @@ class Request:
         if self.heads is not None and not self.heads:
             raise ConfigurationError("`heads` names no head; leave it out for all of them")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For JSON."""
         heads = "all" if self.heads is None else [f"{layer}.{head}" for layer, head in self.heads]
         return {**dataclasses.asdict(self), "heads": heads}
@@ -106,7 +108,7 @@ class Examined:
     """
 
     summary: dict[str, Any]
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     record: dict[str, str]
 
 
@@ -115,7 +117,7 @@ def examine(
     texts: Texts,
     request: Request,
     *,
-    identity: dict[str, Any],
+    identity: Mapping[str, object],
     sinks: Sinks | None = None,
     store: Store | None = None,
     say: Callable[[str], None] = lambda text: None,
@@ -135,7 +137,8 @@ def examine(
     inputs = {name: tensor.to(device) for name, tensor in texts.samples.inputs.items()}
     texts = dataclasses.replace(texts, samples=dataclasses.replace(texts.samples, inputs=inputs))
     samples = texts.samples
-    place: Any = request.sink if isinstance(request.sink, int) else {"auto": "find", "null": "null", "none": None}[request.sink]
+    words: dict[str, Literal["find", "null"] | None] = {"auto": "find", "null": "null", "none": None}
+    place: SinkPlace | Literal["find"] | None = request.sink if isinstance(request.sink, int) else words[request.sink]
     if sinks is not None:
         place = sinks.main
     with _named("`threshold`, `sink` as a position, null or none"):
@@ -158,7 +161,7 @@ def examine(
     labels = label_heads(effects, sinks, level=request.level, minimal_effect=request.minimal_effect)
     needed = texts_needed(effects, sinks, level=request.level, minimal_effect=request.minimal_effect)
     listed = [_head(label, sinks, effects) for label in labels]
-    summary = {
+    summary: CausesSummary = {
         "heads": listed,
         "counts": {name: Counter(head["label"] for head in listed)[name] for name in LABELS},
         "sink": _record(sinks),
@@ -177,20 +180,19 @@ def examine(
         model, texts, sinks, effects, budget=request.budget, threshold=request.threshold, minimal_effect=request.minimal_effect,
         batch_size=request.batch_size, seed=request.seed, progress=progress,
     )  # fmt: skip
-    summary.update(also)
-    return Examined(summary, [*_effect_rows(effects), *_head_rows(listed), *rows], effects.record)
+    return Examined({**summary, **also}, [*_effect_rows(effects), *_head_rows(listed), *rows], effects.record)
 
 
 def causes_section(
     loaded: LoadedModel,
     text: Corpus,
-    summary: dict[str, Any],
+    summary: Mapping[str, Any],
     sinks: Sinks,
     *,
     run_id: str,
     seed: int,
     progress: Progress = silent,
-) -> tuple[dict[str, Any], pd.DataFrame]:
+) -> tuple[Mapping[str, object], pd.DataFrame]:
     """The causes as a section of an audit: the fast budget on texts of its corpus, with its threshold, seed and BOS.
 
     Args:
@@ -230,7 +232,7 @@ def texts_of_budget(
     return texts_of(loaded, corpora, texts=count, seq_len=length, seed=seed, bos=bos)
 
 
-def facts_of(module: nn.Module, loaded: LoadedModel | None) -> dict[str, Any]:
+def facts_of(module: nn.Module, loaded: LoadedModel | None) -> dict[str, object]:
     """Columns of the table that say what was examined; a model that is not of transformers has its class alone."""
     if loaded is not None:
         return {"model": loaded.name, "revision": loaded.revision, "operation": loaded.operation}
@@ -269,7 +271,7 @@ def _effects(
     request: Request,
     variants: Sequence[HeadEdit],
     heads: Sequence[Head],
-    identity: dict[str, Any],
+    identity: Mapping[str, object],
     store: Store,
     say: Callable[[str], None],
     progress: Progress,
@@ -319,8 +321,8 @@ def _effects(
 
 
 def _store_key(
-    model: nn.Module, texts: Texts, request: Request, variants: Sequence[HeadEdit], identity: dict[str, Any]
-) -> tuple[dict[str, Any], str]:
+    model: nn.Module, texts: Texts, request: Request, variants: Sequence[HeadEdit], identity: Mapping[str, object]
+) -> tuple[dict[str, object], str]:
     """What effects depend on besides the heads: the settings, and the digest of the code."""
     digest = hashlib.sha256()
     samples = texts.samples
@@ -335,11 +337,11 @@ def _store_key(
         "readout": type(texts.readout).__qualname__,
         "samples": digest.hexdigest(),
     }
-    operation = [operations[identity["operation"]]] if identity["operation"] in operations else []
+    operation = [operations[str(identity["operation"])]] if identity["operation"] in operations else []
     return settings, digest_of(measure_effects, make_variants, find_sinks, type(texts.readout), *operation, *classes_of(model))
 
 
-def _head(label: HeadLabel, sinks: Sinks, effects: Effects) -> dict[str, Any]:
+def _head(label: HeadLabel, sinks: Sinks, effects: Effects) -> ExaminedHead:
     index = sinks.heads.index(label.head)
     row = effects.heads.index(label.head)
     return {
@@ -350,7 +352,7 @@ def _head(label: HeadLabel, sinks: Sinks, effects: Effects) -> dict[str, Any]:
         "domains": dict(label.by_domain),
         "sink_weight": number(sinks.weights[index]),
         "value_ratio": number(sinks.value_ratio[index]),
-        "effects": label.to_dict()["evidence"],
+        "effects": label.evidence_dict(),
         "divergence": {
             name: dict(zip(effects.domain_names, map(number, np.nanmean(values[row], axis=0)), strict=True))
             for name, values in zip(effects.variants, effects.divergence, strict=True)
@@ -359,7 +361,7 @@ def _head(label: HeadLabel, sinks: Sinks, effects: Effects) -> dict[str, Any]:
     }
 
 
-def _record(sinks: Sinks) -> dict[str, Any]:
+def _record(sinks: Sinks) -> FoundSink:
     """Where the sink is and what every head gives to it, for JSON."""
     heads = zip(sinks.heads, sinks.weights.tolist(), sinks.value_ratio.tolist(), strict=True)
     return {
@@ -371,9 +373,9 @@ def _record(sinks: Sinks) -> dict[str, Any]:
     }
 
 
-def _effect_rows(effects: Effects) -> list[dict[str, Any]]:
+def _effect_rows(effects: Effects) -> list[Row]:
     """Means over texts of the changes of the loss and of the divergences, for every variant, head and domain."""
-    rows = []
+    rows: list[Row] = []
     for metric, values in ((LOSS_CHANGE.of(effects.unit), effects.loss), (DIVERGENCE.of(effects.unit), effects.divergence)):
         counts = np.isfinite(values).sum(axis=2)
         means = np.nansum(values, axis=2) / np.maximum(counts, 1)
@@ -390,14 +392,14 @@ def _effect_rows(effects: Effects) -> list[dict[str, Any]]:
     return rows
 
 
-def _head_rows(listed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _head_rows(listed: Sequence[ExaminedHead]) -> list[Row]:
     """Weight on the sink and length of its value, for every head."""
     return [
         {
             "probe": PROBE, "metric": metric, "module": head["module"], "layer": head["layer"],
-            "head": head["head"], "value": head[name], "count": 1,
+            "head": head["head"], "value": value, "count": 1,
         }
         for head in listed
-        for name, metric in (("sink_weight", SINK_SHARE), ("value_ratio", VALUE_RATIO))
-        if head[name] is not None
+        for value, metric in ((head["sink_weight"], SINK_SHARE), (head["value_ratio"], VALUE_RATIO))
+        if value is not None
     ]  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
 from sinklab.probes._accumulate import documents_of
 from sinklab.probes.outliers import LAYER_KURTOSIS
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes._runs import known_place
 from sinklab.studies.causes.effects import Effects
@@ -69,7 +68,7 @@ class Correlation:
         """``together``, ``opposed`` or ``no clear relation``."""
         return "together" if self.low > 0 else "opposed" if self.high < 0 else "no clear relation"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For JSON."""
         return {**plain(dataclasses.asdict(self)), "reading": self.reading}
 
@@ -126,8 +125,8 @@ class ReadOuts(ExperimentResult):
             parts.append(f"heads that {words}: {', '.join(map(str, self.needy))}")
         return "; ".join(parts) + "."
 
-    def to_dict(self) -> dict[str, Any]:
-        def by(items: Sequence[Any], columns: dict[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
+    def to_dict(self) -> dict[str, object]:
+        def by(items: Sequence[object], columns: dict[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
             return {
                 str(item): {name: number(values[index]) for name, values in columns.items()} for index, item in enumerate(items)
             }
@@ -137,9 +136,9 @@ class ReadOuts(ExperimentResult):
         heads, layers = by(self.heads, self.by_head), by(self.layers, self.by_layer)
         return {**fields, "heads": heads, "layers": layers, "correlations": correlations}
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         """Rows of the long table."""
-        common: dict[str, Any] = {"probe": "causes_read_outs", "count": self.texts}
+        common: Coordinates = {"probe": "causes_read_outs", "count": self.texts}
         for name, values in self.by_head.items():
             yield from head_rows(self._metric(BY_HEAD[name]), self.heads, values, **common)
         for name, values in self.by_layer.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ class Readout(abc.ABC):
     """Of both numbers."""
 
     @abc.abstractmethod
-    def outputs(self, outputs: Any, samples: Samples) -> Tensor:
+    def outputs(self, outputs: object, samples: Samples) -> Tensor:
         """The tensor of a model's output that is compared, samples along its first axis.
 
         Raises:
@@ -98,7 +98,7 @@ class _Tokens(Readout):
     def targets(self, samples: Samples) -> Tensor:
         """The tokens asked for, int64 ``(samples, seq_len)``; anything where no domain is given."""
 
-    def outputs(self, outputs: Any, samples: Samples) -> Tensor:
+    def outputs(self, outputs: object, samples: Samples) -> Tensor:
         logits = getattr(outputs, "logits", None)
         if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[1] != samples.domains.shape[1]:
             raise UnsupportedModelError(
@@ -147,7 +147,7 @@ class ClassLogits(Readout):
 
     unit = "nats"
 
-    def outputs(self, outputs: Any, samples: Samples) -> Tensor:
+    def outputs(self, outputs: object, samples: Samples) -> Tensor:
         logits = getattr(outputs, "logits", None)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or samples.domains.shape[1] != 1:
             raise UnsupportedModelError(
@@ -174,7 +174,7 @@ class OutputDivergence(Readout):
 
     unit = "nats"
 
-    def outputs(self, outputs: Any, samples: Samples) -> Tensor:
+    def outputs(self, outputs: object, samples: Samples) -> Tensor:
         logits = getattr(outputs, "logits", None)
         if isinstance(logits, Tensor) and logits.ndim == 2:
             logits = logits[:, None]
@@ -204,7 +204,7 @@ class SquaredError(Readout):
 
     unit = "squared units"
 
-    def outputs(self, outputs: Any, samples: Samples) -> Tensor:
+    def outputs(self, outputs: object, samples: Samples) -> Tensor:
         states = outputs[0] if isinstance(outputs, (tuple, list)) else getattr(outputs, "last_hidden_state", outputs)
         if not isinstance(states, Tensor) or states.ndim != 3 or states.shape[1] != samples.domains.shape[1]:
             raise UnsupportedModelError(

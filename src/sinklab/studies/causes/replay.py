@@ -15,7 +15,6 @@ import dataclasses
 import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,17 +48,17 @@ class Recording:
     """
 
     part: Samples
-    outputs: Any
+    outputs: object
     calls: dict[str, AttentionCall]
     left: list[str]
     sites: dict[str, Site]
     times: Counter[str]
-    layers: dict[str, Any]
+    layers: dict[str, object]
     before: dict[str, list[str]]
-    given: dict[str, Any]
-    _repeated: dict[tuple[str, int], Any] = dataclasses.field(default_factory=dict)
+    given: dict[str, object]
+    _repeated: dict[tuple[str, int], object] = dataclasses.field(default_factory=dict)
 
-    def stacked(self, layer: str, edits: int) -> Any:
+    def stacked(self, layer: str, edits: int) -> object:
         """What a layer gave back, once an edit; made once, as many stacks begin with the same layers."""
         if (layer, edits) not in self._repeated:
             self._repeated[layer, edits] = _stacked(self.layers[layer], len(self.part), edits)
@@ -100,10 +99,10 @@ class Replay:
             room: bytes that kept calls may take; the first is kept however large.
         """
         calls = _Calls(modules, room)
-        layers: dict[str, Any] = {}
+        layers: dict[str, object] = {}
         ended: Counter[str] = Counter()
         before: dict[str, list[str]] = {}
-        given: dict[str, Any] = {}
+        given: dict[str, object] = {}
         with contextlib.ExitStack() as stack:
             for name, module in self.anatomy.layers.items():
                 stack.callback(module.register_forward_hook(_keep(name, layers, ended)).remove)
@@ -119,7 +118,7 @@ class Replay:
         layers = {name: output for name, output in layers.items() if name in once}
         return Recording(part, outputs, calls.calls, calls.left, calls.sites, calls.times, layers, before, given)
 
-    def run(self, recording: Recording, module: str, edits: Sequence[tuple[int, Tensor]]) -> Any:
+    def run(self, recording: Recording, module: str, edits: Sequence[tuple[int, Tensor]]) -> object:
         """What the model returns under a stack of edits of one attention module, one edit after the other.
 
         Args:
@@ -144,7 +143,8 @@ class Replay:
                 stack.enter_context(_replaced(self.anatomy.attention[module], _giving(value)))
             else:
                 stack.enter_context(seam.shadow(_Substitute(self.anatomy.attention[module], _edited(call, edits))))
-            result = self.model(**_stacked(recording.part.inputs, len(recording.part), number), **self._options)
+            inputs = {name: _stacked(given, len(recording.part), number) for name, given in recording.part.inputs.items()}
+            result = self.model(**inputs, **self._options)
         if versions != [tensor._version for tensor in _tensors(arguments)]:
             raise MeasurementError(
                 f"{type(self.model).__name__} writes into the outputs of its layers, so they cannot be replayed"
@@ -215,7 +215,9 @@ class _Substitute(seam.Observer):
     def owns(self, module: nn.Module) -> bool:
         return module is self.module
 
-    def on_attention(self, native: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    def on_attention(
+        self, native: Callable[..., object], module: nn.Module, *args: object, **kwargs: object
+    ) -> tuple[Tensor, None]:
         return self.head_outputs, None
 
 
@@ -226,16 +228,16 @@ def bytes_of(call: AttentionCall) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, Tensor))
 
 
-def _keep(name: str, layers: dict[str, Any], ended: Counter[str]) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+def _keep(name: str, layers: dict[str, object], ended: Counter[str]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
         layers[name] = output
         ended[name] += 1
 
     return hook
 
 
-def _keep_first(name: str, given: dict[str, Any]) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+def _keep_first(name: str, given: dict[str, object]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
         # Behind the hidden states come weights of attention, of the size of the scores.
         given[name] = (output[0], *(None for _ in output[1:])) if isinstance(output, tuple) else output
 
@@ -243,13 +245,13 @@ def _keep_first(name: str, given: dict[str, Any]) -> Callable[..., None]:
 
 
 def _note(name: str, ended: Counter[str], before: dict[str, list[str]]) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def hook(module: nn.Module, args: tuple[object, ...]) -> None:
         before.setdefault(name, list(ended))
 
     return hook
 
 
-def _giving(value: Any) -> Callable[..., Any]:
+def _giving(value: object) -> Callable[..., object]:
     return lambda *args, **kwargs: value
 
 
@@ -275,7 +277,7 @@ def _projected(recording: Recording, module: str, weight: Tensor, edits: Sequenc
     return stacked.flatten(0, 1)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -286,7 +288,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _stacked(value: Any, samples: int, edits: int) -> Any:
+def _stacked(value: object, samples: int, edits: int) -> object:
     """A value with all its tensors repeated along the samples; those with one row for all samples stay as they are."""
     if isinstance(value, Tensor):
         shared = value.ndim == 0 or (value.shape[0] == 1 and samples > 1)
@@ -295,14 +297,15 @@ def _stacked(value: Any, samples: int, edits: int) -> Any:
         stacked = {key: _stacked(item, samples, edits) for key, item in value.items()}
         return stacked if type(value) is dict else type(value)(**stacked)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_stacked(item, samples, edits) for item in value))
+        make: Callable[..., object] = type(value)
+        return make(*(_stacked(item, samples, edits) for item in value))
     if isinstance(value, (tuple, list)):
-        return type(value)(_stacked(item, samples, edits) for item in value)
+        return type(value)([_stacked(item, samples, edits) for item in value])
     return value
 
 
 @contextlib.contextmanager
-def _replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def _replaced(module: nn.Module, forward: Callable[..., object]) -> Iterator[None]:
     """Give one module, and no other of its class, another ``forward`` until the block ends; its hooks still run."""
     before = module.__dict__.get("forward")
     module.forward = forward

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.results.intervals import Interval
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.sinks import Sinks
 from sinklab.studies.causes._runs import Edits, change, known_place, lengths, no_edits, of_all, random_places, text_losses
 from sinklab.studies.causes.finding import LOSS_CHANGE, ExperimentResult, interval_rows, number
@@ -85,7 +84,7 @@ class Spread(ExperimentResult):
             f"hiding a random other key by {control.mean:.2f} [{control.low:.2f}, {control.high:.2f}]: {verdict}."
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For JSON."""
         return {
             **super().to_dict(),
@@ -98,20 +97,20 @@ class Spread(ExperimentResult):
             },
         }
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         """Rows of the long table; of a curve, the column ``key_position`` holds the first distance of a bin."""
-        common: dict[str, Any] = {"probe": "causes_spread", "count": self.texts}
+        common: Coordinates = {"probe": "causes_spread", "count": self.texts}
         for name, curves, totals in zip(self.conditions, self.curves, self.totals, strict=True):
             for layer, curve, total in zip(self.layers, curves, totals, strict=True):
-                at = {**common, "intervention": f"token replaced: {name}", "layer": layer}
+                at: Coordinates = {**common, "intervention": f"token replaced: {name}", "layer": layer}
                 yield {**at, "metric": SPREAD_TOTAL, "value": float(np.nanmean(total))}
                 for (distance, _), value in zip(self.distances, curve.tolist(), strict=True):
                     if number(value) is not None:
                         yield {**at, "metric": SPREAD_AT_DISTANCE, "key_position": distance, "value": value}
         for name in self.ratios:
-            at = {**common, "intervention": f"token replaced: {name}"}
-            yield from interval_rows(SPREAD_RATIO, self.ratios[name], **at)
-            yield from interval_rows(LOSS_CHANGE.of(self.unit), self.losses[name], **at)
+            of_token: Coordinates = {**common, "intervention": f"token replaced: {name}"}
+            yield from interval_rows(SPREAD_RATIO, self.ratios[name], **of_token)
+            yield from interval_rows(LOSS_CHANGE.of(self.unit), self.losses[name], **of_token)
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.errors import ConfigurationError, UnsupportedModelError
@@ -27,7 +26,7 @@ class Texts:
 
     samples: Samples
     readout: Readout
-    record: list[dict[str, Any]]
+    record: list[dict[str, object]]
 
 
 def usual_length(loaded: LoadedModel) -> int:
@@ -58,7 +57,7 @@ def texts_of(
         raise UnsupportedModelError(f"{error}; {FROM_PYTHON}") from error
     if not isinstance(readout, (NextToken, MaskedToken)):
         raise UnsupportedModelError(f"{type(loaded.model).__name__} is not a model of texts; {FROM_PYTHON}")
-    mask: Any = getattr(loaded.tokenizer, "mask_token_id", None)
+    mask: int | None = getattr(loaded.tokenizer, "mask_token_id", None)
     separator = getattr(loaded.tokenizer, "sep_token_id", None)
     if isinstance(readout, MaskedToken) and mask is None:
         raise ConfigurationError(
@@ -75,5 +74,6 @@ def texts_of(
             {"domain": name, "texts": texts, **dataclasses.asdict(corpus.identity), "token_sha256": hash_tokens(tokens)}
         )
     if isinstance(readout, MaskedToken):
+        assert mask is not None  # refused above
         return Texts(masked_samples(groups, mask, seed=seed), readout, record)
     return Texts(token_samples(groups), readout, record)

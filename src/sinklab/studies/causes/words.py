@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from sinklab.results.summaries import CausesSummary, ExaminedHead
 
 __all__ = ["duration", "place_name", "sentences"]
 
@@ -15,7 +14,7 @@ _MEANING = {
 }
 
 
-def sentences(summary: Mapping[str, Any]) -> str:
+def sentences(summary: CausesSummary) -> str:
     """What was found, in plain words.
 
     Args:
@@ -64,7 +63,7 @@ def duration(seconds: float) -> str:
     return f"about {seconds / 3600:.1f} hours"
 
 
-def _needs(head: Mapping[str, Any], least: float) -> bool:
+def _needs(head: ExaminedHead, least: float) -> bool:
     """Whether the interval of hiding the sink less hiding another key lies above the minimal effect, in some domain."""
     return any(effect["low"] > least for effect in head["effects"].get("hide - control", {}).values())
 

@@ -50,7 +50,7 @@ def _cells(interval: Mapping[str, float] | None, sign: str) -> tuple[str, str]:
     return f"{interval['mean']:{sign}.3f}", f"{interval['low']:{sign}.3f} … {interval['high']:{sign}.3f}"
 
 
-def _length(outcome: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+def _length(outcome: Mapping[str, object], row: Mapping[str, object]) -> str:
     if outcome["axis"] is None:
         return ""
     return "at chance" if row["effective_length"] is None else f"{row['effective_length']} tokens"

@@ -16,7 +16,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,11 +25,15 @@ from transformers import PreTrainedModel
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import cross_entropies
-from sinklab.policies.base import Policy
+from sinklab.policies.base import PolicySpec
 from sinklab.registry import policies
 from sinklab.streaming.base import Reader
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.measure.probing import opened
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+    from transformers import PreTrainedTokenizerBase
 
 try:
     from lm_eval import evaluate
@@ -70,21 +74,22 @@ class PolicyLM(TemplateLM):
     def __init__(
         self,
         model: str | LoadedModel | PreTrainedModel,
-        policy: Policy | str | dict[str, Any],
+        policy: PolicySpec,
         *,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         batch_size: int = 8,
         chunk: int = 128,
     ) -> None:
         super().__init__()
         loaded = opened(model)
-        self.tokenizer = loaded.tokenizer if tokenizer is None else tokenizer
-        if self.tokenizer is None:
+        chosen = loaded.tokenizer if tokenizer is None else tokenizer
+        if chosen is None:
             raise InputError(
                 "the tasks of lm-evaluation-harness are texts and this model has no tokenizer; give PolicyLM(tokenizer=…)"
             )
         if batch_size < 1:
             raise ConfigurationError(f"batch_size {batch_size} must be 1 or more")
+        self.tokenizer: PreTrainedTokenizerBase = chosen
         self.model, self.name, self.batch_size, self.chunk = loaded.model, loaded.name, batch_size, chunk
         self.policy = open_reader(self.model, policy, chunk=chunk).policy
         self._device = loaded.device
@@ -106,7 +111,7 @@ class PolicyLM(TemplateLM):
         """For the fingerprints of the harness."""
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: Any) -> list[int]:
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: object) -> list[int]:
         """Ids of a text; special tokens as the tokenizer puts them, but none before a text that begins with BOS."""
         bos = self.tokenizer.bos_token
         if add_special_tokens is None:
@@ -127,7 +132,7 @@ class PolicyLM(TemplateLM):
     # --- what the harness asks -----------------------------------------------------------------------------------------------
 
     def _loglikelihood_tokens(
-        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_options: Any
+        self, requests: Sequence[tuple[object, list[int], list[int]]], disable_tqdm: bool = False, **_options: object
     ) -> list[tuple[float, bool]]:
         """Log-likelihood of every continuation and whether greedy decoding would give it."""
         for text, _, continuation in requests:
@@ -145,7 +150,7 @@ class PolicyLM(TemplateLM):
                     self.cache_hook.add_partial("loglikelihood", requests[index][0], answer)
         return [answers[index] for index in range(len(requests))]
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood of whole texts, each read in one stream; the token in front is not put there twice."""
         texts = []
         for (string,) in (request.args for request in requests):
@@ -157,7 +162,7 @@ class PolicyLM(TemplateLM):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return totals
 
-    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Greedy continuations, cut before the first stop text.
 
         Raises:
@@ -172,7 +177,7 @@ class PolicyLM(TemplateLM):
                 self.cache_hook.add_partial("generate_until", requests[index].args, text)
         return [texts[index] for index in range(len(requests))]
 
-    def get_model_info(self) -> dict[str, Any]:
+    def get_model_info(self) -> dict[str, object]:
         """What the harness writes into ``results["config"]``."""
         return {
             "sinklab_model": self.name,
@@ -182,7 +187,7 @@ class PolicyLM(TemplateLM):
             "model_dtype": str(self.model.dtype),
         }
 
-    def bos_record(self) -> dict[str, Any]:
+    def bos_record(self) -> dict[str, object]:
         """Whether the tokenizer puts the beginning-of-sequence token in front, and texts read by how many they began with."""
         bos = self.tokenizer.bos_token_id
         return {

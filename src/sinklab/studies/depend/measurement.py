@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from sinklab.corpora.base import hash_tokens
 from sinklab.errors import ConfigurationError
@@ -42,7 +41,7 @@ def measure_task(
     bos: bool,
     level: float,
     progress: Progress,
-) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+) -> tuple[dict[str, object], list[dict[str, object]], dict[str, object]]:
     """The summary, the rows of the table and the record of one task.
 
     Raises:
@@ -52,7 +51,7 @@ def measure_task(
     return _summary(scored, contenders, level), table_rows(scored), _record(scored)
 
 
-def _summary(scored: ScoredTask, contenders: Contenders, level: float) -> dict[str, Any]:
+def _summary(scored: ScoredTask, contenders: Contenders, level: float) -> dict[str, object]:
     task = scored.task
     counted = counted_questions(scored, contenders)
     if not counted:
@@ -89,7 +88,7 @@ def _summary(scored: ScoredTask, contenders: Contenders, level: float) -> dict[s
     )
 
 
-def _record(scored: ScoredTask) -> dict[str, Any]:
+def _record(scored: ScoredTask) -> dict[str, object]:
     return {
         **scored.task.settings,
         "identity": dataclasses.asdict(scored.task.identity),

@@ -81,7 +81,7 @@ def outcome(
     }
 
 
-def _sentence(facts: Mapping[str, Any], contenders: Contenders, judgement: Judgement, items: int) -> str:
+def _sentence(facts: Mapping[str, object], contenders: Contenders, judgement: Judgement, items: int) -> str:
     unit = "" if facts["unit"] == "fraction" else f" {facts['unit']}"
     difference = judgement.difference
     return (

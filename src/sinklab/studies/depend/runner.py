@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -123,7 +122,7 @@ def effective_lengths(task: Task, curves: Mapping[str, Sequence[tuple[int, np.nd
     return effective_length(curves, chance=task.chance)
 
 
-def table_rows(scored: ScoredTask) -> list[dict[str, Any]]:
+def table_rows(scored: ScoredTask) -> list[dict[str, object]]:
     """One row for every policy, question and metric: the mean over items."""
     return [
         {

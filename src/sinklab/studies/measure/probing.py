@@ -55,7 +55,7 @@ def opened(model: str | LoadedModel | PreTrainedModel, **options: Any) -> Loaded
     return model if isinstance(model, LoadedModel) else wrap_model(model)
 
 
-def make_probe(probe: str | Mapping[str, Any] | Probe, threshold: float) -> Probe:
+def make_probe(probe: str | Mapping[str, object] | Probe, threshold: float) -> Probe:
     """A probe from its name and settings; one that has a threshold and is given none gets ours."""
     if isinstance(probe, Probe):
         return probe
@@ -141,7 +141,7 @@ def check_identity(model: PreTrainedModel, tokens: Tensor) -> dict[str, int]:
     return {"outputs_found_bit_identical": len(plain), "tokens_of_identity_check": batch.shape[1]}
 
 
-def labelled(session: Session, loaded: LoadedModel, **constants: Any) -> pd.DataFrame:
+def labelled(session: Session, loaded: LoadedModel, **constants: object) -> pd.DataFrame:
     """The session's table with the coordinates of the run filled in."""
     table = session.table()
     for column, value in {
@@ -154,7 +154,7 @@ def labelled(session: Session, loaded: LoadedModel, **constants: Any) -> pd.Data
     return table
 
 
-def model_facts(loaded: LoadedModel, session: Session) -> dict[str, Any]:
+def model_facts(loaded: LoadedModel, session: Session) -> dict[str, object]:
     """What the model is, for ``run.json``."""
     config = loaded.model.config.get_text_config()
     return {
@@ -178,19 +178,19 @@ def classes_of(model: nn.Module) -> list[type]:
     return sorted(known, key=lambda cls: (cls.__module__, cls.__qualname__))
 
 
-def checks(session: Session, identity: dict[str, int]) -> dict[str, Any]:
+def checks(session: Session, identity: dict[str, int]) -> dict[str, object]:
     """What the measurement proved of itself, counted; whatever failed has raised."""
     return {**identity, "attention_modules_seen": len(session.calls), **session.checks}
 
 
-def _arguments(model: PreTrainedModel, batch: Tensor, *, full_logits: bool) -> dict[str, Any]:
+def _arguments(model: PreTrainedModel, batch: Tensor, *, full_logits: bool) -> dict[str, object]:
     known = inspect.signature(model.forward).parameters
     if "input_ids" not in known:
         raise UnsupportedModelError(
             f"{type(model).__name__} does not read tokens; measure it from Python, with attend(model, probes=[...]) round "
             "a call on its own inputs"
         )
-    arguments: dict[str, Any] = {"input_ids": batch}
+    arguments: dict[str, object] = {"input_ids": batch}
     if "use_cache" in known:
         arguments["use_cache"] = False
     if "logits_to_keep" in known and not full_logits:
@@ -200,7 +200,7 @@ def _arguments(model: PreTrainedModel, batch: Tensor, *, full_logits: bool) -> d
     return arguments
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
+def _tensors(output: object) -> Iterator[Tensor]:
     values = output.values() if hasattr(output, "values") else output if isinstance(output, (tuple, list)) else (output,)
     for value in values:
         if isinstance(value, Tensor):

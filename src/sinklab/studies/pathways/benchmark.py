@@ -37,7 +37,7 @@ TRIGGER = "trigger"
 
 
 def run_pathways(
-    operations: Sequence[Mapping[str, Any]] = DEFAULT,
+    operations: Sequence[Mapping[str, object]] = DEFAULT,
     *,
     seeds: Sequence[int] = (0, 1, 2),
     scale: Scale = "tiny",
@@ -145,14 +145,14 @@ def _table(
 
 
 def _record(
-    summary: Mapping[str, Any],
+    summary: Mapping[str, object],
     pathways: Sequence[Pathway],
-    cells: Mapping[str, Any],
+    cells: Mapping[str, object],
     scale: Scale,
     seeds: Sequence[int],
     problem: TriggerProblem,
     run_id: str,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     base = base_config(scale)
     context = base.model.max_position_embeddings
     return {

@@ -125,7 +125,7 @@ class _Timed:
         loss.backward()
         self.model.zero_grad(set_to_none=True)
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+    def _precision(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast(self.device.type, torch.bfloat16) if self.half else contextlib.nullcontext()
 
     def _wait(self) -> None:

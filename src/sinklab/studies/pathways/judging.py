@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from sinklab.jobs.claim import Difference, Effect, Part, Value
 from sinklab.jobs.verdict import Finding, judge_part
@@ -97,7 +97,7 @@ class Row:
         """Names of the bounds with that verdict."""
         return [name for name, finding in self.findings.items() if finding.verdict == verdict]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For JSON."""
         return {
             "label": self.label,

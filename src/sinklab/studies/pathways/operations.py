@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from sinklab.errors import ConfigurationError
 from sinklab.registry import operations
@@ -14,7 +13,7 @@ __all__ = ["DEFAULT", "PUBLISHED", "REFERENCE", "Pathway", "Published", "pathway
 REFERENCE = "softmax"
 """Label of the operation against which all others are judged; it has no way to do nothing but a sink."""
 
-Settings = Callable[[int], Mapping[str, Any]]
+Settings = Callable[[int], Mapping[str, object]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +58,8 @@ PUBLISHED: Mapping[str, Published] = {
 }
 """Operation to its published use. Normalised sigmoid, the control of Gu et al., is named with its setting."""
 
-DEFAULT: Sequence[Mapping[str, Any]] = tuple(
-    {"name": name} | extra for name in PUBLISHED for extra in ([{}, {"normalize": True}] if name == "sigmoid" else [{}])
+DEFAULT: Sequence[Mapping[str, object]] = tuple(
+    {"name": name, **extra} for name in PUBLISHED for extra in ([{}, {"normalize": True}] if name == "sigmoid" else [{}])
 )
 """What is compared if nothing is chosen."""
 
@@ -75,14 +74,14 @@ class Pathway:
     """
 
     label: str
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
 
     @property
     def published(self) -> Published | None:
         """The published use, if it is that."""
-        return PUBLISHED.get(self.fields["name"]) if len(self.fields) == 1 else None
+        return PUBLISHED.get(str(self.fields["name"])) if len(self.fields) == 1 else None
 
-    def operation(self, context: int) -> dict[str, Any]:
+    def operation(self, context: int) -> dict[str, object]:
         """``name`` and settings, for rows of so many tokens; settings at their defaults are left out.
 
         Left out, they are worded as claims word them, so that both find the same trained models.
@@ -91,7 +90,7 @@ class Pathway:
         return {**self.fields, **(settings(context) if settings else {})}
 
 
-def pathways_of(chosen: Sequence[Mapping[str, Any]] = DEFAULT) -> list[Pathway]:
+def pathways_of(chosen: Sequence[Mapping[str, object]] = DEFAULT) -> list[Pathway]:
     """The rows of the comparison, the reference first, whether it is among the chosen or not.
 
     Args:
@@ -113,6 +112,6 @@ def pathways_of(chosen: Sequence[Mapping[str, Any]] = DEFAULT) -> list[Pathway]:
     return found
 
 
-def _label(fields: Mapping[str, Any]) -> str:
+def _label(fields: Mapping[str, object]) -> str:
     settings = ", ".join(f"{key}={value}" for key, value in fields.items() if key != "name")
     return f"{fields['name']}({settings})" if settings else str(fields["name"])

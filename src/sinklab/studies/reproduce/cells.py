@@ -44,17 +44,18 @@ def configure(base: PretrainingConfig, variant: Variant) -> PretrainingConfig:
         raise ConfigurationError(f"variant {variant.label!r}: {error}") from error
 
 
-def resolved_changes(base: PretrainingConfig, variant: Variant) -> dict[str, Any]:
+def resolved_changes(base: PretrainingConfig, variant: Variant) -> dict[str, object]:
     """What a variant changes at one scale: dotted field to value; what leaves a field as it is, is left out."""
     given: Changes = variant.changes(base) if callable(variant.changes) else variant.changes
     fields = base.model_dump()
-    values = {path: _get(fields, path) * value.factor if isinstance(value, Times) else value for path, value in given.items()}
-    # A factor keeps whole numbers whole, so that steps stay steps.
-    kept = {
-        path: round(value) if isinstance(given[path], Times) and isinstance(_get(fields, path), int) else value
-        for path, value in values.items()
-    }
-    return {path: value for path, value in kept.items() if _get(fields, path) != value}
+    changed = {}
+    for path, value in given.items():
+        before = _get(fields, path)
+        if isinstance(value, Times):  # a factor keeps whole numbers whole, so that steps stay steps
+            value = round(before * value.factor) if isinstance(before, int) else before * value.factor
+        if before != value:
+            changed[path] = value
+    return changed
 
 
 def make_cells(variants: Iterable[Variant], scale: Scale, seeds: Sequence[int]) -> dict[tuple[str, int], Cell]:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from sinklab.errors import UnknownNameError
 from sinklab.jobs.claim import SCALES
@@ -67,23 +66,23 @@ def check_word(word: str, known: tuple[str, ...] | list[str], kind: str) -> None
         raise UnknownNameError(f"there is no {kind} {word!r}.{hint} Known: {', '.join(known)}")
 
 
-def _last_verdicts(folder: Path | None, scale: str) -> tuple[dict[str, Mapping[str, Any]], str]:
+def _last_verdicts(folder: Path | None, scale: str) -> tuple[dict[str, Mapping[str, object]], str]:
     """Claim to its newest result at a scale, and where these were found."""
     from sinklab.studies.reproduce.kept import read_results, summary_of
 
     place = folder or Path("sinklab-claims")
     found = [summary_of(kept.record) for kept in read_results(place)]
     if found or folder is not None:
-        return {row["name"]: row for row in reversed(found) if row["scale"] == scale}, str(place)
+        return {str(row["name"]): row for row in reversed(found) if row["scale"] == scale}, str(place)
     record = json.loads((resources.files("sinklab.claims") / "record.json").read_text(encoding="utf-8"))
     return {row["name"]: row for row in reversed(record) if row["scale"] == scale}, "the results that come with sinklab"
 
 
-def _row(claim: Stated, result: Mapping[str, Any] | None, scale: str) -> dict[str, Any]:
+def _row(claim: Stated, result: Mapping[str, object] | None, scale: str) -> dict[str, object]:
     empty = dict.fromkeys(("effect", "interval", "unit", "created", "hardware"), None)
     cost = claim.costs.get(scale)
     verdict = None if cost is not None else "not tested at this scale"
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "name": claim.name,
         "source": claim.source,
         "scale": scale,

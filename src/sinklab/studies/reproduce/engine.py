@@ -8,7 +8,7 @@ import datetime
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
@@ -28,6 +28,9 @@ from sinklab.studies.reproduce.kept import deciding_part
 from sinklab.studies.reproduce.scales import base_config
 from sinklab.studies.reproduce.work import Measurement, claim_called, name_of, read_numbers, train_and_read
 from sinklab.training.process import default_cache
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["answer", "plan_runs", "reproduce"]
 
@@ -191,16 +194,18 @@ def answer(
     seeds: Sequence[int] = (),
     folder: Path | None = None,
     errors: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What became of a claim: the verdict with the effect of the part that decides it, and what was found about every part."""
     parts = [finding.to_dict() for finding in judgement.findings]
-    deciding = deciding_part({"parts": parts, "verdict": judgement.verdict}) or {}
+    deciding = deciding_part({"parts": parts, "verdict": judgement.verdict})
     return {
         "name": name,
         "source": source,
         "scale": scale,
         "verdict": judgement.verdict,
-        **{key: deciding.get(of) for key, of in (("effect", "mean"), ("interval", "interval"), ("unit", "unit"))},
+        "effect": None if deciding is None else deciding["mean"],
+        "interval": None if deciding is None else deciding["interval"],
+        "unit": None if deciding is None else deciding["unit"],
         "seeds": list(seeds),
         "reason": judgement.reason,
         "parts": parts,
@@ -235,7 +240,7 @@ def _numbers(one: _Asked, plan: SweepPlan, scale: Scale, seeds: Sequence[int], o
     return dict(numbers), seconds
 
 
-def _table(one: _Asked, numbers: Mapping[int, Numbers], run_id: str) -> Any:
+def _table(one: _Asked, numbers: Mapping[int, Numbers], run_id: str) -> pd.DataFrame:
     known = catalogue()
     operations = {
         label: (cell.config.model.operation["name"], cell.config.data.corpus) for (label, _), cell in one.cells.items()
@@ -259,7 +264,7 @@ def _table(one: _Asked, numbers: Mapping[int, Numbers], run_id: str) -> Any:
 
 def _record(
     one: _Asked, judgement: Conclusion, scale: Scale, seeds: Sequence[int], seconds: float, run_id: str, errors: list[str]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     claim, base = one.claim, base_config(scale)
     variants = {
         variant.label: {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from sinklab.errors import InputError
 from sinklab.jobs.claim import SCALES
 from sinklab.jobs.verdict import VERDICTS
+from sinklab.results.summaries import ClaimPart, ClaimRecord, Judged
 from sinklab.results.table import read_run
 
 __all__ = ["StoredClaim", "deciding_part", "hardware_of", "read_results", "summary_of"]
@@ -41,7 +41,7 @@ class StoredClaim:
     """The record of a claim that was run, and the folder in which it and its table lie."""
 
     folder: Path
-    record: dict[str, Any]
+    record: ClaimRecord
 
 
 def read_results(folder: Path) -> list[StoredClaim]:
@@ -64,13 +64,13 @@ def read_results(folder: Path) -> list[StoredClaim]:
     )
 
 
-def deciding_part(record: dict[str, Any]) -> dict[str, Any] | None:
+def deciding_part(record: Judged) -> ClaimPart | None:
     """The part that makes the verdict what it is: the first one that has it; the first of all where none has."""
-    parts: Sequence[dict[str, Any]] = record["parts"]
+    parts = record["parts"]
     return next((part for part in parts if part["verdict"] == record["verdict"]), parts[0] if parts else None)
 
 
-def summary_of(record: dict[str, Any]) -> dict[str, Any]:
+def summary_of(record: ClaimRecord) -> dict[str, object]:
     """A record in the fields of ``sinklab claims --json``; the effect is that of :func:`deciding_part`."""
     part = deciding_part(record)
     return {
@@ -87,7 +87,7 @@ def summary_of(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def hardware_of(record: dict[str, Any]) -> str:
+def hardware_of(record: ClaimRecord) -> str:
     """What it ran on, in words: ``cpu, AMD EPYC, 2 cores``."""
     hardware = record["environment"].get("hardware", {})
     words = [str(hardware[key]) for key in ("device", "name") if hardware.get(key)]
@@ -95,7 +95,7 @@ def hardware_of(record: dict[str, Any]) -> str:
     return ", ".join([*words, f"{cores} cores"] if cores else words) or "unknown hardware"
 
 
-def _checked(path: Path) -> dict[str, Any]:
+def _checked(path: Path) -> ClaimRecord:
     record = read_run(path.parent)
     problem = None
     if record.get("kind") != "claim":
@@ -115,4 +115,4 @@ def _checked(path: Path) -> dict[str, Any]:
                     break
     if problem is not None:
         raise InputError(f"{path} is no record of a claim: {problem}; run the claim again, its models are kept")
-    return record
+    return cast(ClaimRecord, record)  # that it is one has just been checked

@@ -56,7 +56,7 @@ class Reading:
     folder: Path
     read_out: str
 
-    def _key(self) -> tuple[str, dict[str, Any], str]:
+    def _key(self) -> tuple[str, dict[str, object], str]:
         run = read_run(self.folder)
         model = run["config"]["model"]
         # The model looks up its operation and its positions by their names, which no import statement says.
@@ -89,8 +89,10 @@ class Measurement:
     seed: int
     scale: Scale
 
-    def _key(self) -> tuple[str, dict[str, Any], str]:
-        return self.claim, {"seed": self.seed, "scale": self.scale}, sources_of(claim_called(self.claim).measure)
+    def _key(self) -> tuple[str, dict[str, object], str]:
+        measure = claim_called(self.claim).measure
+        assert measure is not None  # whoever asks has looked
+        return self.claim, {"seed": self.seed, "scale": self.scale}, sources_of(measure)
 
     def cached(self) -> Numbers | None:
         """What was measured before, by the code as it is now."""
@@ -117,8 +119,7 @@ def claim_called(name: str) -> Claim:
         UnknownNameError: no such claim.
         ConfigurationError: its file does not give a claim.
     """
-    make: Any = claims[name]
-    claim = make()
+    claim = claims[name]()
     if not isinstance(claim, Claim):
         raise ConfigurationError(f"claim {name!r}: its function must return a Claim, and returned {type(claim).__name__}")
     return claim
@@ -145,7 +146,7 @@ def function_of(read_out: str) -> Callable[[TrainedModel], Mapping[str, float]]:
     raise ConfigurationError(f"claim {claim!r} has no read-out {function!r}")
 
 
-def sources_of(function: Any, *plugins: Any) -> str:
+def sources_of(function: Callable[..., object], *plugins: type) -> str:
     """The digest of the code behind a read-out or a measurement.
 
     The function that states a claim is left out: to add a remark to a claim is no reason to measure it again. Plug-ins that the
@@ -158,10 +159,10 @@ def sources_of(function: Any, *plugins: Any) -> str:
 
 
 @functools.cache
-def _named_plugins(module: str) -> tuple[Any, ...]:
+def _named_plugins(module: str) -> tuple[type, ...]:
     """Plug-ins whose names stand as strings in a module or in the private modules beside it that it imports from."""
     package, _, own = module.rpartition(".")
-    found: list[Any] = []
+    found: list[type] = []
     waiting: list[ast.AST] = [ast.parse(inspect.getsource(sys.modules[module]))]
     while waiting:
         node = waiting.pop()
@@ -289,7 +290,7 @@ def _plain(numbers: Mapping[str, float]) -> dict[str, float | None]:
     return {name: float(value) if math.isfinite(value) else None for name, value in numbers.items()}
 
 
-def _timed(compute: Callable[[], Any]) -> Numbers:
+def _timed(compute: Callable[[], object]) -> Numbers:
     started = time.monotonic()
     return {"numbers": compute(), "seconds": round(time.monotonic() - started, 2)}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from sinklab.attention.operation import Operation
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Metric, Row
 from sinklab.results.table import finite
 from sinklab.studies.theory.retrieval_task import BOS, RetrievalBatch, RetrievalTarget, divisor_error, retrieval_batch
 from sinklab.studies.trigger.evaluation import EVALUATION_SEED, MAX_ERROR
@@ -42,7 +42,7 @@ class RetrievalProblem(ToyProblem):
     target: RetrievalTarget = "value"
 
     @property
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> dict[str, str | int]:
         return {"model": "retrieval 1x1", "corpus": f"retrieval_task {self.target}", "bos": 1}
 
     def draw(self, batch: int, generator: torch.Generator, position: int | None = None) -> RetrievalBatch:
@@ -64,11 +64,11 @@ class RetrievalNumbers:
     trigger_bos: float
     trigger_asked: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For a record."""
         return {name: None if value is None else finite(value) for name, value in dataclasses.asdict(self).items()}
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         """Rows of the table."""
         for metric in (MAX_ERROR, *METRICS):
             if getattr(self, metric.name) is not None:

@@ -233,7 +233,7 @@ class _Writer:
     def _until_interrupted(self) -> Iterator[None]:
         """Ctrl-C and SIGTERM end the loop between two tokens, so that the state can be saved; the next interrupts."""
 
-        def note(number: int, frame: Any) -> None:
+        def note(number: int, frame: object) -> None:
             if self.interrupted:
                 raise KeyboardInterrupt
             self.interrupted, self.terminated = True, number == signal.SIGTERM
@@ -270,7 +270,7 @@ def _text(prompt: str | None, file: Path | None, *, needed: bool) -> str | None:
     return text
 
 
-def _fields(changes: list[str]) -> dict[str, Any]:
+def _fields(changes: list[str]) -> dict[str, object]:
     """Fields of a policy from ``name=value``, the value in YAML."""
     import yaml
 

@@ -27,7 +27,7 @@ from sinklab.attention.operation import repeat_groups
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.sinks import Sink, SinkPlace, Sinks
 from sinklab.studies.theory.hull_certificate import Certificate, certify_hulls
 
@@ -205,7 +205,7 @@ class NoOpCertificate(Probe):
                 )
         self.found += other.found
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         sites = {layer.site.module: layer.site for layer in self.found}
         whole: dict[Metric, list[Tensor]] = {}
         for module, site in sites.items():
@@ -214,7 +214,7 @@ class NoOpCertificate(Probe):
                 counts = counted.sum(1)
                 means = values.masked_fill(~counted, 0.0).sum(1) / counts.clamp(min=1)
                 for head in torch.nonzero(counts).flatten().tolist():
-                    place = {"module": module, "layer": site.layer, "head": head}
+                    place: Coordinates = {"module": module, "layer": site.layer, "head": head}
                     yield {"metric": metric, "value": float(means[head]), "count": int(counts[head]), **place}
         for metric, parts in whole.items():
             values = torch.cat(parts)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from sinklab.attention.operation import Operation
 from sinklab.positions.base import PositionScheme
-from sinklab.results.metric import Metric
+from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.results.table import finite
 from sinklab.studies.theory.trigger_bounds import counter_of
 from sinklab.studies.trigger.model import TriggerModel
@@ -80,7 +80,7 @@ class TriggerNumbers:
         """Layer and head of those whose mean weight on BOS is at least :data:`SINK`; ``None`` without BOS."""
         return None if self.bos_mean is None else (self.bos_mean >= SINK).nonzero().tolist()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For a record; single weights are those of the strongest head. ``None`` where there is no number."""
         at = self.strongest
 
@@ -104,7 +104,7 @@ class TriggerNumbers:
             "head_bos_weight_min": of_heads(self.bos_min),
         }
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         """Rows of the table: the error, numbers by head, and the visible part of the maps."""
         yield {"metric": MAX_ERROR, "value": self.error}
         for name, metric in (BY_HEAD | MAPS).items():
@@ -114,7 +114,7 @@ class TriggerNumbers:
             for index, value in zip(torch.ones_like(values).nonzero().tolist(), values.flatten().tolist(), strict=True):
                 position = dict(zip(("layer", "head", "query_position", "key_position"), index, strict=False))
                 if position.get("key_position", 0) <= position.get("query_position", 0):
-                    yield {"metric": metric, **position, "value": value}
+                    yield {"metric": metric, **cast(Coordinates, position), "value": value}  # its keys are columns
 
 
 @torch.no_grad()

@@ -14,10 +14,10 @@ import torch
 from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
 from sinklab.registry import operations, split_specs
-from sinklab.results.metric import STEPS
+from sinklab.results.metric import STEPS, Row
 from sinklab.results.run import Progress, Result, Run
 from sinklab.results.sources import digest_of
-from sinklab.results.table import finite, make_table
+from sinklab.results.table import finite, make_table, unpacked
 from sinklab.studies.trigger.display import display
 from sinklab.studies.trigger.model import TriggerModel
 from sinklab.studies.trigger.problem import ToyProblem
@@ -25,20 +25,20 @@ from sinklab.studies.trigger.training import Outcome, Training, train
 
 __all__ = ["AS_RELEASED", "as_released", "label_of", "operations_of", "run_lab"]
 
-AS_RELEASED: dict[str, dict[str, Any]] = {"relu": {"uncounted": 1}}
+AS_RELEASED: dict[str, dict[str, object]] = {"relu": {"uncounted": 1}}
 """Settings that the released models of the task have and the operation by itself has not: ReLU divides by ``max(i - 1, 1)``."""
 
-Spec = str | Mapping[str, Any] | Operation
+Spec = str | Mapping[str, object] | Operation
 P = TypeVar("P", bound=ToyProblem)
 
 
 class EvaluationResult(Protocol):
     """What an evaluation gives."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Scalars for a record."""
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         """Rows of the table."""
 
 
@@ -145,8 +145,8 @@ def run_lab(
             )
             of_run = {"operation": label, "seed": seed}
             rows.append({**of_run, "metric": STEPS, "value": training.steps, "count": 1})
-            rows += [{**of_run, **row, "value": finite(row["value"]), "count": samples} for row in numbers.rows()]
-            shape, steps = problem.columns["model"].split()[1].replace("x", " × "), f"{training.steps:,} steps"
+            rows += [{**of_run, **row, "value": finite(row["value"]), "count": samples} for row in unpacked(numbers.rows())]
+            shape, steps = str(problem.columns["model"]).split()[1].replace("x", " × "), f"{training.steps:,} steps"
             pictures[f"{name}.png"] = numbers, f"{label}, {shape}, seed {seed}: {training.outcome} after {steps}"
         run.progress("runs", len(jobs), len(jobs))
 

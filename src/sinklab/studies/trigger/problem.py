@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class ToyProblem(ABC):
 
     @property
     @abstractmethod
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> dict[str, str | int]:
         """What all rows of the table share: ``model``, ``corpus`` and ``bos``."""
 
     @property
@@ -115,7 +115,7 @@ class TriggerProblem(ToyProblem):
     bos: bool = True
 
     @property
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> dict[str, str | int]:
         return {"model": f"trigger {self.layers}x{self.heads}", "corpus": "trigger_task", "bos": int(self.bos)}
 
     @property

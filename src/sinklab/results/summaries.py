@@ -1,0 +1,209 @@
+"""Summaries: the keys of ``summary.json`` and of the records that are made by one part of sinklab and read by another.
+
+What each key means stands in docs/results.md and in the documentation of the command; here is of which type it is.
+"""
+
+from __future__ import annotations
+
+from typing import NotRequired, TypedDict
+
+__all__ = [
+    "CausesSummary",
+    "Certificate",
+    "CertifiedHead",
+    "ClaimPart",
+    "ClaimRecord",
+    "Comparison",
+    "Difference",
+    "ExaminedHead",
+    "FoundSink",
+    "Judged",
+    "PolicyEntry",
+    "Refused",
+    "Size",
+]
+
+
+class Refused(TypedDict):
+    """What stands in place of a section that could not be had."""
+
+    refused: str
+
+
+class Difference(TypedDict):
+    """A mean, and its interval where one can be had."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+class Size(TypedDict):
+    """What a cache policy is recommended to hold."""
+
+    num_sinks: int
+    window: int
+
+
+class PolicyEntry(TypedDict):
+    """One policy of a comparison."""
+
+    policy: str
+    label: str
+    num_sinks: int | None
+    window: int | None
+    held: int
+    budget: int | None
+    settings: dict[str, object]
+    loss: float
+    loss_low: float | None
+    loss_high: float | None
+    scored_tokens: int
+    against_window: Difference | None
+    against_recompute: Difference | None
+    against_full: Difference | None
+    decoded_tokens: int
+    tokens_per_second: float
+    reading_tokens_per_second: float
+    bytes_held: float
+    loss_by_position: list[float | None]
+
+
+class Comparison(TypedDict):
+    """``summary.json`` of ``sinklab cache``, and the entry ``cache`` of that of an audit."""
+
+    summary_version: int
+    model: str
+    revision: str | None
+    operation: str
+    corpus: str
+    bos: int
+    documents: int
+    tokens: int
+    token_sha256: str
+    scored_from: int
+    trained_length: int | None
+    positions: list[list[int]]
+    policies: list[PolicyEntry]
+    left_out: list[dict[str, str]]
+    sinks_needed: str | None
+    recommended: Size | None
+    recommendation: str
+
+
+class CertifiedHead(TypedDict):
+    """One head of a no-op certificate; a number that no query has is null."""
+
+    module: str
+    layer: int
+    head: int
+    sink_weight: float
+    needed_sink_weight: float | None
+    least_output: float
+    least_output_without_sink: float
+    gap: float
+    output: float
+    queries: int
+    needed_queries: int
+    forced: bool
+
+
+class Certificate(TypedDict):
+    """The entry ``certificate`` of an audit's ``summary.json``."""
+
+    sink_position: int | str
+    sink: NotRequired[str]
+    sink_found: NotRequired[bool]
+    delta: float
+    threshold: float
+    samples: int
+    normalized: bool
+    sink_heads: int
+    forced_heads: int
+    heads: list[CertifiedHead]
+    text: NotRequired[str]
+
+
+class ExaminedHead(TypedDict):
+    """One head of ``sinklab causes``; effects and divergences by intervention and domain."""
+
+    layer: int
+    head: int
+    module: str
+    label: str
+    domains: dict[str, str]
+    sink_weight: float | None
+    value_ratio: float | None
+    effects: dict[str, dict[str, dict[str, float]]]
+    divergence: dict[str, dict[str, float | None]]
+
+
+class FoundSink(TypedDict):
+    """Where the sink of a model is, what else was tried, and what every head gives to it."""
+
+    place: int | str | None
+    name: str
+    tried: list[dict[str, int | str | float]]
+    secondary: list[int]
+    heads: dict[str, dict[str, float | None]]
+
+
+class CausesSummary(TypedDict):
+    """``summary.json`` of ``sinklab causes``, and the entry ``causes`` of that of an audit; experiments add sections."""
+
+    heads: list[ExaminedHead]
+    counts: dict[str, int]
+    sink: FoundSink
+    texts: int
+    texts_needed: int | None
+    domains: list[str]
+    unit: str
+    clean_loss: dict[str, float]
+    level: float
+    minimal_effect: float
+    budget: str
+    variants: list[str]
+    text: NotRequired[str]
+
+
+class ClaimPart(TypedDict):
+    """What was found about one part of a claim."""
+
+    says: str
+    effect: str
+    needs: list[list[str]]
+    expected: str
+    more_than: float | None
+    less_than: float | None
+    unit: str
+    mean: float | None
+    interval: list[float] | None
+    standardized: float | None
+    by_seed: dict[str, float | None]
+    verdict: str
+
+
+class Judged(TypedDict):
+    """A verdict and the parts that it is made of."""
+
+    verdict: str
+    parts: list[ClaimPart]
+
+
+class ClaimRecord(Judged):
+    """``run.json`` of a claim."""
+
+    kind: str
+    claim: str
+    statement: str
+    source: str
+    reference: str
+    published: str
+    scale: str
+    cost: str
+    reason: str
+    created: str
+    seeds: list[int]
+    presupposes: list[ClaimPart]
+    conditions: dict[str, object]
+    environment: dict[str, dict[str, object]]
