@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$(v) 2>/dev/null)) python3)
 # One OpenMP thread for each of two workers: spinning threads on shared cores cost more than they bring.
-PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest
+# A worker takes files whole, in the order of tests/conftest.py: the long ones first.
+PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-slow test-versions bench embedded emergence reproduce docs lint format types check clean
@@ -28,10 +29,10 @@ demo: install  ## audit the embedded softmax model offline: summary here, report
 	$(BIN)/sinklab audit embedded:softmax --out build/demo --overwrite
 
 test: install  ## the test suite without the slow and the GPU tests
-	$(PYTEST) -n 2 --dist loadfile
+	$(PYTEST)
 
 test-slow: install  ## the slow tests too (minutes each)
-	$(PYTEST) -n 2 --dist loadfile -m 'not gpu'
+	$(PYTEST) -m 'not gpu'
 
 test-versions: install  ## the streaming tests on the oldest transformers that is supported and one between (makes build/versions)
 	$(BIN)/python -m tests.streaming.versions

@@ -67,6 +67,23 @@ def make_sinklm(operation: dict | None = None, vocab_size: int = 300, window: in
     return SinkLM(config).eval()
 
 
+FIRST = (
+    "claims/test_smoke.py",
+    "jobs/test_ray_cluster.py",
+    "jobs/test_sweep.py",
+    "studies/pathways/test_pathway_runs.py",
+    "claims/test_streaming_claims.py",
+    "training/test_train.py",
+    "training/test_distributed.py",
+)
+"""Files of few tests that take long."""
+
+
+def pytest_collection_modifyitems(items):
+    """Long files come first, so that no worker is left alone with one at the end (xdist would begin with the most tests)."""
+    items.sort(key=lambda item: not item.path.as_posix().endswith(FIRST))
+
+
 @pytest.fixture(scope="session")
 def tokenizer():
     return make_tokenizer()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -18,11 +19,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tests.command_line import CliRunner
 
+from sinklab.cli import main
 from sinklab.cli.app import app
 from sinklab.cli.guard import explain
 from sinklab.errors import InputError
+from sinklab.studies.audit import measurement
 
 QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12"]
+AUDIT = ["audit", "--no-cache", *QUICK]
 
 
 def run(*arguments: object):
@@ -158,14 +162,14 @@ def test_text_without_a_tokenizer(own_checkpoint, tmp_path):
 class TestOutputDirectory:
     def test_one_that_exists_is_left_as_it_is_until_overwrite_is_said(self, checkpoint, tmp_path):
         out = tmp_path / "out"
-        assert run("audit", checkpoint, *QUICK, "--out", out).exit_code == 0
+        assert run(*AUDIT, checkpoint, "--out", out).exit_code == 0
         before = {path.name: path.read_bytes() for path in out.iterdir()}
         assert set(before) >= {"run.json", "table.parquet", "report.html", "summary.json"}
         result = run("audit", checkpoint, *QUICK, "--out", out)
         assert (result.exit_code, result.stdout) == (2, "")
         assert "exists; choose another with --out, or replace it with --overwrite" in result.stderr
         assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-        assert run("audit", checkpoint, *QUICK, "--seed", "1", "--out", out, "--overwrite").exit_code == 0
+        assert run(*AUDIT, checkpoint, "--seed", "1", "--out", out, "--overwrite").exit_code == 0
         assert json.loads((out / "run.json").read_text())["config"]["seed"] == 1
         assert os.listdir(tmp_path) == ["out"]
 
@@ -196,41 +200,42 @@ class TestOutputDirectory:
             raise OSError(28, "No space left on device", str(path))
 
         monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
-        line = refused(run("audit", checkpoint, *QUICK, "--out", tmp_path / "out"), tmp_path / "out")
+        line = refused(run(*AUDIT, checkpoint, "--out", tmp_path / "out"), tmp_path / "out")
         assert "no space left on the disk" in line
 
     def test_a_full_disk_keeps_the_earlier_result(self, checkpoint, tmp_path, monkeypatch):
-        assert run("audit", checkpoint, *QUICK, "--out", tmp_path / "out").exit_code == 0
+        assert run(*AUDIT, checkpoint, "--out", tmp_path / "out").exit_code == 0
         before = (tmp_path / "out" / "table.parquet").read_bytes()
         monkeypatch.setattr(pd.DataFrame, "to_parquet", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
-        assert run("audit", checkpoint, *QUICK, "--out", tmp_path / "out", "--overwrite").exit_code == 2
+        assert run(*AUDIT, checkpoint, "--out", tmp_path / "out", "--overwrite").exit_code == 2
         assert (tmp_path / "out" / "table.parquet").read_bytes() == before
         assert os.listdir(tmp_path) == ["out"]
 
 
-PATCHED = """
-import importlib, pathlib, sys, time
-module = importlib.import_module("sinklab.studies.audit.measurement")
-marker = pathlib.Path(sys.argv.pop(1))
-def slow(*args, **kwargs):
-    marker.touch()
-    time.sleep(600)
-module.run_probes = slow
-from sinklab.cli import main
-main()
-"""
+def test_ctrl_c_is_one_line_and_status_130(checkpoint, tmp_path, tmp_path_factory, monkeypatch):
+    marker, out, printed = tmp_path / "measuring", tmp_path / "out", tmp_path_factory.mktemp("printed")
 
+    def slow(*arguments, **options):
+        marker.touch()
+        time.sleep(600)
 
-def test_ctrl_c_is_one_line_and_status_130(checkpoint, tmp_path):
-    marker, out = tmp_path / "measuring", tmp_path / "out"
-    command = [sys.executable, "-c", PATCHED, str(marker), "audit", str(checkpoint), *QUICK, "--out", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def measure_for_ever():
+        for descriptor, name in enumerate(("stdout", "stderr"), start=1):
+            os.dup2(os.open(printed / name, os.O_CREAT | os.O_WRONLY), descriptor)
+            setattr(sys, name, open(descriptor, "w", closefd=False))  # noqa: SIM115
+        sys.argv = ["sinklab", *AUDIT, str(checkpoint), "--out", str(out)]
+        main()
+
+    monkeypatch.setattr(measurement, "run_probes", slow)
+    process = multiprocessing.get_context("fork").Process(target=measure_for_ever)
+    process.start()
     deadline = time.monotonic() + 300
-    while not marker.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
-    assert (process.returncode, stdout, stderr) == (130, "", "interrupted\n")
+    while not marker.exists() and process.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(timeout=60)
+    assert [(printed / name).read_text() for name in ("stdout", "stderr")] == ["", "interrupted\n"]
+    assert process.exitcode == 130
     assert os.listdir(tmp_path) == ["measuring"]
 
 

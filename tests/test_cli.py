@@ -22,6 +22,7 @@ from sinklab.results.table import make_table, read_run, read_table
 from sinklab.studies.audit.display import display
 
 QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12"]
+AUDIT = ["audit", "--no-cache", *QUICK]
 
 
 def run(*arguments: object, status: int = 0):
@@ -38,7 +39,7 @@ def audits(checkpoint, tokenizer, tmp_path_factory):
     tokenizer.save_pretrained(folder / "sigmoid_model")
     results = {
         "softmax": run("audit", checkpoint, *QUICK, "--out", folder / "softmax"),
-        "sigmoid": run("audit", folder / "sigmoid_model", *QUICK, "--out", folder / "sigmoid", "--json"),
+        "sigmoid": run(*AUDIT, folder / "sigmoid_model", "--out", folder / "sigmoid", "--json"),
     }
     return folder, results
 
@@ -66,7 +67,7 @@ class TestAudit:
         text.write_text("\n".join(f"line {number} of a text" for number in range(50)))
         options = {"--corpus": text, "--samples": 2, "--seq-len": 9, "--threshold": 0.5, "--seed": 3, "--bos": "none"}
         options |= {"--dtype": "float64", "--batch-size": 1, "--device": "cpu"}
-        run("audit", checkpoint, *(part for pair in options.items() for part in pair), "--out", tmp_path / "out")
+        run("audit", checkpoint, "--no-cache", *(part for pair in options.items() for part in pair), "--out", tmp_path / "out")
         record = read_run(tmp_path / "out")
         expected = {"seq_len": 9, "samples": 2, "threshold": 0.5, "seed": 3, "bos": "none", "bos_tokens_per_sample": 0}
         assert record["config"].items() >= expected.items()
@@ -87,7 +88,7 @@ class TestAudit:
 
     def test_without_out_the_folder_is_named_after_the_model(self, checkpoint, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        result = run("audit", checkpoint, *QUICK)
+        result = run(*AUDIT, checkpoint)
         assert result.stdout.splitlines()[-1] == "report    sinklab-audit/softmax/report.html"
         assert os.listdir(tmp_path / "sinklab-audit") == ["softmax"]
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from tests.jobs.conftest import read_here, run_here
 from tests.studies.reproduce.made_results import numbers_of
 
+from sinklab.jobs import driver
 from sinklab.jobs.claim import Claim, Difference, Part, Variant
 from sinklab.jobs.verdict import judge
 from sinklab.registry import claims
+from sinklab.studies.reproduce import work
 from sinklab.studies.reproduce.engine import reproduce
 
-STEPS = {"training.steps": 200, "training.save_every": 200, "training.evaluate_every": 200, "schedule.warmup_steps": 50}
-"""A third of the smallest scale, after which the sink of a softmax model is there at every seed."""
+STEPS = {
+    **{"training.steps": 200, "training.save_every": 200, "training.evaluate_every": 200, "schedule.warmup_steps": 50},
+    **{"data.max_tokens": 220_000, "watch.every": 200},
+}
+"""A third of the smallest scale and the text for it, after which the sink of a softmax model is there at every seed."""
 
 WITH = Variant("with BOS", STEPS)
 WITHOUT = Variant("without BOS", {**STEPS, "data.bos": "none"})
@@ -40,8 +46,14 @@ def short(monkeypatch):
     return "first_token_without_bos"
 
 
-def test_from_nothing_to_verdicts_and_the_wrong_direction_is_refused(short, tmp_path):
-    laws, left = reproduce(["repeated_token_laws", short], out=tmp_path, cache=tmp_path / "cache", progress=False)
+def test_from_nothing_to_verdicts_and_the_wrong_direction_is_refused(short, tmp_path, monkeypatch):
+    given = {"out": tmp_path, "cache": tmp_path / "cache", "progress": False}
+    # One seed in a process of its own; the rest in this one, which has everything imported.
+    (begun,) = reproduce(["repeated_token_laws"], seeds=[0], **given)
+    assert (begun.summary["verdict"], begun.summary["errors"]) == ("inconclusive", [])
+    monkeypatch.setattr(driver, "run_local", run_here)
+    monkeypatch.setattr(work, "run_processes", read_here)
+    laws, left = reproduce(["repeated_token_laws", short], **given)
     assert (laws.summary["errors"], left.summary["errors"]) == ([], [])
     assert laws.summary["verdict"] == "reproduced"
     assert left.summary["verdict"] == "reproduced", left.summary["parts"]
@@ -49,6 +61,6 @@ def test_from_nothing_to_verdicts_and_the_wrong_direction_is_refused(short, tmp_
     assert judge((swapped,), (), numbers_of(left.table)).verdict == "not reproduced"
     # What has been trained is not trained again: the same numbers, and no folder more.
     runs = sorted((tmp_path / "runs" / "tiny").iterdir())
-    (again,) = reproduce([short], out=tmp_path, cache=tmp_path / "cache", progress=False)
+    (again,) = reproduce([short], **given)
     assert numbers_of(again.table) == numbers_of(left.table)
     assert sorted((tmp_path / "runs" / "tiny").iterdir()) == runs

@@ -58,7 +58,7 @@ def numbers(table: pd.DataFrame) -> pd.DataFrame:
 
 def test_a_killed_worker_changes_no_number(cluster, text, cache, tmp_path, run):
     """One start of a cluster for all of this, which takes longer than the rest."""
-    changes = ("training.steps=160", "training.save_every=20", "training.log_every=20", "watch.every=80")
+    changes = ("training.steps=80", "training.save_every=20", "training.log_every=20", "watch.every=40")
     folder = tmp_path / "sweep"
     killed: list[str] = []
 

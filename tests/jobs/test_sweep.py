@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -20,11 +19,11 @@ import torch
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 from tests.command_line import CliRunner
-from tests.jobs.conftest import cells_of
+from tests.jobs.conftest import cells_of, run_here
 from tests.training.conftest import EIGHT_STEPS, short
 
 from sinklab.cli.app import app
-from sinklab.errors import ConfigurationError, InputError, SinklabError
+from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs import cell as cell_module
 from sinklab.jobs import driver, local
 from sinklab.jobs.cell import SweepPlan, read_plan, run_cell
@@ -319,20 +318,6 @@ def test_the_last_line_of_a_log(tmp_path):
 # --- sweeps ---------------------------------------------------------------------------------------------------------------
 
 
-def run_here(plan, names, *, jobs, retries, watch):
-    """What ``run_local`` does, in this process, where everything is imported already."""
-    errors = {}
-    for name in names:
-        watch.started(name)
-        try:
-            with contextlib.redirect_stderr(io.StringIO()):
-                run_cell(plan.folder, name)
-        except SinklabError as error:
-            errors[name] = str(error)
-        watch.ended(name, errors.get(name) or plan.outcome(name), failed=name in errors)
-    return errors
-
-
 @pytest.fixture
 def here(monkeypatch):
     """Have sweeps run in this process; gives the names of the cells that each of them ran."""
@@ -533,7 +518,7 @@ def test_as_many_jobs_as_cores_have_threads_for(tmp_path, monkeypatch):
 
 def test_a_killed_cell_goes_on_to_the_same_numbers(text, cache, tmp_path, run):
     """The whole way once: an interpreter of its own, killed after a checkpoint, and another one that goes on."""
-    changes = ("training.steps=160", "training.save_every=20", "training.log_every=20", "watch.every=80")
+    changes = ("training.steps=80", "training.save_every=20", "training.log_every=20", "watch.every=40")
     folder = tmp_path / "sweep"
 
     def kill() -> None:

@@ -88,6 +88,6 @@ def test_a_plugin_of_another_package(monkeypatch):
 
 
 def test_definitions_of_a_run():
-    metric = Metric("a", "nats", "What.", formula="a = b", paper="P", version=2)
-    entry = {"probe": "p", "metric": "a", "version": 2, "text": "What. a = b", "paper": "P", "unit": "nats"}
+    metric = Metric("a", "nats", "What.", paper="P", version=2)
+    entry = {"probe": "p", "metric": "a", "version": 2, "text": "What.", "paper": "P", "unit": "nats"}
     assert definitions({"p": (metric,)}) == [entry]

@@ -22,6 +22,8 @@ from sinklab.sinks import SinkFinder
 from sinklab.studies.audit.maps import AttentionMaps
 from sinklab.studies.measure.probing import check_identity, run_probes
 
+SMALL = {"corpus": "random_tokens", "seq_len": 8, "samples": 2, "cache": False}
+
 
 @pytest.fixture(scope="module")
 def result(checkpoint, tmp_path_factory):
@@ -67,7 +69,7 @@ def test_loss_is_the_models_own(result, checkpoint):
 
 
 def test_batch_size_does_not_matter(checkpoint, result):
-    other = audit(str(checkpoint), seq_len=16, samples=6, batch_size=2)
+    other = audit(str(checkpoint), seq_len=16, samples=6, batch_size=2, cache=False)
     keys = ["probe", "metric", "corpus", "bos", "module", "layer", "head", "query_position", "key_position"]
     left, right = (one.table[one.table["policy"].isna()] for one in (result, other))  # policies are timed too
     left = left.sort_values(keys).reset_index(drop=True)
@@ -92,14 +94,14 @@ def test_random_weights_have_no_sink_on_repeated_tokens(result):
 
 
 def test_a_model_in_memory_needs_no_files():
-    result = audit(wrap_model(make_sinklm()), corpus="random_tokens", seq_len=8, samples=2, bos="none")
+    result = audit(wrap_model(make_sinklm()), **SMALL, bos="none")
     assert result.folder is None
     assert result.summary["sink_positions"] == [] or result.summary["sink_positions"][0]["token"].isdigit()
 
 
 def test_sigmoid_is_measured_with_the_proxy(tmp_path):
     model = make_sinklm({"name": "sigmoid", "bias": -2.0})
-    result = audit(wrap_model(model), corpus="random_tokens", seq_len=8, samples=2, bos="none", out=tmp_path / "out")
+    result = audit(wrap_model(model), **SMALL, bos="none", out=tmp_path / "out")
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "Mass of a row" in page  # mass on nothing is not defined where rows need not sum to one
     assert result.summary["operation"] == "sigmoid"
@@ -130,7 +132,7 @@ def test_a_failure_leaves_nothing_behind(checkpoint, tmp_path, monkeypatch):
 
     monkeypatch.setattr(sinklab.report.html, "write_report", fail)
     with pytest.raises(KeyboardInterrupt):
-        audit(str(checkpoint), seq_len=8, samples=2, out=tmp_path / "out")
+        audit(str(checkpoint), **SMALL, out=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -219,7 +221,7 @@ def test_a_learned_sink_logit_is_named_as_the_sink():
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.sinks.fill_(20.0)
-    result = audit(wrap_model(model), corpus="random_tokens", seq_len=16, samples=2, bos="none")
+    result = audit(wrap_model(model), **SMALL | {"seq_len": 16}, bos="none")
     # Scores are far below 20, so the logit takes nearly everything: exp(20) against at most 16 keys.
     assert result.summary["sink_role"] == "null score"
     assert result.summary["null_mass"] > 0.9
