@@ -59,7 +59,7 @@ def columns() -> str:
 def _table(metrics: Iterable[Metric]) -> list[str]:
     """Lines of a table of metrics."""
     rows = (
-        f"| `{metric.name}` | {_cell(metric.definition)} | {metric.unit} | {metric.paper or 'ours'} | {metric.version} |"
+        f"| `{metric.name}` | {_cell(metric.text)} | {metric.unit} | {metric.paper or 'ours'} | {metric.version} |"
         for metric in metrics
     )
     return ["| metric | definition | unit | paper | version |", "|---|---|---|---|---|", *rows]
@@ -76,7 +76,7 @@ def metrics() -> str:
 def other_metrics() -> str:
     """Every metric that is declared elsewhere than in a probe or a read-out, with its module."""
     rows = [
-        f"| `{metric.name}` | {_cell(metric.definition)} | {metric.unit} | `{declared.module.removeprefix('sinklab.')}` |"
+        f"| `{metric.name}` | {_cell(metric.text)} | {metric.unit} | `{declared.module.removeprefix('sinklab.')}` |"
         for declared in catalogue().values()
         for metric in (declared.metric,)
         if declared.module.split(".")[1] not in ("probes", "read_outs")

@@ -47,9 +47,9 @@ def measure(seed: int, scale: Scale) -> Numbers:
             for answer in score_sheet(reader, sheet):
                 if answer.question.start > max(CACHES.values()) + 4:  # before, nothing has been evicted
                     held = sum(answer.question.distance <= size for size in CACHES.values())
-                    place = ("held by none", "held by the larger", "held by both")[held]
-                    values_of[place].append(float(answer.values["choice"].mean()))
-        numbers[label] = {place: sum(values) / len(values) for place, values in values_of.items()}
+                    holders = ("held by none", "held by the larger", "held by both")[held]
+                    values_of[holders].append(float(answer.values["choice"].mean()))
+        numbers[label] = {holders: sum(values) / len(values) for holders, values in values_of.items()}
     return numbers
 
 

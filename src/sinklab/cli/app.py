@@ -42,13 +42,13 @@ def make_app(arguments: Sequence[str]) -> tuple[cyclopts.App, dict[str, str]]:
     )
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     names: dict[str, str] = {}
-    for name, place in find_commands().items():
+    for name, command in find_commands().items():
         if name == chosen:
-            function = place.load()
+            function = command.load()
             names = option_names(function)
             top.command(derive(function, name))
         else:
-            top.command(cyclopts.App(name=name, help=place.summary if chosen is None else ""))
+            top.command(cyclopts.App(name=name, help=command.summary if chosen is None else ""))
     return top, names
 
 

@@ -41,8 +41,8 @@ def show(name: str) -> Listing:
         sinklab show sink_rate
         sinklab show gu2024
     """
-    found = describe(name)
-    return Listing([description.to_dict() for description in found], lambda record: _descriptions(found))
+    descriptions = describe(name)
+    return Listing([description.to_dict() for description in descriptions], lambda record: _descriptions(descriptions))
 
 
 def _names(listed: Mapping[str, Mapping[str, str]]) -> Iterator[RenderableType]:
@@ -53,9 +53,9 @@ def _names(listed: Mapping[str, Mapping[str, str]]) -> Iterator[RenderableType]:
         yield from (Text(f"  {name:<{width}}{summary}") for name, summary in names.items())
 
 
-def _descriptions(found: Sequence[Description]) -> Iterator[RenderableType]:
+def _descriptions(descriptions: Sequence[Description]) -> Iterator[RenderableType]:
     """Docstring, parameters, definitions and papers of plug-ins."""
-    for description in found:
+    for description in descriptions:
         version = "" if description.version is None else f", version {description.version}"
         yield f"[bold]{description.name}[/bold] ({description.kind}{version})"
         yield Text(description.summary)
@@ -73,7 +73,7 @@ def _descriptions(found: Sequence[Description]) -> Iterator[RenderableType]:
             yield "\n[bold]definitions[/bold]"
             for metric in description.metrics:
                 yield f"  [bold]{metric.name}[/bold] {escape(f'[{metric.unit}]')} version {metric.version}"
-                yield Text(f"    {metric.definition}{f'  {metric.paper}' if metric.paper else ''}")
+                yield Text(f"    {metric.text}{f'  {metric.paper}' if metric.paper else ''}")
         if description.papers:
             yield "\n[bold]papers[/bold]"
             yield from (Text(f"  https://arxiv.org/abs/{paper}") for paper in description.papers)

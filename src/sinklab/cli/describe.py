@@ -51,8 +51,8 @@ class Description:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         shown = ("name", "text", "unit", "paper", "version")
-        metrics = [{**dataclasses.asdict(metric), "text": metric.definition} for metric in self.metrics]
-        return dataclasses.asdict(self) | {"metrics": [{key: metric[key] for key in shown} for metric in metrics]}
+        record = dataclasses.asdict(self)
+        return record | {"metrics": [{key: metric[key] for key in shown} for metric in record["metrics"]]}
 
 
 def catalogue(kind: str | None = None) -> dict[str, dict[str, str]]:
@@ -76,18 +76,18 @@ def describe(name: str) -> list[Description]:
     Raises:
         UnknownNameError: nothing is called so; the message suggests the nearest name.
     """
-    found = [_read(registry.kind, plural, name) for plural, registry in KINDS.items() if name in registry]
-    if not found:
+    descriptions = [_read(registry.kind, plural, name) for plural, registry in KINDS.items() if name in registry]
+    if not descriptions:
         known = [plugin for registry in KINDS.values() for plugin in registry]
         declared = metrics()
         if name in declared:
-            found = [_metric(declared[name])]
+            descriptions = [_metric(declared[name])]
         else:
             known += declared
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise UnknownNameError(f"nothing is called {name!r}.{hint} See: sinklab list")
-    return found
+    return descriptions
 
 
 def _metric(declared: Declared) -> Description:
@@ -141,7 +141,7 @@ def _read(kind: str, plural: str, name: str) -> Description:
         name=name,
         summary=registry_of(kind).summary(name),
         text=text,
-        parameters=list({one.name: one for one in _parameters(cls, tree)}.values()),
+        parameters=list({parameter.name: parameter for parameter in _parameters(cls, tree)}.values()),
         metrics=metrics,
         papers=_papers(cited),
         version=int(ast.literal_eval(declared[0])) if declared else unchanged,

@@ -62,10 +62,10 @@ def explain(error: Exception, names: Mapping[str, str] | None = None) -> str | N
         chain = " ".join(("sinklab", *(error.command_chain or ())))
         return f"{' '.join(str(error).split())} (see {chain} --help)"
     if isinstance(error, OSError) and error.errno is not None:
-        place = f" ({error.filename})" if error.filename else ""
+        file = f" ({error.filename})" if error.filename else ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return f"no space left on the disk{place}; free some, or write elsewhere with --out"
-        return f"{error.strerror or type(error).__name__}{place}"
+            return f"no space left on the disk{file}; free some, or write elsewhere with --out"
+        return f"{error.strerror or type(error).__name__}{file}"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory; lower --batch-size or --seq-len, or try --dtype bfloat16"
     return None

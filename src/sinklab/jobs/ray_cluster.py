@@ -205,13 +205,13 @@ def _require_shared(ray: ModuleType, plan: SweepPlan, nodes: list[Node]) -> None
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     look = ray.remote(num_cpus=0, max_retries=0)(_look)
-    asked = {
+    answers = {
         look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(str(plan.folder)): (
             node["NodeManagerHostname"]
         )
         for node in nodes
     }
-    for reference, host in asked.items():
+    for reference, host in answers.items():
         try:
             version, sweep_id = ray.get(reference, timeout=ANSWER)
         except ray.exceptions.RayError as error:

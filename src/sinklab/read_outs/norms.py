@@ -71,15 +71,15 @@ def norms(trained: TrainedModel) -> dict[str, float]:
     }
     sinks = _sink_heads(first.by_head(FIRST_ATTENTION))
     for name, probe in (("key", keys), ("value", values)):
-        ratios = {place: _first_to_others(curve, front) for place, curve in _curves(probe, f"{name}_norm").items()}
+        ratios = {cell: _first_to_others(curve, front) for cell, curve in _curves(probe, f"{name}_norm").items()}
         numbers[f"{name}_ratio"] = statistics.fmean(ratios.values())
         if sinks:
             groups = len(first.by_head(FIRST_ATTENTION)[0]) // (1 + max(head for _, head in ratios))
             numbers[f"{name}_ratio_sink"] = statistics.fmean(ratios[layer, head // groups] for layer, head in sinks)
     cosines = _curves(angle, "cosine")
     if sinks:
-        numbers["cosine_first"] = statistics.fmean(cosines[place][front][0] for place in sinks)
-        numbers["cosine_other"] = statistics.fmean(_mean_of_others(cosines[place], front) for place in sinks)
+        numbers["cosine_first"] = statistics.fmean(cosines[cell][front][0] for cell in sinks)
+        numbers["cosine_other"] = statistics.fmean(_mean_of_others(cosines[cell], front) for cell in sinks)
     return numbers
 
 

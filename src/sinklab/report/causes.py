@@ -181,11 +181,11 @@ def _location(section: object, unit: str) -> dict[str, object] | None:
                 "–" if condition["loss"] is None else _bounds(condition["loss"], places=3),
             ]
         )  # fmt: skip
-    place = "null score" if section["place"] == "null" else f"position {section['place']}"
+    sink = "null score" if section["place"] == "null" else f"position {section['place']}"
     return {
         "missing": None,
         "headings": [
-            "Change", f"On the {place}" if section["place"] == "null" else f"On {place}", "On the first token, where it now is",
+            "Change", f"On the {sink}" if section["place"] == "null" else f"On {sink}", "On the first token, where it now is",
             "Strongest of any head", f"Change of the loss, {unit}",
         ],
         "rows": rows,
@@ -266,12 +266,12 @@ def _figure(causes: CausesSummary, domain: str) -> dict[str, object]:
     rows = []
     for head in sorted(shown, key=lambda head: (head["layer"], head["head"])):
         marks = []
-        for place, name in enumerate(used):
+        for line, name in enumerate(used):
             effect = _effect(head, name, domain)
             if effect is not None:
                 marks.append(
                     {
-                        "name": name, "y": _TOP + _ROW * place, "x": scale(effect["mean"]), "low": scale(effect["low"]),
+                        "name": name, "y": _TOP + _ROW * line, "x": scale(effect["mean"]), "low": scale(effect["low"]),
                         "high": scale(effect["high"]), "words": f"{SERIES[name]}: {_interval(effect, least)}",
                     }
                 )  # fmt: skip

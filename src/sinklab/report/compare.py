@@ -116,7 +116,7 @@ def write_comparison(folders: Sequence[Path], path: Path, *, overwrite: bool = F
         "certificates": _certificates(audits, table),
     }
     data: dict[str, Any] = {"page": "compare", "figures": layer_figures(audits), "audits": []}
-    for place, (name, audit) in enumerate(audits):
+    for index, (name, audit) in enumerate(audits):
         rates = audit.numbers.by_head_and_position("sink_rate", "gu2024", audit.num_positions)
         column, sinks = sink_column(audit) or 0, sinks_of(audit.summary)
         if sinks and sinks[0]["kind"] != "position":
@@ -126,7 +126,7 @@ def write_comparison(folders: Sequence[Path], path: Path, *, overwrite: bool = F
         data["audits"].append(
             {
                 "name": name,
-                "kind": f"audit{place % 6}",
+                "kind": f"audit{index % 6}",
                 "grid": [{"layer": row.layer, "module": row.module, "label": row.label} for row in audit.numbers.grid],
                 "heads": audit.numbers.num_heads,
                 "position": column,
@@ -148,10 +148,10 @@ def _read(folders: Sequence[Path]) -> list[tuple[str, Audit]]:
     names = [audit.model if models[audit.model] == 1 else f"{audit.model} · {audit.folder.name}" for audit in audits]
     # The same folder given twice, or two of one name in different places.
     repeated, shown = Counter(names), Counter[str]()
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         if repeated[name] > 1:
             shown[name] += 1
-            names[place] = f"{name} ({shown[name]})"
+            names[index] = f"{name} ({shown[name]})"
     return list(zip(names, audits, strict=True))
 
 
@@ -367,11 +367,11 @@ def _warning(audits: Sequence[tuple[str, Audit]]) -> str:
 def _conditions(audits: Sequence[tuple[str, Audit]]) -> list[tuple[str, list[float | None]]]:
     """Sink rate at the first position under each condition, one list entry per audit."""
     rows: dict[str, list[float | None]] = {}
-    for place, (_, audit) in enumerate(audits):
+    for index, (_, audit) in enumerate(audits):
         for entry in audit.summary.get("conditions") or []:
             if isinstance(entry, dict):
                 name = condition_name(entry.get("corpus"), entry.get("bos"))
-                rows.setdefault(name, [None] * len(audits))[place] = _float(entry.get("sink_rate_gu2024"))
+                rows.setdefault(name, [None] * len(audits))[index] = _float(entry.get("sink_rate_gu2024"))
     return list(rows.items())
 
 

@@ -204,7 +204,7 @@ def _draw_map(axes: Axes, values: pd.DataFrame, title: str, label: str, *, heads
     steps, cells = values.columns.to_numpy(np.int64), values.to_numpy(np.float64)
     brightest = max(10.0, float(np.nanmax(cells)))
     image = axes.imshow(cells, aspect="auto", origin="lower", cmap="cividis", vmin=0.0, vmax=brightest, interpolation="nearest")
-    names = [f"{place[0]}.{place[1]}" if heads else f"{int(place)}" for place in values.index]
+    names = [f"{row[0]}.{row[1]}" if heads else f"{int(row)}" for row in values.index]
     _ticks(axes.set_yticks, names, 12)
     _ticks(axes.set_xticks, [str(step) for step in steps], 6)
     axes.set_title(title, fontsize=9)
@@ -216,8 +216,8 @@ def _draw_map(axes: Axes, values: pd.DataFrame, title: str, label: str, *, heads
 
 def _ticks(set_ticks: Callable[[Sequence[float], Sequence[str]], object], names: list[str], most: int) -> None:
     every = max(1, -(-len(names) // most))
-    places = list(range(0, len(names), every))
-    set_ticks(places, [names[place] for place in places])
+    shown = list(range(0, len(names), every))
+    set_ticks(shown, [names[index] for index in shown])
 
 
 def _finish(axes: Axes, title: str, label: str, *, floor: float | None = None, legend: str = "") -> None:

@@ -378,9 +378,9 @@ def _unique_pairs(layers: NDArray[np.int64], modules: NDArray[np.int64]) -> tupl
     keys = layers * (modules.max(initial=0) + 2) + modules
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     order = np.argsort(first)
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    return [(int(layers[i]), int(modules[i])) for i in first[order]], place[inverse]
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return [(int(layers[i]), int(modules[i])) for i in first[order]], rank[inverse]
 
 
 def _read_maps(path: Path) -> Maps | None:

@@ -196,12 +196,12 @@ def layer_figures(audits: Sequence[tuple[str, Audit]]) -> list[dict[str, object]
     figures = []
     for title, axis, caption, logarithmic, sources in FIGURES:
         lines: list[tuple[str, str, dict[int, float]]] = []
-        for place, (name, audit) in enumerate(audits):
+        for index, (name, audit) in enumerate(audits):
             for label, source, kind in sources if len(audits) == 1 else sources[:1]:
                 values = source(audit)
                 if values:
                     shown = label(audit) if callable(label) else label
-                    lines.append((shown if len(audits) == 1 else name, kind if len(audits) == 1 else f"audit{place}", values))
+                    lines.append((shown if len(audits) == 1 else name, kind if len(audits) == 1 else f"audit{index}", values))
         layers = sorted({layer for _, _, values in lines for layer in values})
         every = [value for _, _, values in lines for value in values.values()]
         # A logarithmic axis has no place for 0, and within one decade a plain one is easier to read.
@@ -326,7 +326,7 @@ def add_maps(data: dict[str, Any], blobs: dict[str, str], maps: Maps, budget: in
     for sample, texts in enumerate(packed.texts):
         for module, text in enumerate(texts):
             blobs[f"blob-map-{sample}-{module}"] = text
-    names = {name: place for place, name in enumerate(maps.modules)}
+    names = {name: index for index, name in enumerate(maps.modules)}
     by_name = [names.get(row["module"], -1) for row in data["grid"]]
     # Layers may be named by the layer and not by its attention; as long as both lists are complete, order decides.
     by_order = list(range(len(data["grid"]))) if len(data["grid"]) == modules else by_name
@@ -338,7 +338,7 @@ def add_maps(data: dict[str, Any], blobs: dict[str, str], maps: Maps, budget: in
         "seqLen": maps.seq_len,
         # Tiles are of one size; the last may be smaller. Each was pooled in the file, and here again when space was short.
         "tile": -(-maps.seq_len // maps.weights.shape[-1]) * packed.plan.pool,
-        "place": by_name if any(place >= 0 for place in by_name) else by_order,
+        "place": by_name if any(index >= 0 for index in by_name) else by_order,
         "ranges": [[round_matrix(module) for module in sample] for sample in maps.ranges[:samples].astype(float)],
         "reduced": _reduction(maps, samples, packed.plan.pool, packed.plan.score_bits),
     }

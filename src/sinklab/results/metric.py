@@ -42,7 +42,6 @@ class Metric:
         name: unique in all of sinklab: lower-case words joined by underscores.
         unit: as in the column ``unit`` of the table: percent, fraction, weight, nats, norm, degrees, ….
         text: one sentence: what is averaged over what.
-        formula: in words and symbols, where the sentence does not say it all.
         paper: where the definition comes from, with its arXiv number; empty for our own.
         range: smallest and largest value that the definition allows.
         version: raised when the definition changes; numbers of different versions are never merged.
@@ -51,15 +50,9 @@ class Metric:
     name: str
     unit: str
     text: str
-    formula: str = ""
     paper: str = ""
     range: tuple[float, float] = (float("-inf"), float("inf"))
     version: int = 1
-
-    @property
-    def definition(self) -> str:
-        """The sentence, and the formula after it."""
-        return f"{self.text} {self.formula}".strip()
 
     def bound(self, end: str) -> Metric:
         """The ``low`` or ``high`` end of the interval of this number, under its name with ``_low`` or ``_high``."""
@@ -140,7 +133,7 @@ def definitions(measured_by: Mapping[str, Iterable[Metric]]) -> list[dict[str, o
         measured_by: value of the column ``probe`` to the metrics that may stand beside it.
     """
     return [
-        {"probe": probe, "metric": m.name, "version": m.version, "text": m.definition, "paper": m.paper, "unit": m.unit}
+        {"probe": probe, "metric": m.name, "version": m.version, "text": m.text, "paper": m.paper, "unit": m.unit}
         for probe, metrics in measured_by.items()
         for m in metrics
     ]

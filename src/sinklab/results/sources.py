@@ -47,13 +47,13 @@ def modules_behind(*origins: ModuleType | Callable[..., object] | str) -> list[s
     Raises:
         ConfigurationError: the source of an origin cannot be had.
     """
-    return sorted(_closure(tuple(sorted({_module_name(origin) for origin in origins}))))
+    return sorted(_closure({_module_name(origin) for origin in origins}))
 
 
 @functools.cache
 def _digest(names: tuple[str, ...], without: tuple[tuple[str, str], ...] = ()) -> str:
     digest = hashlib.sha256()
-    for name in sorted(_closure(names)):
+    for name in modules_behind(*names):
         text = _source(name)
         for module, left_out in without:
             text = text.replace(left_out, "") if module == name else text
@@ -61,7 +61,7 @@ def _digest(names: tuple[str, ...], without: tuple[tuple[str, str], ...] = ()) -
     return digest.hexdigest()[:32]
 
 
-def _closure(names: tuple[str, ...]) -> set[str]:
+def _closure(names: set[str]) -> set[str]:
     closure: set[str] = set()
     waiting = list(names)
     while waiting:

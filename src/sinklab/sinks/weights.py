@@ -40,7 +40,7 @@ class SinkWeights(Watcher):
         if main.kind == "null":
             if statistics.null_mass is None:
                 return
-            share, asked = statistics.null_mass, call.counted[:, None]
+            share, queries = statistics.null_mass, call.counted[:, None]
             null = call.null_value
             own = torch.zeros(call.num_heads) if null is None else null.double().norm(dim=-1).expand(call.num_heads)
             own_count = torch.ones(call.num_heads)
@@ -51,14 +51,14 @@ class SinkWeights(Watcher):
                 assert statistics.row_mass is not None
                 share = share / statistics.row_mass.clamp_min(PROXY)  # rows of zeros stay zeros
             standing = call.key_positions.gather(1, index.clamp(min=0)) == call.query_positions
-            asked = scores_of_keys(call, index[..., None])[1][..., 0] & (call.counted & ~standing)[:, None]
+            queries = scores_of_keys(call, index[..., None])[1][..., 0] & (call.counted & ~standing)[:, None]
             own = norms.masked_fill(~at[:, None], 0.0).sum((0, 2))
             own_count = at.sum().expand(call.num_heads)
         rest = (real & ~at)[:, None]
         numbers = torch.stack([
             part.double().cpu()
             for part in (
-                share.double().masked_fill(~asked, 0.0).sum((0, 2)), asked.expand(share.shape).sum((0, 2)), own, own_count,
+                share.double().masked_fill(~queries, 0.0).sum((0, 2)), queries.expand(share.shape).sum((0, 2)), own, own_count,
                 norms.masked_fill(~rest, 0.0).sum((0, 2)), rest.sum().expand(call.num_heads),
             )
         ])  # fmt: skip
@@ -72,15 +72,15 @@ class SinkWeights(Watcher):
         """The sinks with the numbers of all heads; a head none of whose queries sees the sink has NaN."""
         heads = [head for heads, _ in self._sums.values() for head in heads]
         sums = np.concatenate([sums.numpy() for _, sums in self._sums.values()], axis=1)
-        share, asked, own, own_count, rest, rest_count = sums
+        share, queries, own, own_count, rest, rest_count = sums
         with np.errstate(invalid="ignore", divide="ignore"):
-            weights = share / asked
+            weights = share / queries
             others = rest / rest_count
             ratio = np.where(others > 0, own / np.maximum(own_count, 1.0) / others, np.nan)
         main = self.given.main
         assert main is not None
-        if main.mass is None and asked.sum():
-            main = dataclasses.replace(main, mass=float(share.sum() / asked.sum()))
+        if main.mass is None and queries.sum():
+            main = dataclasses.replace(main, mass=float(share.sum() / queries.sum()))
         return dataclasses.replace(
             self.given, sinks=(main, *self.given.sinks[1:]), heads=tuple(heads), weights=weights, value_ratio=ratio
         )

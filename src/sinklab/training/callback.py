@@ -266,15 +266,15 @@ def measure_sinks(
     profile = {row["key_position"]: row["value"] for row in whole if row["metric"] == "gu2024"}
     rates = finder.rates()
     sinks = _strongest(rates, (rows.shape[1] - window) // 2)
-    kept, hidden = (
+    with_sink, without_sink = (
         torch.cat(side)
         for side in zip(*(windowed_losses(model, part, window, sinks) for part in rows[:READOUT_ROWS].split(size)), strict=True)
     )
     values = {
         LOSS: losses,
-        WINDOWED_LOSS_WITH_SINK: kept,
-        WINDOWED_LOSS_WITHOUT_SINK: hidden,
-        SINK_LOSS_GAP: hidden - kept,
+        WINDOWED_LOSS_WITH_SINK: with_sink,
+        WINDOWED_LOSS_WITHOUT_SINK: without_sink,
+        SINK_LOSS_GAP: without_sink - with_sink,
     }
     of_readout: list[Row] = [
         {"metric": metric, "value": losses.mean().item(), "count": losses.numel()} for metric, losses in values.items()

@@ -125,9 +125,9 @@ class BigramChain:
         step[: self.num_triggers] = step[:, : self.num_triggers] = 0
         character, behind = np.zeros((length - 1, self.size)), np.zeros((length - 1, self.size))
         character[0] = self.first
-        for place in range(1, length - 1):
-            character[place] = character[place - 1] @ step + behind[place - 1]
-            behind[place] = character[place - 1] * trigger
+        for position in range(1, length - 1):
+            character[position] = character[position - 1] @ step + behind[position - 1]
+            behind[position] = character[position - 1] * trigger
         return character, behind
 
     def entropies(self) -> np.ndarray:

@@ -135,14 +135,14 @@ def rows_of(run: Mapping[str, Any]) -> Iterator[Row]:
     for step, loss in run["loss"]:
         yield {**same, "metric": LOSS, "value": loss, "step": step}
     for point in ({**run, "step": None}, *run["curve"]):
-        place: Coordinates = {**same, "step": point["step"]}
+        columns: Coordinates = {**same, "step": point["step"]}
         for name in ("trigger_excess", "other_excess"):
-            yield {**place, "metric": NUMBERS[name], "value": point[name]}
+            yield {**columns, "metric": NUMBERS[name], "value": point[name]}
         for entry in (*point["by_head"], *point["by_layer"]):
             at = cast(Coordinates, {key: entry[key] for key in ("layer", "head") if key in entry})  # two of its columns
             for name, metric in NUMBERS.items():
                 if name in entry:
-                    yield {**place, **at, "metric": metric, "value": entry[name]}
+                    yield {**columns, **at, "metric": metric, "value": entry[name]}
 
 
 def _by_layer(numbers: BackcopyNumbers) -> list[dict[str, object]]:

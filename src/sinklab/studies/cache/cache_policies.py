@@ -321,8 +321,8 @@ def _table(summary: Comparison, loaded: LoadedModel, corpus: str, bos: bool, run
             rows.append({**of_policy, "metric": metric, "value": float(number), "count": count})
         for (start, stop), value in zip(summary["positions"], entry["loss_by_position"], strict=True):
             if value is not None:
-                place: Coordinates = {"query_position": start - 1, "count": (stop - start) * summary["documents"]}
-                rows.append({**of_policy, "metric": LOSS_BY_POSITION, "value": value, **place})
+                columns: Coordinates = {"query_position": start - 1, "count": (stop - start) * summary["documents"]}
+                rows.append({**of_policy, "metric": LOSS_BY_POSITION, "value": value, **columns})
     return make_table(
         rows, run_id=run_id, model=loaded.name, revision=loaded.revision, operation=loaded.operation, corpus=corpus,
         bos=int(bos), seed=seed, probe="cache_policies",

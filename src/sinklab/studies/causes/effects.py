@@ -110,12 +110,12 @@ def one_by_one(
         own = readout.loss(clean, part)
         clean_loss[start:stop] = part.by_domain(own, CLEAN).cpu().numpy()
         for number, variant in enumerate(variants):
-            for place, head in enumerate(heads):
+            for index, head in enumerate(heads):
                 with attend(model, interventions=variant.on(head, start, stop), verify=False):
                     edited = readout.outputs(model(**part.inputs), part)
                 of_loss, of_outputs = readout.loss(edited, part) - own, readout.divergence(edited, clean)
-                loss[number, place, start:stop] = part.by_domain(of_loss, variant.loss_on(head)).cpu().numpy()
-                divergence[number, place, start:stop] = part.by_domain(of_outputs, variant.divergence_on(head)).cpu().numpy()
+                loss[number, index, start:stop] = part.by_domain(of_loss, variant.loss_on(head)).cpu().numpy()
+                divergence[number, index, start:stop] = part.by_domain(of_outputs, variant.divergence_on(head)).cpu().numpy()
                 finished += 1
                 progress("effects", finished, total)
     return Effects(

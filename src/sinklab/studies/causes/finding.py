@@ -72,8 +72,8 @@ def head_rows(metric: Metric, heads: Sequence[Head], values: Iterable[float], **
     """A row for every head that has the number."""
     for head, value in zip(heads, values, strict=True):
         if number(value) is not None:
-            place: Coordinates = {"module": head.module, "layer": head.layer, "head": head.head}
-            yield {**columns, **place, "metric": metric, "value": float(value)}
+            cell: Coordinates = {"module": head.module, "layer": head.layer, "head": head.head}
+            yield {**columns, **cell, "metric": metric, "value": float(value)}
 
 
 def interval_rows(metric: Metric, interval: Interval | None, **columns: Unpack[Coordinates]) -> Iterator[Row]:

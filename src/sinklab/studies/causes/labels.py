@@ -128,10 +128,10 @@ def texts_needed(effects: Effects, sinks: Sinks, *, level: float = 0.05, minimal
     """
     judged = _Judged(effects, sinks, level, minimal_effect)
     needed = []
-    for place in range(len(effects.heads)):
+    for index in range(len(effects.heads)):
         for number in range(len(effects.domain_names)):
-            if judged.label(place, number) == "undecided":
-                counts = [judged.needed(place, number, rule) for rule in judged.rules]
+            if judged.label(index, number) == "undecided":
+                counts = [judged.needed(index, number, rule) for rule in judged.rules]
                 needed += [min(texts for texts in counts if texts is not None)] if any(counts) else []
     return int(np.ceil(np.median(needed))) if needed else None
 
@@ -169,14 +169,14 @@ class _Judged:
         )
         self.decided, self.critical = benjamini_hochberg(self.p, level)
 
-    def label(self, place: int, domain: int) -> str:
+    def label(self, head: int, domain: int) -> str:
         """The one label that is decided for a head in a domain."""
-        decided = [rule for index, rule in enumerate(self.rules) if self.decided[place, domain, index]]
+        decided = [rule for index, rule in enumerate(self.rules) if self.decided[head, domain, index]]
         return decided[0] if len(decided) == 1 else "undecided"
 
-    def needed(self, place: int, domain: int, rule: str) -> int | None:
+    def needed(self, head: int, domain: int, rule: str) -> int | None:
         """Least number of texts at which a hypothesis would be decided; ``None`` if no number of them would do."""
-        claims = [self.evidence[domain][name].of_head(place) for name in self.rules[rule]]
+        claims = [self.evidence[domain][name].of_head(head) for name in self.rules[rule]]
 
         def decided(texts: int) -> bool:
             return all(claim.p_of_texts(texts)[0] <= self.critical for claim in claims)

@@ -84,7 +84,7 @@ class Location(ExperimentResult):
         It went with one if at least half of its share did.
         """
         index = self.heads.index(self.head)
-        moved = next((one for one in self.conditions if one.name == "moved"), None)
+        moved = next((condition for condition in self.conditions if condition.name == "moved"), None)
         whole = self.conditions[0].at_place[index]
         if moved is None or self.place != self.conditions[0].first_token_at or not whole >= self.threshold:
             return None

@@ -285,8 +285,8 @@ class _MassivePeaks(Watcher):
             sizes = own.abs()
             median = float(sizes.median())
             peak = int(sizes.argmax())
-            place = int(where[peak // width]), peak % width
-            self.largest.setdefault(layer, []).append((float(sizes.max()), median, *place))
+            peak_at = int(where[peak // width]), peak % width
+            self.largest.setdefault(layer, []).append((float(sizes.max()), median, *peak_at))
             hits = ((sizes > self.least) & (sizes >= self.times_median * median)).nonzero()
             if len(hits) > MOST:
                 raise ConfigurationError(

@@ -214,23 +214,23 @@ def read_outs(
     for variant, name in usable.items():
         by_head[name] = _mean(effects.of(variant), (1, 2))
     inside = {
-        place: [index for index, head in enumerate(heads) if sinks.heads[order[head]].module.startswith(f"{place.module}.")]
-        for place in probe.layers
+        site: [index for index, head in enumerate(heads) if sinks.heads[order[head]].module.startswith(f"{site.module}.")]
+        for site in probe.layers
     }
-    places = [place for place, members in inside.items() if members]
+    sites = [site for site, members in inside.items() if members]
     by_layer = {
-        name: np.array([_mean(values[inside[place]], 0) for place in places])
+        name: np.array([_mean(values[inside[site]], 0) for site in sites])
         for name, values in by_head.items()
         if name != "outliers"
     }
-    by_layer["outliers"] = np.array([_mean(np.array(probe.layers[place].peaks), 0) for place in places])
-    by_layer["kurtosis"] = np.array([np.mean(probe.layers[place].kurtosis) for place in places])
+    by_layer["outliers"] = np.array([_mean(np.array(probe.layers[site].peaks), 0) for site in sites])
+    by_layer["kurtosis"] = np.array([np.mean(probe.layers[site].kurtosis) for site in sites])
     need = by_head.get(NEEDS["hide"], np.full(len(heads), np.nan))
     strong = by_head["concentration"] >= threshold
     return ReadOuts(
         heads=list(heads),
         by_head=by_head,
-        layers=[place.layer for place in places],
+        layers=[site.layer for site in sites],
         by_layer=by_layer,
         correlations=[*_correlations(by_head, "heads", level), *_correlations(by_layer, "layers", level)],
         quiet=[

@@ -80,7 +80,7 @@ def effective_length(curves: Mapping[str, Sequence[tuple[int, np.ndarray]]], *, 
         0 for a policy that is below at the first place already; ``None`` for all if none is above chance anywhere: the smallest
         probability of its best mean being chance, by the interval of :func:`mean_over_items` at 99 %, decides.
     """
-    means = {policy: [(place, float(np.mean(values))) for place, values in curve] for policy, curve in curves.items()}
+    means = {policy: [(distance, float(np.mean(values))) for distance, values in curve] for policy, curve in curves.items()}
     best = max((values for curve in curves.values() for _, values in curve), key=lambda values: float(np.mean(values)))
     if mean_over_items(best, level=0.99, scale=1.0).low <= chance:
         return dict.fromkeys(curves)
@@ -111,8 +111,8 @@ def _mean(interval: Interval) -> float:
 
 def _last(curve: Sequence[tuple[int, float]], threshold: float) -> int:
     last = 0
-    for place, mean in curve:
+    for distance, mean in curve:
         if mean < threshold:
             break
-        last = place
+        last = distance
     return last

@@ -75,7 +75,7 @@ def outcome(
         "reason": judgement.reason,
         "policies": shown,
         "curves": {
-            name: [{"at": place, **mean_over_items(numbers, level=level, scale=scale).to_dict()} for place, numbers in curve]
+            name: [{"at": at, **mean_over_items(numbers, level=level, scale=scale).to_dict()} for at, numbers in curve]
             for name, curve in curves.items()
         },
     }

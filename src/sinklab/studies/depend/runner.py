@@ -111,7 +111,7 @@ def curve(task: Task, sheets: list[Sheet], scores: list[list[Scores]]) -> list[t
             (sheet.at, np.mean([np.asarray(answer.values[task.metric]) for answer in answers], axis=0))
             for sheet, answers in zip(sheets, scores, strict=True)
         ]
-    return sorted(((place, np.asarray(values)) for place, values in points), key=lambda point: point[0])
+    return sorted(((at, np.asarray(values)) for at, values in points), key=lambda point: point[0])
 
 
 def effective_lengths(task: Task, curves: Mapping[str, Sequence[tuple[int, np.ndarray]]]) -> dict[str, int | None]:

@@ -26,8 +26,8 @@ def display(result: Result) -> Iterator[RenderableType]:
         rows = rows[rows["layer"].notna()] if rows["layer"].notna().any() else rows
         values = rows["value"].astype("float64")
         numbers = (f"{number:.4g}" for number in (values.mean(), values.min(), values.max()))
-        place = "position 0" if at_first else "all positions"
-        shown.add_row(str(probe), str(metric), place, str(len(rows)), *numbers, str(unit))
+        keys = "position 0" if at_first else "all positions"
+        shown.add_row(str(probe), str(metric), keys, str(len(rows)), *numbers, str(unit))
     yield shown
     if result.folder is not None:
         yield Text(f"\ntable  {result.folder / 'table.parquet'}")

@@ -174,7 +174,7 @@ def _record(
             column.name: {
                 **dataclasses.asdict(column),
                 "unit": column.metric.unit,
-                "text": column.metric.definition,
+                "text": column.metric.text,
                 "metric": column.of,
             }
             for column in COLUMNS

@@ -53,25 +53,25 @@ def costs(
     threads = torch.get_num_threads()
     torch.set_num_threads(config.training.threads or threads)
     try:
-        found: dict[str, dict[str, dict[str, float]]] = {pathway.label: {} for pathway in pathways}
+        ratios_of: dict[str, dict[str, dict[str, float]]] = {pathway.label: {} for pathway in pathways}
         context = config.model.max_position_embeddings
         for suffix, length in (("", context), ("_long", max(context, long))):
             timed = [_Timed(pathway, config, length, clock) for pathway in pathways]
             if not suffix:
-                for one in timed:
-                    ratio = one.parameters / timed[0].parameters
-                    found[one.label]["parameters"] = {"value": ratio, "low": ratio, "high": ratio}
+                for model in timed:
+                    ratio = model.parameters / timed[0].parameters
+                    ratios_of[model.label]["parameters"] = {"value": ratio, "low": ratio, "high": ratio}
             for number in range(WARM_UP + rounds):
                 progress(f"rounds of {length} tokens", number, WARM_UP + rounds)
-                order = [timed[(place + number) % len(timed)] for place in range(len(timed))]
-                for one in order:
-                    one.go(keep=number >= WARM_UP)
+                order = [timed[(index + number) % len(timed)] for index in range(len(timed))]
+                for model in order:
+                    model.go(keep=number >= WARM_UP)
             progress(f"rounds of {length} tokens", WARM_UP + rounds, WARM_UP + rounds)
-            for one in timed:
+            for model in timed:
                 for kind in ("train_time", "forward_time"):
-                    ratios = [own / of for own, of in zip(one.seconds[kind], timed[0].seconds[kind], strict=True)]
-                    found[one.label][kind + suffix] = spread(ratios)
-        return found
+                    ratios = [own / of for own, of in zip(model.seconds[kind], timed[0].seconds[kind], strict=True)]
+                    ratios_of[model.label][kind + suffix] = spread(ratios)
+        return ratios_of
     finally:
         torch.set_num_threads(threads)
 

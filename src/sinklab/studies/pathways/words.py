@@ -136,9 +136,9 @@ def _of_cost(others: Sequence[Row]) -> list[str]:
 
 
 def _limits(scale: str) -> str:
-    asked = ", ".join(f"{bound.name} < {bound.less_than:g} {bound.unit}" for bound in BOUNDS)
+    bounds = ", ".join(f"{bound.name} < {bound.less_than:g} {bound.unit}" for bound in BOUNDS)
     small = " Models this small have few heads and no massive activations to speak of; large ones may rank otherwise."
-    return f"The bounds ({asked}) were fixed before the runs.{small if scale in ('tiny', 'small') else ''}"
+    return f"The bounds ({bounds}) were fixed before the runs.{small if scale in ('tiny', 'small') else ''}"
 
 
 def _mean(row: Row, column: str) -> float | None:

@@ -39,7 +39,7 @@ OF_A_CLAIM = Metric("of_a_claim", "number", "Stands for a number that the claim 
 
 
 @dataclasses.dataclass(frozen=True)
-class _Asked:
+class _Request:
     """A claim with the cells it needs."""
 
     name: str
@@ -93,15 +93,17 @@ def reproduce(
         raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
     out = out.expanduser().absolute()
     cache = (cache or (out / "cache" if ray is not None else default_cache())).expanduser().absolute()
-    asked = _all_asked(names, scale, seeds)
-    runnable = [one for one in asked if scale in one.claim.costs]
-    cells = {cell.name: cell for one in runnable for cell in one.cells.values()}
-    read = [(cell.name, read_out) for one in runnable for cell in one.cells.values() for read_out in one.read_outs]
-    measurements = [one.measured(seed, scale, out) for one in runnable if one.claim.measure is not None for seed in seeds]
+    requests = _requests(names, scale, seeds)
+    runnable = [request for request in requests if scale in request.claim.costs]
+    cells = {cell.name: cell for request in runnable for cell in request.cells.values()}
+    read = [(cell.name, read_out) for request in runnable for cell in request.cells.values() for read_out in request.read_outs]
+    measurements = [
+        request.measured(seed, scale, out) for request in runnable if request.claim.measure is not None for seed in seeds
+    ]
     check_name(out)
     with contextlib.ExitStack() as using:
-        for one in sorted(runnable, key=lambda one: one.name):
-            using.enter_context(FolderLock(out / scale / one.name))
+        for request in sorted(runnable, key=lambda request: request.name):
+            using.enter_context(FolderLock(out / scale / request.name))
         plan, errors = train_and_read(
             cells,
             read,
@@ -114,7 +116,7 @@ def reproduce(
             ray=ray,
             progress=progress,
         )
-        return [_conclude(one, plan, scale, seeds, out, errors) for one in asked]
+        return [_conclude(request, plan, scale, seeds, out, errors) for request in requests]
 
 
 def plan_runs(
@@ -139,49 +141,51 @@ def plan_runs(
         UnknownNameError, ConfigurationError, InputError: as :func:`reproduce`.
     """
     out = out.expanduser().absolute()
-    asked = _all_asked(names, scale, seeds)
-    cells = {cell.name: cell for one in asked for cell in one.cells.values()}
+    requests = _requests(names, scale, seeds)
+    cells = {cell.name: cell for request in requests for cell in request.cells.values()}
     plan = open_store(out / "runs" / scale, cells, (cache or default_cache()).expanduser().absolute(), progress=progress)
     left = [name for name in sorted(cells, key=lambda name: cells[name].init_from is not None) if plan.outcome(name) is None]
     return [f"torchrun -m sinklab.jobs.cell {shlex.quote(str(plan.folder))} {name} --no-driver" for name in left]
 
 
-def _all_asked(names: Sequence[str], scale: Scale, seeds: Sequence[int]) -> list[_Asked]:
+def _requests(names: Sequence[str], scale: Scale, seeds: Sequence[int]) -> list[_Request]:
     if not names or not seeds or len(set(seeds)) < len(seeds):
         raise ConfigurationError(
             f"reproduce: {len(names)} claims and seeds {list(seeds)}; expected one or more, and no seed twice"
         )
     if scale not in SCALES:
         raise ConfigurationError(f"there is no scale {scale!r}; scales: {', '.join(SCALES)}")
-    return [_asked(name, scale, seeds) for name in dict.fromkeys(names)]
+    return [_request(name, scale, seeds) for name in dict.fromkeys(names)]
 
 
-def _asked(name: str, scale: Scale, seeds: Sequence[int]) -> _Asked:
+def _request(name: str, scale: Scale, seeds: Sequence[int]) -> _Request:
     claim = claim_called(name)
-    return _Asked(name, claim, make_cells(claim.variants, scale, seeds) if scale in claim.costs else {})
+    return _Request(name, claim, make_cells(claim.variants, scale, seeds) if scale in claim.costs else {})
 
 
-def _conclude(one: _Asked, plan: SweepPlan, scale: Scale, seeds: Sequence[int], out: Path, errors: Mapping[str, str]) -> Result:
+def _conclude(
+    request: _Request, plan: SweepPlan, scale: Scale, seeds: Sequence[int], out: Path, errors: Mapping[str, str]
+) -> Result:
     """Judge a claim by what there is, and write it down."""
-    if scale not in one.claim.costs:
-        where = ", ".join(one.claim.costs)
+    if scale not in request.claim.costs:
+        where = ", ".join(request.claim.costs)
         reason = f"the claim can be run at {where} only"
         judgement = Conclusion("not tested at this scale", (), (), reason)
-        summary = answer(one.name, one.claim.source, scale, judgement)
-        return Result(summary, _table(one, {}, new_run_id()), {"kind": "claim", "claim": one.name}, None, _display)
-    numbers, seconds = _numbers(one, plan, scale, seeds, out)
-    judgement = judge(one.claim.parts, one.claim.presupposes, numbers)
-    folder = out / scale / one.name
+        summary = answer(request.name, request.claim.source, scale, judgement)
+        return Result(summary, _table(request, {}, new_run_id()), {"kind": "claim", "claim": request.name}, None, _display)
+    numbers, seconds = _numbers(request, plan, scale, seeds, out)
+    judgement = judge(request.claim.parts, request.claim.presupposes, numbers)
+    folder = out / scale / request.name
     folder.mkdir(parents=True, exist_ok=True)
     run_id = new_run_id()
-    own = {cell.name for cell in one.cells.values()}
+    own = {cell.name for cell in request.cells.values()}
     failed = [
-        f"{name}: {why}" for name, why in errors.items() if name in own or name.startswith((f"{one.name} ", "read-outs "))
+        f"{name}: {why}" for name, why in errors.items() if name in own or name.startswith((f"{request.name} ", "read-outs "))
     ]
-    table, record = _table(one, numbers, run_id), _record(one, judgement, scale, seeds, seconds, run_id, failed)
+    table, record = _table(request, numbers, run_id), _record(request, judgement, scale, seeds, seconds, run_id, failed)
     write_table(table, folder / "table.parquet")
     write_json(record, folder / "run.json")
-    summary = answer(one.name, one.claim.source, scale, judgement, seeds=seeds, folder=folder, errors=failed)
+    summary = answer(request.name, request.claim.source, scale, judgement, seeds=seeds, folder=folder, errors=failed)
     return Result(summary, table, record, folder, _display)
 
 
@@ -218,32 +222,34 @@ def _display(result: Result) -> Iterator[RenderableType]:
     return display_parts(result.summary)
 
 
-def _numbers(one: _Asked, plan: SweepPlan, scale: Scale, seeds: Sequence[int], out: Path) -> tuple[dict[int, Numbers], float]:
+def _numbers(
+    request: _Request, plan: SweepPlan, scale: Scale, seeds: Sequence[int], out: Path
+) -> tuple[dict[int, Numbers], float]:
     """Numbers by seed and variant, and the seconds of the runs behind them."""
     numbers: dict[int, dict[str, dict[str, float]]] = {seed: {} for seed in seeds}
     seconds = 0.0
-    for (label, seed), cell in one.cells.items():
+    for (label, seed), cell in request.cells.items():
         if plan.outcome(cell.name) is not None:
             folder = plan.folder / cell.name
-            numbers[seed][label] = read_numbers(folder, one.read_outs)
+            numbers[seed][label] = read_numbers(folder, request.read_outs)
             seconds += read_run(folder).get("wall_seconds") or 0.0
-    for seed in seeds if one.claim.measure is not None else ():
-        found = one.measured(seed, scale, out).cached()
-        if found is None:
+    for seed in seeds if request.claim.measure is not None else ():
+        cached = request.measured(seed, scale, out).cached()
+        if cached is None:
             continue
-        clash = numbers[seed].keys() & found["numbers"].keys()
+        clash = numbers[seed].keys() & cached["numbers"].keys()
         if clash:
-            raise ConfigurationError(f"claim {one.name!r}: {', '.join(sorted(clash))} is a variant and is measured too")
-        for label, values in found["numbers"].items():
+            raise ConfigurationError(f"claim {request.name!r}: {', '.join(sorted(clash))} is a variant and is measured too")
+        for label, values in cached["numbers"].items():
             numbers[seed][label] = {name: value for name, value in values.items() if value is not None}
-        seconds += found["seconds"]
+        seconds += cached["seconds"]
     return dict(numbers), seconds
 
 
-def _table(one: _Asked, numbers: Mapping[int, Numbers], run_id: str) -> pd.DataFrame:
+def _table(request: _Request, numbers: Mapping[int, Numbers], run_id: str) -> pd.DataFrame:
     known = catalogue()
     operations = {
-        label: (cell.config.model.operation["name"], cell.config.data.corpus) for (label, _), cell in one.cells.items()
+        label: (cell.config.model.operation["name"], cell.config.data.corpus) for (label, _), cell in request.cells.items()
     }
     rows = [
         {
@@ -263,21 +269,21 @@ def _table(one: _Asked, numbers: Mapping[int, Numbers], run_id: str) -> pd.DataF
 
 
 def _record(
-    one: _Asked, judgement: Conclusion, scale: Scale, seeds: Sequence[int], seconds: float, run_id: str, errors: list[str]
+    request: _Request, judgement: Conclusion, scale: Scale, seeds: Sequence[int], seconds: float, run_id: str, errors: list[str]
 ) -> dict[str, object]:
-    claim, base = one.claim, base_config(scale)
+    claim, base = request.claim, base_config(scale)
     variants = {
         variant.label: {
             "changes": resolved_changes(base, variant),
             "after": variant.after,
-            "cells": {str(seed): one.cells[variant.label, seed].name for seed in seeds},
+            "cells": {str(seed): request.cells[variant.label, seed].name for seed in seeds},
         }
         for variant in claim.variants
     }
     return {
         "kind": "claim",
         "run_id": run_id,
-        "claim": one.name,
+        "claim": request.name,
         "statement": claim.statement,
         "source": claim.source,
         "reference": claim.reference,
@@ -291,7 +297,7 @@ def _record(
         "parts": [finding.to_dict() for finding in judgement.findings],
         "presupposes": [finding.to_dict() for finding in judgement.presupposed],
         "conditions": variants,
-        "read_outs": one.read_outs,
+        "read_outs": request.read_outs,
         "config": base.model_dump(mode="json") if variants else None,
         "environment": environment(),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

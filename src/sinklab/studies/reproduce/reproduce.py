@@ -85,23 +85,23 @@ def reproduce(
 
     check_page(out / "claims.html")
     tell, about = say or (lambda text: None), {"kind": "reproduce"}
-    asked: dict[str, Any] = {"scale": scale, "seeds": parse_seeds(seeds), "out": out}
+    settings: dict[str, Any] = {"scale": scale, "seeds": parse_seeds(seeds), "out": out}
     if plan:
-        commands = engine.plan_runs(wanted, **asked)
+        commands = engine.plan_runs(wanted, **settings)
         return Result({}, pd.DataFrame(), about, None, lambda result: [Text("\n".join(commands))], listed=commands)
     if (out / "runs" / scale).is_dir():
         tell(f"going on in {out}: what has been trained and measured there is not done again")
-    found = engine.reproduce(wanted, **asked, jobs=jobs, ray=ray, retries=retries)
-    for one in found:
-        if one.folder is not None:
-            write_claim_figure(one.folder)
-    page = write_claims_page([(kept.folder, kept.record) for kept in read_results(out)], out / "claims.html")
-    rows = [one.summary for one in found]
+    results = engine.reproduce(wanted, **settings, jobs=jobs, ray=ray, retries=retries)
+    for result in results:
+        if result.folder is not None:
+            write_claim_figure(result.folder)
+    page = write_claims_page([(earlier.folder, earlier.record) for earlier in read_results(out)], out / "claims.html")
+    rows = [result.summary for result in results]
     errors = list(dict.fromkeys(error for row in rows for error in row["errors"]))
     if errors:
         tell(f"logs are in {out / 'logs'}; the same command again tries what failed")
     summary = {"claims": rows, "page": str(page), "errors": errors}
-    return Result(summary, pd.concat([one.table for one in found]), about, out, display, listed=rows)
+    return Result(summary, pd.concat([result.table for result in results]), about, out, display, listed=rows)
 
 
 def chosen(names: list[str], *, source: str | None, cost: str | None, all_claims: bool, scale: str) -> list[str]:
@@ -123,10 +123,10 @@ def chosen(names: list[str], *, source: str | None, cost: str | None, all_claims
             "reproduce: no claim is asked for; give names from 'sinklab claims', or `source`, such as gu2024, or `cost`, such "
             "as minutes, or `all_claims`"
         )
-    found = [stated(name) for name in names or registered]
-    found = [claim for claim in found if source in (None, claim.source) and (cost is None or claim.costs.get(scale) == cost)]
-    if not found:
+    claims = [stated(name) for name in names or registered]
+    claims = [claim for claim in claims if source in (None, claim.source) and (cost is None or claim.costs.get(scale) == cost)]
+    if not claims:
         raise ConfigurationError(
             f"reproduce: no claim has source {source or 'any'} and cost {cost or 'any'} at scale {scale}; see: sinklab claims"
         )
-    return [claim.name for claim in found]
+    return [claim.name for claim in claims]

@@ -66,8 +66,8 @@ class Reading:
 
     def cached(self) -> Numbers | None:
         """What was read before, by the code as it is now; a run that has not ended as the read-out needs it has nothing."""
-        found = Store(self.folder / "read_outs").get(*self._key()) if self.readable() else None
-        return None if found is None else found.record
+        entry = Store(self.folder / "read_outs").get(*self._key()) if self.readable() else None
+        return None if entry is None else entry.record
 
     def take(self, trained: TrainedModel) -> None:
         """Read the numbers and keep them."""
@@ -96,8 +96,8 @@ class Measurement:
 
     def cached(self) -> Numbers | None:
         """What was measured before, by the code as it is now."""
-        found = Store(self.folder).get(*self._key())
-        return None if found is None else found.record
+        entry = Store(self.folder).get(*self._key())
+        return None if entry is None else entry.record
 
     def take(self) -> None:
         """Measure and keep the numbers.
@@ -162,18 +162,18 @@ def sources_of(function: Callable[..., object], *plugins: type) -> str:
 def _named_plugins(module: str) -> tuple[type, ...]:
     """Plug-ins whose names stand as strings in a module or in the private modules beside it that it imports from."""
     package, _, own = module.rpartition(".")
-    found: list[type] = []
+    plugins: list[type] = []
     waiting: list[ast.AST] = [ast.parse(inspect.getsource(sys.modules[module]))]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.FunctionDef) and node.name == own and package.endswith("claims"):
             continue  # the statement of the claim
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{package}._"):
-            found += _named_plugins(str(node.module))
+            plugins += _named_plugins(str(node.module))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found += [kind[node.value] for kind in _kinds_by_name().get(node.value, ())]
+            plugins += [kind[node.value] for kind in _kinds_by_name().get(node.value, ())]
         waiting += ast.iter_child_nodes(node)
-    return tuple(found)
+    return tuple(plugins)
 
 
 @functools.cache
@@ -194,8 +194,8 @@ def read_numbers(folder: Path, wanted: Sequence[str]) -> dict[str, float]:
         if result.get(name) is not None and (name == "steps" or run["status"] == "finished"):
             numbers[name] = float(result[name])
     for read_out in wanted:
-        found = Reading(folder, read_out).cached()
-        numbers |= {} if found is None else {key: value for key, value in found["numbers"].items() if value is not None}
+        cached = Reading(folder, read_out).cached()
+        numbers |= {} if cached is None else {key: value for key, value in cached["numbers"].items() if value is not None}
     return numbers
 
 

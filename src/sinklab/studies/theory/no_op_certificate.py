@@ -214,8 +214,8 @@ class NoOpCertificate(Probe):
                 counts = counted.sum(1)
                 means = values.masked_fill(~counted, 0.0).sum(1) / counts.clamp(min=1)
                 for head in torch.nonzero(counts).flatten().tolist():
-                    place: Coordinates = {"module": module, "layer": site.layer, "head": head}
-                    yield {"metric": metric, "value": float(means[head]), "count": int(counts[head]), **place}
+                    cell: Coordinates = {"module": module, "layer": site.layer, "head": head}
+                    yield {"metric": metric, "value": float(means[head]), "count": int(counts[head]), **cell}
         for metric, parts in whole.items():
             values = torch.cat(parts)
             if len(values):

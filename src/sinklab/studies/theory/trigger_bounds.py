@@ -52,28 +52,6 @@ class Counter:
     norm: float
     slack: float
 
-    def bos_weights(self, outputs: Tensor, bos_output: Tensor) -> tuple[Tensor, Tensor]:
-        """Read the weight on BOS off the outputs, without seeing the weights.
-
-        With ``t = u·y`` and ``b = u·y_BOS`` (the query at BOS sees only itself, so ``y_BOS = M x_BOS``) the weight ``a`` obeys
-        ``t = a b + (1 - a)(1 ± ρ)``. So it is ``(1 - t)/(1 - b)`` exactly when the slack is 0.
-
-        Args:
-            outputs: ``y``, ``(..., width)``.
-            bos_output: ``y_BOS``, broadcastable to it.
-
-        Returns:
-            Least and largest weight on BOS, float64 ``(...)``, in [0, 1]; 0 and 1 where ``b`` leaves nothing to conclude.
-        """
-        count, bos = outputs.to(torch.float64) @ self.functional, bos_output.to(torch.float64) @ self.functional
-        count, bos = torch.broadcast_tensors(count, bos)
-        low, high = 1 - self.slack, 1 + self.slack
-        # Both are monotone in the weight only where BOS counts for less than any other token.
-        apart = bos < low
-        least = torch.where(apart, (low - count) / (low - bos).where(apart, 1.0), 0.0)
-        largest = torch.where(apart, (high - count) / (high - bos).where(apart, 1.0), 1.0)
-        return least.clamp(0, 1), largest.clamp(0, 1)
-
     def least_bos_weight(self, error: float, bos_error: float | None = None) -> float:
         """Least weight on BOS at a query whose output is within ``error`` of 0 in every coordinate.
 
