@@ -32,6 +32,35 @@ def blocks(path: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
+# --- words ---
+
+AVOIDED = {
+    r"in all its dresses": "all variants of",
+    r"closes? the ranks": "later keys shift left",
+    r"(goes|gone|go) astray": "diverges",
+    r"hangs? together": "correlates",
+    r"breeds? no": "does not produce",
+    r"promises? no more than is known": "nothing",
+    r"mass on nothing": "null mass",
+    r"keys (that are )?(already )?turned|turned keys|turns? (its|their) keys": "rotated keys",
+    r"\b(is|are|was|were|be|been) told\b(?! apart| from)": "is given, is called with",
+}
+"""Turns of phrase that a reader of the field stumbles over, and what is said instead."""
+
+
+def test_the_words_are_those_of_the_field():
+    texts = [*DOCUMENTS, *(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.j2")]
+    exempt = {ROOT / "CHANGELOG.md", ROOT / "docs" / "log.md"}  # they say what was
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]!r}, rather {instead!r}"
+        for path in texts
+        if path not in exempt
+        for words, instead in AVOIDED.items()
+        for match in re.finditer(words, path.read_text(encoding="utf-8"))
+    ]
+    assert not found
+
+
 # --- derived parts ---
 
 

@@ -416,7 +416,7 @@ def test_comparison(browser: Any, folder: Path, tmp_path: Path) -> None:
     visit = Visit(browser, write_comparison([folder, other], tmp_path / "compare.html"))
     assert visit.page.locator(".cell").count() == 12 + 12
     assert visit.page.locator("#figures svg").count() == 9
-    assert "none in embedded:sigmoid" in visit.page.text_content("#verdict")
+    assert "embedded:sigmoid: This model has no attention sink" in visit.page.text_content("#verdict")
     visit.page.click("#theme")
     visit.check_quiet()
     visit.context.close()

@@ -84,7 +84,8 @@ def test_not_an_audit(folders: list[Path], tmp_path: Path) -> None:
 def test_page(folders: list[Path], tmp_path: Path) -> None:
     path = write_comparison(folders, tmp_path / "compare.html")
     text = path.read_text(encoding="utf-8")
-    assert "none in embedded:sigmoid" in text
+    assert "embedded:softmax: This model has an attention sink at the first position" in text
+    assert "embedded:sigmoid: This model has no attention sink" in text
     # 3.2456 / 3.2134 - 1 = 1.00 %
     assert "Lowest loss: embedded:softmax, 3.213 nats per token; embedded:sigmoid 1.0\u202f% above it." in text
     assert "are not comparable" not in text

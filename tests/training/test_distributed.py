@@ -183,5 +183,5 @@ def test_accelerate_told_otherwise_is_refused(text, tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", as_launched)
     trainer = object.__new__(PretrainingTrainer)
     trainer.config, trainer.args = short(text), training_arguments(short(text), tmp_path)
-    with pytest.raises(ConfigurationError, match="parallel is ddp, and accelerate was told to shard the weights"):
+    with pytest.raises(ConfigurationError, match="parallel is ddp, and accelerate was asked to shard the weights"):
         trainer.create_accelerator_and_postprocess()

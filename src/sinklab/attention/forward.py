@@ -83,7 +83,7 @@ class Forward:
         return nn.functional.pad(ids, (0, kv_len - ids.shape[1]), value=-1).masked_fill(key_positions < 0, -1)
 
     def counted(self, batch: int, length: int, device: torch.device) -> Positions:
-        """Positions of the tokens that enter the first layer, before an attention call has told them: behind what is cached,
+        """Positions of the tokens that enter the first layer, before an attention call has given them: behind what is cached,
         and counted from the first token that is not padding."""
         for total in (length, self.cached + length):
             fitting = [mask for mask in self.token_masks if tuple(mask.shape) == (batch, total)]

@@ -244,7 +244,7 @@ def register_operation(operation: Operation) -> str:
     attention_forward._sinklab_operation = default  # type: ignore[attr-defined]
 
     ALL_ATTENTION_FUNCTIONS.register(name, attention_forward)
-    # Boolean, or None where causality says it all: operations are told what is visible, never an additive mask.
+    # Boolean, or None where causality says it all: operations are given what is visible, never an additive mask.
     ALL_MASK_ATTENTION_FUNCTIONS.register(name, sdpa_mask)
     return name
 
@@ -356,7 +356,7 @@ def _wrap_mask(native: Callable[..., object]) -> Callable[..., object]:
     def mask(*args: object, **kwargs: object) -> object:
         result = native(*args, **kwargs)
         # A running model builds its own masks. Before a forward, generate() builds those of a static cache; whose they are
-        # shows only when the very object reaches an attention call, so every observer is told.
+        # shows only when the very object reaches an attention call, so every observer is called.
         observers = [observer for observer in _observers.get() if observer.running][-1:] or _observers.get()
         if observers:
             arguments = signature.bind_partial(*args, **kwargs).arguments

@@ -14,7 +14,7 @@ from sinklab.studies.backcopy.training import SCALES, BackcopySettings
 __all__ = ["backcopy_dormant"]
 
 HALF = 0.5
-"""A majority of the weight: by it heads are told to be active, or dormant."""
+"""A majority of the weight: it decides whether a head is active or dormant."""
 
 LEARNED = 0.1
 """Nats above the entropy of the language, at triggers, below which copying is learned."""

@@ -28,7 +28,7 @@ TRIGGERS = "!?#"
 """Those of the corpus ``bigram_backcopy``."""
 
 HALF = 0.5
-"""A majority of the weight: by it heads are told to be active, or dormant."""
+"""A majority of the weight: it decides whether a head is active or dormant."""
 
 
 def copy_head(trained: TrainedModel) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""No positions (NoPE): the model is told nothing, and learns order from the causal mask alone."""
+"""No positions (NoPE): the model gets no positions, and learns order from the causal mask alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What probes of a sink share: they are told where it is and do not look for it themselves."""
+"""What probes of a sink share: they are given its position and do not look for it themselves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SinkProbe(Probe):
         return self.asked.require().place
 
     def about(self, sinks: Sinks) -> Self:
-        """The same probe, told where the sinks were found."""
+        """The same probe, with the sinks that were found."""
         self.sinks = sinks
         self.asked = sinks if sinks.main else Sinks.at(0)
         return self

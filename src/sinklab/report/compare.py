@@ -108,8 +108,7 @@ def write_comparison(folders: Sequence[Path], path: Path, *, overwrite: bool = F
     table = format_comparison(_table(audits))
     context = {
         "names": list(table.columns),
-        "verdict": _verdict(audits),
-        "verdicts": [verdict(audit) for _, audit in audits],
+        "sentences": _sentences(audits),
         "warning": _warning(audits),
         "rows": [(row, list(table.loc[row])) for row in table.index if not row.startswith(_CERTIFICATE)],
         "conditions": _conditions(audits),
@@ -310,19 +309,9 @@ def _write(row: str, value: Any) -> str:
     return number(value)
 
 
-def _verdict(audits: Sequence[tuple[str, Audit]]) -> str:
-    """The sink rates and the losses, in words."""
-    listed = [
-        (name, sinks_of(audit.summary)) for name, audit in audits if isinstance(audit.summary.get("sink_positions"), list)
-    ]
-    parts = []
-    if listed:
-        rates = [
-            f"{percent(sinks[0]['rate'])} in {name} ({sinks[0]['name']})" if sinks else f"none in {name}"
-            for name, sinks in listed
-        ]
-        parts.append(f"Strongest sink: {_join(rates)}.")
-    return " ".join([*parts, *_losses(audits)]) or "Neither sinks nor losses were recorded in these audits."
+def _sentences(audits: Sequence[tuple[str, Audit]]) -> list[str]:
+    """The finding of every audit, and how far the losses are apart."""
+    return [*(f"{name}: {verdict(audit)}" for name, audit in audits), *_losses(audits)]
 
 
 def _losses(audits: Sequence[tuple[str, Audit]]) -> list[str]:

@@ -187,7 +187,7 @@ class Run:
         overwrite: replace what is there.
         resume: go on with the run in ``out``, if there is one, finished or not; see above for ``None``.
         settings: what it was asked to do; ``config`` in ``run.json``. A run that is resumed must agree in them.
-        progress: told about every step.
+        progress: called at every step.
 
     Attributes:
         id: identity of the run, ``run_id`` in every row of its table.

@@ -40,6 +40,7 @@ __all__ = [
     "CorpusSource",
     "Device",
     "Dtype",
+    "Jobs",
     "ModelSource",
     "Operations",
     "Out",
@@ -47,6 +48,7 @@ __all__ = [
     "OverwriteFile",
     "Progress",
     "Resume",
+    "Retries",
     "Revision",
     "Samples",
     "Seed",
@@ -83,6 +85,8 @@ Operations = Annotated[
     _Operations, Doc("From 'sinklab list operations', with settings if need be: softmax,relu:uncounted=0; or all.")
 ]
 Seeds = Annotated[_Seeds, Doc("Of initial weights and data: 0..2 (both ends included), or a list such as 0,3,7.")]
+Jobs = Annotated[int | None, Doc("Processes at a time; by default one per GPU, or cores over training.threads.")]
+Retries = Annotated[int, Doc("How often a training that was killed goes on from its last checkpoint.")]
 Bos = Annotated[
     Literal["auto", "always", "none"],
     Doc("Beginning-of-sequence token in front: what the tokenizer does by itself, always, or none."),

@@ -1,4 +1,4 @@
-"""Passkey: a number told once in a long stretch of the same few sentences, and asked for at the end."""
+"""Passkey: a number stated once in a long stretch of the same few sentences, and asked for at the end."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ DIGITS = 5
 class Passkey(Task):
     """Five digits, repeated from memory; Mohtashami & Jaggi 2023 (arXiv 2305.16300).
 
-    All texts have the same number of tokens; the sheets differ in how far back the key was told.
+    All texts have the same number of tokens; the sheets differ in how far back the key was stated.
 
     Args:
         length: tokens of a text, in budgets.
-        distances: from the first digit of the key, where it was told, to the end, as shares of the budget.
+        distances: from the first digit of the key, where it was stated, to the end, as shares of the budget.
     """
 
     length: float = 4.0

@@ -99,7 +99,7 @@ def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress = si
 
     Args:
         cache: folder; made if need be.
-        progress: told the tokens encoded, and those in all, 0 where that is not known.
+        progress: called with the tokens encoded, and those in all, 0 where that is not known.
 
     Raises:
         UnknownNameError, InputError: no such corpus or tokenizer, no text in it, too little of it, or no room on the disk.

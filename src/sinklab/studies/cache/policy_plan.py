@@ -89,7 +89,7 @@ def plan_policies(
         budgets: tokens held before the query, sinks included.
         sinks: numbers of first tokens that ``sink_window`` keeps.
         found: where the sinks are, if that is known; looked for in ``rows`` if ``None``.
-        left_out: is told what cannot be built, and why.
+        left_out: called with what cannot be built, and why.
         briefly: take policies other than :data:`AT_EVERY_SIZE` at the largest size only.
     """
     numbers = sorted(set(sinks))

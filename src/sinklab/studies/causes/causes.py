@@ -93,7 +93,7 @@ def find_causes(
         seed: Seed of texts and controls; the same seed gives the same numbers.
         batch_size: Texts a forward pass.
         out: Directory for report.html, summary.json, table.parquet and run.json, whole or not at all.
-        say: told in a sentence how long it will take.
+        say: called with a sentence: how long it will take.
 
     Raises:
         SinklabError: see the errors of loading and corpora. No sink, heads that are not there, an error rate that so few texts

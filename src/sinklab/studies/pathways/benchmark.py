@@ -63,7 +63,7 @@ def run_pathways(
             :func:`~sinklab.studies.pathways.pathways.pathways`, all of them read.
         problem: the trigger task; by default the published one.
         progress: show trainings on a terminal's stderr, lines elsewhere.
-        stages: told of the rest: a stage, what is done of it, and its total.
+        stages: called with the rest: a stage, what is done of it, and its total.
 
     Returns, raises:
         as :func:`~sinklab.studies.pathways.pathways.pathways`.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sinklab.results.run import Result, silent
-from sinklab.studies.arguments import Progress, Seeds, command, parse_seeds
+from sinklab.studies.arguments import Jobs, Progress, Retries, Seeds, command, parse_seeds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,9 +22,9 @@ def pathways(
     scale: Literal["tiny", "small", "60m", "1b"] = "tiny",
     out: Path = Path("sinklab-pathways"),
     store: Path = Path("sinklab-claims"),
-    jobs: int | None = None,
+    jobs: Jobs = None,
     ray: str | None = None,
-    retries: int = 2,
+    retries: Retries = 2,
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Result:
@@ -42,9 +42,7 @@ def pathways(
         scale: What is trained; tiny needs one core and seconds a run.
         out: Directory for table.parquet, run.json, pareto.svg and pathways.md.
         store: Where trained models are kept; that of 'sinklab reproduce', so that none is trained twice.
-        jobs: Processes at a time; by default one per GPU, or cores over threads.
         ray: Train on a Ray cluster; the store must be shared by its nodes.
-        retries: How often a training that was killed goes on from its last checkpoint.
         cache: Directory for encoded text; by default ~/.cache/sinklab, with --ray STORE/cache.
 
     Returns:

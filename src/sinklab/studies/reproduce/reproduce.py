@@ -12,7 +12,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.jobs.claim import COSTS, SCALES
 from sinklab.registry import claims as registered
 from sinklab.results.run import Result
-from sinklab.studies.arguments import Seeds, command, parse_seeds
+from sinklab.studies.arguments import Jobs, Retries, Seeds, command, parse_seeds
 from sinklab.studies.reproduce.claims import check_word
 from sinklab.studies.reproduce.display import display
 from sinklab.studies.reproduce.stated import stated
@@ -30,9 +30,9 @@ def reproduce(
     seeds: Seeds = "0..2",
     scale: str = "tiny",
     out: Path = Path("sinklab-claims"),
-    jobs: int | None = None,
+    jobs: Jobs = None,
     ray: str | None = None,
-    retries: int = 2,
+    retries: Retries = 2,
     plan: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Result:
@@ -51,9 +51,7 @@ def reproduce(
         seeds: Both ends included; a verdict needs three or more.
         scale: One of tiny, small, 60m, 1b.
         out: Output directory; the models in it are shared by all claims.
-        jobs: Processes at a time; by default one per GPU, or cores over threads.
         ray: Train on a Ray cluster; OUT must be shared by its nodes.
-        retries: How often a training that was killed goes on from its last checkpoint.
         plan: Train nothing: print a torchrun command for every training that is missing, for a cluster.
 
     Returns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from sinklab.studies.arguments import WHOLE, command, parse_seeds
+from sinklab.studies.arguments import WHOLE, Jobs, Retries, command, parse_seeds
 
 if TYPE_CHECKING:
     from sinklab.results.run import Result
@@ -22,8 +22,8 @@ def sweep(
     seeds: str | None = None,
     changes: Annotated[list[str] | None, "--set", WHOLE] = None,
     out: Path | None = None,
-    jobs: int | None = None,
-    retries: int = 2,
+    jobs: Jobs = None,
+    retries: Retries = 2,
     ray: str | None = None,
     resume: bool = False,
     cache: Path | None = None,
@@ -43,8 +43,6 @@ def sweep(
             recipe's.
         changes: Change a field in all cells, such as training.steps=500; repeatable.
         out: Output directory; by default sinklab-sweeps/<recipe>.
-        jobs: Cells at a time; by default one per GPU, or cores over training.threads.
-        retries: How often a cell that was killed goes on from its last checkpoint.
         ray: Run on a Ray cluster; the output directory must be shared by its nodes.
         resume: Go on with the sweep in the output directory; what has ended is kept.
         cache: Directory for encoded text; by default ~/.cache/sinklab, with --ray OUT/cache.
