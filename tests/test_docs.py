@@ -104,7 +104,7 @@ def test_metrics_are_those_that_the_probes_declare(refresh):
     for name, section in sections.items():
         rows = [line for line in section.splitlines() if line.startswith("| `")]
         assert rows == [
-            f"| `{metric.name}` | {metric.definition.replace('|', chr(92) + '|')} | {metric.unit} | {metric.paper or 'ours'} | "
+            f"| `{metric.name}` | {metric.text.replace('|', chr(92) + '|')} | {metric.unit} | {metric.paper or 'ours'} | "
             f"{metric.version} |"
             for metric in KINDS["probes"][name].metrics
         ]

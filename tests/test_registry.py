@@ -15,6 +15,7 @@ from sinklab.registry import (
     KINDS,
     Registry,
     claims,
+    entry_points,
     interventions,
     operations,
     policies,
@@ -39,7 +40,7 @@ def fruits(tmp_path, monkeypatch):
     package.__path__ = [str(folder)]
     package.registry = registry
     monkeypatch.setitem(sys.modules, "sinklab.fruits", package)
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: registry.points)
+    monkeypatch.setattr(registry_module, "entry_points", lambda plural: registry.points)
     registry.points = []
 
     def write(name: str, body: str) -> None:
@@ -122,6 +123,17 @@ def test_outside_packages_use_entry_points(fruits, tmp_path, monkeypatch):
     assert fruits["quince"].__module__ == "orchard"
     assert fruits.summary("quince") == "A fruit."
     del sys.modules["orchard"]
+
+
+def test_a_package_that_is_installed_meanwhile_is_found(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "quince" not in probes
+    installed = tmp_path / "orchard-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: orchard\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[sinklab.probes]\nquince = orchard:Quince\n")
+    assert "quince" in probes
+    assert [point.value for point in entry_points("probes")] == ["orchard:Quince"]
 
 
 def test_an_outside_plugin_cannot_take_the_place_of_another(fruits):

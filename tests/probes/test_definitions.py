@@ -20,7 +20,7 @@ def test_every_metric_is_documented(name):
     rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \| (\d+) \|$", section[1], flags=re.MULTILINE)
     found = {metric: (text.replace("\\|", "|"), unit, paper, int(version)) for metric, text, unit, paper, version in rows}
     expected = {
-        metric.name: (metric.definition, metric.unit, metric.paper or "ours", metric.version) for metric in probes[name].metrics
+        metric.name: (metric.text, metric.unit, metric.paper or "ours", metric.version) for metric in probes[name].metrics
     }
     assert found == expected, "docs/metrics.md is stale; run: make docs"
 

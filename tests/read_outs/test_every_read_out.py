@@ -43,4 +43,4 @@ def test_the_page_has_every_metric(name):
     part = next((part for part in parts if part.startswith(f"`{name}`")), None)
     assert part is not None, f"docs/read-outs.md has no part '## `{name}`'"
     rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| .* \| \d+ \|$", part, flags=re.MULTILINE)
-    assert rows == [(one.name, one.definition.replace("|", chr(92) + "|"), one.unit) for one in metrics_of(name).values()]
+    assert rows == [(one.name, one.text.replace("|", chr(92) + "|"), one.unit) for one in metrics_of(name).values()]

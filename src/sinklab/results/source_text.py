@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import importlib.util
 from pathlib import Path
 
 from sinklab.errors import ContractError
+from sinklab.registry import entry_points
 
 __all__ = ["constants_of", "file_of", "registers", "text_of", "unparsed"]
 
@@ -18,14 +18,8 @@ def file_of(plural: str, name: str) -> Path:
     Raises:
         ContractError: there is none.
     """
-    for module in (
-        f"sinklab.{plural}.{name}",
-        *(
-            point.value.partition(":")[0]
-            for point in importlib.metadata.entry_points(group=f"sinklab.{plural}")
-            if point.name == name
-        ),
-    ):
+    outside = (point.value.partition(":")[0] for point in entry_points(plural) if point.name == name)
+    for module in (f"sinklab.{plural}.{name}", *outside):
         spec = importlib.util.find_spec(module)
         if spec is not None and spec.origin is not None:
             return Path(spec.origin)

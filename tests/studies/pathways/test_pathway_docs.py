@@ -25,7 +25,7 @@ def test_every_column_is_there_below_its_training():
         section = TEXT.split(f"**{what[0].upper()}{what[1:]}**")[1].split("\n**")[0].split("\n## ")[0]
         rows = [line for line in section.splitlines() if line.startswith("| `")]
         metrics = [column.metric for column in COLUMNS if column.source == source]
-        texts = [metric.definition.replace("|", chr(92) + "|") for metric in metrics]
+        texts = [metric.text.replace("|", chr(92) + "|") for metric in metrics]
         assert rows == [f"| `{one.name}` | {one.unit} | {text} |" for one, text in zip(metrics, texts, strict=True)]
 
 
