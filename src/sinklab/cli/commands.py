@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,11 @@ class Place:
         return function
 
 
-def find_commands(folder: Path = PACKAGE) -> dict[str, Place]:
-    """Every command below a folder, by its name, sorted."""
-    found = {}
+@functools.cache
+def find_commands(folder: Path = PACKAGE) -> Mapping[str, Place]:
+    """Every command below a folder, by its name, sorted; the files are read once."""
+    commands = {}
     for file in folder.rglob("*.py"):
         for match in MARK.finditer(file.read_text(encoding="utf-8")):
-            found[match["name"] or match["function"]] = Place(file, match["function"])
-    return dict(sorted(found.items()))
+            commands[match["name"] or match["function"]] = Place(file, match["function"])
+    return dict(sorted(commands.items()))
