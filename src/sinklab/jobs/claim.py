@@ -187,7 +187,18 @@ class Ratio(_Pair):
 
 
 @dataclasses.dataclass(frozen=True)
-class Trend(Effect):
+class _Several(Effect):
+    """One number of several variants of one seed."""
+
+    metric: str
+    over: tuple[str, ...]
+
+    def needs(self) -> frozenset[tuple[str, str]]:
+        return frozenset((label, self.metric) for label in self.over)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trend(_Several):
     """Spearman's rank correlation of a number with the order of the variants: 1 rises throughout, -1 falls throughout.
 
     Ties share their ranks; if all values are the same, the trend is 0.
@@ -196,8 +207,6 @@ class Trend(Effect):
         over: labels, in the order in which the number is said to rise or fall; at least three.
     """
 
-    metric: str
-    over: tuple[str, ...]
     unit: ClassVar[str] = "correlation"
 
     def __post_init__(self) -> None:
@@ -212,20 +221,14 @@ class Trend(Effect):
 
         return float(spearmanr(range(len(values)), values).statistic)
 
-    def needs(self) -> frozenset[tuple[str, str]]:
-        return frozenset((label, self.metric) for label in self.over)
-
     @property
     def words(self) -> str:
         return f"rank correlation of {self.metric} with the order {', '.join(self.over)}"
 
 
 @dataclasses.dataclass(frozen=True)
-class Peak(Effect):
+class Peak(_Several):
     """By how much the largest number inside an order of variants exceeds the larger one of its two ends."""
-
-    metric: str
-    over: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if len(self.over) < 3:
@@ -234,9 +237,6 @@ class Peak(Effect):
     def __call__(self, numbers: Numbers) -> float | None:
         values = _all(numbers, self.over, self.metric)
         return None if values is None else max(values[1:-1]) - max(values[0], values[-1])
-
-    def needs(self) -> frozenset[tuple[str, str]]:
-        return frozenset((label, self.metric) for label in self.over)
 
     @property
     def unit(self) -> str:
@@ -248,11 +248,9 @@ class Peak(Effect):
 
 
 @dataclasses.dataclass(frozen=True)
-class Extreme(Effect):
+class Extreme(_Several):
     """The largest (or smallest) number over several variants: for what must hold in every one of them."""
 
-    metric: str
-    over: tuple[str, ...]
     largest: bool = True
 
     def __post_init__(self) -> None:
@@ -262,9 +260,6 @@ class Extreme(Effect):
     def __call__(self, numbers: Numbers) -> float | None:
         values = _all(numbers, self.over, self.metric)
         return None if values is None else (max if self.largest else min)(values)
-
-    def needs(self) -> frozenset[tuple[str, str]]:
-        return frozenset((label, self.metric) for label in self.over)
 
     @property
     def words(self) -> str:

@@ -34,12 +34,14 @@ else:
 
 __all__ = [
     "WHOLE",
+    "Anyway",
     "AsJson",
     "BatchSize",
     "Bos",
     "CorpusSource",
     "Device",
     "Dtype",
+    "FreshSamples",
     "Jobs",
     "ModelSource",
     "Operations",
@@ -54,7 +56,10 @@ __all__ = [
     "Seed",
     "Seeds",
     "SeqLen",
+    "StepCap",
+    "StepSamples",
     "Threshold",
+    "Tolerance",
     "TrustRemoteCode",
     "WrittenTo",
     "command",
@@ -87,6 +92,11 @@ Operations = Annotated[
 Seeds = Annotated[_Seeds, Doc("Of initial weights and data: 0..2 (both ends included), or a list such as 0,3,7.")]
 Jobs = Annotated[int | None, Doc("Processes at a time; by default one per GPU, or cores over training.threads.")]
 Retries = Annotated[int, Doc("How often a training that was killed goes on from its last checkpoint.")]
+StepSamples = Annotated[int, Doc("Fresh samples a step.")]
+Tolerance = Annotated[float, Doc("Training stops when no coordinate of a batch is off by as much.")]
+StepCap = Annotated[int, Doc("Largest number of steps.")]
+FreshSamples = Annotated[int, Doc("Fresh samples that a model is evaluated on.")]
+Anyway = Annotated[bool, Doc("Train operations that provably cannot do the task too; they run to the cap.")]
 Bos = Annotated[
     Literal["auto", "always", "none"],
     Doc("Beginning-of-sequence token in front: what the tokenizer does by itself, always, or none."),

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from typing_extensions import Doc
+from typing import Literal
 
 from sinklab.results.run import Result
-from sinklab.studies.arguments import Operations, Out, Overwrite, Progress, Resume, Seeds, command, parse_seeds
+from sinklab.studies.arguments import (
+    Anyway,
+    FreshSamples,
+    Operations,
+    Out,
+    Overwrite,
+    Progress,
+    Resume,
+    Seeds,
+    StepCap,
+    StepSamples,
+    Tolerance,
+    command,
+    parse_seeds,
+)
 
 __all__ = ["retrieval"]
 
@@ -22,12 +34,12 @@ def retrieval(
     keys: int = 16,
     values: int = 4,
     position: int = 7,
-    batch: int = 128,
+    batch: StepSamples = 128,
     learning_rate: float = 1e-3,
-    tolerance: float = 5e-3,
-    cap: int = 50_000,
-    samples: Annotated[int, Doc("Fresh samples that a model is evaluated on.")] = 1000,
-    anyway: bool = False,
+    tolerance: Tolerance = 5e-3,
+    cap: StepCap = 50_000,
+    samples: FreshSamples = 1000,
+    anyway: Anyway = False,
     out: Out = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
@@ -44,11 +56,7 @@ def retrieval(
         keys: Number of keys; at least the length less two.
         values: Coordinates of a value.
         position: Position of the trigger in the evaluation, counted from 0.
-        batch: Fresh samples a step.
         learning_rate: Of Adam.
-        tolerance: Training stops when no coordinate of a batch is off by as much.
-        cap: Largest number of steps.
-        anyway: Train operations that provably cannot do the task too; they run to the cap.
 
     Returns:
         A record for every model in ``summary["runs"]``, and operations that were not trained in ``summary["cannot"]``.

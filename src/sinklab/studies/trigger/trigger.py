@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from typing_extensions import Doc
+from typing import Literal
 
 from sinklab.results.run import Result
-from sinklab.studies.arguments import Operations, Out, Overwrite, Progress, Resume, Seeds, command, parse_seeds
+from sinklab.studies.arguments import (
+    Anyway,
+    FreshSamples,
+    Operations,
+    Out,
+    Overwrite,
+    Progress,
+    Resume,
+    Seeds,
+    StepCap,
+    StepSamples,
+    Tolerance,
+    command,
+    parse_seeds,
+)
 
 __all__ = ["trigger"]
 
@@ -28,12 +40,12 @@ def trigger(
     bos: bool = True,
     start: Literal["random", "construction"] = "random",
     noise: float = 0.02,
-    batch: int = 128,
+    batch: StepSamples = 128,
     learning_rate: float | None = None,
-    tolerance: float = 5e-3,
-    cap: int = 50_000,
-    samples: Annotated[int, Doc("Fresh samples that a model is evaluated on.")] = 1000,
-    anyway: bool = False,
+    tolerance: Tolerance = 5e-3,
+    cap: StepCap = 50_000,
+    samples: FreshSamples = 1000,
+    anyway: Anyway = False,
     out: Out = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
@@ -57,11 +69,7 @@ def trigger(
         bos: Begin samples with BOS.
         start: Small random maps (as released), or the exact solution with noise; softmax and relu, one head.
         noise: Standard deviation of the noise on the exact solution.
-        batch: Fresh samples a step.
         learning_rate: Of Adam; by default 1e-3 for one layer with one head and 1e-4 otherwise.
-        tolerance: Training stops when no coordinate of a batch is off by as much.
-        cap: Largest number of steps.
-        anyway: Train operations that provably cannot do the task too; they run to the cap.
 
     Returns:
         A record for every model in ``summary["runs"]``, and operations that were not trained in ``summary["cannot"]``. The
