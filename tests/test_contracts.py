@@ -162,6 +162,10 @@ class ColumnOutsideTheSchema(WithRow):
     change: ClassVar = {"channel": 3}
 
 
+class PositionThatIsNoWholeNumber(WithRow):
+    change: ClassVar = {"query_position": 1.0}
+
+
 class TwoRowsForOnePlace(WithRow):
     change: ClassVar = {"head": 0}
 
@@ -205,6 +209,10 @@ class CountsPadding(Mass):
         (NotANumber, "check 'rows': expected a number in [0.0, 1.0] for mass, got nan"),
         (NoCount, "check 'rows': expected a count of at least 1 for mass, got 0"),
         (ColumnOutsideTheSchema, "check 'rows': rows have columns that the schema does not have: channel"),
+        (
+            PositionThatIsNoWholeNumber,
+            "check 'rows': expected a whole number, or nothing, as query_position of mass, got 1.0",
+        ),
         (TwoRowsForOnePlace, "check 'rows': expected one row for each place, got two for metric mass, "),
         (CountsBatches, "check 'batch size (llama)': expected "),
         (KeepsItsOwn, "check 'split and merge (llama)': expected "),
@@ -228,6 +236,16 @@ class Broken(Operation):
 
     def weights(self, scores, visible, null_scores=None):
         return Softmax().weights(scores, visible)
+
+
+class OneRowForAllHeads(Broken):
+    def weights(self, scores, visible, null_scores=None):
+        return super().weights(scores, visible).mean(1, keepdim=True)
+
+
+class GainByQuery(Broken):
+    def gain(self, state):
+        return torch.ones(8)
 
 
 class LeaksToHiddenKeys(Broken):
@@ -348,6 +366,8 @@ class CountsTheCache(Broken):
 @pytest.mark.parametrize(
     ("operation_class", "message"),
     [
+        (OneRowForAllHeads, "check 'shapes': expected weights (2, 4, 8, 8), got (2, 1, 8, 8)"),
+        (GainByQuery, "check 'shapes': expected a gain that broadcasts to (2, 4, 8, 16), got (8,)"),
         (LeaksToHiddenKeys, "check 'hidden keys': expected weights of exactly 0 on hidden keys, got a weight of 1.0e-09"),
         (UndefinedOnHiddenRows, "check 'hidden keys': expected weights of exactly 0 on hidden keys, got a weight of nan"),
         (HalfPrecisionWeights, "check 'hidden keys': expected float32 or wider, got torch.bfloat16"),

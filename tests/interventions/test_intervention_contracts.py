@@ -77,6 +77,11 @@ class MixesHeads(Halve):
         return outputs.flip(1)
 
 
+class OneForAllHeads(Halve):
+    def edit_outputs(self, call, outputs):
+        return outputs.mean(1, keepdim=True)
+
+
 class DependsOnTheBlock(Halve):
     def edit_weights(self, call, weights, null_mass, start, stop):
         return weights / (1 + (torch.arange(stop - start) > 0))[:, None], null_mass
@@ -154,6 +159,7 @@ class TakesLabels(InputIntervention):
         (NeverNeutral, "check 'declaration': expected changes_nothing under the neutral settings, got {}"),
         (NoSuchSetting, "check 'declaration': Halve.__init__() got an unexpected keyword argument 'place'"),
         (NoEffect, "check 'effect (llama)': expected other outputs under the settings, got the same bits"),
+        (OneForAllHeads, "check 'shapes (llama)': expected outputs (3, 4, 8, 8) from edit_outputs, got (3, 1, 8, 8)"),
         (MixesHeads, "check 'one by one (llama)': expected outputs within 1.0e-09"),
         (DependsOnTheBlock, "check 'blocks (llama)': expected outputs within 1.0e-09"),
         (MixesSamples, "check 'batch split (llama)': expected outputs of a sample within 1.0e-09"),

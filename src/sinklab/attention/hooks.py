@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -32,13 +32,13 @@ hook then belongs to the other thread's session and returns at once."""
 class _Hook:
     """A hook that no copy of its model takes along: there it would show the session a model that is not its own, for good."""
 
-    def __init__(self, model: str, function: Callable[..., Any]) -> None:
+    def __init__(self, model: str, function: Callable[..., object]) -> None:
         self.model, self.function = model, function
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return self.function(*args, **kwargs)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise SessionError(
             f"a {self.model} cannot be copied or pickled while a session looks at it, since the copy would keep the session's "
             "hooks; do so before or after the with block. state_dict() and save_pretrained() work inside it"

@@ -46,7 +46,7 @@ class _InMemory(metaclass=_Unknown):
     """Stands for types that are imported for type checkers only: models and plug-ins in memory, which no line can name."""
 
 
-def derive(function: Callable[..., Any], name: str) -> cyclopts.App:
+def derive(function: Callable[..., object], name: str) -> cyclopts.App:
     """The command of a function; see :func:`sinklab.studies.arguments.command` for the rules.
 
     Raises:
@@ -63,7 +63,7 @@ def derive(function: Callable[..., Any], name: str) -> cyclopts.App:
 
     places = _places(function)
 
-    def call(*positional: Any, **given: Any) -> int:
+    def call(*positional: object, **given: Any) -> int:
         as_json = given.pop("as_json", False) if shown else False
         if gives_result:
             quiet_libraries()
@@ -87,7 +87,7 @@ def derive(function: Callable[..., Any], name: str) -> cyclopts.App:
     return app
 
 
-def option_names(function: Callable[..., Any]) -> dict[str, str]:
+def option_names(function: Callable[..., object]) -> dict[str, str]:
     """Parameter to how the command line calls it: ``seq_len`` to ``--seq-len``, ``model`` to ``MODEL``."""
     return {
         name: name.upper() if _by_position(parameter) else _names(name, _notes(_resolved(function, parameter.annotation)))[0]
@@ -127,7 +127,7 @@ def folder_name(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", path.resolve().name if path.exists() else text).strip("-.") or "model"
 
 
-def _options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def _options(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
     """The parameters that a line can give."""
     return {
         name: parameter
@@ -136,7 +136,7 @@ def _options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     }
 
 
-def _places(function: Callable[..., Any]) -> dict[str, str]:
+def _places(function: Callable[..., object]) -> dict[str, str]:
     """Parameter to where the command line writes if it is not given."""
     return {
         name: note.template
@@ -146,7 +146,7 @@ def _places(function: Callable[..., Any]) -> dict[str, str]:
     }
 
 
-def _parameter(function: Callable[..., Any], parameter: inspect.Parameter, texts: Mapping[str, str]) -> inspect.Parameter:
+def _parameter(function: Callable[..., object], parameter: inspect.Parameter, texts: Mapping[str, str]) -> inspect.Parameter:
     """One argument or option, as cyclopts takes it."""
     annotation = _resolved(function, parameter.annotation)
     notes = _notes(annotation)
@@ -176,13 +176,13 @@ def _parameter(function: Callable[..., Any], parameter: inspect.Parameter, texts
     )
 
 
-def _notes(annotation: Any) -> tuple[Any, ...]:
+def _notes(annotation: Any) -> tuple[object, ...]:
     return getattr(annotation, "__metadata__", ())
 
 
-def _names(parameter: str, notes: Sequence[Any]) -> list[str]:
+def _names(parameter: str, notes: Sequence[object]) -> list[str]:
     """How an option is called on the line."""
-    return [note for note in notes if str(note).startswith("--")] or [f"--{parameter.replace('_', '-')}"]
+    return [str(note) for note in notes if str(note).startswith("--")] or [f"--{parameter.replace('_', '-')}"]
 
 
 def _by_position(parameter: inspect.Parameter) -> bool:
@@ -194,11 +194,11 @@ def _singular(name: str) -> str:
     return f"{name[:-3]}y" if name.endswith("ies") else name.removesuffix("s")
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _resolved(function: Callable[..., Any], annotation: Any) -> Any:
+def _resolved(function: Callable[..., object], annotation: Any) -> Any:
     """The type behind an annotation; names that do not exist at run time become :class:`_InMemory`."""
     if not isinstance(annotation, str):
         return annotation

@@ -48,7 +48,7 @@ class Description:
     version: int | None
     file: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For JSON."""
         shown = ("name", "text", "unit", "paper", "version")
         record = dataclasses.asdict(self)

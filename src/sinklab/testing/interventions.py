@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -11,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
 from sinklab.attention.intervention import HeadIntervention, Heads, HiddenIntervention, InputIntervention, Intervention
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
@@ -37,6 +38,7 @@ def check_intervention(intervention_class: type[Intervention], **settings: objec
 
     - *declaration*: a registered frozen dataclass with a version, whose ``neutral`` settings say that they change nothing;
     - *neutral*: with these, outputs are bit-identical;
+    - *shapes*: every stage gives back what it was given in the same shape;
     - *effect*: with ``settings`` they are not;
     - *restored*: bit-identical after the session, also after an exception in the block or in the middle of a forward;
     - *other heads*: heads of the same layer that are not named keep their bits;
@@ -65,7 +67,7 @@ def check_intervention(intervention_class: type[Intervention], **settings: objec
         checked = _Decoder(checks, name, model, before, example)
         _check_neutral(checks, name, model, [*before, neutral], before, checked.batch)
         try:
-            checked.run(checked.batch)
+            checked.run_watched()
         except UnsupportedModelError:
             continue
         served.append(name)
@@ -133,6 +135,27 @@ class _Decoder:
 
     def label(self, check: str) -> str:
         return f"{check} ({self.name})"
+
+    def run_watched(self) -> None:
+        """One run, with a look at the shape of everything that a stage gives back."""
+        cls = type(self.example)
+
+        def watched(stage: str) -> Callable[..., object]:
+            original: Callable[..., object] = getattr(cls, stage)
+
+            def method(edit: Intervention, *given: object) -> object:
+                result = original(edit, *given)
+                for what, expected, got in _shapes(stage, given, result):
+                    self.checks.require(got == expected, self.label("shapes"), f"{what} {expected} from {stage}", got)
+                return result
+
+            return method
+
+        with contextlib.ExitStack() as patches:
+            for stage in ("edit_call", "edit_weights", "edit_outputs", "edit_hidden"):
+                if hasattr(cls, stage) and getattr(cls, stage) is not getattr(HeadIntervention, stage, None):
+                    patches.enter_context(mock.patch.object(cls, stage, watched(stage)))
+            self.run(self.batch)
 
     def check(self) -> None:
         clean, edited = self.run(self.batch, []), self.run(self.batch)
@@ -220,6 +243,23 @@ class _Decoder:
         with torch.no_grad(), attend(self.model, [spy], edits):
             self.model(**self.batch)
         return spy.outputs
+
+
+def _shapes(stage: str, given: tuple[object, ...], result: object) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """What a stage gave back: its name, the shape that it was given in, and the one that it has now."""
+    match given, result:
+        case (AttentionCall() as call,), AttentionCall() as edited:
+            for name in ("queries", "keys", "values"):
+                yield name, tuple(getattr(call, name).shape), tuple(getattr(edited, name).shape)
+        case (AttentionCall(), Tensor() as weights, Tensor() as mass, _, _), (Tensor() as new_weights, Tensor() as new_mass):
+            yield "weights", tuple(weights.shape), tuple(new_weights.shape)
+            yield "null mass", tuple(mass.shape), tuple(new_mass.shape)
+        case (AttentionCall(), Tensor() as outputs), Tensor() as new_outputs:
+            yield "outputs", tuple(outputs.shape), tuple(new_outputs.shape)
+        case (LayerOutput() as layer,), Tensor() as hidden:
+            yield "hidden states", tuple(layer.hidden_states.shape), tuple(hidden.shape)
+        case _:
+            raise ContractError(f"{stage} gave {type(result).__name__}, which is not what it must give")
 
 
 class _Stop(Exception):

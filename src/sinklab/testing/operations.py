@@ -30,6 +30,7 @@ def check_operation(operation: Operation) -> None:
 
     - *settings*: it is registered, and ``to_dict`` and ``from_dict`` give it back;
     - *parameters*: initial values are finite float32 tensors;
+    - *shapes*: every part of the composition gives the shape that :class:`~sinklab.attention.operation.Operation` says;
     - *hidden keys*: their weights are exactly 0, also in rows that see no key; weights are float32 or wider;
     - *row sums*: weights and null mass sum to one in every row if ``normalized``, otherwise not always;
     - *blocks*: a block of rows computed alone is the same as within the whole;
@@ -63,6 +64,7 @@ def check_operation(operation: Operation) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         call = _Call(operation, generator)
+    _check_shapes(checks, operation, call)
     null = operation.null_scores(call.queries, _SCALING, call.state)
     scores = 2.0 * torch.randn(2, 4, 7, 7, generator=generator)
     _check_weights(checks, operation, scores, None)
@@ -95,6 +97,41 @@ class _Call:
     def in_dtype(self, dtype: torch.dtype) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Queries, keys and values, and the state, in a dtype."""
         return [t.to(dtype) for t in (self.queries, self.keys, self.values)], {n: t.to(dtype) for n, t in self.state.items()}
+
+
+def _check_shapes(checks: Checks, operation: Operation, call: _Call) -> None:
+    of_rows = (_BATCH, _SHAPE.num_heads, _LENGTH)
+    of_scores, of_outputs, of_head = (*of_rows, _LENGTH), (*of_rows, _SHAPE.value_dim), (_SHAPE.num_heads, _SHAPE.value_dim)
+
+    def require(what: str, value: Tensor | None, shape: tuple[int, ...], *, may_broadcast: bool = False) -> None:
+        if value is None:
+            return
+        sizes = tuple(value.shape)
+        allowed = [{size, 1} if may_broadcast else {size} for size in shape]
+        fits = len(sizes) == len(shape) and all(size in known for size, known in zip(sizes, allowed, strict=True))
+        checks.require(fits, "shapes", f"{what} {shape}{', or 1 for a size' if may_broadcast else ''}", sizes)
+
+    queries, keys = operation.features(call.queries, call.keys, call.state)
+    require("mapped queries", queries, (*of_rows, queries.shape[-1]))
+    groups = _SHAPE.num_heads // keys.shape[1] if keys.ndim == 4 else 0
+    require("mapped keys", keys, (_BATCH, _SHAPE.num_heads // max(groups, 1), _LENGTH, queries.shape[-1]))
+    scores = torch.zeros(of_scores)
+    null = operation.null_scores(queries, _SCALING, call.state)
+    require("null scores", null, of_rows, may_broadcast=True)
+    require("weights", operation.weights(scores, call.causal, null), of_scores)
+    require("null mass", operation.null_mass(scores, call.causal, null), of_rows)
+    require("null value", operation.null_value(call.state), of_head, may_broadcast=True)
+    require("output bias", operation.output_bias(call.state), of_head, may_broadcast=True)
+    gain = operation.gain(call.state)
+    if gain is not None:
+        try:
+            spread = tuple(torch.broadcast_shapes(gain.shape, of_outputs))
+        except RuntimeError:
+            spread = ()
+        checks.require(spread == of_outputs, "shapes", f"a gain that broadcasts to {of_outputs}", tuple(gain.shape))
+    outputs, weights = operation.head_outputs(call.queries, call.keys, call.values, call.causal, _SCALING, call.state)
+    require("head outputs", outputs, of_outputs)
+    require("weights beside head outputs", weights, of_scores)
 
 
 def _check_weights(checks: Checks, operation: Operation, scores: Tensor, null: Tensor | None) -> None:

@@ -18,7 +18,8 @@ from sinklab.testing._checks import Checks
 
 __all__ = ["check_probe", "tiny_models"]
 
-_COORDINATES = ("metric", "module", "layer", "head", "query_position", "key_position")
+_NUMBERS = ("layer", "head", "query_position", "key_position")
+_COORDINATES = ("metric", "module", *_NUMBERS)
 
 
 def tiny_models() -> dict[str, nn.Module]:
@@ -58,7 +59,7 @@ def check_probe(probe_class: type[Probe], **parameters: object) -> None:
     - *declaration*: a name, ``needs`` that exist, ``metrics`` with versions from 1 and one name each;
     - *logits unchanged*: bit-identical with and without the probe;
     - *rows*: the columns of the schema, one of its metrics with values inside its range, finite values, counts of
-      at least 1, no two rows for one place, and the same rows when asked twice;
+      at least 1, whole numbers for layers, heads and positions, no two rows for one place, and the same rows when asked twice;
     - *batch size*, *split and merge*, *left padding*, *right padding*: the same rows as from the samples one by one.
 
     Args:
@@ -142,6 +143,10 @@ def _check_rows(checks: Checks, probe_class: type[Probe], probe: Probe) -> dict[
         inside = isinstance(value, float) and math.isfinite(value) and least - slack <= value <= most + slack
         checks.require(inside, "rows", f"a number in [{least}, {most}] for {metric}", repr(value))
         checks.require(isinstance(count, int) and count >= 1, "rows", f"a count of at least 1 for {metric}", repr(count))
+        for column in _NUMBERS:
+            place = single.get(column)
+            whole = place is None or (isinstance(place, int) and not isinstance(place, bool))
+            checks.require(whole, "rows", f"a whole number, or nothing, as {column} of {metric}", repr(place))
         cell = tuple(single.get(name) for name in _COORDINATES)
         checks.require(cell not in values, "rows", "one row for each place", f"two for {_words(cell)}")
         values[cell] = (float(value or 0.0), int(count or 0))
