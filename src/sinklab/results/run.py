@@ -14,7 +14,7 @@ import time
 import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.file import clear_partial
@@ -78,8 +78,11 @@ def _only_settings(out: Path) -> bool:
     return {path.relative_to(out).as_posix() for path in out.rglob("*")} == {STORE, f"{STORE}/{SETTINGS}"}
 
 
+Record = TypeVar("Record")
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Listing:
+class Listing(Generic[Record]):
     """What a command returns that looks something up and computes nothing.
 
     Attributes:
@@ -87,8 +90,8 @@ class Listing:
         display: gives what a terminal shows of it: rich renderables or lines of text.
     """
 
-    record: object
-    display: Callable[[Any], Iterable[RenderableType]]
+    record: Record
+    display: Callable[[Record], Iterable[RenderableType]]
 
     def show(self) -> None:
         """Print on standard output what the command line prints."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sinklab.errors import UnknownNameError
 from sinklab.jobs.claim import SCALES
@@ -15,6 +15,9 @@ from sinklab.results.run import Listing
 from sinklab.studies.arguments import command
 from sinklab.studies.reproduce.display import display_claims, display_one
 from sinklab.studies.reproduce.stated import Stated, stated
+
+if TYPE_CHECKING:
+    from sinklab.studies.reproduce.kept import KeptVerdict, ListedClaim
 
 __all__ = ["check_word", "claims"]
 
@@ -66,29 +69,40 @@ def check_word(word: str, known: tuple[str, ...] | list[str], kind: str) -> None
         raise UnknownNameError(f"there is no {kind} {word!r}.{hint} Known: {', '.join(known)}")
 
 
-def _last_verdicts(folder: Path | None, scale: str) -> tuple[dict[str, Mapping[str, object]], str]:
+def _last_verdicts(folder: Path | None, scale: str) -> tuple[dict[str, KeptVerdict], str]:
     """Claim to its newest result at a scale, and where these were found."""
     from sinklab.studies.reproduce.kept import read_results, summary_of
 
     place = folder or Path("sinklab-claims")
     found = [summary_of(kept.record) for kept in read_results(place)]
     if found or folder is not None:
-        return {str(row["name"]): row for row in reversed(found) if row["scale"] == scale}, str(place)
+        return {row["name"]: row for row in reversed(found) if row["scale"] == scale}, str(place)
     record = json.loads((resources.files("sinklab.claims") / "record.json").read_text(encoding="utf-8"))
     return {row["name"]: row for row in reversed(record) if row["scale"] == scale}, "the results that come with sinklab"
 
 
-def _row(claim: Stated, result: Mapping[str, object] | None, scale: str) -> dict[str, object]:
-    empty = dict.fromkeys(("effect", "interval", "unit", "created", "hardware"), None)
+def _row(claim: Stated, result: KeptVerdict | None, scale: str) -> ListedClaim:
     cost = claim.costs.get(scale)
     verdict = None if cost is not None else "not tested at this scale"
-    found: dict[str, object] = {
+    found: KeptVerdict = {
         "name": claim.name,
         "source": claim.source,
         "scale": scale,
         "verdict": verdict,
-        **empty,
+        "effect": None,
+        "interval": None,
+        "unit": None,
+        "created": None,
+        "hardware": None,
         "seeds": [],
     }
-    words = {"statement": claim.statement, "reference": claim.reference, "published": claim.published}
-    return {**found, **(result or {}), "cost": cost, "costs": claim.costs, **words}
+    if result is not None:
+        found = {**found, **result}
+    return {
+        **found,
+        "cost": cost,
+        "costs": claim.costs,
+        "statement": claim.statement,
+        "reference": claim.reference,
+        "published": claim.published,
+    }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.markup import escape
@@ -11,6 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sinklab.results.run import Result
+
+if TYPE_CHECKING:
+    from sinklab.studies.reproduce.kept import ClaimAnswer, ClaimVerdict, ListedClaim
 
 __all__ = ["display", "display_claims", "display_one", "display_parts", "format_effect"]
 
@@ -37,7 +40,7 @@ def display(result: Result) -> Iterator[RenderableType]:
             yield Text(f"figure  {row['folder']}/figure.png\ntable  {row['folder']}/table.parquet")
 
 
-def display_parts(row: Mapping[str, Any]) -> Iterator[RenderableType]:
+def display_parts(row: ClaimAnswer) -> Iterator[RenderableType]:
     """What was found about every part of a claim."""
     for part in row["parts"]:
         effect = format_effect(part["mean"], part["interval"], part["unit"])
@@ -47,7 +50,7 @@ def display_parts(row: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield Text(f"\n{row['reason']}")
 
 
-def display_claims(rows: Sequence[Mapping[str, Any]], scale: str, where: str) -> Iterator[RenderableType]:
+def display_claims(rows: Sequence[ListedClaim], scale: str, where: str) -> Iterator[RenderableType]:
     """Every claim on a line: source, cost, last verdict and statement."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("claim", "source", "cost", "verdict", "statement"):
@@ -60,7 +63,7 @@ def display_claims(rows: Sequence[Mapping[str, Any]], scale: str, where: str) ->
     yield Text(f"\nverdicts from {where}")
 
 
-def display_one(row: Mapping[str, Any], where: str) -> Iterator[RenderableType]:
+def display_one(row: ListedClaim, where: str) -> Iterator[RenderableType]:
     """One claim in full."""
     yield f"[bold]{row['name']}[/bold]  {escape(row['statement'])}"
     yield Text(f"{row['reference']}. Published: {row['published']}")
@@ -70,7 +73,7 @@ def display_one(row: Mapping[str, Any], where: str) -> Iterator[RenderableType]:
     yield Text(f"\nverdicts from {where}")
 
 
-def format_effect(mean: float | None, interval: Any, unit: str | None) -> str:
+def format_effect(mean: float | None, interval: Sequence[float] | None, unit: str | None) -> str:
     """``25.1 [20.3, 29.9] points``; empty where there is no number."""
     if mean is None:
         return ""
@@ -78,7 +81,7 @@ def format_effect(mean: float | None, interval: Any, unit: str | None) -> str:
     return f"{mean:.3g}{ends} {unit or ''}".strip()
 
 
-def _effect(row: Mapping[str, Any]) -> str:
+def _effect(row: ClaimVerdict) -> str:
     return format_effect(row["effect"], row["interval"], row["unit"])
 
 

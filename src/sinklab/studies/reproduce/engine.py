@@ -8,7 +8,7 @@ import datetime
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rich.console import RenderableType
 
@@ -24,7 +24,7 @@ from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import make_table, read_run, write_json, write_table
 from sinklab.studies.reproduce.cells import make_cells, open_store, resolved_changes
 from sinklab.studies.reproduce.display import display_parts
-from sinklab.studies.reproduce.kept import deciding_part
+from sinklab.studies.reproduce.kept import ClaimAnswer, deciding_part
 from sinklab.studies.reproduce.scales import base_config
 from sinklab.studies.reproduce.work import Measurement, claim_called, name_of, read_numbers, train_and_read
 from sinklab.training.process import default_cache
@@ -172,7 +172,9 @@ def _conclude(
         reason = f"the claim can be run at {where} only"
         judgement = Conclusion("not tested at this scale", (), (), reason)
         summary = answer(request.name, request.claim.source, scale, judgement)
-        return Result(summary, _table(request, {}, new_run_id()), {"kind": "claim", "claim": request.name}, None, _display)
+        return Result(
+            dict(summary), _table(request, {}, new_run_id()), {"kind": "claim", "claim": request.name}, None, _display
+        )
     numbers, seconds = _numbers(request, plan, scale, seeds, out)
     judgement = judge(request.claim.parts, request.claim.presupposes, numbers)
     folder = out / scale / request.name
@@ -186,7 +188,7 @@ def _conclude(
     write_table(table, folder / "table.parquet")
     write_json(record, folder / "run.json")
     summary = answer(request.name, request.claim.source, scale, judgement, seeds=seeds, folder=folder, errors=failed)
-    return Result(summary, table, record, folder, _display)
+    return Result(dict(summary), table, record, folder, _display)
 
 
 def answer(
@@ -198,7 +200,7 @@ def answer(
     seeds: Sequence[int] = (),
     folder: Path | None = None,
     errors: Sequence[str] = (),
-) -> dict[str, object]:
+) -> ClaimAnswer:
     """What became of a claim: the verdict with the effect of the part that decides it, and what was found about every part."""
     parts = [finding.to_dict() for finding in judgement.findings]
     deciding = deciding_part({"parts": parts, "verdict": judgement.verdict})
@@ -219,7 +221,7 @@ def answer(
 
 
 def _display(result: Result) -> Iterator[RenderableType]:
-    return display_parts(result.summary)
+    return display_parts(cast(ClaimAnswer, result.summary))  # see answer()
 
 
 def _numbers(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import TypedDict, cast
 
 from sinklab.errors import InputError
 from sinklab.jobs.claim import SCALES
@@ -12,7 +13,17 @@ from sinklab.jobs.verdict import VERDICTS
 from sinklab.results.summaries import ClaimPart, ClaimRecord, Judged
 from sinklab.results.table import read_run
 
-__all__ = ["StoredClaim", "deciding_part", "hardware_of", "read_results", "summary_of"]
+__all__ = [
+    "ClaimAnswer",
+    "ClaimVerdict",
+    "KeptVerdict",
+    "ListedClaim",
+    "StoredClaim",
+    "deciding_part",
+    "hardware_of",
+    "read_results",
+    "summary_of",
+]
 
 FIELDS = {
     **dict.fromkeys(("claim", "statement", "source", "reference", "published", "scale", "cost", "reason", "created"), str),
@@ -64,13 +75,52 @@ def read_results(folder: Path) -> list[StoredClaim]:
     )
 
 
+class ClaimVerdict(TypedDict):
+    """What became of a claim; the effect is that of :func:`deciding_part`."""
+
+    name: str
+    source: str
+    scale: str
+    verdict: str | None
+    effect: float | None
+    interval: list[float] | None
+    unit: str | None
+    seeds: list[int]
+
+
+class KeptVerdict(ClaimVerdict):
+    """The same of a record: when it was made, and on what."""
+
+    created: str | None
+    hardware: str | None
+
+
+class ListedClaim(KeptVerdict):
+    """One entry of ``sinklab claims --json``."""
+
+    cost: str | None
+    costs: Mapping[str, str]
+    statement: str
+    reference: str
+    published: str
+
+
+class ClaimAnswer(ClaimVerdict):
+    """``summary`` of ``sinklab reproduce`` for one claim."""
+
+    reason: str
+    parts: list[ClaimPart]
+    folder: str | None
+    errors: list[str]
+
+
 def deciding_part(record: Judged) -> ClaimPart | None:
     """The part that makes the verdict what it is: the first one that has it; the first of all where none has."""
     parts = record["parts"]
     return next((part for part in parts if part["verdict"] == record["verdict"]), parts[0] if parts else None)
 
 
-def summary_of(record: ClaimRecord) -> dict[str, object]:
+def summary_of(record: ClaimRecord) -> KeptVerdict:
     """A record in the fields of ``sinklab claims --json``; the effect is that of :func:`deciding_part`."""
     part = deciding_part(record)
     return {
