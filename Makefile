@@ -9,7 +9,7 @@ PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-versions bench embedded emergence reproduce docs lint format types check clean
+.PHONY: help install demo test test-slow test-versions bench embedded emergence reproduce docs fuzz lint format types check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ reproduce: install  ## every claim at the smallest scale, and the comparison of 
 docs: install  ## rewrite the parts of the documents that are derived from the code
 	$(BIN)/python docs/refresh.py
 	$(BIN)/python -m tests.architectures.page
+
+fuzz: install  ## two thousand drawn command lines in a sandbox; prints those that end in anything but a result or one clear line
+	$(BIN)/python -m tests.reliability.fuzz --lines 2000
 
 lint: install  ## formatting and lint, changing nothing
 	$(BIN)/ruff format --check .

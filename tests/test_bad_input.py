@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tests.command_line import CliRunner
 
@@ -203,6 +204,29 @@ class TestOutputDirectory:
         line = refused(run(*AUDIT, checkpoint, "--out", tmp_path / "out"), tmp_path / "out")
         assert "no space left on the disk" in line
 
+    def test_what_a_library_says_of_a_full_disk_names_the_place(self, checkpoint, tmp_path, monkeypatch):
+        def full(*_, **__):
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+        monkeypatch.setattr("safetensors.numpy.save_file", full)
+        line = refused(run("audit", checkpoint, *QUICK, "--out", tmp_path / "out"), tmp_path / "out")
+        assert line == f"error: no space left on the disk ({tmp_path / 'out'}); free some, or write elsewhere with --out\n"
+
+    def test_a_limit_on_files_leaves_nothing_behind(self, tmp_path):
+        """The limit of the process is the writer that fails: no mock stands between the command and the system."""
+        out = tmp_path / "out"
+        program = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        program += "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        program += "from sinklab.cli import main; main()"
+        quick = ["--operation=softmax", "--seeds=0", "--cap=2", "--samples=2"]
+        command = [sys.executable, "-c", program, "trigger", *quick, f"--out={out}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert re.fullmatch(rf"error: File too large \({re.escape(str(out))}.*\); raise the limit .*\n", done.stderr), (
+            done.stderr
+        )
+        assert os.listdir(tmp_path) == []
+
     def test_a_full_disk_keeps_the_earlier_result(self, checkpoint, tmp_path, monkeypatch):
         assert run(*AUDIT, checkpoint, "--out", tmp_path / "out").exit_code == 0
         before = (tmp_path / "out" / "table.parquet").read_bytes()
@@ -276,6 +300,13 @@ class TestGuard:
             (PermissionError(13, "Permission denied", "a/b"), "Permission denied (a/b)"),
             (MemoryError(), "out of memory; lower --batch-size or --seq-len"),
             (torch.OutOfMemoryError("CUDA out of memory. Tried …"), "out of memory; lower --batch-size or --seq-len"),
+            (
+                RuntimeError("DefaultCPUAllocator: you tried to allocate 800 bytes"),
+                "out of memory at an allocation of 800 bytes;",
+            ),
+            (OSError(30, "Read-only", "a/b"), "Read-only file system (a/b); write elsewhere with --out"),
+            (OSError(5, "I/O", "a/b"), "Input/output error (a/b); the disk may be failing"),
+            (OSError(12, "no memory"), "Cannot allocate memory; ask for smaller sizes"),
         ],
     )
     def test_lines(self, error, line):

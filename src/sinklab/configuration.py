@@ -1,18 +1,43 @@
-"""What a section of a configuration is: a pydantic model whose errors are one sentence, and dotted paths into it."""
+"""What a section of a configuration is: a pydantic model with errors of one sentence; dotted paths into it; and its numbers."""
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Self, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from sinklab.errors import ConfigurationError, SinklabError
 
-__all__ = ["Section", "with_overrides"]
+__all__ = ["Section", "check_numbers", "with_overrides"]
+
+
+def check_numbers(what: str, value: object) -> None:
+    """Refuse numbers with which nothing can be computed: NaN, infinities, and integers that 64 bits do not hold.
+
+    Every option of a command, every setting of a plug-in and every field of a configuration goes through this.
+
+    Args:
+        what: how the message begins, such as ``"`seed`"``.
+        value: a number, a list, a tuple or a dictionary of them, or anything else, which passes.
+
+    Raises:
+        ConfigurationError: it is one of these, or has one in it.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigurationError(f"{what} is {value}; expected a finite number")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigurationError(f"{what} has {value.bit_length()} bits; expected a whole number of 64 bits at most")
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            check_numbers(what, item)
+    if isinstance(value, dict):
+        for name, item in value.items():
+            check_numbers(f"{what}: {name}", item)
 
 
 class Section(BaseModel):
@@ -29,6 +54,12 @@ class Section(BaseModel):
             super().__init__(**fields)
         except ValidationError as error:
             raise _problem(type(self), error) from None
+
+    @field_validator("*")
+    @classmethod
+    def _check_numbers(cls, value: object) -> object:
+        check_numbers("the value", value)
+        return value
 
     def __setattr__(self, name: str, value: object) -> None:
         try:

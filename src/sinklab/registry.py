@@ -53,6 +53,9 @@ __all__ = [
 T = TypeVar("T")
 P = TypeVar("P")
 
+LISTED = 30
+"""Names that a message lists; where there are more, it says how to see them."""
+
 KINDS: dict[str, Registry[Any]] = {}
 """Plural kind (``"probes"``) to its registry, in the order in which ``sinklab list`` shows them."""
 
@@ -137,7 +140,7 @@ class Registry(Generic[T]):
             module = points[name].value.partition(":")[0] if name in points else f"sinklab.{self.plural}.{name}"
             try:
                 importlib.import_module(module)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # whatever a file of somebody else does
                 raise ContractError(
                     f"{self.kind} {name!r}: its file {module} cannot be imported: {type(error).__name__}: {error}"
                 ) from error
@@ -231,7 +234,8 @@ class Registry(Generic[T]):
     def _require(self, name: str) -> None:
         names = self.names()
         if name not in names:
-            raise UnknownNameError(f"no {self.kind} is called {name!r}.{_did_you_mean(name, names)} Known: {', '.join(names)}")
+            known = f"Known: {', '.join(names)}" if len(names) <= LISTED else f"Known: see 'sinklab list {self.plural}'"
+            raise UnknownNameError(f"no {self.kind} is called {name!r}.{_did_you_mean(name, names)} {known}")
 
     def _folder(self) -> Path:
         return Path(__file__).parent / self.plural
@@ -327,11 +331,15 @@ def _converted(what: str, annotation: Any, value: object) -> object:
         adapter = pydantic.TypeAdapter(annotation, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
     except pydantic.PydanticUserError:  # a type that cannot be checked (a protocol); the plug-in looks itself
         return value
+    from sinklab.configuration import check_numbers
+
     try:
-        return adapter.validate_python(value)
+        converted = adapter.validate_python(value)
     except pydantic.ValidationError as error:
         problems = list(dict.fromkeys(problem["msg"][0].lower() + problem["msg"][1:] for problem in error.errors()))
         raise ConfigurationError(f"{what} = {value!r}: {', or '.join(problems)}") from None
+    check_numbers(what, converted)
+    return converted
 
 
 def _annotation(plugin: Any, name: str) -> Any:

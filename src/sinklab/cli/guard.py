@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import re
 import signal
 import threading
@@ -13,6 +14,7 @@ from types import FrameType
 from cyclopts import CycloptsError
 
 from sinklab.errors import SinklabError
+from sinklab.results.folder import system_error
 
 __all__ = ["INTERRUPTED", "TERMINATED", "USER_ERROR", "Terminated", "explain", "on_the_line", "terminable"]
 
@@ -48,6 +50,22 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+_ALLOCATOR = re.compile(r"DefaultCPUAllocator|Storage size calculation overflowed|numel: integer multiplication overflow")
+"""What PyTorch says, in a bare RuntimeError, of memory on the CPU that cannot be had."""
+_ASKED = re.compile(r"you tried to allocate (\d+) bytes")
+
+_TO_DO = {
+    errno.ENOSPC: "free some, or write elsewhere",
+    errno.EDQUOT: "free some, or write elsewhere",
+    errno.EROFS: "write elsewhere",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or write elsewhere",
+    errno.EIO: "the disk may be failing, so look at the system's log, and write elsewhere",
+    errno.EACCES: "change its permissions, or name another place",
+    errno.ENOMEM: "ask for smaller sizes",
+}
+"""What to do about an error of the operating system; for the others its own words must do."""
+
+
 def explain(error: Exception, names: Mapping[str, str] | None = None) -> str | None:
     """One line for an error that a user can do something about; ``None`` for a bug.
 
@@ -61,13 +79,21 @@ def explain(error: Exception, names: Mapping[str, str] | None = None) -> str | N
     if isinstance(error, CycloptsError):
         chain = " ".join(("sinklab", *(error.command_chain or ())))
         return f"{' '.join(str(error).split())} (see {chain} --help)"
-    if isinstance(error, OSError) and error.errno is not None:
-        file = f" ({error.filename})" if error.filename else ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return f"no space left on the disk{file}; free some, or write elsewhere with --out"
-        return f"{error.strerror or type(error).__name__}{file}"
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return "out of memory; lower --batch-size or --seq-len, or try --dtype bfloat16"
+    number = system_error(error)
+    if number is not None:
+        name = getattr(error, "filename", None)
+        place = f" ({os.fsdecode(name)})" if isinstance(name, (str, bytes)) else ""
+        said = os.strerror(number)
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            said = "no space left on the disk"
+        with_out = " with --out" if names is None or "--out" in names.values() else ""
+        advice = _TO_DO.get(number, "").replace("write elsewhere", f"write elsewhere{with_out}")
+        return f"{said}{place}{f'; {advice}' if advice else ''}"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _ALLOCATOR.search(str(error)):
+        sizes = [f"--{name}" for name in ("batch-size", "seq-len") if names is None or f"--{name}" in names.values()]
+        smaller = f"lower {' or '.join(sizes)}, or try --dtype bfloat16" if sizes else "ask for smaller sizes"
+        asked = _ASKED.search(str(error))
+        return f"out of memory{f' at an allocation of {int(asked[1]):,} bytes' if asked else ''}; {smaller}"
     return None
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.results.memory import require_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -129,6 +130,8 @@ class Corpus(abc.ABC):
             raise ConfigurationError(f"`seq_len` must be at least 2 and `samples` at least 1, got {seq_len} and {samples}")
         if bos and encoder.bos_token_id is None:
             raise ConfigurationError("this model has no beginning-of-sequence token; use `bos` none")
+        # Two numbers a token: an entry of the list of rows, and of the tensor.
+        require_memory(16 * seq_len * samples, f"`samples` {samples} of `seq_len` {seq_len}")
         front = [encoder.bos_token_id] if bos and encoder.bos_token_id is not None else []
         rows: list[list[int]] = []
         for row in self.rows(encoder, seq_len - bos, seed):

@@ -13,6 +13,7 @@ from sinklab.attention.operation import HeadShape, State
 from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
+from sinklab.results.memory import require_memory
 
 __all__ = ["GatedHeads"]
 
@@ -70,6 +71,7 @@ class GatedHeads(Softmax):
         width = hidden_size if self.all_features else hidden_size // heads
         values = {}
         if self.hidden:
+            require_memory(4 * heads * self.hidden * width, f"operation 'gated_heads': hidden = {self.hidden}")
             values["hidden_weight"] = torch.normal(0.0, INITIAL_STD, (heads, self.hidden, width))
             values["hidden_bias"] = torch.zeros(heads, self.hidden)
             width = self.hidden

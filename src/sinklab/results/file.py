@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.results.folder import check_name, check_writable
+from sinklab.results.folder import check_name, check_writable, placed
 
 __all__ = ["check_file", "clear_partial", "flush", "write_atomically", "write_file"]
 
@@ -117,12 +117,13 @@ def _require_regular(path: Path) -> None:
 def _temporary(path: Path) -> Iterator[Path]:
     """A file beside ``path``, on the same file system, that is gone if it was not renamed."""
     made = [parent for parent in path.absolute().parents if not parent.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
     # No part of the name, which may be as long as a name can be; and open() gives the permissions of any other new file.
     temporary = path.with_name(f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}")
-    temporary.open("xb").close()
     try:
-        yield temporary
+        with placed(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.open("xb").close()
+            yield temporary
     finally:
         temporary.unlink(missing_ok=True)
         for parent in made:

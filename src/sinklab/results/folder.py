@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from sinklab.errors import InputError
+from sinklab.errors import InputError, SinklabError
 
 __all__ = [
     "FolderLock",
@@ -20,10 +22,36 @@ __all__ = [
     "check_writable",
     "clear",
     "partial_folder",
+    "placed",
     "put_in_place",
     "require_utf8",
     "set_aside",
+    "system_error",
 ]
+
+
+@contextlib.contextmanager
+def placed(path: Path) -> Iterator[None]:
+    """Around what writes: an error of the operating system names ``path``, whatever library and temporary file it came from.
+
+    Raises:
+        OSError: in the place of another one, and of those that libraries in Rust raise for the same reason.
+    """
+    try:
+        yield
+    except Exception as error:
+        number = system_error(error)
+        if number is None or isinstance(error, SinklabError):
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def system_error(error: Exception) -> int | None:
+    """The number of an error of the operating system; libraries in Rust have it in their text alone."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else None
 
 
 def check_free(out: Path, overwrite: bool) -> None:

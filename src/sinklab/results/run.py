@@ -25,6 +25,7 @@ from sinklab.results.folder import (
     check_place,
     clear,
     partial_folder,
+    placed,
     put_in_place,
     set_aside,
 )
@@ -312,19 +313,20 @@ class Run:
             return result
         self._lock.require()
         work = self.out if self.in_place else partial_folder(self.out) / "result"
-        work.mkdir(parents=True, exist_ok=True)
-        write_table(table, work / "table.parquet")
-        if summary is not None:
-            write_json(summary, work / "summary.json")
-        if not self.in_place:
-            write_json(about, work / "run.json")
-        for write in (files, page):
-            if write is not None:
-                write(work)
-        self._lock.require()
-        if self.in_place:
-            write_json(about, work / "run.json")  # last: what has it is whole
-            return result
+        with placed(self.out):
+            work.mkdir(parents=True, exist_ok=True)
+            write_table(table, work / "table.parquet")
+            if summary is not None:
+                write_json(summary, work / "summary.json")
+            if not self.in_place:
+                write_json(about, work / "run.json")
+            for write in (files, page):
+                if write is not None:
+                    write(work)
+            self._lock.require()
+            if self.in_place:
+                write_json(about, work / "run.json")  # last: what has it is whole
+                return result
         try:
             check_free(self.out, self.overwrite)
         except InputError as error:  # made by somebody who does not know of the lock

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from sinklab.errors import ConfigurationError
+from sinklab.results.memory import require_memory
 from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.table import Table
 
@@ -54,6 +55,9 @@ class HeldLayer(CacheLayerMixin):
         """Make the buffers, ``(batch, num_kv_heads, slots, …)``."""
         batch, heads, _, size = key_states.shape
         slots = self.table.policy.num_slots
+        if key_states.device.type == "cpu":
+            needed = batch * heads * slots * (size + value_states.shape[-1]) * key_states.element_size()
+            require_memory(needed, f"one layer of a cache of {slots} tokens")
         self.keys = key_states.new_zeros(batch, heads, slots, size)
         self.values = value_states.new_zeros(batch, heads, slots, value_states.shape[-1])
 

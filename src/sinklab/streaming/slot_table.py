@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.policies.base import SlotPolicy
+from sinklab.results.memory import require_memory
 from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.step import StaticStep, Step
 from sinklab.streaming.table import IndexedTable
@@ -39,6 +40,7 @@ class SlotTable(IndexedTable):
 
     def clear(self) -> None:
         super().clear()
+        require_memory(8 * self.policy.num_slots, f"policy {self.policy.name!r} with {self.policy.num_slots} tokens to hold")
         self.index = torch.full((1, self.policy.num_slots), -1)
         self.anchors = torch.zeros(1, len(self.pinned), dtype=torch.long)
         self.full = self.shifted = False

@@ -8,10 +8,12 @@ signature is read, and the help shown, without it.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, cast, overload
 
 from typing_extensions import Doc
 
@@ -118,7 +120,7 @@ def command(function: F) -> F: ...
 @overload
 def command(function: str) -> Callable[[F], F]: ...
 def command(function: Any) -> Any:
-    """Mark of a function that is a command of ``sinklab``; the function is given back as it is.
+    """Mark of a function that is a command of ``sinklab``; its numbers are checked before it is called.
 
     ``@command`` takes the name of the function, ``@command("list")`` another one. The mark is found in the text of the files of
     the package, so it is written as a decorator at the beginning of a line, first of all decorators.
@@ -134,7 +136,22 @@ def command(function: Any) -> Any:
     - A :class:`~sinklab.results.run.Result` or :class:`~sinklab.results.run.Listing` is shown, and gives the command
       ``--json``; text or a path is printed.
     """
-    return (lambda marked: marked) if isinstance(function, str) else function
+    return _with_checked_numbers if isinstance(function, str) else _with_checked_numbers(function)
+
+
+def _with_checked_numbers(function: F) -> F:
+    """The function behind :func:`~sinklab.configuration.check_numbers` of every argument, from Python and from a line alike."""
+
+    @functools.wraps(function)
+    def call(*positional: Any, **named: Any) -> Any:
+        for name, value in inspect.signature(function).bind(*positional, **named).arguments.items():
+            if isinstance(value, (int, float, list, tuple)):
+                from sinklab.configuration import check_numbers
+
+                check_numbers(f"`{name}`", value)
+        return function(*positional, **named)
+
+    return cast(F, call)
 
 
 def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
@@ -145,11 +162,16 @@ def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
     """
     if not isinstance(seeds, str):
         return list(seeds)
+    from sinklab.configuration import check_numbers
+    from sinklab.results.memory import BYTES_OF_NUMBER, require_memory
+
     numbers: list[int] = []
     for part in seeds.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:\.\.(\d+))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first:
             raise ConfigurationError(f"`seeds` {seeds!r}: expected seeds such as 0..4 (five of them) or 0,3,7")
+        require_memory((last - first + 1) * BYTES_OF_NUMBER, f"`seeds` {part.strip()}")
+        check_numbers("`seeds`", last)
         numbers += range(first, last + 1)
     return numbers

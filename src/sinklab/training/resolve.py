@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.registry import recipes
 from sinklab.training.config import PretrainingConfig
 
@@ -50,7 +50,7 @@ def _from_python(path: Path, wanted: str) -> PretrainingConfig:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # whatever a user's file does
         raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     functions = {
         name: value
@@ -71,7 +71,16 @@ def _from_python(path: Path, wanted: str) -> PretrainingConfig:
             f"name one of several as {path}:function"
         )
     ((name, function),) = functions.items()
-    return _checked(function, f"{path}:{name}")
+
+    def call() -> object:
+        try:
+            return function()
+        except SinklabError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise InputError(f"{path}:{name} failed: {type(error).__name__}: {error}") from error
+
+    return _checked(call, f"{path}:{name}")
 
 
 def _callable_bare(function: Callable[..., object]) -> bool:

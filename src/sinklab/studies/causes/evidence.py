@@ -182,6 +182,6 @@ def _p_of(distance: np.ndarray, error: np.ndarray, degrees: int) -> np.ndarray:
     """Upper tail of Student's t of a distance; where nothing varies, 0 or 1 by its sign."""
     import scipy.stats
 
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         t = np.where(error > 0, distance / error, np.where(distance > 0, np.inf, -np.inf))
     return np.asarray(scipy.stats.t.sf(t, degrees))

@@ -106,6 +106,7 @@ def run_lab(
             f"{problem.name} lab: {len(chosen)} operations, {len(seeds)} seeds and {samples} samples; expected at least one, "
             "one, and two"
         )
+    problem.require_memory(samples, f"{samples} `samples`")
     reasons = {label_of(operation, usual): obstacle(operation, problem) for operation in chosen if not anyway}
     cannot = [
         {"operation": label, "reason": reason[0], "least_error": reason[1]} for label, reason in reasons.items() if reason

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
+from sinklab.models.architecture import BYTES_OF_LAYER
 from sinklab.operations.relu import Relu
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import positions
+from sinklab.results.memory import require_memory
 from sinklab.studies.theory.retrieval_task import RetrievalBatch
 from sinklab.studies.theory.trigger_bounds import TriggerHeads, relu_solution, softmax_solution
 from sinklab.studies.theory.trigger_task import Target, TriggerBatch, trigger_batch
@@ -61,6 +63,11 @@ class ToyProblem(ABC):
         """What all rows of the table share: ``model``, ``corpus`` and ``bos``."""
 
     @property
+    @abstractmethod
+    def sizes(self) -> tuple[int, int]:
+        """Coordinates of a token, and numbers in the maps of the model, at least."""
+
+    @property
     def residual(self) -> bool:
         """Whether the model has residual connections."""
         return False
@@ -83,13 +90,27 @@ class ToyProblem(ABC):
             ConfigurationError: a field out of its range, or a position scheme that cannot serve the width.
             UnknownNameError: no such position scheme.
         """
-        self.draw(1, torch.Generator(), self.position)
         for name in self.counts:
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{self.name} task: {name} {getattr(self, name)} must be at least 1")
+        self.require_memory(self.batch, f"batch {self.batch}")
+        self.draw(1, torch.Generator(), self.position)
         for name, number in (("learning rate", self.rate), ("tolerance", self.tolerance)):
             if not (number > 0 and math.isfinite(number)):
                 raise ConfigurationError(f"{self.name} task: {name} {number} must be a positive number")
+
+    def require_memory(self, samples: int, what: str) -> None:
+        """Refuse samples, in float32 with their answers, or a model, with gradients and Adam's moments, that have no room.
+
+        Raises:
+            ConfigurationError: there is less memory.
+        """
+        (width, maps), length = self.sizes, self.length
+        if min(width, length) > 0:
+            require_memory(
+                8 * length * width * samples, f"{self.name} task: {what} of length {length} with {width} coordinates"
+            )
+            require_memory(16 * maps, f"{self.name} task: a model for {width} coordinates, with {maps:,} numbers")
 
     def answers(self, batch: TriggerBatch | RetrievalBatch) -> Tensor:
         """What the model is to give: the targets, on top of the inputs where there are residual connections."""
@@ -117,6 +138,10 @@ class TriggerProblem(ToyProblem):
     @property
     def columns(self) -> dict[str, str | int]:
         return {"model": f"trigger {self.layers}x{self.heads}", "corpus": "trigger_task", "bos": int(self.bos)}
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.width, self.layers * (4 * self.heads * self.width**2 + BYTES_OF_LAYER // 16)
 
     @property
     def residual(self) -> bool:

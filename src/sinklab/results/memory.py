@@ -1,0 +1,58 @@
+"""Memory: sizes that no allocation on this machine can hold are refused before anything is allocated; needs no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from pathlib import Path
+
+from sinklab.errors import ConfigurationError
+
+__all__ = ["BYTES_OF_NUMBER", "machine_memory", "require_memory"]
+
+BYTES_OF_NUMBER = 36
+"""Of an integer in a list: an object of Python, and the pointer to it."""
+
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+
+
+def require_memory(needed: int, what: str) -> None:
+    """Refuse what needs more memory than the machine has in all, whatever else is running.
+
+    A lower bound will do: what lies between it and what is free at the moment is left to the allocator, whose error the
+    command line prints as one line too.
+
+    Args:
+        needed: bytes on the CPU, an exact integer however large.
+        what: what asks for them, with its value: ``"`keys` 4294967296"``.
+
+    Raises:
+        ConfigurationError: the machine has less; the message has both numbers.
+    """
+    there = machine_memory()
+    if needed > there:
+        raise ConfigurationError(
+            f"{what}: at least {_shown(needed)} of memory would be needed, and there is {_shown(there)} in all; ask for less"
+        )
+
+
+def machine_memory() -> int:
+    """Bytes that this process can have at most: the machine's memory, or a limit on the container or the process below it."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if address_space != resource.RLIM_INFINITY:
+        limits.append(address_space)
+    for path in _CGROUP_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+            limits.append(int(Path(path).read_text(encoding="ascii")))
+    return min(limits)
+
+
+def _shown(size: int) -> str:
+    for unit in _UNITS:  # noqa: B007
+        if size < 1000:
+            break
+        size //= 1000
+    return f"{size:,} {unit}" if size < 10**6 else f"more than {10**6:,} {unit}"
