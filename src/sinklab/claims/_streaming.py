@@ -12,10 +12,10 @@ from torch import Tensor
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import UnsupportedModelError
 from sinklab.jobs.claim import Cost, Scale
+from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.policies.base import Policy
 from sinklab.streaming.perplexity import losses
-from sinklab.studies.cache.policy_plan import trained_length
 from sinklab.studies.measure.probing import uses_bos
 from sinklab.training.windowed import token_losses
 
@@ -103,7 +103,7 @@ def keep(num_sinks: int, held: int, **settings: object) -> dict[str, object]:
 def draw(seed: int, scale: Scale) -> LongTexts:
     """The texts of a seed; the same ones for every claim."""
     loaded = opened(MODELS[scale])
-    trained = trained_length(loaded)
+    trained = trained_length(loaded.model)
     if trained is None:
         raise UnsupportedModelError(
             f"{loaded.name} does not say how long a context it was trained on, and budgets rest on that"

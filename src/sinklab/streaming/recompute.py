@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.lengths import learned_positions
 from sinklab.policies.recompute import Recompute
 from sinklab.streaming.base import Reader
 
@@ -38,7 +39,7 @@ class RecomputeReader(Reader):
         name, size = type(model).__name__, policy.window + 1
         if model.config.is_encoder_decoder:
             raise UnsupportedModelError(f"{name} is an encoder-decoder; its decoder does not read a text by itself")
-        table = _learned_positions(model)
+        table = learned_positions(model)
         if table is not None and size > table:
             raise ConfigurationError(
                 f"{name} has {table} learned positions and a window has {size} tokens; choose a smaller one"
@@ -158,17 +159,3 @@ class RecomputeReader(Reader):
         if result is None:
             raise ConfigurationError("the attention mask hides all tokens that are given; there is nothing to read")
         return result
-
-
-def _learned_positions(model: PreTrainedModel) -> int | None:
-    """How many positions a model has embeddings for; ``None`` if it computes them."""
-    scheme = getattr(model, "position", None)  # SinkLM
-    if scheme is not None:
-        table = getattr(scheme, "table", None)
-        return None if table is None else len(table)
-    tables = (module for name, module in model.named_modules() if "position" in name or name.endswith("wpe"))
-    if not any(isinstance(module, nn.Embedding) for module in tables):
-        return None
-    config = model.config.get_text_config()
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    return None if limit is None else int(limit)

@@ -17,6 +17,7 @@ from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import corpus_record, read_samples
 from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.models.lengths import require_positions
 from sinklab.models.loading import LoadedModel
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import policies as policy_registry
@@ -91,6 +92,7 @@ def measure_audit(
 ) -> Audited:
     """Measure what an audit reports; see :func:`~sinklab.studies.audit.audit.audit`."""
     main_bos = uses_bos(loaded.encoder, bos)
+    require_positions(loaded.model, seq_len)
     takes_loss = is_causal_lm(loaded.model)
     reading = read_samples(text, loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=main_bos)
 

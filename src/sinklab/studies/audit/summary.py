@@ -10,6 +10,7 @@ import pandas as pd
 from torch import Tensor
 
 from sinklab.corpora._reading import Reading
+from sinklab.models.lengths import length_warning
 from sinklab.models.loading import LoadedModel
 from sinklab.report.words import finding, percent
 from sinklab.sinks import LEAST_SHARE, Sink, Sinks
@@ -60,6 +61,7 @@ def summarize(
     heads, sinks = len(main.sinks.heads), main.sinks
     strongest = sinks.main
     role = "null score" if strongest is not None and strongest.kind == "null" else sinks.describe()
+    warnings = ("" if reading is None else reading.warning, length_warning(loaded.model, tokens.shape[1]))
     summary: dict[str, Any] = {
         "summary_version": SUMMARY_VERSION,
         "model": loaded.name,
@@ -68,7 +70,7 @@ def summarize(
         "loss": main.loss,
         "bits_per_byte": None if reading is None or main.loss is None else reading.bits_per_byte(main.loss),
         "reading": None if reading is None else dataclasses.asdict(reading),
-        "warnings": [reading.warning] if reading is not None and reading.warning else [],
+        "warnings": [warning for warning in warnings if warning],
         "sinks": sinks.to_dict(),
         "sink_rate_gu2024": _rate(main.table, 0),
         "sink_positions": [_position(sink) for sink in (*sinks.sinks, *sinks.silent) if sink.kind == "position"],

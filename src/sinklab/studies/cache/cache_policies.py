@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from sinklab.corpora.base import hash_tokens
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.registry import policies as policy_registry
@@ -25,7 +26,7 @@ from sinklab.results.table import make_table
 from sinklab.sinks import Sinks
 from sinklab.streaming.perplexity import Decoding, Estimate, decoding, estimate, losses
 from sinklab.streaming.rotation import read_rotations
-from sinklab.studies.cache.policy_plan import label, left_out_row, plan_policies, trained_length
+from sinklab.studies.cache.policy_plan import label, left_out_row, plan_policies
 from sinklab.studies.cache.recommendation import recommend
 from sinklab.studies.measure.probing import is_causal_lm
 
@@ -92,7 +93,7 @@ def compared(
             f"a window of {held} tokens covers the {length} tokens of a text, so nothing is ever evicted and all policies are "
             f"one; choose a smaller `window` or more `tokens` than {held + 1}"
         )
-    trained = trained_length(loaded)
+    trained = trained_length(loaded.model)
     # Where every policy has long evicted and, if the text is long enough, dense attention is past its training.
     first = max(held + 1, min(max(2 * held, trained or 0), length // 2))
     left_out: list[dict[str, str]] = []
@@ -130,8 +131,8 @@ def _require_positions(loaded: LoadedModel, length: int) -> None:
         read_rotations(loaded.model)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(
-            f"dense attention over {length} tokens needs positions past the {trained_length(loaded)} that {loaded.name} was "
-            f"made for, and it may have none: {error}"
+            f"dense attention over {length} tokens needs positions past the {trained_length(loaded.model)} that {loaded.name} "
+            f"was made for, and it may have none: {error}"
         ) from error
 
 

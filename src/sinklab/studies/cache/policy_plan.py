@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from sinklab.errors import ConfigurationError
+from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy
 from sinklab.registry import policies as policy_registry
 from sinklab.sinks import Sinks, find_sinks
 
-__all__ = ["checked_budgets", "checked_names", "default_length", "label", "left_out_row", "plan_policies", "trained_length"]
+__all__ = ["checked_budgets", "checked_names", "default_length", "label", "left_out_row", "plan_policies"]
 
 LARGEST_WINDOW, LONGEST = 1024, 8192
 """Tokens held, and tokens of a document, that are not exceeded unless asked for."""
@@ -49,7 +50,7 @@ def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: S
     if not sinks or min(sinks) < 0:
         raise ConfigurationError(f"`sinks` {list(sinks)} must be numbers of tokens, 0 or more")
     if windows is None:
-        half = min((trained_length(loaded) or 2 * LARGEST_WINDOW) // 2, LARGEST_WINDOW)
+        half = min((trained_length(loaded.model) or 2 * LARGEST_WINDOW) // 2, LARGEST_WINDOW)
         windows = [half // 2, half] if half // 2 > max(sinks) else [half]
     if not windows or min(windows) <= max(sinks):
         raise ConfigurationError(
@@ -59,15 +60,9 @@ def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: S
     return sorted(set(windows))
 
 
-def trained_length(loaded: LoadedModel) -> int | None:
-    """Tokens that the model was made for at once, as its configuration says; ``None`` if it does not."""
-    length = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
-    return int(length) if isinstance(length, int) and length > 0 else None
-
-
 def default_length(loaded: LoadedModel, budgets: Sequence[int]) -> int:
     """Tokens of a text: four times what is held, and past the trained length where that is short."""
-    return max(4 * max(budgets), min(4 * (trained_length(loaded) or LARGEST_WINDOW), LONGEST))
+    return max(4 * max(budgets), min(4 * (trained_length(loaded.model) or LARGEST_WINDOW), LONGEST))
 
 
 def plan_policies(

@@ -6,6 +6,7 @@ import dataclasses
 
 from sinklab.corpora.base import hash_tokens
 from sinklab.errors import ConfigurationError
+from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.results.run import Progress
 from sinklab.studies.depend.contenders import Contenders
@@ -27,8 +28,8 @@ __all__ = ["default_window", "measure_task"]
 
 def default_window(loaded: LoadedModel) -> int:
     """Half of the length that the model was trained on, so that everything held is at a familiar distance; 1,024 at most."""
-    trained = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
-    return min(1024, int(trained) // 2) if trained else 1024
+    trained = trained_length(loaded.model)
+    return min(1024, trained // 2) if trained else 1024
 
 
 def measure_task(

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from sinklab.errors import UnsupportedModelError
+from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.lengths import require_positions
 from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy
 from sinklab.results.run import Progress
@@ -62,7 +63,7 @@ def run_task(
             for index, sheet in enumerate(sheets):
                 answers.append(_score_all(loaded, policy, sheet))
                 progress(task.name, number * len(sheets) + index + 1, total)
-        except UnsupportedModelError as error:
+        except (ConfigurationError, UnsupportedModelError) as error:
             if name in (contenders.with_sinks, contenders.without, contenders.floor):
                 raise
             refused[name] = " ".join(str(error).split())
@@ -74,6 +75,8 @@ def run_task(
 def _score_all(loaded: LoadedModel, policy: Policy, sheet: Sheet) -> list[Scores]:
     """All rows of a sheet, as many at a time as make a batch."""
     rows, length = sheet.tokens.shape
+    if not policy.bounded:
+        require_positions(loaded.model, length)
     longest = max(question.stop - question.start for question in sheet.questions)
     size = max(1, min(rows, BATCH_TOKENS // length, BATCH_LOGITS // (longest * max(1, loaded.encoder.vocab_size))))
     parts = []

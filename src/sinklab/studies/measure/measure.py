@@ -71,6 +71,7 @@ def measure(
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record, read_samples
     from sinklab.corpora.base import hash_tokens
+    from sinklab.models.lengths import require_positions
     from sinklab.registry import probes as registry
     from sinklab.results.metric import definitions
     from sinklab.studies.measure import probing
@@ -84,6 +85,7 @@ def measure(
         loaded = probing.opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
         text = resolve_corpus(corpus)
         with_bos = probing.uses_bos(loaded.encoder, bos)
+        require_positions(loaded.model, seq_len)
         tokens = text.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         reading = read_samples(text, loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         identity = probing.check_identity(loaded.model, tokens)

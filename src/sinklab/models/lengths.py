@@ -1,0 +1,57 @@
+"""How long a text a model can read: the end of its table of positions, and the length that it was trained on."""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from sinklab.errors import ConfigurationError
+
+__all__ = ["learned_positions", "length_warning", "require_positions", "trained_length"]
+
+
+def trained_length(model: PreTrainedModel) -> int | None:
+    """Tokens that the model was made for at once, as its configuration says; ``None`` if it does not."""
+    config = model.config.get_text_config()
+    length = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    return int(length) if isinstance(length, int) and length > 0 else None
+
+
+def learned_positions(model: PreTrainedModel) -> int | None:
+    """How many positions a model has embeddings for; ``None`` if it computes them."""
+    scheme = getattr(model, "position", None)  # SinkLM
+    if scheme is not None:
+        table = getattr(scheme, "table", None)
+        return None if table is None else len(table)
+    named = (module for name, module in model.named_modules() if "position" in name or name.endswith("wpe"))
+    tables = [module for module in named if isinstance(module, nn.Embedding)]
+    limit = trained_length(model)
+    if not tables or limit is None:
+        return None
+    # RoBERTa counts its positions from behind the index of padding.
+    return min(limit, *(table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1) for table in tables))
+
+
+def require_positions(model: PreTrainedModel, length: int) -> None:
+    """Refuse a text that is longer than a table of positions, where torch reports an index and a GPU is lost to the process.
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    table = learned_positions(model)
+    if table is not None and length > table:
+        raise ConfigurationError(
+            f"{type(model).__name__} has embeddings for {table} positions and a text has {length} tokens; choose a shorter "
+            "`seq_len`, or a policy that re-computes its window"
+        )
+
+
+def length_warning(model: PreTrainedModel, length: int) -> str:
+    """A sentence where a text is longer than those that the model was trained on; empty otherwise."""
+    trained = trained_length(model)
+    if trained is None or length <= trained:
+        return ""
+    return (
+        f"The samples have {length:,} tokens and the model was made for {trained:,}: past that length losses and sinks are "
+        "those of positions it has never seen."
+    )

@@ -1,0 +1,71 @@
+"""How long a text a model can read: the first length that is refused is the first that fails."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.command_line import CliRunner
+from tests.conftest import make_sinklm
+from transformers import AutoModel, BertConfig, GPT2Config, LlamaConfig, OPTConfig, RobertaConfig, T5Config
+
+from sinklab.cli.app import app
+from sinklab.errors import ConfigurationError
+from sinklab.models.language_model import SinkLM
+from sinklab.models.lengths import learned_positions, length_warning, require_positions, trained_length
+
+SIZES = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
+
+WITH_TABLE = {
+    "gpt2": GPT2Config(vocab_size=40, n_embd=16, n_head=2, n_layer=1, n_positions=12),
+    "bert": BertConfig(**SIZES, max_position_embeddings=12),
+    "roberta": RobertaConfig(**SIZES, max_position_embeddings=14, pad_token_id=1),
+    "opt": OPTConfig(
+        vocab_size=40, hidden_size=16, num_attention_heads=2, num_hidden_layers=1, ffn_dim=16, word_embed_proj_dim=16,
+        max_position_embeddings=12,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITH_TABLE)
+def test_a_table_ends_where_the_model_fails(name):
+    model = AutoModel.from_config(WITH_TABLE[name]).eval()
+    assert learned_positions(model) == 12
+    tokens = torch.arange(2, 15)[None]
+    with torch.no_grad():
+        model(tokens[:, :12])
+        require_positions(model, 12)
+        with pytest.raises((IndexError, RuntimeError), match=r"index|size"):
+            model(tokens)
+    with pytest.raises(ConfigurationError, match=r"has embeddings for 12 positions and a text has 13 tokens; choose a shorter"):
+        require_positions(model, 13)
+
+
+@pytest.mark.parametrize(
+    "config", [LlamaConfig(**SIZES, max_position_embeddings=12), T5Config(d_model=16, num_layers=1, vocab_size=40)]
+)
+def test_positions_that_are_computed_have_no_end(config):
+    model = AutoModel.from_config(config)
+    assert learned_positions(model) is None
+    require_positions(model, 10**6)
+
+
+def test_past_the_trained_length_there_is_a_hint():
+    model = make_sinklm()
+    assert trained_length(model) == 128
+    assert length_warning(model, 128) == ""
+    assert length_warning(model, 129).startswith("The samples have 129 tokens and the model was made for 128: past that length")
+
+
+@pytest.mark.parametrize("command", [("audit", "--no-cache"), ("measure", "--probe", "sink_rate")])
+def test_commands_refuse_it_in_one_line(command, tmp_path, tokenizer):
+    config = make_sinklm().config
+    config.position = {"name": "learned"}
+    SinkLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    name, *rest = command
+    result = CliRunner().invoke(app, [name, str(tmp_path / "model"), "--seq-len", "129", "--samples", "2", *rest])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(
+        "error: SinkLM has embeddings for 128 positions and a text has 129 tokens; choose a shorter --seq-len"
+    )
+    assert result.stderr.count("\n") == 1
