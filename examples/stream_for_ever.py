@@ -22,7 +22,7 @@ def main(name: str = "embedded:softmax") -> None:
     print(f"the last words: {text[-60:]!r}")
 
     state = Path("stream.safetensors")
-    source.save(state)
+    source.save(state, overwrite=True)
     ahead = [token.id for token in source.generate(20)]
     again = Stream.load(state, loaded.model, tokenizer=loaded.tokenizer)
     print(f"resumed with the same tokens: {[token.id for token in again.generate(20)] == ahead}")

@@ -119,7 +119,7 @@ class TestWhole:
         for name, target in (("link", "b"), ("gone", "nowhere"), ("loop", "loop")):
             with pytest.raises(InputError, match=rf"{name} is a symbolic link to {target}; give that directory with `out`"):
                 run(Path(name), resume=resume, overwrite=True)
-        with pytest.raises(InputError, match=r"path 'o\\xff' is not UTF-8"):
+        with pytest.raises(InputError, match=r"path '.*/o\\xff' is not UTF-8"):
             run(Path(os.fsdecode(b"o\xff")), resume=resume)
         for length in (247, 256):  # beside it there is a name that is nine characters longer
             with pytest.raises(OSError, match="File name too long"):

@@ -49,7 +49,7 @@ def check_file(path: Path | None, overwrite: bool, name: str = "out") -> None:
     _require_regular(path)
     if os.path.lexists(path) and not overwrite:
         raise InputError(f"output file {path} exists; choose another with `{name}`, or replace it with `overwrite`")
-    check_writable(path, "output file")
+    check_writable(path, "output file", name)
 
 
 def write_file(path: Path, write: Callable[[Path], object], *, overwrite: bool, name: str = "out") -> None:

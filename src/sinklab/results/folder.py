@@ -101,12 +101,12 @@ def _real(path: Path) -> Path:
 
 
 def check_name(path: Path) -> None:
-    """Refuse a path that cannot be written down: names in results are UTF-8.
+    """Refuse a path that cannot be written down: names in results are UTF-8, from the root on.
 
     Raises:
         InputError: it holds other bytes, or a NUL.
     """
-    name = str(path)
+    name = str(path.absolute())
     require_utf8(name, "path")
     if "\0" in name:
         raise InputError(f"path {name!r} holds a NUL character, which no file system takes; choose another name")
@@ -125,11 +125,12 @@ def require_utf8(text: str, what: str) -> None:
         raise InputError(f"{what} '{shown}' is not UTF-8, in which names are read and written; choose another") from None
 
 
-def check_writable(path: Path, what: str) -> None:
+def check_writable(path: Path, what: str, name: str = "out") -> None:
     """Refuse a path in a directory that cannot be written, also where that directory is still to be made.
 
     Args:
-        what: names the path in the message.
+        what: what the path is.
+        name: the parameter that it was given with.
 
     Raises:
         InputError: the nearest directory that exists is none, or is not ours to write.
@@ -138,7 +139,7 @@ def check_writable(path: Path, what: str) -> None:
     parent = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(
-            f"{what} {path} cannot be made: {parent} is not a directory that you may write; choose another with `out`"
+            f"{what} {path} cannot be made: {parent} is not a directory that you may write; choose another with `{name}`"
         )
 
 

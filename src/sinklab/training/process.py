@@ -16,6 +16,7 @@ from transformers import TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
 from sinklab.errors import ConfigurationError
+from sinklab.results.folder import require_utf8
 from sinklab.training.checkpoints import step_of
 from sinklab.training.config import PretrainingConfig
 
@@ -26,9 +27,14 @@ RECOMPUTE = "activation_checkpointing" if hasattr(TrainingArguments, "activation
 
 
 def default_cache() -> Path:
-    """Where encoded text is kept between runs: ``$SINKLAB_CACHE``, or ``sinklab`` in the user's cache directory."""
+    """Where encoded text is kept between runs: ``$SINKLAB_CACHE``, or ``sinklab`` in the user's cache directory.
+
+    Raises:
+        InputError: a name that is not UTF-8.
+    """
     given = os.environ.get("SINKLAB_CACHE")
     if given:
+        require_utf8(given, "the directory in $SINKLAB_CACHE")
         return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sinklab"
 

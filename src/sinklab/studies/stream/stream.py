@@ -235,7 +235,8 @@ class _Writer:
 
         def note(number: int, frame: object) -> None:
             if self.interrupted:
-                raise KeyboardInterrupt
+                signal.signal(number, before[number])
+                signal.raise_signal(number)
             self.interrupted, self.terminated = True, number == signal.SIGTERM
 
         before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
