@@ -34,8 +34,8 @@ test: install  ## the test suite without the slow and the GPU tests
 test-slow: install  ## the slow tests too (minutes each)
 	$(PYTEST) -m 'not gpu'
 
-test-versions: install  ## the streaming tests on the oldest transformers that is supported and one between (makes build/versions)
-	$(BIN)/python -m tests.streaming.versions
+test-versions: install  ## every command, the seam, streaming and training on the oldest libraries and other releases of transformers
+	$(BIN)/python -m tests.versions
 
 bench: install  ## every benchmark, as ratios measured in the same run; fails when a bar is missed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py

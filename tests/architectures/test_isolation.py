@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -157,11 +158,17 @@ def test_two_sessions_on_one_model_are_refused() -> None:
     assert state(model) == before
 
 
+def recompute_activations(model: PreTrainedModel, settings: dict[str, Any] | None = None) -> None:
+    """Switch gradient checkpointing on, which transformers 5.23 has renamed."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable(settings)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_is_refused(reentrant: bool) -> None:
     model = build(ZOO["llama"])
     model.train()
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    recompute_activations(model, {"use_reentrant": reentrant})
     before = state(model)
     with pytest.raises(SessionError, match="gradient checkpointing"), attend(model, probes=[Recorder()]):
         model(**BATCH, labels=BATCH["input_ids"]).loss.backward()
@@ -199,7 +206,7 @@ def test_training_without_checkpointing_has_the_same_gradients() -> None:
 
 def test_checkpointing_that_is_not_used_is_allowed() -> None:
     model = build(ZOO["llama"])
-    model.activation_checkpointing_enable()
+    recompute_activations(model)
     model.eval()
     with attend(model) as session:
         forward(model, BATCH)
