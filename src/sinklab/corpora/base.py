@@ -57,31 +57,49 @@ class Encoder:
         bos_token_id: beginning-of-sequence id (BERT's ``[CLS]`` counts as one), ``None`` when the model has none.
         tokenizer: a transformers tokenizer; ``None`` for a model that came without one.
         special_ids: ids that random tokens leave out.
+        rows: of the model's embedding, which may have more than there are tokens; 0 where that is not known.
     """
 
     vocab_size: int
     bos_token_id: int | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
     special_ids: frozenset[int] = frozenset()
+    rows: int = 0
 
     @property
     def adds_bos(self) -> bool:
         """Whether the tokenizer by itself puts the beginning-of-sequence token in front of a text."""
         if self.tokenizer is None or self.bos_token_id is None:
             return False
-        return list(self.tokenizer("a", verbose=False)["input_ids"])[:1] == [self.bos_token_id]
+        return self._ids(self.tokenizer, "a")[:1] == [self.bos_token_id]
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text without special tokens.
 
         Raises:
-            InputError: the model came without a tokenizer.
+            InputError: the model came without a tokenizer, or the tokenizer fails, or gives ids that the model does not have.
         """
         if self.tokenizer is None:
             raise InputError(
                 "this model directory has no tokenizer, so it cannot read text; use `corpus` random_tokens or repeated_token"
             )
-        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        return self._ids(self.tokenizer, text, add_special_tokens=False)
+
+    def _ids(self, tokenizer: PreTrainedTokenizerBase, text: str, **options: bool) -> list[int]:
+        try:
+            ids = list(tokenizer(text, verbose=False, **options)["input_ids"])
+        except BaseException as error:
+            # A tokenizer that is damaged raises what it likes; where its compiled code panics, that is not even an Exception.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise InputError(f"the model's tokenizer fails on a text of {len(text)} characters: {said}") from error
+        if self.rows and max(ids, default=0) >= self.rows:
+            raise InputError(
+                f"the model's tokenizer gives token {max(ids)}, and the model's embedding has {self.rows} rows; is it the "
+                "tokenizer of another model?"
+            )
+        return ids
 
 
 class Corpus(abc.ABC):

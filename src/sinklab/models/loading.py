@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
 from sinklab.attention.seam import implementation_name, register_operation
@@ -23,6 +23,7 @@ from sinklab.models.attach import CONFIG_FIELD, restore
 from sinklab.models.checkpoint import TensorHeader, first_line, hash_files, locate, read_config, read_headers, weight_files
 from sinklab.models.fitting import bounded_building, require_fit, require_numbers
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.models.tokenizer import load_tokenizer
 from sinklab.registry import operations
 
 if TYPE_CHECKING:
@@ -38,18 +39,6 @@ DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
 }
 """What ``dtype`` may be, besides ``"auto"``."""
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "source.spm",
-    "tekken.json",
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -131,7 +120,7 @@ def load_model(
     require_numbers(name, model, headers)
     model = restore(model, folder, name)
     _check_finite(model, name)
-    tokenizer = _tokenizer(folder, name, trust_remote_code)
+    tokenizer = load_tokenizer(folder, name, trust_remote_code, _rows(model))
     return LoadedModel(
         name=name,
         model=model.to(chosen_device).eval(),
@@ -294,29 +283,17 @@ def _check_finite(model: nn.Module, name: str) -> None:
             raise InputError(f"{name} has NaN or infinite weights: {bad} of {finite.numel()} numbers in {key}")
 
 
-def _tokenizer(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
-    # Without its files transformers makes an empty tokenizer for some architectures, which reads every text as nothing.
-    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except ImportError as error:
-        raise UnsupportedModelError(
-            f"the tokenizer of {name} needs a package that is not installed: {first_line(error)}"
-        ) from error
-    except Exception as error:
-        # tokenizers raises bare Exception for a damaged tokenizer.json.
-        raise InputError(f"the tokenizer of {name} cannot be loaded: {first_line(error)}") from error
-
-
-def _encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Encoder:
-    config = model.config.get_text_config()
+def _rows(model: PreTrainedModel) -> int:
+    """Rows of the embedding of token ids; 0 for a model of images, which has none."""
     try:
         embeddings = model.get_input_embeddings()
     except NotImplementedError:
-        embeddings = None
-    # Vocabularies are often padded beyond the tokenizer's last id; those rows are not tokens. A model of images has no ids.
-    rows = embeddings.num_embeddings if isinstance(embeddings, nn.Embedding) else 0
+        return 0
+    return embeddings.num_embeddings if isinstance(embeddings, nn.Embedding) else 0
+
+
+def _encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Encoder:
+    config, rows = model.config.get_text_config(), _rows(model)
     config_bos = getattr(config, "bos_token_id", None)
     bos = config_bos[0] if isinstance(config_bos, list) else config_bos
     if bos is not None and bos >= rows:
@@ -325,13 +302,15 @@ def _encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) 
         special = [getattr(config, f"{role}_token_id", None) for role in ("bos", "eos", "pad")]
         flat = [token for entry in special for token in (entry if isinstance(entry, list) else [entry]) if token is not None]
         return Encoder(vocab_size=rows, bos_token_id=bos, special_ids=frozenset(flat))
-    if tokenizer.bos_token_id is not None:
+    if tokenizer.bos_token_id is not None and tokenizer.bos_token_id < rows:
         bos = tokenizer.bos_token_id
     elif getattr(tokenizer, "cls_token_id", None) is not None:
         bos = tokenizer.cls_token_id
     added = {token for token, entry in getattr(tokenizer, "added_tokens_decoder", {}).items() if entry.special}
     return Encoder(
+        # Vocabularies are often padded beyond the tokenizer's last id; those rows are not tokens.
         vocab_size=min(rows, len(tokenizer)),
+        rows=rows,
         bos_token_id=bos,
         tokenizer=tokenizer,
         special_ids=frozenset(tokenizer.all_special_ids) | added,

@@ -10,6 +10,7 @@ from typing import TypeGuard
 
 from sinklab.errors import InputError
 from sinklab.report.page import facts_of, render, write_page
+from sinklab.report.schema import require_causes
 from sinklab.report.words import number
 from sinklab.results.summaries import CausesSummary, ExaminedHead
 from sinklab.results.table import read_run
@@ -56,6 +57,7 @@ def write_causes_report(folder: Path) -> Path:
     if run.get("kind") != "causes":
         raise InputError(f"{folder} holds a run of kind {run.get('kind')!r}, expected causes; give what sinklab causes wrote")
     summary = read_run(folder, "summary.json")
+    require_causes(summary, folder / "summary.json")
     context = {
         "title": summary["model"],
         "operation": summary["operation"],

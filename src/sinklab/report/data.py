@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from sinklab.errors import InputError, ResultError
+from sinklab.report.schema import require_audit
 from sinklab.results.table import COLUMNS, read_run
 
 __all__ = ["Audit", "CorpusAndBos", "GridRow", "Maps", "MetricRows", "Numbers", "read_audit"]
@@ -29,6 +30,11 @@ ABSENT = np.int64(-(2**62))
 
 _WORDS = ("intervention", "policy", "corpus", "probe", "metric", "module", "unit")
 _INTEGERS = ("bos", "layer", "head", "key_position", "count")
+RANGES = {"layer": (-1, 2**16), "head": (0, 2**16), "key_position": (0, 2**24)}
+"""Coordinates that a page can show: from the first up to, and without, the second. Grids as large as they are are made."""
+
+_MAPS = {"weights": "U8", "scores": "U8", "scores_range": "F32"}
+"""Tensors of ``maps.safetensors`` and their dtypes."""
 _KEY_VALUE_HEADS = frozenset({"key_norm", "value_norm"})
 
 
@@ -96,6 +102,10 @@ class Numbers:
         words = {name: _codes(table[name]) for name in _WORDS}
         natural = (words["intervention"][0] < 0) & (words["policy"][0] < 0)
         integers = {name: _integers(table[name]) for name in _INTEGERS}
+        for name in RANGES.keys() & integers.keys():
+            known = integers[name][integers[name] != ABSENT]
+            if known.size:
+                _require_range(path, name, int(known.min()), int(known.max()))
         value = table["value"].combine_chunks().cast(pa.float64()).fill_null(math.nan).to_numpy(zero_copy_only=False)
 
         # One sort by condition, probe and metric makes every question below a slice, also with ten million rows.
@@ -323,10 +333,11 @@ def read_audit(folder: Path) -> Audit:
 
     Raises:
         InputError: a file is missing or is not what its name says; ``maps.safetensors`` may be absent.
-        ResultError: the table or the maps do not follow their schema.
+        ResultError: the summary, the table or the maps do not follow their schema.
     """
     folder = Path(folder)
     run, summary = read_run(folder), read_run(folder, "summary.json")
+    require_audit(summary, folder / "summary.json")
     config = run.get("config")
     numbers = Numbers(folder / "table.parquet", config if isinstance(config, dict) else {})
     return Audit(folder, run, summary, numbers, _read_maps(folder / "maps.safetensors"))
@@ -342,9 +353,31 @@ def _read(path: Path) -> pa.Table:
         if missing:
             raise ResultError(f"{path} does not follow the schema: without {', '.join(missing)}; measure again")
         wanted = [*_WORDS, *_INTEGERS, "value"]
-        return pq.read_table(path, columns=wanted, read_dictionary=list(_WORDS))
-    except pa.ArrowInvalid as error:
+        table = pq.read_table(path, columns=wanted, read_dictionary=list(_WORDS))
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise ResultError(f"{path} is not a parquet table: {error}") from error
+    for name in wanted:
+        kind = table.schema.field(name).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        number = pa.types.is_integer(kind) or (name == "value" and pa.types.is_floating(kind))
+        if not (pa.types.is_null(kind) or (text if name in _WORDS else number)):
+            expected = "text" if name in _WORDS else "numbers"
+            raise ResultError(f"{path} does not follow the schema: column {name} is {kind}, not {expected}; measure again")
+    return table
+
+
+def _require_range(path: Path, name: str, smallest: int, largest: int) -> None:
+    """Refuse coordinates that no model has: a grid as large as they are is made of them.
+
+    Raises:
+        ResultError: outside of :data:`RANGES`.
+    """
+    low, high = RANGES[name]
+    if smallest < low or largest >= high:
+        raise ResultError(f"{path}: {name} goes from {smallest} to {largest}; expected {low} to {high - 1}. Measure again")
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[str]]:
@@ -389,14 +422,20 @@ def _read_maps(path: Path) -> Maps | None:
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
-    except SafetensorError as error:
+            dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  not a mapping
+            known = [name for name in dtypes if name in _MAPS]
+            if wrong := [name for name in known if dtypes[name] != _MAPS[name]]:
+                raise ResultError(f"{path}: {wrong[0]} is {dtypes[wrong[0]]}, expected {_MAPS[wrong[0]]}; audit again")
+            tensors = {name: file.get_tensor(name) for name in known}
+    except (SafetensorError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise ResultError(f"{path} is not a safetensors file: {error}") from error
-    missing = [name for name in ("weights", "scores", "scores_range") if name not in tensors]
+    missing = [name for name in _MAPS if name not in tensors]
     if missing:
         raise ResultError(f"{path} does not hold {', '.join(missing)}; audit again")
     weights, scores, ranges = tensors["weights"], tensors["scores"], tensors["scores_range"]
-    if weights.ndim != 5 or weights.shape != scores.shape or ranges.shape != (*weights.shape[:3], 2):
+    if weights.ndim != 5 or 0 in weights.shape or weights.shape != scores.shape or ranges.shape != (*weights.shape[:3], 2):
         raise ResultError(
             f"{path}: weights {weights.shape}, scores {scores.shape} and scores_range {ranges.shape} do not belong together; "
             "expected (samples, layers, heads, rows, columns) twice and (samples, layers, heads, 2)"
@@ -405,6 +444,8 @@ def _read_maps(path: Path) -> Maps | None:
         tokens = [[str(token) for token in sample] for sample in json.loads(metadata.get("tokens", "[]"))]
         modules = [str(name) for name in json.loads(metadata.get("modules", "[]"))]
         seq_len = int(metadata.get("seq_len", weights.shape[-1]))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ResultError(f"{path}: its metadata cannot be read: {error}") from error
+    if not weights.shape[-1] <= seq_len <= RANGES["key_position"][1]:
+        raise ResultError(f"{path}: {seq_len} tokens are said to be in maps of {weights.shape[-1]} columns; audit again")
     return Maps(weights, scores, ranges, tokens, modules, seq_len)

@@ -157,7 +157,14 @@ def read_table(path: Path) -> pd.DataFrame:
         table.insert(list(COLUMNS).index("sink"), "sink", None)
     if list(table.columns) != list(COLUMNS):
         raise ResultError(f"{path} does not follow the schema; its columns: {', '.join(map(str, table.columns))}")
-    return table.astype({name: dtype for name, (dtype, _) in COLUMNS.items()})
+    for name, (dtype, _) in COLUMNS.items():
+        try:
+            table[name] = table[name].astype(dtype)
+        except (ValueError, TypeError) as error:
+            raise ResultError(
+                f"{path} does not follow the schema: column {name} is {table[name].dtype}, not {dtype}"
+            ) from error
+    return table
 
 
 def finite(value: float) -> float | None:

@@ -1,0 +1,272 @@
+"""What a page takes from ``summary.json``: the fields that it relies on, with their types.
+
+Fields that a page does without may be missing (older versions of sinklab did not write all of them), and others may be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from sinklab.errors import ResultError
+
+__all__ = ["require_audit", "require_causes"]
+
+
+class Record(BaseModel):
+    """A JSON object whose known fields have the type that they were written with."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+def _head_and_rate(entry: list[Any]) -> list[Any]:
+    layer, head, _, rate = entry
+    if not all(type(number) is int for number in (layer, head)) or type(rate) not in (int, float):
+        raise ValueError("a head is written as layer, head, module and rate")
+    return entry
+
+
+HeadAndRate = Annotated[list[Any], Field(min_length=4, max_length=4), AfterValidator(_head_and_rate)]
+Range = Annotated[list[int], Field(min_length=2, max_length=2)]
+
+
+def _if_it_has(field: str) -> Callable[[Any], Any]:
+    """A part without this field says why it was not measured, and is left to the page."""
+    return lambda part: part if isinstance(part, dict) and field in part else None
+
+
+class Sink(Record):
+    """A sink, or a place that is nearly one."""
+
+    kind: str
+    name: str
+    text: str | None = None
+    position: int | None = None
+    rate: float
+    mass: float | None = None
+    token_share: float | None = None
+    sinking: int | None = None
+    value_ratio: float | None = None
+    heads: list[HeadAndRate]
+
+
+class Found(Record):
+    """Where the sinks are."""
+
+    sinks: list[Sink]
+    silent: list[Sink]
+    followed: list[Sink] = []
+    weak: list[Sink] = []
+
+
+class Condition(Record):
+    """Another text, with or without the beginning-of-sequence token."""
+
+    corpus: str | None = None
+    bos: int | None = None
+    loss: float | None = None
+    sink_rate_gu2024: float | None = None
+
+
+class Interval(Record):
+    """A mean with its bounds."""
+
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+class Policy(Record):
+    """What a model loses under a cache policy."""
+
+    policy: str
+    label: str
+    num_sinks: int | None
+    window: int | None = None
+    budget: int | None
+    loss: float
+    loss_low: float | None
+    loss_high: float | None
+    scored_tokens: int
+    against_window: Interval | None = None
+    against_recompute: Interval | None = None
+    tokens_per_second: float
+    bytes_held: int | float
+    loss_by_position: list[float | None]
+
+
+class Advice(Record):
+    """The policy that is recommended."""
+
+    num_sinks: int
+    window: int
+
+
+class LeftOut(Record):
+    """A policy that was not measured."""
+
+    policy: str
+    reason: str
+
+
+class Cache(Record):
+    """The comparison of cache policies."""
+
+    policies: Annotated[list[Policy], Field(min_length=1)]
+    positions: list[Range]
+    documents: int
+    tokens: int
+    scored_from: int
+    corpus: str
+    recommendation: str
+    recommended: Advice | None = None
+    trained_length: int | None = None
+    left_out: list[LeftOut] | None = None
+
+
+class CertifiedHead(Record):
+    """A head whose output was bounded."""
+
+    module: str
+    layer: int
+    head: int
+    gap: float
+    least_output: float | None
+    output: float | None
+    sink_weight: float
+    needed_sink_weight: float | None
+    forced: bool
+
+
+class Certificate(Record):
+    """Which heads could not be silent without their sink."""
+
+    text: str
+    heads: list[CertifiedHead]
+    threshold: float
+    delta: float
+    sink_heads: int
+    forced_heads: int
+    normalized: bool
+    sink_position: int | str | None
+
+
+class ExaminedHead(Record):
+    """A head with its label."""
+
+    layer: Annotated[int, Field(ge=0, lt=2**16)]
+    head: Annotated[int, Field(ge=0, lt=2**16)]
+    label: Literal["semantic", "dormant", "switch", "broadcast", "undecided"]
+    domains: dict[str, str]
+    sink_weight: float | None
+    value_ratio: float | None
+    effects: dict[str, dict[str, Interval | None]]
+
+
+class Shown(Record):
+    """What an attention map says of a token: a weight, in which head, on which token."""
+
+    weight: float
+    head: str
+    token: int
+
+
+class Arrangement(Record):
+    """The model, or the text, changed so that the sink can move."""
+
+    strongest: list[Shown]
+    first_token_at: int | None
+    at_place: list[float | None]
+    at_first_token: list[float | None]
+    loss: Interval | None
+
+
+class Location(Record):
+    """Where the sink goes when it is hidden."""
+
+    head: str
+    heads: list[str]
+    place: int | str
+    conditions: dict[str, Arrangement]
+    left_out: dict[str, str]
+
+
+class ReadOuts(Record):
+    """Numbers of each head side by side."""
+
+    heads: dict[str, dict[str, float | None]]
+
+
+class Causes(Record):
+    """What the heads do with the sink."""
+
+    text: str
+    counts: dict[str, int]
+    heads: Annotated[list[ExaminedHead], Field(min_length=1)]
+    domains: list[str]
+    unit: str
+    minimal_effect: float
+    texts: int
+    level: float
+    read_outs: Annotated[ReadOuts | None, BeforeValidator(_if_it_has("heads"))] = None
+    location: Annotated[Location | None, BeforeValidator(_if_it_has("head"))] = None
+
+
+class Audit(Record):
+    """``summary.json`` of an audit."""
+
+    model: str | None = None
+    operation: str | None = None
+    loss: float | None = None
+    sinks: Found | None = None
+    sink_role: str | None = None
+    sink_rate_gu2024: float | None = None
+    sink_heads_by_weight: int | None = None
+    normalized: bool | None = None
+    null_mass: float | None = None
+    num_heads: int | None = None
+    definitions: dict[str, float | None] | None = None
+    conditions: list[Condition] | None = None
+    finding: str | None = None
+    text: list[str] | None = None
+    cache: Annotated[Cache | None, BeforeValidator(_if_it_has("policies"))] = None
+    certificate: Annotated[Certificate | None, BeforeValidator(_if_it_has("heads"))] = None
+    causes: Annotated[Causes | None, BeforeValidator(_if_it_has("heads"))] = None
+
+
+class CausesRun(Causes):
+    """``summary.json`` of ``sinklab causes``."""
+
+    model: str
+    operation: str
+
+
+def require_audit(summary: dict[str, Any], path: Path) -> None:
+    """Refuse a summary of an audit that a page cannot be made of.
+
+    Raises:
+        ResultError: naming the field, what it holds and what is expected.
+    """
+    _require(Audit, summary, path)
+
+
+def require_causes(summary: dict[str, Any], path: Path) -> None:
+    """The same of ``sinklab causes``."""
+    _require(CausesRun, summary, path)
+
+
+def _require(kind: type[Record], summary: dict[str, Any], path: Path) -> None:
+    try:
+        kind.model_validate(summary)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        given = repr(problem["input"]) if problem["type"] != "missing" else "nothing"
+        given = given if len(given) <= 60 else f"{given[:60]}…"
+        raise ResultError(
+            f"{path} does not follow the schema: {where} is {given}; {problem['msg'][0].lower()}{problem['msg'][1:]}. Was it "
+            "changed, or written by another version? Run the command again"
+        ) from None
