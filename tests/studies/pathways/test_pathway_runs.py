@@ -107,16 +107,14 @@ def test_learned_positions_end_at_the_context():
 
 @pytest.fixture
 def short(monkeypatch):
-    """The tiny scale with 20 steps, everything in this process."""
+    """The tiny scale with eight steps and the text for them, everything in this process."""
     config = backcopy_tiny()
     config = config.model_copy(
         update={
-            "training": config.training.model_copy(
-                update={"steps": 20, "evaluate_every": 20, "log_every": 5, "save_every": 20}
-            ),
-            "schedule": config.schedule.model_copy(update={"warmup_steps": 4}),
-            "watch": config.watch.model_copy(update={"every": 20, "samples": 8}),
-            "data": config.data.model_copy(update={"max_tokens": 40_000, "held_out_rows": 16}),
+            "training": config.training.model_copy(update={"steps": 8, "evaluate_every": 8, "log_every": 4, "save_every": 8}),
+            "schedule": config.schedule.model_copy(update={"warmup_steps": 2}),
+            "watch": config.watch.model_copy(update={"every": 8, "samples": 8}),
+            "data": config.data.model_copy(update={"max_tokens": 10_000, "held_out_rows": 16}),
         }
     )
     for module in (cells, benchmark):
