@@ -235,7 +235,7 @@ class _Writer:
 
         def note(number: int, frame: object) -> None:
             if self.interrupted:
-                signal.signal(number, before[number])
+                signal.signal(number, before[signal.Signals(number)])
                 signal.raise_signal(number)
             self.interrupted, self.terminated = True, number == signal.SIGTERM
 
