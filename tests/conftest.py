@@ -26,7 +26,8 @@ TINY = {
 }
 """Fields of a SinkLM for tests of its arithmetic, with grouped queries."""
 
-TEXT = Path(__file__).read_text(encoding="utf-8") * 8
+TEXT = (Path(__file__).parent / "text.txt").read_text(encoding="utf-8") * 8
+"""What the tokenizer is trained on; it stays as it is, since tests count tokens."""
 
 
 def make_tokenizer(vocab_size: int = 300):
