@@ -296,6 +296,7 @@ class TestGuard:
         ("error", "line"),
         [
             (InputError("two\n lines"), "two lines"),
+            (InputError(f"seed {'9' * 5000} is no seed"), f"seed {'9' * 200}… is no seed"),
             (OSError(28, "No space left on device", "a/b"), "no space left on the disk (a/b); free some, or write elsewhere"),
             (PermissionError(13, "Permission denied", "a/b"), "Permission denied (a/b)"),
             (MemoryError(), "out of memory; lower --batch-size or --seq-len"),

@@ -81,6 +81,10 @@ class Session:
         self, model: nn.Module, probes: Sequence[Probe] = (), interventions: Sequence[Intervention] = (), *, verify: bool = True
     ) -> None:
         for probe in probes:
+            if isinstance(probe, str):
+                raise ConfigurationError(
+                    f"`probes` holds a name; make a probe of it with sinklab.registry.probes.make({probe!r})"
+                )
             unknown = sorted(set(probe.needs) - set(NEEDS))
             if unknown:
                 raise ConfigurationError(f"probe {probe.name!r} needs {', '.join(unknown)}; known needs: {', '.join(NEEDS)}")

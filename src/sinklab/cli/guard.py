@@ -18,6 +18,8 @@ from sinklab.results.folder import system_error
 
 __all__ = ["INTERRUPTED", "TERMINATED", "USER_ERROR", "Terminated", "explain", "on_the_line", "terminable"]
 
+LONGEST_WORD = 400
+"""Characters of a word that is shown whole; paths are seldom longer."""
 USER_ERROR = 2
 INTERRUPTED = 130
 """128 + SIGINT, as shells expect."""
@@ -78,7 +80,7 @@ def explain(error: Exception, names: Mapping[str, str] | None = None) -> str | N
         return explain(error.__cause__)
     if isinstance(error, CycloptsError):
         chain = " ".join(("sinklab", *(error.command_chain or ())))
-        return f"{' '.join(str(error).split())} (see {chain} --help)"
+        return f"{_one_line(str(error))} (see {chain} --help)"
     number = system_error(error)
     if number is not None:
         name = getattr(error, "filename", None)
@@ -99,4 +101,10 @@ def explain(error: Exception, names: Mapping[str, str] | None = None) -> str | N
 
 def on_the_line(message: str, names: Mapping[str, str]) -> str:
     """A message of the library as one line that names options in the place of parameters."""
-    return re.sub(r"`(\w+)`", lambda match: names.get(match[1], match[0]), " ".join(message.split()))
+    return re.sub(r"`(\w+)`", lambda match: names.get(match[1], match[0]), _one_line(message))
+
+
+def _one_line(message: str) -> str:
+    """Without line breaks; of what a user has given by the thousand characters, the beginning."""
+    words = (word if len(word) <= LONGEST_WORD else f"{word[: LONGEST_WORD // 2]}…" for word in message.split())
+    return " ".join(words)

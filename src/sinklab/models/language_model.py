@@ -13,7 +13,7 @@ from transformers.utils import can_return_tuple
 
 from sinklab.attention.seam import implementation_name, register_operation
 from sinklab.attention.state import OperationState
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.block import SinkLMLayer
 from sinklab.models.masking import Layout, fold_bias, lay_out, make_mask
 from sinklab.models.model_config import SinkLMConfig
@@ -186,10 +186,13 @@ class SinkLM(PreTrainedModel, GenerationMixin):
 
         Raises:
             ConfigurationError: arguments that cannot go together, or weights asked for from an attention that keeps none.
+            InputError: no tokens.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ConfigurationError("give exactly one of input_ids and inputs_embeds")
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if not hidden_states.numel():
+            raise InputError(f"an input of shape {tuple(hidden_states.shape[:2])} holds no token; give at least one")
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if use_cache and past_key_values is None:

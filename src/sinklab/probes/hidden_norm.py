@@ -59,7 +59,7 @@ class HiddenNorm(Probe):
         yield from self._means.rows()
         for site, sums, counts in self._means.cells(HIDDEN_NORM):
             rest, later = float(sums[1:].sum()), int(counts[1:].sum())
-            if counts[0] > 0 and rest > 0:
+            if len(counts) and counts[0] > 0 and rest > 0:  # there is no position where all is padding
                 yield {
                     "metric": FIRST_TO_REST_RATIO,
                     "value": float(sums[0] / counts[0]) * later / rest,

@@ -16,7 +16,7 @@ from sinklab.attention.operation import repeat_groups
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
-from sinklab.errors import ConfigurationError, SessionError
+from sinklab.errors import ConfigurationError, InputError, SessionError
 from sinklab.sinks.places import LEAST_RATE, Hits, Place, enough_documents, places
 from sinklab.sinks.value import DEFINITION, PROXY, Head, Sink, SinkPlace, Sinks, first_of_kind, sink_at
 from sinklab.sinks.weights import SinkWeights
@@ -56,8 +56,12 @@ def find_sinks(
 
     Raises:
         ConfigurationError: a threshold outside [0, 1), or a place that these texts and this model do not have.
+        InputError: no samples, samples without tokens, or nothing but padding.
     """
     inputs = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
+    for name, tensor in inputs.items():
+        if not tensor.numel() or (name == "attention_mask" and not tensor.any()):
+            raise InputError(f"{name} of shape {tuple(tensor.shape)} holds no token; give at least one sample with a token")
     number = len(next(iter(inputs.values())))
     finders: list[SinkFinder] = []
     for rows in groups or [torch.arange(number)]:

@@ -16,7 +16,7 @@ from sinklab.attention.operation import Operation
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import Session, attend
 from sinklab.corpora.base import Encoder
-from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
+from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel, load_model, wrap_model
 from sinklab.models.losses import cross_entropies
 from sinklab.registry import probes as probe_registry
@@ -101,6 +101,8 @@ def run_probes(
     """
     if batch_size is not None and batch_size < 1:
         raise ConfigurationError(f"`batch_size` must be at least 1, got {batch_size}")
+    if not tokens.numel():
+        raise InputError(f"samples of shape {tuple(tokens.shape)} hold no token; give at least one")
     size = batch_size or max(1, TOKENS_PER_BATCH // tokens.shape[1])
     total = 0.0
     with attend(model, probes) as session:
