@@ -59,8 +59,9 @@ docs: install  ## rewrite the parts of the documents that are derived from the c
 	$(BIN)/python docs/refresh.py
 	$(BIN)/python -m tests.architectures.page
 
-fuzz: install  ## two thousand drawn command lines in a sandbox; prints those that end in anything but a result or one clear line
+fuzz: install  ## two thousand drawn command lines and 500 damaged checkpoints and results; prints those that end without one clear line
 	$(BIN)/python -m tests.reliability.fuzz --lines 2000
+	$(BIN)/python -m tests.reliability.checkpoints --mutations 500
 
 lint: install  ## formatting and lint, changing nothing
 	$(BIN)/ruff format --check .

@@ -212,6 +212,28 @@ class TestRefusals:
         with pytest.raises(InputError, match=r"is damaged: KeyError 'layers\.1\.values'"):
             load_state(saved, model)
 
+    def test_a_bit_that_flipped(self, model, saved):
+        content = bytearray(saved.read_bytes())
+        content[-5] ^= 1  # in a key: the file is as well-formed as before
+        saved.write_bytes(content)
+        with pytest.raises(InputError, match=r"is damaged: its SHA-256 is not that of what was written"):
+            load_state(saved, model)
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"model": None}, "is damaged: model: input should be a valid dictionary"),
+            ({"chunk": "x"}, "is damaged: chunk: input should be a valid integer"),
+            ({"policy": ["x"]}, "is damaged: policy: input should be a valid dictionary"),
+            ({"books": {"columns": None}}, r"is damaged: books\.columns"),
+            ({"notes": 5}, "is damaged: notes: input should be a valid dictionary"),
+        ],
+    )
+    def test_fields_of_another_type(self, model, saved, fields, message):
+        self.change(saved, lambda record: record.update(fields))
+        with pytest.raises(InputError, match=message):
+            load_state(saved, model)
+
     def test_other_weights(self, saved):
         trained = make_sinklm()
         with torch.no_grad():

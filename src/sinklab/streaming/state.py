@@ -6,9 +6,10 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
@@ -18,6 +19,7 @@ from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.policies.base import SlotPolicy
 from sinklab.registry import policies
 from sinklab.results.file import check_file, write_file
+from sinklab.results.reading import parse_object
 from sinklab.results.version import __version__
 from sinklab.streaming.base import Reader
 from sinklab.streaming.cache import PolicyCache
@@ -39,6 +41,31 @@ _VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "a
 
 _SAMPLED = 8
 """Tensors of a model that its fingerprint reads: enough to tell checkpoints of one training apart, in milliseconds."""
+
+
+class WrittenModel(BaseModel):
+    """Which model a state belongs to."""
+
+    model_config = ConfigDict(strict=True)
+
+    # "class" is no name of a field in Python.
+    kind: str = Field(alias="class")
+    dtype: str
+    fingerprint: str
+
+
+class Written(BaseModel):
+    """The record of a state: what is read of it, with its types."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: WrittenModel
+    policy: dict[str, Any]
+    chunk: Annotated[int, Field(ge=1)] | None
+    rebase_at: Annotated[int, Field(ge=1)] | None
+    quantized: bool
+    books: dict[str, bool | int]
+    notes: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +132,11 @@ def save_state(
         "books": {_WRITTEN.get(name, name): getattr(table, name) for name in table.numbers},
         "notes": notes or {},
     }
-    data = to_bytes({name: tensor.contiguous() for name, tensor in buffers.items()}, {"sinklab_state": json.dumps(record)})
+    text = json.dumps(record)
+    data = to_bytes(
+        {name: tensor.contiguous() for name, tensor in buffers.items()},
+        {"sinklab_state": text, "sha256": _digest(text, buffers)},
+    )
     if not path.parent.is_dir():
         raise InputError(f"there is no directory {path.parent} to save {path.name} in")
     write_file(path, lambda temporary: temporary.write_bytes(data), overwrite=overwrite, name="path")
@@ -123,12 +154,18 @@ def load_state(path: str | Path, model: PreTrainedModel) -> CacheReader:
 def read_state(path: str | Path, model: PreTrainedModel) -> SavedState:
     """As :func:`load_state`, with whatever was saved beside the cache."""
     path = Path(path)
-    record, tensors = _read(path)
+    record, tensors, digest = _read(path)
     if record.get("format") != _FORMAT:
         raise InputError(
             f"{path} has format {record.get('format')} of sinklab {record.get('sinklab', '?')}; sinklab "
             f"{__version__} reads format {_FORMAT}. Read the text again with this version"
         )
+    try:
+        Written.model_validate(record)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise InputError(f"{path} is damaged: {where}: {problem['msg'][0].lower()}{problem['msg'][1:]}") from None
     _require_same(path, record["model"], model)
     try:
         settings = {name: record[name] for name in ("chunk", "rebase_at", "quantized")}
@@ -138,6 +175,8 @@ def read_state(path: str | Path, model: PreTrainedModel) -> SavedState:
         if isinstance(error, SinklabError):
             raise
         raise InputError(f"{path} is damaged: {type(error).__name__} {error}") from error
+    if digest is not None and digest != _digest(json.dumps(record), tensors):
+        raise InputError(f"{path} is damaged: its SHA-256 is not that of what was written; read the text again")
     more = {name.removeprefix("more."): tensor for name, tensor in tensors.items() if name.startswith("more.")}
     return SavedState(CacheReader(model, cache.policy, cache), record["notes"], more)
 
@@ -172,7 +211,7 @@ def _fill(cache: PolicyCache, numbers: Json, tensors: dict[str, Tensor]) -> None
     table.ids = tensors["ids"].to(table.device) if "ids" in tensors else None
 
 
-def _read(path: Path) -> tuple[Json, dict[str, Tensor]]:
+def _read(path: Path) -> tuple[Json, dict[str, Tensor], str | None]:
     if not path.is_file():
         raise InputError(f"there is no state at {path}; save one first")
     try:
@@ -180,12 +219,22 @@ def _read(path: Path) -> tuple[Json, dict[str, Tensor]]:
             metadata = file.metadata() or {}
             # Copies: tensors of a file lie at any address, and kernels round differently where they are not aligned.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise InputError(f"{path} is cut short or no safetensors file: {error}") from error
     if "sinklab_state" not in metadata:
         raise InputError(f"{path} is no saved state but another safetensors file")
-    record: Json = json.loads(metadata["sinklab_state"])
-    return record, tensors
+    return parse_object(metadata["sinklab_state"], str(path)), tensors, metadata.get("sha256")
+
+
+def _digest(record: str, tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of what a file holds: a bit that flipped in a key would go on into every token, and nobody would see it."""
+    digest = hashlib.sha256(record.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _require_same(path: Path, saved: Json, model: PreTrainedModel) -> None:
