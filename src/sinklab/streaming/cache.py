@@ -16,7 +16,17 @@ from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.sinks import Sinks
 from sinklab.streaming.decoding import Tokenizer
-from sinklab.streaming.host import Arguments, Planner, generating_model, join, kept_logits, kept_tensors, split, tokens_of
+from sinklab.streaming.host import (
+    Arguments,
+    Planner,
+    generating_model,
+    join,
+    kept_logits,
+    kept_tensors,
+    mask_of,
+    split,
+    tokens_of,
+)
 from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.ordered import OrderedLayer, OrderedStep, OrderedTable, has_ordered_bias, require_ordered
 from sinklab.streaming.quantized import QuantizedLayer
@@ -193,7 +203,7 @@ class PolicyCache(Cache, Planner):
         self._require_ready(module, arguments, batch)
         outputs: list[ModelOutput] = []
         wanted = kept_logits(arguments)
-        while (size := self._room(arguments.get("attention_mask"), batch, length)) < length:
+        while (size := self._room(mask_of(arguments), batch, length)) < length:
             chunk, arguments = split(arguments, size)
             length -= size
             if wanted is not None:
@@ -203,7 +213,7 @@ class PolicyCache(Cache, Planner):
                 outputs.append(output)
         if wanted is not None and outputs:
             arguments = dict(arguments, logits_to_keep=0)
-        valid, table = self._valid(arguments.get("attention_mask"), batch, length), self.table
+        valid, table = self._valid(mask_of(arguments), batch, length), self.table
         assert self.rebase_at is not None
         self._unfinished = True  # until the forward returns: in between, some layers hold its tokens and others do not
         with kept_tensors():
@@ -211,7 +221,8 @@ class PolicyCache(Cache, Planner):
                 self.rebase()
             self._outputs, self._kept_logits = outputs, wanted or 0
             table.step = table.plan(length, valid)
-            table.note(arguments.get("input_ids"), batch)
+            ids = arguments.get("input_ids")
+            table.note(ids if isinstance(ids, Tensor) else None, batch)
             if static:
                 self._make_static()
         return self._planned(module, arguments)

@@ -8,7 +8,7 @@ import inspect
 import sys
 import weakref
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,10 @@ from sinklab.streaming.static import is_compiled
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
-__all__ = ["Arguments", "Planner", "generating_model", "join", "kept_logits", "kept_tensors", "split", "tokens_of"]
+__all__ = ["Arguments", "Planner", "generating_model", "join", "kept_logits", "kept_tensors", "mask_of", "split", "tokens_of"]
 
 
-Arguments: TypeAlias = dict[str, Any]
+Arguments: TypeAlias = dict[str, object]
 """Keyword arguments of a forward."""
 
 
@@ -73,9 +73,14 @@ def tokens_of(arguments: Arguments) -> Tensor:
     return cast(Tensor, arguments.get("inputs_embeds") if tokens is None else tokens)
 
 
+def mask_of(arguments: Arguments) -> Tensor | None:
+    """Mask of a forward, as the caller gave it; ``None`` where there was none."""
+    return cast(Tensor | None, arguments.get("attention_mask"))  # a cache takes no other kind
+
+
 def split(arguments: Arguments, size: int) -> tuple[Arguments, Arguments]:
     """The arguments of a forward of the first ``size`` tokens, and those of the others."""
-    length, mask = tokens_of(arguments).shape[1], arguments.get("attention_mask")
+    length, mask = tokens_of(arguments).shape[1], mask_of(arguments)
     names = ("output_attentions", "output_hidden_states", "output_router_logits", "labels")
     whole = [name for name in names if arguments.get(name) is not None and arguments[name] is not False]
     if isinstance(arguments.get("logits_to_keep"), Tensor):
@@ -88,7 +93,7 @@ def split(arguments: Arguments, size: int) -> tuple[Arguments, Arguments]:
     first, rest = dict(arguments), dict(arguments)
     for name in ("input_ids", "inputs_embeds", "position_ids"):
         tokens = arguments.get(name)
-        if tokens is not None:
+        if isinstance(tokens, Tensor):
             axis = 1 if name == "inputs_embeds" else -1
             first[name], rest[name] = tokens.narrow(axis, 0, size), tokens.narrow(axis, size, length - size)
     if mask is not None and mask.ndim == 2:
