@@ -187,6 +187,12 @@ class TestDepend:
         assert set(result.table["metric"]) == {"acc"}
         assert result.record["tasks"][0]["bos"]["full"]["texts_by_count"] == {"1": 96}
 
+    def test_texts_that_cannot_be_had(self, embedded, task_folder, tmp_path):
+        task = (task_folder / "defined_name.yaml").read_text().replace("dataset_path: json", "dataset_path: nobody/nothing")
+        (tmp_path / "absent.yaml").write_text(task.replace("task: defined_name", "task: absent"))
+        with pytest.raises(InputError, match=r"task 'absent' of \S+ cannot be loaded: .*nobody/nothing.*; it needs its texts"):
+            depend(embedded, [f"lm_eval:{tmp_path}:absent"], window=40, policies=[])
+
     def test_refusals(self, embedded, task_folder):
         with pytest.raises(
             InputError, match=r"lm-evaluation-harness \S+ has no task 'no_such_task' in \S+; list its tasks with"

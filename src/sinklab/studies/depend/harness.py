@@ -54,7 +54,7 @@ def run_harness(
         items: documents, from the first one on.
 
     Raises:
-        InputError: no such task, or one without a score for each document.
+        InputError: no such task, one whose texts cannot be had, or one without a score for each document.
         ConfigurationError: no two documents are longer than the window.
     """
     folder, _, name = task.rpartition(":")
@@ -66,7 +66,13 @@ def run_harness(
             f"{f' in {folder}' if folder else ''}; list its tasks with 'lm-eval ls tasks', or name one of your own as "
             "lm_eval:FOLDER:TASK"
         )
-    tasks = manager.load([name])
+    try:
+        tasks = manager.load([name])
+    except (OSError, ValueError) as error:  # also what datasets raises for a text that is neither on the hub nor in its cache
+        raise InputError(
+            f"task {name!r} of lm-evaluation-harness cannot be loaded: {' '.join(str(error).split())}; it needs its texts, "
+            "which most tasks take from the Hugging Face hub: without a network only those work that have been read before"
+        ) from error
     for part in tasks["tasks"].values():
         if part.get_config("num_fewshot") is None:
             part.set_config(key="num_fewshot", value=0)
