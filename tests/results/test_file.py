@@ -11,12 +11,27 @@ from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.results.file import check_file, write_atomically, write_file
+from sinklab.results.file import check_file, clear_partial, write_atomically, write_file
 from sinklab.results.table import make_table, write_json, write_table
 
 
 def write(path: Path, text: str = "new", **options) -> None:
     write_file(path, lambda temporary: temporary.write_text(text), **{"overwrite": False, **options})
+
+
+def test_what_a_killed_process_was_writing_is_cleared_and_what_is_being_written_is_not(tmp_path):
+    def seen(temporary: Path) -> None:
+        (tmp_path / "folder" / ".sinklab-0123.partial").write_text("half")
+        write(tmp_path / "folder" / "other")
+        clear_partial(tmp_path)
+        assert names(tmp_path / "folder") == [temporary.name, "other"]
+        temporary.write_text("new")
+
+    (tmp_path / ".sinklab-4567.partial").write_text("half")
+    write(tmp_path / "elsewhere")
+    assert names(tmp_path) == ["elsewhere"]
+    write_atomically(tmp_path / "folder" / "whole", seen)
+    assert names(tmp_path / "folder") == ["other", "whole"]
 
 
 def names(folder: Path) -> list[str]:

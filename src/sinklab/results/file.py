@@ -9,6 +9,11 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.folder import check_name, check_writable, placed
 
@@ -96,9 +101,9 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def clear_partial(folder: Path) -> None:
-    """Remove what processes that were killed have left half written below a folder; only who has its lock may."""
+    """Remove what processes that were killed have left half written below a folder; what is being written is left alone."""
     for path in folder.rglob(f"{PREFIX}*{SUFFIX}"):
-        path.unlink(missing_ok=True)
+        _remove_if_dead(path)
 
 
 def _require_regular(path: Path) -> None:
@@ -117,18 +122,58 @@ def _require_regular(path: Path) -> None:
 def _temporary(path: Path) -> Iterator[Path]:
     """A file beside ``path``, on the same file system, that is gone if it was not renamed."""
     made = [parent for parent in path.absolute().parents if not parent.exists()]
-    # No part of the name, which may be as long as a name can be; and open() gives the permissions of any other new file.
-    temporary = path.with_name(f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}")
+    temporary: Path | None = None
+    handle: int | None = None
     try:
         with placed(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.open("xb").close()
+            for left_over in path.parent.glob(f"{PREFIX}*{SUFFIX}"):
+                _remove_if_dead(left_over)
+            temporary, handle = _locked(path.parent)
             yield temporary
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        if handle is not None:
+            os.close(handle)
         for parent in made:
             with contextlib.suppress(OSError):
                 parent.rmdir()  # stays if there is a file in it
+
+
+def _locked(folder: Path) -> tuple[Path, int | None]:
+    """A new file, and an open handle of it with a lock, which ends with the process and says until then that it is in use."""
+    while True:
+        # No part of the name of the file to be, which may be as long as a name can be; and open() gives the permissions of any
+        # other new file.
+        path = folder / f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}"
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+        if fcntl is None:  # Windows removes no open file, and renames none
+            os.close(handle)
+            return path, None
+        try:
+            with contextlib.suppress(OSError):  # no locks here: nobody takes it for dead either
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if path.exists():
+                return path, handle
+        except BaseException:
+            os.close(handle)
+            path.unlink(missing_ok=True)
+            raise
+        os.close(handle)  # somebody took it for dead before it was locked
+
+
+def _remove_if_dead(path: Path) -> None:
+    """Remove a file that is being written by nobody."""
+    if fcntl is None:
+        return
+    with contextlib.suppress(OSError):  # in use, gone meanwhile, not ours, or on a file system without locks
+        handle = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        finally:
+            os.close(handle)
 
 
 def _rename_to_new(temporary: Path, path: Path) -> None:

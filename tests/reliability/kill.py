@@ -1,0 +1,565 @@
+"""Kill and resume: every command that writes is killed at seeded moments, run again, and must leave what it leaves undisturbed.
+
+``python -m tests.reliability.kill`` (``make kill``) takes every command; ``--command``, ``--kills`` and ``--seed`` choose.
+The moment is before one of the changes of names that the command makes on the disk, or a point in its time; the signal
+SIGKILL, SIGTERM or SIGINT; the process the command's own or one of its workers. A JSON record goes to build/kill.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import inspect
+import json
+import multiprocessing
+import os
+import random
+import re
+import secrets
+import shutil
+import signal
+import string
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from safetensors import SafetensorError, safe_open
+
+from sinklab.cli.commands import find_commands
+from sinklab.errors import SinklabError
+from sinklab.results.run import Listing
+from sinklab.results.table import read_table
+
+__all__ = ["ENTRIES", "Entry", "Kill", "Lab", "differences", "forgotten", "main", "writers"]
+
+ROOT = Path(__file__).parents[2]
+RECORD = ROOT / "build" / "kill.json"
+
+MODEL = "{inputs}/model"
+FEW = ("--samples", "4", "--seq-len", "32", "--corpus", "{inputs}/text.txt")
+TRAINING = (
+    *("--set=data.corpus={inputs}/text.txt", "--set=training.steps=12", "--set=training.save_every=4"),
+    *("--set=training.log_every=3", "--set=training.evaluate_every=6", "--set=watch.every=6", "--set=watch.samples=8"),
+    *("--set=data.held_out_rows=8", "--quiet"),
+)
+OUT = ("--out", "{work}/out")
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """How a command is run small.
+
+    Attributes:
+        line: its arguments; ``{work}`` is the folder that it writes in, ``{inputs}`` that of what is made once.
+        result: what it writes, below ``{work}``.
+        copied: input to the name under which it lies in ``{work}`` before the command.
+        workers: whether it has processes of its own that may be killed.
+        goes_on: whether the same line goes on with what is there.
+        ends_well: signals that are an end like another.
+        volatile: metrics whose values are times or sizes of the moment.
+    """
+
+    line: tuple[str, ...]
+    result: str = "out"
+    copied: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    workers: bool = False
+    goes_on: bool = False
+    ends_well: tuple[int, ...] = ()
+    volatile: tuple[str, ...] = ()
+
+
+ENTRIES = {
+    "audit": Entry((MODEL, *FEW, "--no-cache", *OUT)),
+    "measure": Entry(("embedded:softmax", "--probe", "sink_rate,entropy", *FEW, *OUT)),
+    "cache": Entry(
+        (MODEL, "--text", "{inputs}/text.txt", "--tokens", "96", "--documents", "2", "--window", "16", "--sinks", "0,1", *OUT),
+    ),
+    "causes": Entry((MODEL, "--domains", "{inputs}/text.txt", "--texts", "8", "--seq-len", "32", "--sink", "0", *OUT)),
+    "depend": Entry((MODEL, "--task", "long_text:corpus={inputs}/text.txt", "--window", "24", "--items", "3", *OUT)),
+    "trigger": Entry(("--operation", "softmax,relu", "--seeds", "0..1", "--cap", "3", "--samples", "16", *OUT)),
+    "retrieval": Entry(("--seeds", "0..1", "--cap", "3", "--samples", "16", *OUT)),
+    "backcopy": Entry(
+        ("--corpus", "{inputs}/text.txt", "--seeds", "0..1", "--steps", "4", "--samples", "8", "--operation", "softmax", *OUT),
+        goes_on=True,
+    ),
+    "pathways": Entry(
+        ("--operations", "softmax_plus_one", "--seeds", "0", "--jobs", "2", "--store", "{work}/store", *OUT),
+        workers=True,
+        goes_on=True,
+    ),
+    "reproduce": Entry(
+        ("sigmoid_has_no_sink", "repeated_token_laws", "--seeds", "0", "--jobs", "2", *OUT), workers=True, goes_on=True
+    ),
+    "pretrain": Entry(("tiny", *TRAINING, *OUT)),
+    "sweep": Entry(("tiny", *TRAINING, "--grid", "lr=1e-3,4e-3", "--jobs", "2", *OUT), workers=True),
+    "stream": Entry(
+        (MODEL, "--prompt", "the a of", "--max-new-tokens", "40", "--endless", "--save", "{work}/state.safetensors"),
+        result="state.safetensors",
+        ends_well=(signal.SIGINT,),
+    ),
+    "compare": Entry(("{inputs}/audit", "{inputs}/audit2", "--out", "{work}/both.html"), result="both.html"),
+    "plot": Entry(("{inputs}/run", "--out", "{work}/curves.png"), result="curves.png"),
+    "report": Entry(("{work}/audit",), result="audit/report.html", copied={"audit": "audit"}),
+}
+
+
+def parameters(command: str) -> Mapping[str, inspect.Parameter]:
+    """Those of the function of a command, with annotations as text."""
+    return inspect.signature(find_commands()[command].load()).parameters
+
+
+def writers() -> set[str]:
+    """The commands that write: those that return more than a listing, and those that are told where to write."""
+    found = set()
+    for name, place in find_commands().items():
+        returned = inspect.signature(place.load()).return_annotation
+        if returned != Listing.__name__ or {"out", "save", "store"} & set(parameters(name)):
+            found.add(name)
+    return found
+
+
+def forgotten() -> set[str]:
+    """Commands that write and have no entry, and entries of no such command."""
+    return writers() ^ set(ENTRIES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kill:
+    """One kill, and what came of it.
+
+    Attributes:
+        at: ``change 12 of 40``, or ``37 % of the time``.
+        problems: what is not as it should be, in sentences.
+    """
+
+    command: str
+    signal: str
+    whom: str
+    at: str
+    status: int | None
+    problems: list[str]
+    seconds: float
+
+
+class Lab:
+    """A folder to run lines in, one at a time, each in a process that is forked from one that has imported everything.
+
+    Args:
+        folder: for all that is written; its ``work`` is new for every line that begins anew.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.work, self.inputs = folder, folder / "work", folder / "inputs"
+        self.token = secrets.token_hex(8)
+        path = os.pathsep.join(dict.fromkeys([*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(ROOT)]))
+        os.environ["PYTHONPATH"] = path
+        self.environment = {
+            **{"SINKLAB_CACHE": str(self.work / "cache"), "SINKLAB_KILL": self.token, "HF_HUB_OFFLINE": "1"},
+            **{"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path, "MPLBACKEND": "agg"},
+        }
+        os.environ.update({name: self.environment[name] for name in ("OMP_NUM_THREADS", "HF_HUB_OFFLINE", "MPLBACKEND")})
+        self.processes = multiprocessing.get_context("forkserver")
+        self.processes.set_forkserver_preload(["tests.reliability.victim"])
+
+    def renew(self, copied: Mapping[str, str]) -> None:
+        """An empty folder to work in."""
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir(parents=True)
+        for name, target in copied.items():
+            shutil.copytree(self.inputs / name, self.work / target)
+
+    def line(self, command: str, *more: str) -> list[str]:
+        """A command of the table with its arguments."""
+        places = {"work": str(self.work), "inputs": str(self.inputs)}
+        line = [re.sub(r"\{(work|inputs)\}", lambda match: places[match[1]], word) for word in ENTRIES[command].line]
+        return [command, *line, *more]
+
+    def run(
+        self,
+        line: Sequence[str],
+        *,
+        die_at: tuple[int, int] | None = None,
+        meanwhile: Callable[[int], None] = lambda process: None,
+    ) -> tuple[int, int]:
+        """Run a line to its end; its status (minus the signal that ended it) and the changes of names that it made.
+
+        Args:
+            die_at: number of the change before which it gets a signal, and the signal.
+            meanwhile: called with the process while it runs.
+        """
+        from tests.reliability.victim import run_line
+
+        writes = self.processes.Value("i", 0)
+        process = self.processes.Process(target=run_line, args=(list(line), self.work, self.environment, writes, die_at))
+        process.start()
+        assert process.pid is not None
+        meanwhile(process.pid)
+        process.join(300)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            return -999, writes.value
+        assert process.exitcode is not None
+        return process.exitcode, writes.value
+
+    def run_well(self, line: Sequence[str]) -> int:
+        """Run a line that nobody disturbs; the changes of names that it made.
+
+        Raises:
+            SystemExit: it does not end well, so that there is nothing to compare with.
+        """
+        status, changes = self.run(line)
+        if status:
+            raise SystemExit(f"undisturbed, sinklab {' '.join(line)} ends with status {status}: {self.said()}")
+        return changes
+
+    def said(self) -> str:
+        """The last line on stderr."""
+        lines = (self.folder / "stderr").read_text(encoding="utf-8", errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "")
+
+    def others(self) -> list[int]:
+        """Processes that lines have left or have at work: all with our mark that are no children of the server by fork."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal() and int(entry.name) != os.getpid():
+                try:
+                    marked = f"SINKLAB_KILL={self.token}".encode() in (entry / "environ").read_bytes()
+                except OSError:
+                    continue
+                if marked:
+                    found.append(int(entry.name))
+        return found
+
+    def settle(self) -> list[str]:
+        """Wait for the workers of a dead driver, who notice it by themselves."""
+        deadline = time.monotonic() + 60
+        while self.others():
+            if time.monotonic() > deadline:
+                for process in self.others():
+                    os.kill(process, signal.SIGKILL)
+                return ["workers were still alive a minute after their driver"]
+            time.sleep(0.05)
+        return []
+
+
+def make_inputs(lab: Lab, commands: Sequence[str]) -> None:
+    """What these commands read: a text, and a model, a run and two audits if they are asked for."""
+    lab.inputs.mkdir(parents=True)
+    generator = random.Random(0)
+    words = ["".join(generator.choices(string.ascii_lowercase, k=generator.randint(2, 6))) for _ in range(200)]
+    paragraphs = [" ".join(generator.choices(words, k=80)) for _ in range(120)]
+    (lab.inputs / "text.txt").write_text("\n\n".join(paragraphs), encoding="utf-8")
+    asked = {name for command in commands for name in re.findall(r"\{inputs\}/(\w+)", " ".join(ENTRIES[command].line))}
+    asked |= {name for command in commands for name in ENTRIES[command].copied}
+    if asked & {"model", "run", "audit", "audit2"}:
+        lab.renew({})
+        lab.run_well(lab.line("pretrain"))
+        shutil.copytree(lab.work / "out" / "model", lab.inputs / "model")
+        (lab.work / "out").rename(lab.inputs / "run")
+    for name in sorted(asked & {"audit", "audit2"}):
+        lab.renew({})
+        lab.run_well(lab.line("audit"))
+        (lab.work / "out").rename(lab.inputs / name)
+
+
+# --- what is compared ---
+
+VOLATILE = re.compile(
+    r"run_id|sweep_id|created|resumed|(.*_)?seconds|(.*_)?tokens_per_second"
+    r"|trainer_state\.json"  # in the listing of a checkpoint: its hash, for it holds seconds
+)
+"""Keys of records, metrics and columns that say when, how fast and in how many attempts."""
+
+IGNORED = re.compile(r"(^|/)logs(/|$)")
+"""Logs tell of every attempt."""
+
+DIGEST = re.compile(r"(?<=-)[0-9a-f]{8}(?=\.json$)")
+"""In the name of an entry of a store, which may be known by the identity of a run."""
+
+MARKS = (
+    (re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}"), "RUN"),
+    (re.compile(r"<dt>wall_seconds</dt><dd>[\d.]+"), "SECONDS"),
+    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\.\d+)?(\+\d\d:\d\d|Z| UTC)?"), "TIME"),
+)
+"""Identities and times in texts."""
+
+
+def differences(reference: Path, found: Path, volatile: Sequence[str]) -> Iterator[str]:
+    """What is in one folder and not in another one, which should be alike but for times and identities."""
+    files = [
+        {DIGEST.sub("DIGEST", path.relative_to(folder).as_posix()): path for path in folder.rglob("*") if path.is_file()}
+        for folder in (reference, found)
+    ]
+    wanted, there = ({name for name in of if not IGNORED.search(name)} for of in files)
+    if missing := sorted(wanted - there):
+        yield f"missing: {', '.join(missing[:5])}"
+    if litter := sorted(there - wanted):
+        yield f"not in an undisturbed run: {', '.join(litter[:5])}"
+    for name in sorted(wanted & there):
+        if problem := _difference(files[0][name], files[1][name], volatile):
+            yield f"{name}: {problem}"
+
+
+def _difference(reference: Path, found: Path, volatile: Sequence[str]) -> str | None:
+    try:
+        if reference.suffix == ".parquet":
+            return _of_tables(read_table(reference), read_table(found), volatile)
+        if reference.suffix == ".json":
+            one, other = (_lasting(json.loads(path.read_text(encoding="utf-8"))) for path in (reference, found))
+            return None if one == other else next(_of_records(one, other))
+        if reference.suffix == ".csv":
+            one, other = (pd.read_csv(path) for path in (reference, found))
+            kept = [column for column in one if not VOLATILE.fullmatch(column)]
+            return None if list(one) == list(other) and one[kept].equals(other[kept]) else "the cells differ"
+        if reference.suffix == ".safetensors":
+            return _of_tensors(reference, found)
+        if reference.suffix == ".svg":  # with names that matplotlib draws at random
+            return None if found.read_text(encoding="utf-8").rstrip().endswith("</svg>") else "it is cut short"
+        if reference.suffix in (".html", ".md"):
+            one, other = (_unmarked(path.read_text(encoding="utf-8")) for path in (reference, found))
+            at = next((at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right), None)
+            if one != other:
+                return "it is cut short" if at is None else f"{other[max(0, at - 60) : at + 40]!r} is otherwise undisturbed"
+            return None
+    except (SinklabError, SafetensorError, ValueError, OSError) as error:
+        return f"it cannot be read: {error}"
+    return None if reference.read_bytes() == found.read_bytes() else "the bytes differ"
+
+
+def _of_tables(one: pd.DataFrame, other: pd.DataFrame, volatile: Sequence[str]) -> str | None:
+    frames = []
+    for table in (one, other):
+        frame = table.drop(columns="run_id").reset_index(drop=True)
+        frame.loc[frame["metric"].map(lambda metric: bool(VOLATILE.fullmatch(metric)) or metric in volatile), "value"] = 0.0
+        frames.append(frame)
+    if len(frames[0]) != len(frames[1]):
+        return f"{len(frames[1])} rows, and {len(frames[0])} undisturbed"
+    for column in frames[0]:
+        same = frames[0][column].eq(frames[1][column]).fillna(False) | (frames[0][column].isna() & frames[1][column].isna())
+        if not same.all():
+            rows = frames[0][~same]
+            return f"{column} differs in {len(rows)} rows, first of {rows['metric'].iloc[0]}"
+    return None
+
+
+def _of_tensors(reference: Path, found: Path) -> str | None:
+    """Tensors and what is written beside them, but for the record of an entry of a store, in which seconds stand."""
+    contents = []
+    for path in (reference, found):
+        with safe_open(path, "numpy") as file:
+            header = {name: value for name, value in (file.metadata() or {}).items() if name != "record"}
+            contents.append((header, {name: file.get_tensor(name).tobytes() for name in file.keys()}))  # noqa: SIM118
+    return None if contents[0] == contents[1] else "the tensors differ"
+
+
+def _lasting(record: Any) -> Any:
+    """A record without what is volatile, and with marks in place of identities and times."""
+    if isinstance(record, dict):
+        return {name: _lasting(value) for name, value in record.items() if not VOLATILE.fullmatch(name)}
+    if isinstance(record, list):
+        return [_lasting(value) for value in record]
+    return _unmarked(record) if isinstance(record, str) else record
+
+
+def _unmarked(text: str) -> str:
+    for pattern, word in MARKS:
+        text = pattern.sub(word, text)
+    return text
+
+
+def _of_records(one: Any, other: Any, path: str = "") -> Iterator[str]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in [*one, *(name for name in other if name not in one)]:
+            yield from _of_records(one.get(name), other.get(name), f"{path}.{name}" if path else name)
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for number, (left, right) in enumerate(zip(one, other, strict=True)):
+            yield from _of_records(left, right, f"{path}[{number}]")
+    elif one != other:
+        yield f"{path} is {str(other)[:80]!r}, and {str(one)[:80]!r} undisturbed"
+
+
+def half_states(work: Path) -> Iterator[str]:
+    """What lies at its place and is not whole: records that cannot be read, and tables of another run than their record."""
+    for path in sorted(work.rglob("*.json")):
+        if not any(part.startswith(".") for part in path.relative_to(work).parts):
+            try:
+                json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                yield f"{path.relative_to(work)} is half there: {error}"
+    for path in sorted(work.rglob("table.parquet")):
+        if any(part.startswith(".") for part in path.relative_to(work).parts):
+            continue
+        try:
+            identities = set(read_table(path)["run_id"])
+        except SinklabError as error:
+            yield f"{path.relative_to(work)} is half there: {error}"
+            continue
+        with contextlib.suppress(FileNotFoundError, ValueError):  # which is said above
+            known = json.loads((path.parent / "run.json").read_text(encoding="utf-8")).get("run_id")
+            if identities and identities != {known}:
+                yield f"{path.relative_to(work)} is of the run {', '.join(identities)}, and run.json beside it of {known}"
+
+
+# --- kills ---
+
+
+class Victim:
+    """One command: what it leaves undisturbed, and what it leaves after a kill.
+
+    Args:
+        reference: folder for what it leaves undisturbed.
+    """
+
+    def __init__(self, lab: Lab, command: str, reference: Path) -> None:
+        self.lab, self.command, self.reference = lab, command, reference
+        self.entry, self.options = ENTRIES[command], set(parameters(command))
+        self.resumes = "resume" in self.options and parameters(command)["resume"].default is False
+        lab.renew(self.entry.copied)
+        started = time.monotonic()
+        self.changes = lab.run_well(lab.line(command))
+        self.seconds = time.monotonic() - started
+        shutil.rmtree(reference, ignore_errors=True)
+        lab.work.rename(reference)
+
+    def again(self) -> list[str] | None:
+        """The line after the kill; ``None`` where the result is there and is not to be touched."""
+        if self.resumes:
+            return self.lab.line(self.command, "--resume")
+        there = (self.lab.work / self.entry.result).exists()
+        if there and not self.entry.goes_on and "overwrite" in self.options:
+            return self.lab.line(self.command, "--overwrite")
+        return self.lab.line(self.command)
+
+    def kill(self, number: int, whom: str, moment: tuple[str, float]) -> Kill:
+        """Kill it once, run it again, and compare.
+
+        Args:
+            moment: ``change`` or ``time``, and a fraction.
+        """
+        lab, (kind, fraction) = self.lab, moment
+        lab.renew(self.entry.copied)
+        started = time.monotonic()
+        die_at, at = None, f"{fraction:.0%} of the time"
+        if kind == "change":
+            change = 1 + int(fraction * self.changes)
+            die_at, at = (change, number), f"change {change} of {self.changes}"
+
+        def later(process: int) -> None:
+            if die_at is not None:
+                return
+            begun = time.monotonic()
+            while whom == "worker" and not lab.others() and time.monotonic() - begun < 60:
+                time.sleep(0.02)  # the time of a worker begins when there is one
+            time.sleep(fraction * self.seconds * (0.5 if whom == "worker" else 1.0))
+            with contextlib.suppress(ProcessLookupError, IndexError):
+                os.kill(lab.others()[0] if whom == "worker" else process, number)
+
+        status, _ = lab.run(lab.line(self.command), die_at=die_at, meanwhile=later)
+        problems = [*lab.settle(), *self._of_status(status, number, whom), *half_states(lab.work)]
+        there = (lab.work / self.entry.result).exists()
+        if there and not (self.resumes or self.entry.goes_on) and number not in self.entry.ends_well:
+            target = self.entry.result
+            if (lab.work / target).is_dir():
+                found = differences(self.reference / target, lab.work / target, self.entry.volatile)
+            else:
+                problem = _difference(self.reference / target, lab.work / target, ())
+                found = iter([problem] if problem else [])
+            problems += [f"at its place before it ran again: {problem}" for problem in found]
+        line = self.again()
+        again, _ = lab.run(line)
+        if again:
+            problems.append(f"status {again} when it ran again: {lab.said()}")
+        problems += [*half_states(lab.work), *differences(self.reference, lab.work, self.entry.volatile)]
+        seconds = time.monotonic() - started
+        return Kill(self.command, signal.Signals(number).name, whom, at, status, problems, round(seconds, 2))
+
+    def _of_status(self, status: int, number: int, whom: str) -> Iterator[str]:
+        """A signal ends a command with 128 and its number, unless it came too late, or met a worker."""
+        if whom == "worker":
+            expected = {0, 1}
+        elif number == signal.SIGKILL:
+            expected = {-number, 0}
+        else:
+            expected = {128 + number, 0}
+        if status not in expected:
+            yield f"status {status} after {signal.Signals(number).name}, expected {128 + number}: {self.lab.said()}"
+
+
+def moments(entry: Entry, kills: int, generator: random.Random) -> Iterator[tuple[int, str, tuple[str, float]]]:
+    """Signal, whom it is sent to, and when: all signals in turn, half of the moments before a change on the disk."""
+    numbers = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+    for index in range(kills):
+        if entry.workers and index % 4 == 3:
+            yield generator.choice((signal.SIGKILL, signal.SIGTERM)), "worker", ("time", generator.random())
+        else:
+            kind = "change" if index % 2 == 0 or index % 3 == 0 else "time"
+            yield numbers[index % 3], "driver", (kind, generator.random())
+
+
+def run_kills(
+    commands: Sequence[str], kills: int, seed: int, folder: Path, tell: Callable[[Kill], None] = lambda kill: None
+) -> list[Kill]:
+    """Kill every command so many times."""
+    lab = Lab(folder)
+    make_inputs(lab, commands)
+    done = []
+    for command in commands:
+        victim = Victim(lab, command, folder / "reference")
+        for number, whom, moment in moments(ENTRIES[command], kills, random.Random(f"{seed} {command}")):
+            done.append(victim.kill(number, whom, moment))
+            tell(done[-1])
+    return done
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; 1 if something fell."""
+    parser = argparse.ArgumentParser(prog="python -m tests.reliability.kill", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--command", action="append", choices=sorted(ENTRIES), help="repeatable; by default all that write")
+    parser.add_argument("--kills", type=int, default=9, help="of every command")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--record", type=Path, default=RECORD, help="JSON file for what became of every kill")
+    given = parser.parse_args(arguments)
+    if wrong := forgotten():
+        print(f"commands without an entry in {__file__}, or entries without a command: {', '.join(sorted(wrong))}")
+        return 1
+    commands = given.command or sorted(ENTRIES)
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    started = time.monotonic()
+    with Progress(*columns, console=console) as bars, tempfile.TemporaryDirectory(prefix="sinklab-kill-") as folder:
+        bar = bars.add_task("kills", total=len(commands) * given.kills)
+
+        def tell(kill: Kill) -> None:
+            verdict = "; ".join(kill.problems) or "as undisturbed"
+            bars.console.print(
+                f"{kill.command}: {kill.signal} to the {kill.whom} at {kill.at}, status {kill.status}: {verdict}",
+                highlight=False, markup=False, soft_wrap=True,
+            )  # fmt: skip
+            bars.advance(bar)
+
+        done = run_kills(commands, given.kills, given.seed, Path(folder), tell)
+    shown = Table("command", "kills", "fell", box=None)
+    for command in commands:
+        of = [kill for kill in done if kill.command == command]
+        shown.add_row(command, str(len(of)), str(sum(bool(kill.problems) for kill in of)))
+    Console().print(shown)
+    fell = [kill for kill in done if kill.problems]
+    seconds = round(time.monotonic() - started, 1)
+    given.record.parent.mkdir(exist_ok=True)
+    record = {"seed": given.seed, "seconds": seconds, "kills": [dataclasses.asdict(kill) for kill in done]}
+    given.record.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    print(f"{len(done)} kills, {len(fell)} fell, {seconds:.0f} s; {given.record}")
+    return 1 if fell else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
