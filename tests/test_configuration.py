@@ -7,6 +7,7 @@ import pytest
 from sinklab.configuration import with_overrides
 from sinklab.errors import ConfigurationError, UnknownNameError
 from sinklab.models.architecture import Architecture
+from sinklab.registry import operations
 from sinklab.training.config import PretrainingConfig
 
 
@@ -80,3 +81,16 @@ def test_assignment_is_checked_too():
 def test_it_survives_a_round_trip():
     config = with_overrides(PretrainingConfig(), ["model.operation.name=sigmoid", "data.random_positions=[1,3]"])
     assert PretrainingConfig.parse(config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize(
+    "value", ["]", "1" + "0" * 5000, "[" * 3000, "{[1]: 2}", "!!python/object:os.system", ".nan", ".inf", str(2**63)]
+)
+def test_values_that_are_none_are_refused(value):
+    """In an override and in a setting of a plug-in alike: what is not YAML, is not finite, or does not fit in 64 bits."""
+    for ask in (
+        lambda: with_overrides(PretrainingConfig(), [f"data.seed={value}"]),
+        lambda: operations.make(f"relu:uncounted={value}"),
+    ):
+        with pytest.raises(ConfigurationError):
+            ask()

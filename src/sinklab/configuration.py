@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Self, TypeVar
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
@@ -89,6 +90,10 @@ def with_overrides(config: S, overrides: Iterable[str]) -> S:
     for item in given:
         if "=" not in item:
             raise ConfigurationError(f"`changes` {item!r}: expected path=value, such as optimizer.learning_rate=1e-3")
+        try:
+            OmegaConf.from_dotlist([item])
+        except (yaml.YAMLError, ValueError, RecursionError):  # dates, integers and nesting that Python has no room for, too
+            raise ConfigurationError(f"`changes` {item!r}: the value is not YAML") from None
         path = item.partition("=")[0].split(".")
         if path[-1] == "name" and len(path) > 1:
             inner = fields

@@ -173,7 +173,7 @@ class Registry(Generic[T]):
         for key, _, value in (part.partition("=") for part in parts):
             try:
                 fields[key.strip()] = yaml.safe_load(value)
-            except yaml.YAMLError:
+            except (yaml.YAMLError, ValueError, RecursionError):  # dates, integers and nesting that Python has no room for, too
                 raise ConfigurationError(f"{spec!r}: the value {value.strip()!r} of {key.strip()} is not YAML") from None
         return fields
 

@@ -152,7 +152,8 @@ def faults_of(ended: Ended, changed: Sequence[str]) -> list[str]:
             found.append(f"an error of {len(errors[0])} characters")
         elif len(errors[0].split()) < 4:
             found.append("an error that says nothing")
-        if any(re.search(r"\b[A-Z]\w*(Error|Exception)\b|\bNoneType\b|<class|object at 0x", text) for text in errors):
+        own = [text for text in errors if ".py" not in text]  # what a recipe of one's own raises is said as it is
+        if any(re.search(r"\b[A-Z]\w*(Error|Exception)\b|\bNoneType\b|<class|object at 0x", text) for text in own):
             found.append("an error in terms of Python")
         if ended.stdout:
             found.append("output besides the error")

@@ -282,7 +282,7 @@ def _fields(changes: list[str]) -> dict[str, object]:
             raise ConfigurationError(f"`changes` {change!r} is not of the form FIELD=VALUE, such as positions=original")
         try:
             fields[name] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:  # dates and integers that Python has no room for, too
             raise ConfigurationError(f"`changes` {change!r}: the value cannot be read: {error}") from error
     return fields
 
