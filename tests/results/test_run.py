@@ -268,12 +268,13 @@ class TestLock:
         ending.join()
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_file_system_without_locks(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+    def test_a_file_system_without_locks(self, tmp_path, monkeypatch, number):
         def none(*_):
-            raise OSError(errno.ENOLCK, "No locks available")
+            raise OSError(number, "there are none")
 
         monkeypatch.setattr(fcntl, "flock", none)
-        with pytest.raises(InputError, match=r"out is on a file system without locks \(No locks available\)"):
+        with pytest.raises(InputError, match=r"out is on a file system without locks \(there are none\)"):
             FolderLock(tmp_path / "new" / "out")
 
     def test_of_a_dead_process_is_no_obstacle(self, tmp_path):
