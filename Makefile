@@ -9,7 +9,7 @@ PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-versions kill bench embedded emergence reproduce docs fuzz lint format types check clean
+.PHONY: help install demo test test-slow test-versions kill mutants bench embedded emergence reproduce docs fuzz lint format types check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test-versions: install  ## every command, the seam, streaming and training on th
 
 kill: install  ## kill every command that writes at seeded moments, run it again, and compare (a quarter of an hour; build/kill.json)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability.kill
+
+mutants: install  ## change the core in one place at a time and see that its tests notice (hours on two cores; resumes; SAMPLE=40 for a part)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability.mutants $(if $(SAMPLE),--sample $(SAMPLE)) $(FILES)
 
 bench: install  ## every benchmark, as ratios measured in the same run; fails when a bar is missed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py

@@ -32,6 +32,10 @@ def test_a_number_in_exponent_notation_is_a_number():
     assert with_overrides(PretrainingConfig(), ["optimizer.learning_rate=1e-3"]).optimizer.learning_rate == 0.001
 
 
+def test_a_field_may_be_said_by_another():
+    assert with_overrides(PretrainingConfig(), ["name=windowed", "data.corpus=${name}"]).data.corpus == "windowed"
+
+
 def test_null_clears_a_field():
     config = PretrainingConfig(model=Architecture(window=8))
     assert with_overrides(config, ["model.window=null"]).model.window is None
@@ -42,6 +46,8 @@ def test_another_operation_drops_the_settings_of_the_former():
     assert with_overrides(config, ["model.operation.name=softmax"]).model.operation == {"name": "softmax"}
     kept = with_overrides(config, ["model.operation.bias=-3"]).model.operation
     assert kept == {"name": "sigmoid", "bias": -3}
+    at_the_top = Architecture(operation={"name": "sigmoid", "bias": -2.0})
+    assert with_overrides(at_the_top, ["operation.name=softmax"]).operation == {"name": "softmax"}
     both = with_overrides(config, ["model.operation.name=sink_logit", "model.operation.initial=1.5"])
     assert both.model.operation == {"name": "sink_logit", "initial": 1.5}
 
@@ -55,6 +61,7 @@ def test_another_operation_drops_the_settings_of_the_former():
         ("training.steps=many", r"training\.steps = 'many': input should be a valid integer"),
         ("model.window=0", r"model\.window = 0: input should be greater than or equal to 1"),
         ("training.dtype=float16", r"training\.dtype = 'float16': input should be 'bfloat16' or 'float32'"),
+        ("model.window.size.name=3", r"model\.window = \{'size': \{'name': 3\}\}: input should be a valid integer"),
         ("model.operation.slope=2", r"operation 'softmax' has no setting 'slope'"),
         ("model.num_key_value_heads=3", r"num_key_value_heads 3 must divide num_attention_heads 2"),
         ("training.micro_batch_size=3", r"batch_size 8 must be a multiple of micro_batch_size 3"),

@@ -68,11 +68,20 @@ def test_one_file_is_all_it_takes(fruits):
     assert fruits.names() == ["apple"]
     assert fruits.summary("apple") == "Round and green."
     assert "sinklab.fruits.apple" not in sys.modules
+    assert fruits.imported == {}
     assert fruits["apple"].name == "apple"
+    assert fruits.imported == {"apple": fruits["apple"]}
     assert fruits["apple"] is fruits["apple"]
     assert list(fruits) == ["apple"]
     assert "apple" in fruits
     assert "pear" not in fruits
+
+
+def test_a_setting_without_a_type_takes_anything(fruits):
+    body = "    def __init__(self, bare, there: 'Nowhere' = None):\n        self.bare, self.there = bare, there\n"
+    fruits.write("plum", PLUGIN.format(name="plum", summary="One.") + body)
+    made = fruits.make({"name": "plum", "bare": [1, "two"], "there": {"x": 3}})
+    assert (made.bare, made.there) == ([1, "two"], {"x": 3})
 
 
 def test_an_unknown_name_suggests_the_nearest_and_lists_all(fruits):

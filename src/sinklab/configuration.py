@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import yaml
 from omegaconf import OmegaConf
@@ -99,7 +99,7 @@ def with_overrides(config: S, overrides: Iterable[str]) -> S:
             inner = fields
             for part in path[:-2]:
                 inner = inner.get(part, {}) if isinstance(inner, dict) else {}
-            if isinstance(inner, dict) and isinstance(_annotation(type(config), path[:-1]), dict):
+            if isinstance(inner, dict) and _is_free(type(config), path[:-1]):
                 inner[path[-2]] = {}
     try:
         merged = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(fields), OmegaConf.from_dotlist(given)), resolve=True)
@@ -109,17 +109,16 @@ def with_overrides(config: S, overrides: Iterable[str]) -> S:
     return type(config).parse({str(name): value for name, value in merged.items()})
 
 
-def _annotation(section: type[BaseModel], path: list[str]) -> Any:
-    """A dictionary if the path leads to a free-form field, otherwise the section that it leads to, or ``None``."""
+def _is_free(section: type[BaseModel], path: list[str]) -> bool:
+    """Whether the path leads to a free-form field, a dictionary, and not to a section or a value."""
     for part in path:
         field = section.model_fields.get(part) if isinstance(section, type) and issubclass(section, BaseModel) else None
         if field is None:
-            return None
-        annotation = field.annotation
-        if getattr(annotation, "__origin__", None) is dict:
-            return {}
-        section = annotation  # type: ignore[assignment]
-    return section
+            return False
+        if getattr(field.annotation, "__origin__", None) is dict:
+            return True
+        section = field.annotation  # type: ignore[assignment]
+    return False
 
 
 class _FieldError(ConfigurationError):

@@ -71,11 +71,15 @@ def test_which_rows_are_compared(q_len, rows):
 
 
 def test_an_error_is_said_in_units_of_what_is_allowed():
-    """One key of weight 1, score s and value v: eps · (32 + 4 |s|) · |v| are allowed, and 2 · eps · |v| for sums."""
+    """One key of weight 1, score s and value v: eps · (32 + 4 |s|) · |v| are allowed, and 2 · eps · |v| for sums. A key that is
+    hidden counts for nothing, whatever its score."""
     for dtype, eps in ((torch.float32, EPS), (torch.float64, EPS), (torch.bfloat16, 2**-7), (torch.float16, 2**-10)):
-        call = make_call(batch=1, heads=1, kv_heads=1, q_len=1, dtype=dtype)
+        seen = Keys(torch.tensor([[True, False]]))
+        call = make_call(batch=1, heads=1, kv_heads=1, q_len=1, kv_len=2, spread=0.1, dtype=dtype, visible=seen)
         call.values = torch.full_like(call.values, 0.25)
-        score = float(call.scores(0, 1).abs())
+        call.keys[:, :, 1] *= 50
+        score, hidden = call.scores(0, 1).abs().flatten().tolist()
+        assert score < 0.2 < 1 < hidden
         allowed = eps * (32 + 4 * score) * 0.25 + 2 * EPS * 0.25
         assert verify_call(answered(call)) == (1, 0.0)
         outputs = call.outputs(0, 1).to(torch.promote_types(dtype, torch.float32))

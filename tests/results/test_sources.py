@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
+import types
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,18 @@ def test_origins():
     assert digest_of(entropy) == digest_of(Entropy) == digest_of("sinklab.probes.entropy")
     assert len(digest_of(entropy)) == 32
     assert digest_of(entropy, attend) == digest_of(attend, entropy) != digest_of(attend)
-    assert digest_of(entropy, without=[Entropy]) != digest_of(entropy)
+    assert len(digest_of(entropy, without=[Entropy])) == 32
+    assert digest_of(entropy, without=[Entropy]) not in (digest_of(entropy), digest_of(entropy, without=[Entropy.update]))
+    assert digest_of(entropy, without=[textwrap.dedent]) == digest_of(entropy)  # of no module behind it
+
+
+def test_a_script_has_a_source_too(tmp_path, monkeypatch):
+    """What is run as ``python script.py`` has a file and no spec."""
+    script = types.ModuleType("a_script")
+    script.__file__, script.__spec__ = str(tmp_path / "script.py"), None
+    monkeypatch.setitem(sys.modules, "a_script", script)
+    (tmp_path / "script.py").write_text("from sinklab.errors import InputError\n")
+    assert modules_behind("a_script") == sorted(["a_script", *modules_behind("sinklab.errors")])
 
 
 def test_what_is_behind_a_probe():

@@ -1,11 +1,14 @@
-"""Intervals over seeds: by hand, with quantiles from tables of Student's t."""
+"""Intervals over seeds, over items and of shares: by hand, with quantiles from tables, and resampled one by one."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
+from sinklab.errors import ConfigurationError
+from sinklab.results.intervals import Interval, least_count_above, mean_over_items, means_over_items
 from sinklab.results.statistics import mean_interval
 
 
@@ -23,3 +26,48 @@ def test_three_values_by_hand():
     mean, half = mean_interval([1.0, 2.0, 3.0])
     assert mean == 2.0
     assert half == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+
+
+# Percentages of the bootstrap at 95 %: the normal tail at sqrt(n / (n - 1)) times the quantile of Student's t of n - 1 degrees.
+@pytest.mark.parametrize(("items", "quantile", "level"), [(5, 2.7764451, 0.95), (10, 0.7027221, 0.5)])
+def test_intervals_over_items_are_widened_percentiles_of_resampled_means(items, quantile, level):
+    values = np.array([0.5, 2.0, 1.0, 7.0, 3.0, 0.0, 0.25, 4.0, 1.5, 6.0])[:items]
+    draws = np.random.default_rng(0).integers(items, size=(10_000, items))
+    means = sorted(float(np.mean(values[draw])) for draw in draws)
+    tail = 0.5 * math.erfc(math.sqrt(items / (items - 1)) * quantile / math.sqrt(2))
+    found = mean_over_items(values, level=level)
+    assert found.mean == pytest.approx(values.mean())
+    assert found.low == pytest.approx(np.quantile(means, tail), abs=1e-6)
+    assert found.high == pytest.approx(np.quantile(means, 1 - tail), abs=1e-6)
+    assert found.to_dict() == {"mean": found.mean, "low": found.low, "high": found.high}
+
+
+def test_many_means_are_those_of_each():
+    values = np.random.default_rng(1).normal(size=(130, 6))
+    found = means_over_items(values)
+    assert len(found) == 130
+    for number in (0, 63, 64, 127, 128, 129):
+        assert list(found[number].to_dict().values()) == pytest.approx(list(mean_over_items(values[number]).to_dict().values()))
+
+
+def test_two_items_are_an_interval_and_one_is_none():
+    found = mean_over_items([1.0, 3.0])
+    assert (found.mean, found.low, found.high) == (2.0, 1.0, 3.0)
+    with pytest.raises(ConfigurationError, match=r"^an interval needs two items or more, got 1; take more of them$"):
+        mean_over_items([1.0])
+
+
+def test_items_that_are_all_the_same_have_the_rule_of_three():
+    assert mean_over_items([0.4] * 6) == Interval(pytest.approx(0.4), pytest.approx(0.4), pytest.approx(0.4))
+    found = mean_over_items([0.5] * 6, scale=2.0)
+    assert (found.mean, found.low, found.high) == (0.5, -0.5, 1.5)
+    spread = mean_over_items([0.5, 0.5001] * 3, scale=2.0)  # what varies at all is resampled
+    assert (spread.low, spread.high) == (pytest.approx(0.5, abs=1e-9), pytest.approx(0.5001, abs=1e-9))
+
+
+def test_least_counts_of_a_tenth():
+    """Of Wilson's 95 % intervals; of 8 cases, 3 begin at 0.137 and 2 at 0.071."""
+    assert [least_count_above(0.1, cases) for cases in (8, 32, 128)] == [3, 7, 20]
+    assert [least_count_above(0.1, cases) for cases in (0, 1, 2)] == [1, 1, 2]  # one of two begins at 0.095
+    assert least_count_above(0.9, 5) == 6  # five of five begin at 0.566
+    assert least_count_above(0.1, 32, level=0.5) < 7

@@ -58,7 +58,7 @@ def verify_call(call: AttentionCall) -> tuple[int, float]:
         allowed = eps * (32 + 4 * scores.masked_fill(~visible, 0.0).abs().amax(-1)) * size
         allowed = allowed + 2 * eps_of_sums * visible.sum(-1) * terms
         # A padding query sees nothing or everything, as the backend pleases; it is not measured.
-        counted = call.counted[:, query] & visible.any(-1).any(1).any(-1)
+        counted = call.counted[:, query] & visible.flatten(1).any(1)
         error = ((got - expected).abs() / allowed.clamp_min(torch.finfo(dtype).tiny)).amax(-1).amax(-1)[counted]
         rows += int(counted.sum())
         if error.numel():

@@ -1,0 +1,111 @@
+"""What a session is asked outside of a forward: its errors, its words, its table and its record of checks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.conftest import make_sinklm
+from torch import nn
+
+from sinklab.attention.probe import Watcher
+from sinklab.attention.session import attend
+from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelError
+from sinklab.interventions.zero_head import ZeroHead
+from sinklab.probes.entropy import Entropy
+from sinklab.probes.hidden_norm import HiddenNorm
+from sinklab.probes.sink_rate import SinkRate
+
+IDS = torch.arange(2, 14)[None]
+
+
+class OwnAttention(nn.Module):
+    """Attention in its own code."""
+
+    def forward(self, states):
+        return torch.softmax(states, -1)
+
+
+class Odd(Watcher):
+    name = "odd"
+    needs = frozenset({"columns", "colums", "hidden"})
+
+
+def test_a_need_that_is_unknown():
+    with pytest.raises(ConfigurationError, match=r"^probe 'odd' needs colums, hidden; known needs: .*columns"):  # noqa: SIM117
+        with attend(make_sinklm(), [Odd()]):
+            pass
+
+
+@pytest.mark.parametrize(("count", "where"), [(1, ""), (3, r" \(0 and 2 more\)")])
+def test_a_model_with_attention_of_its_own(count, where):
+    with pytest.raises(UnsupportedModelError, match=f"^Sequential computes attention in its own code{where}, not through"):  # noqa: SIM117
+        with attend(nn.Sequential(*(OwnAttention() for _ in range(count)))):
+            pass
+
+
+def test_a_session_in_which_nothing_ran():
+    with pytest.raises(SessionError, match=r"^SinkLM did not run while its session was open"), attend(make_sinklm()):
+        pass
+
+
+def test_words_and_checks():
+    model = make_sinklm()
+    with torch.no_grad(), attend(model, [Entropy(), SinkRate()]) as session:
+        assert session.operation == ""
+        assert repr(session) == "Session(SinkLM, 0 modules seen, 0 calls, probes: entropy, sink_rate)"
+        model(input_ids=IDS)
+        model(input_ids=IDS)
+    assert (session.operation, session.normalized) == ("softmax", True)
+    assert repr(session) == "Session(SinkLM, 2 modules seen, 4 calls, probes: entropy, sink_rate)"
+    assert session.checks["calls_verified"] == 4
+    assert session.checks["rows_verified"] == 4 * 4
+    assert 0 < session.checks["largest_error"] < 0.2
+    with torch.no_grad(), attend(model, interventions=[ZeroHead(heads={0: (1,)})], verify=False) as session:
+        model(input_ids=IDS)
+    assert repr(session) == "Session(SinkLM, 2 modules seen, 2 calls, probes: none, interventions: zero_head)"
+    assert session.checks == {"calls_verified": 0, "rows_verified": 0, "largest_error": 0.0}
+    sigmoid = make_sinklm({"name": "sigmoid"})
+    with torch.no_grad(), attend(sigmoid) as session:
+        sigmoid(input_ids=IDS)
+    assert (session.operation, session.normalized) == ("sigmoid", False)
+
+
+def test_dropout_is_not_verified_where_it_acts():
+    """A kernel that drops weights at random gives outputs that nobody can compute again; in evaluation mode it does not act."""
+    model = make_sinklm()
+    for layer in model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    with torch.no_grad(), attend(model) as session:
+        model(input_ids=IDS)
+    assert session.checks["calls_verified"] == 2
+
+
+def test_the_table_names_model_and_operation():
+    model = make_sinklm()
+    with torch.no_grad(), attend(model, [SinkRate(), HiddenNorm()]) as session:
+        model(input_ids=IDS)
+    table = session.table()
+    assert set(table["probe"]) == {"sink_rate", "hidden_norm"}
+    assert set(table["model"]) == {"SinkLM"}
+    assert set(table["operation"]) == {"softmax"}
+    assert (str(table["model"].dtype), str(table["operation"].dtype)) == ("string", "string")
+    model.config.name_or_path = "here/there"
+    assert set(session.table()["model"]) == {"here/there"}
+
+
+def test_edits_need_a_forward_without_gradients():
+    model = make_sinklm()
+    with pytest.raises(SessionError, match=r"layers\.0\.self_attn: what an intervention recomputes has no gradient"):  # noqa: SIM117
+        with attend(model, interventions=[ZeroHead(heads={0: (1,)})]):
+            model(input_ids=IDS)
+
+
+def test_a_second_session_on_the_same_model_or_a_part_of_it_is_refused():
+    model = make_sinklm()
+    with torch.no_grad(), attend(model) as session:
+        model(input_ids=IDS)
+        for other in (model, model.layers[1]):
+            with pytest.raises(SessionError, match=r"is already active; pass all probes to one attend\(\)"), attend(other):
+                pass
+        model(input_ids=IDS)
+    assert session.calls.total() == 4
