@@ -239,14 +239,14 @@ class Sinks:
         if self.weak or self.followed:
             listed = [f"{sink.name} in {sink.rate:.2g} % of heads and documents" for sink in (*self.followed, *self.weak)]
             raise ConfigurationError(
-                f"no sink found that stays at a place: {', '.join(listed[:5])}. Name a place, or say that there is none "
-                "(place=None): heads are then judged by zeroing them"
+                f"no sink found that stays at a place: {', '.join(listed[:5])}. Name a place, or say that there is none: "
+                "heads are then judged by zeroing them"
             )
         tried = ", ".join(f"{sink_at(place).name} ({weight:.2f})" for place, weight in self.tried[:5])
         raise ConfigurationError(
             f"no sink found: no head gives any place a mean weight of {self.threshold:g}; tried, with the largest mean weight "
-            f"of a head: {tried}. Lower the threshold, name a place, or say that there is none (place=None): heads are then "
-            "judged by zeroing them"
+            f"of a head: {tried}. Lower the threshold, name a place, or say that there is none: heads are then judged "
+            "by zeroing them"
         )
 
     def to_dict(self) -> dict[str, Any]:
