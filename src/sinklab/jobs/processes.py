@@ -51,7 +51,7 @@ def run_processes(
     """
     waiting = collections.deque(commands)
     deaths = dict.fromkeys(commands, 0)
-    free = list(range(jobs))
+    free = list(range(min(jobs, len(commands))))
     running: dict[str, _Running] = {}
     errors: dict[str, str] = {}
     try:
