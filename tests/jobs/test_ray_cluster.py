@@ -36,6 +36,7 @@ def cluster(monkeypatch):
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    handler = signal.getsignal(signal.SIGTERM)
     before = set(psutil.Process().children(recursive=True))
     nodes = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": MEMORY, "include_dashboard": False}
@@ -43,8 +44,10 @@ def cluster(monkeypatch):
     try:
         nodes.add_node(num_cpus=1, object_store_memory=MEMORY)
         nodes.wait_for_nodes()
+        signal.signal(signal.SIGTERM, handler)  # Ray has set its own
         yield nodes.address
     finally:
+        signal.signal(signal.SIGTERM, handler)
         ray.shutdown()
         nodes.shutdown()
         left = set(psutil.Process().children(recursive=True)) - before
@@ -76,6 +79,7 @@ def test_a_killed_worker_changes_no_number(cluster, text, cache, tmp_path, run):
     for name, rate in zip(cells_of(result)["cell"], (5e-3, 1e-3), strict=True):
         alone = run(*changes, f"optimizer.learning_rate={rate}", folder=str(rate))
         pd.testing.assert_frame_equal(numbers(read_table(folder / name / "table.parquet")), numbers(alone.table))
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a sweep leaves none of Ray's
     (name,) = killed
     assert read_run(folder / name)["resumed"][0]["from"].startswith("checkpoint-")
 

@@ -40,8 +40,8 @@ RECORD = ROOT / "build" / "mutants"
 
 TESTED: dict[str, tuple[str, ...]] = {
     "attention/session.py": ("architectures/test_isolation.py", "attention/test_session.py", "probes/test_watcher.py"),
-    "attention/call.py": ("attention/test_verify.py", "attention/test_signed.py", "attention/test_columns.py"),
-    "attention/verify.py": ("attention/test_verify.py",),
+    "attention/call.py": ("attention/test_verify_call.py", "attention/test_signed.py", "attention/test_columns.py"),
+    "attention/verify.py": ("attention/test_verify_call.py",),
     "attention/visibility.py": ("attention/test_visibility.py",),
     "attention/statistics/blocked.py": ("attention/test_columns.py",),
     "attention/statistics/columns.py": ("attention/test_columns.py",),

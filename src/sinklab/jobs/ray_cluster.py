@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TypedDict
@@ -78,12 +80,24 @@ def run_ray(plan: SweepPlan, names: Sequence[str], *, address: str, retries: int
             ray.shutdown()
 
 
+@contextlib.contextmanager
+def _own_handler() -> Iterator[None]:
+    """Put the handler of SIGTERM back: Ray sets one that ends the process before a sweep has put anything in order."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
 def _connect(ray: ModuleType, address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
         if host and "://" not in address:  # Ray itself would go on trying for many minutes
             socket.create_connection((host, int(port)), timeout=10).close()
-        ray.init(address=address, log_to_driver=False, logging_level="error")
+        with _own_handler():
+            ray.init(address=address, log_to_driver=False, logging_level="error")
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigurationError(
             f"`ray` {address}: no Ray cluster answers ({' '.join(str(error).split())}); start one with 'ray start --head', or "

@@ -171,7 +171,7 @@ class Shown(Record):
 
     weight: float
     head: str
-    token: int
+    token: int | None
 
 
 class Arrangement(Record):
@@ -241,7 +241,7 @@ class CausesRun(Causes):
     """``summary.json`` of ``sinklab causes``."""
 
     model: str
-    operation: str
+    operation: str | None
 
 
 def require_audit(summary: dict[str, Any], path: Path) -> None:

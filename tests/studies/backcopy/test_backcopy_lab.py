@@ -172,7 +172,7 @@ def test_the_command_prints_a_table(text, tmp_path):
         (["--steps", "0"], "steps 0 must be at least 1"),
         (["--no-attention", "0"], "no layer would be left with attention"),
         (["--no-attention", "1"], "no layer 1 to take the attention out of"),
-        (["--learning-rate", "nan"], "learning rate nan must be a positive number"),
+        (["--learning-rate", "nan"], "--learning-rate is nan; expected a finite number"),
         (["--triggers", "27"], "27 triggers among 27 characters"),
         (["--heads", "5"], "hidden_size 64 is not a multiple of num_attention_heads 5"),
         (["--corpus", "nowhere.txt"], "there is no text file 'nowhere.txt'"),
