@@ -235,6 +235,66 @@ class TestWhatCounts:
         assert found.main.value_ratio == pytest.approx(expected, rel=1e-5)
 
 
+class TestFinder:
+    def test_by_itself_it_finds_what_find_sinks_finds(self):
+        """The audit asks it after one pass of its own, without the merging of domains."""
+        tokens, finder = texts(2, 5, 3, 9), SinkFinder()
+        model = planted()
+        with torch.no_grad(), attend(model, [finder]):
+            model(input_ids=tokens)
+        assert finder.sinks(decode=str) == dataclasses.replace(
+            find_sinks(model, tokens, decode=str), sinks=finder.sinks(decode=str).sinks
+        )
+        (found,) = finder.sinks(decode=str).sinks
+        assert dataclasses.replace(find_sinks(model, tokens, decode=str).main, mass=None) == found
+
+    def test_the_strongest_comes_first_whatever_its_kind(self):
+        """Three of four heads rest on the null score, one on position 2."""
+        model = planted(operation={"name": "sink_logit"})
+        with torch.no_grad():
+            first, second = (
+                next(p for n, p in layer.self_attn.named_parameters() if n.startswith("operation_state"))
+                for layer in model.layers
+            )
+            first.copy_(torch.tensor([-30.0, 3e4]).view_as(first))
+            second.fill_(30.0)
+        found = find_sinks(model, texts(2, 2, 2))
+        assert [(sink.kind, sink.rate) for sink in found.sinks] == [("null", 75.0), ("position", 25.0)]
+        assert found.main.sinking == 3
+
+    def test_padding_is_no_value(self):
+        tokens = texts(2, 2, 2)
+        padded = torch.cat((torch.full((3, 5), 11), tokens), dim=1)
+        mask = torch.ones_like(padded)
+        mask[:, :5] = 0
+        plain = find_sinks(planted(), tokens)
+        other = find_sinks(planted(), {"input_ids": padded, "attention_mask": mask})
+        assert other.main.value_ratio == pytest.approx(plain.main.value_ratio, rel=1e-4)
+        np.testing.assert_allclose(other.value_ratio, plain.value_ratio, rtol=1e-4)
+
+    def test_values_of_one_text_and_of_heads_without_any(self):
+        model, tokens = planted(), texts(2)
+        (call, _) = calls_of(model, input_ids=tokens)
+        norms = call.values.norm(dim=-1)[0]
+        expected = norms[:, 2] / norms[:, torch.arange(24) != 2].mean(-1)
+        np.testing.assert_allclose(find_sinks(model, tokens).value_ratio[:2], expected, rtol=1e-5)
+        with torch.no_grad():
+            model.layers[0].self_attn.v_proj.weight.zero_()
+        found = find_sinks(model, tokens)
+        assert np.isnan(found.value_ratio[:2]).all()
+        assert np.isfinite(found.value_ratio[2:]).all()
+        assert found.main.value_ratio is None
+
+    def test_a_null_value_is_one_value_for_all_batches(self):
+        model = make_sinklm({"name": "key_value_bias"})
+        whole, parts = (find_sinks(model, texts(2, 3, 4, 5), place="null", batch_size=size) for size in (4, 1))
+        np.testing.assert_allclose(whole.value_ratio, parts.value_ratio, rtol=1e-5)
+        assert np.isfinite(whole.value_ratio).all()
+
+    def test_the_threshold_of_a_place_that_is_given(self):
+        assert Sinks.at(3).threshold == 0.3
+
+
 def test_it_is_a_value_that_can_be_written_down():
     found = find_sinks(planted(), texts(2, 5, 3, 9), decode=str, corpus="mine", bos=0)
     assert found == find_sinks(planted(), texts(2, 5, 3, 9), decode=str, corpus="mine", bos=0)

@@ -75,7 +75,8 @@ def test_it_is_about_the_samples_that_a_corpus_gives(tmp_path):
     assert reading.characters_per_token == pytest.approx(sum(map(len, texts)) / (6 * 11), rel=0.02)  # a cut letter counts whole
 
 
-def test_what_is_no_text_is_not_read():
+def test_what_is_no_text_is_not_read(tmp_path):
+    assert read_samples(file(tmp_path, "a a"), words("a"), seq_len=1, samples=1, seed=0, bos=True) is None
     assert read_samples(resolve_corpus("random_tokens"), words("a"), seq_len=4, samples=2, seed=0, bos=False) is None
 
 

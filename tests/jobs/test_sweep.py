@@ -143,6 +143,8 @@ def test_aliases_lead_to_fields():
 def test_seeds():
     assert parse_seeds("0..4") == [0, 1, 2, 3, 4]
     assert parse_seeds("7, 0..1,3") == [7, 0, 1, 3]
+    with pytest.raises(ConfigurationError, match="expected seeds such as"):
+        parse_seeds("1" + "0" * 5000)  # more digits than Python reads
     for wrong in ("", "a", "4..0", "-1", "0..", "1.5"):
         with pytest.raises(ConfigurationError, match="expected seeds such as"):
             parse_seeds(wrong)

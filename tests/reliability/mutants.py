@@ -39,14 +39,25 @@ SURVIVORS = Path(__file__).with_name("survivors.toml")
 RECORD = ROOT / "build" / "mutants"
 
 TESTED: dict[str, tuple[str, ...]] = {
-    "attention/session.py": ("architectures/test_isolation.py", "attention/test_session.py", "probes/test_watcher.py"),
-    "attention/call.py": ("attention/test_verify_call.py", "attention/test_signed.py", "attention/test_columns.py"),
+    "attention/session.py": (
+        "architectures/test_isolation.py",
+        "attention/test_session.py",
+        "probes/test_watcher.py",
+        "interventions/test_first_interventions.py",
+        "probes/test_head_output.py",
+    ),
+    "attention/call.py": (
+        "attention/test_call.py",
+        "attention/test_verify_call.py",
+        "attention/test_signed.py",
+        "attention/test_columns.py",
+    ),
     "attention/verify.py": ("attention/test_verify_call.py",),
     "attention/visibility.py": ("attention/test_visibility.py",),
     "attention/statistics/blocked.py": ("attention/test_columns.py",),
-    "attention/statistics/columns.py": ("attention/test_columns.py",),
+    "attention/statistics/columns.py": ("attention/test_column_choice.py", "attention/test_columns.py"),
     "attention/statistics/fused.py": ("attention/test_columns.py", "attention/test_columns_precision.py"),
-    "attention/statistics/tiles.py": ("attention/test_visibility.py", "attention/test_columns.py"),
+    "attention/statistics/tiles.py": ("attention/test_tiles.py", "attention/test_visibility.py", "attention/test_columns.py"),
     "sinks/finding.py": ("test_sinks.py", "studies/causes/test_finding_sinks.py"),
     "sinks/value.py": ("test_sinks.py", "studies/causes/test_finding_sinks.py"),
     "sinks/weights.py": ("test_sinks.py", "studies/causes/test_finding_sinks.py"),

@@ -69,6 +69,10 @@ class TestWhole:
         assert len(read_table(out / "table.parquet")) == 1
         assert result.folder == out
 
+    def test_definitions_that_are_given_stay_as_they_are(self):
+        given = [{"metric": "m", "text": "Mine."}]
+        assert Run("trial").finish(table=TABLE, display=display, definitions=given).record["definitions"] == given
+
     def test_without_out_nothing_is_written(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         assert run(None).summary == {"stored": [1]}
@@ -277,6 +281,33 @@ class TestLock:
         with pytest.raises(InputError, match=r"out is on a file system without locks \(there are none\)"):
             FolderLock(tmp_path / "new" / "out")
 
+    def test_another_error_is_shown_as_it_is(self, tmp_path, monkeypatch):
+        def broken(*_):
+            raise OSError(errno.EIO, "a broken disk")
+
+        monkeypatch.setattr(fcntl, "flock", broken)
+        with pytest.raises(OSError, match="a broken disk"):
+            FolderLock(tmp_path / "out")
+
+    @pytest.mark.parametrize("text", [None, ""])
+    def test_a_holder_that_does_not_say_who_it_is(self, tmp_path, monkeypatch, text):
+        def read(*_, **__):
+            if text is None:
+                raise OSError(errno.EACCES, "not yours")
+            return text
+
+        with FolderLock(tmp_path / "out"):
+            monkeypatch.setattr(Path, "read_text", read)
+            with pytest.raises(InputError, match="is in use by another process; wait for it"):
+                FolderLock(tmp_path / "out")
+
+    def test_once_released_nothing_of_it_is_open(self, tmp_path):
+        before = set(os.listdir("/proc/self/fd"))
+        lock = FolderLock(tmp_path / "out")
+        assert set(os.listdir("/proc/self/fd")) > before
+        lock.release()
+        assert set(os.listdir("/proc/self/fd")) == before
+
     def test_of_a_dead_process_is_no_obstacle(self, tmp_path):
         code = "import os, pathlib, sinklab.results.folder as f; lock = f.FolderLock(pathlib.Path('out')); os._exit(9)"
         assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 9
@@ -394,3 +425,5 @@ class TestResult:
             result._repr_html_() == "<table><tr><th>model</th><td>&lt;b&gt;</td></tr><tr><th>loss</th><td>1.5</td></tr></table>"
         )
         assert "weight" in Result({}, TABLE, {"kind": "trial"}, None, display)._repr_html_()
+        unwritten = Result({"loss": 1.5}, TABLE, {"kind": "trial"}, None, display, page=lambda folder: folder)
+        assert unwritten._repr_html_() == "<table><tr><th>loss</th><td>1.5</td></tr></table>"

@@ -61,7 +61,7 @@ def read_samples(corpus: Corpus, encoder: Encoder, *, seq_len: int, samples: int
         ``None`` for a corpus that is no text, and for a tokenizer that does not say where its tokens stand (a slow one).
     """
     tokenizer = encoder.tokenizer
-    if tokenizer is None or not isinstance(corpus, TextCorpus) or not getattr(tokenizer, "is_fast", False):
+    if tokenizer is None or not isinstance(corpus, TextCorpus) or not getattr(tokenizer, "is_fast", False) or seq_len <= bos:
         return None
     tokens = characters = predicted = predicted_bytes = unknown = 0
     visible = read = 0.0

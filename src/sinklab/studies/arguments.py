@@ -167,7 +167,7 @@ def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
 
     numbers: list[int] = []
     for part in seeds.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:\.\.(\d+))?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,20})(?:\.\.(\d{1,20}))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first:
             raise ConfigurationError(f"`seeds` {seeds!r}: expected seeds such as 0..4 (five of them) or 0,3,7")

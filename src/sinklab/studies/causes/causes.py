@@ -177,7 +177,7 @@ def parse_heads(heads: str | Sequence[tuple[int, int]] | None) -> tuple[tuple[in
     if heads.strip() == "all":
         return None
     parts = [part.strip() for part in heads.split(",") if part.strip()]
-    if not parts or not all(re.fullmatch(r"\d+\.\d+", part) for part in parts):
+    if not parts or not all(re.fullmatch(r"\d{1,9}\.\d{1,9}", part) for part in parts):
         raise ConfigurationError(
             f"`heads` {heads!r} must be all, or heads written layer.head with commas between, such as 0.1,3.0"
         )
@@ -195,6 +195,6 @@ def parse_sink(sink: int | str) -> int | Literal["auto", "null", "none"]:
     for word in WORDS:
         if sink == word:
             return word
-    if not sink.isdecimal():
+    if not sink.isdecimal() or len(sink) > 18:
         raise ConfigurationError(f"`sink` {sink} must be auto, a position from 0, null or none")
     return int(sink)

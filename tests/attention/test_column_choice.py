@@ -1,0 +1,41 @@
+"""Which way of computing column statistics serves a call: by device, length and what stands in the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+
+import pytest
+import torch
+from tests.attention.column_calls import make_call
+
+from sinklab.attention.statistics import columns
+
+NEEDS = frozenset({"columns"})
+
+
+@pytest.mark.parametrize(("kv_len", "way"), [(512, "blocked"), (513, "fused")])
+def test_on_the_cpu_the_length_decides(kv_len, way):
+    assert columns._choose(make_call(batch=1, q_len=2, kv_len=kv_len), NEEDS) == way
+
+
+def test_what_is_no_plain_softmax_of_scores_is_taken_in_blocks():
+    call = make_call(batch=1, q_len=2, kv_len=600)
+    for changed in (
+        dataclasses.replace(call, softcap=30.0),
+        dataclasses.replace(call, bias=torch.zeros(1, 4, 2, 600)),
+        make_call(batch=1, q_len=2, kv_len=600, operation={"name": "relu"}),
+    ):
+        assert columns._choose(changed, NEEDS) == "blocked"
+
+
+@pytest.mark.parametrize(
+    ("kv_len", "obstacle", "exact", "way"),
+    [(512, None, True, "blocked"), (513, None, True, "swapped"), (513, None, False, "blocked"), (513, "none", True, "blocked")],
+)
+def test_on_cuda_the_kernel_must_serve_and_be_exact(monkeypatch, kv_len, obstacle, exact, way):
+    """Without a GPU: a call that says that it is on one, and what is found out about the kernel."""
+    monkeypatch.setattr(columns, "_obstacle", lambda *_: obstacle)
+    monkeypatch.setattr(columns, "swapped_is_exact", lambda *_: exact)
+    queries = types.SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, shape=(1, 4, 2, 8))
+    assert columns._choose(types.SimpleNamespace(queries=queries, kv_len=kv_len), NEEDS) == way
