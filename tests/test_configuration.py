@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sinklab.configuration import with_overrides
+from sinklab.configuration import Section, check_numbers, with_overrides
 from sinklab.errors import ConfigurationError, UnknownNameError
 from sinklab.models.architecture import Architecture
 from sinklab.registry import operations
@@ -101,3 +101,28 @@ def test_values_that_are_none_are_refused(value):
     ):
         with pytest.raises(ConfigurationError):
             ask()
+
+
+@pytest.mark.parametrize("value", [-(2**63), 2**63 - 1, 0.0, True, "text", None])
+def test_numbers_of_64_bits_pass(value):
+    check_numbers("`x`", [value, {"y": (value,)}])
+
+
+@pytest.mark.parametrize("value", [-(2**63) - 1, 2**63, float("nan"), -float("inf")])
+def test_other_numbers_are_refused_wherever_they_stand(value):
+    for inside in (value, [value], {"y": value}, {"y": [0, (value,)]}):
+        with pytest.raises(ConfigurationError, match=r"^`x`.*(expected a finite number|has 64 bits; expected a whole number)"):
+            check_numbers("`x`", inside)
+
+
+def test_a_default_is_checked_like_a_value():
+    class Wrong(Section):
+        number: int = "none"  # type: ignore[assignment]
+
+    with pytest.raises(ConfigurationError, match="number"):
+        Wrong()
+
+
+def test_a_field_said_by_one_that_is_not_there():
+    with pytest.raises(ConfigurationError, match=r"^`changes` data\.corpus=\$\{nowhere\}: .*nowhere"):
+        with_overrides(PretrainingConfig(), ["data.corpus=${nowhere}"])

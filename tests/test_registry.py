@@ -262,3 +262,19 @@ def test_every_kind_has_plugins_and_they_all_import():
     for registry in KINDS.values():
         assert registry.names(), registry.plural
         assert [registry[name].name for name in registry] == registry.names()
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_settings_that_are_no_finite_numbers_are_refused(value):
+    with pytest.raises(ConfigurationError, match=f"operation 'relu'.*power.* is {value}; expected a finite number"):
+        operations.make(f"relu:power=.{value}".replace(".-inf", "-.inf"))
+
+
+def test_as_many_names_as_are_listed_and_one_more(monkeypatch):
+    names = operations.names()
+    monkeypatch.setattr("sinklab.registry.LISTED", len(names))
+    with pytest.raises(UnknownNameError, match=f"Known: {', '.join(names)}$"):
+        operations["nothing"]
+    monkeypatch.setattr("sinklab.registry.LISTED", len(names) - 1)
+    with pytest.raises(UnknownNameError, match=r"Known: see 'sinklab list operations'$"):
+        operations["nothing"]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sinklab.errors import ConfigurationError, UnknownNameError
+from sinklab.policies.base import ScoredPolicy
 from sinklab.policies.full import Full
 from sinklab.policies.heavy_hitter import HeavyHitter
 from sinklab.policies.pinned import Pinned
@@ -149,3 +150,7 @@ def test_by_name():
         policies.make({"name": "sink_windows"})
     with pytest.raises(ConfigurationError, match="policy 'window' has no setting 'sinks'; it has positions, window"):
         policies.make({"name": "window", "sinks": 4})
+
+
+def test_a_scored_policy_reads_no_weights_unless_it_says_so():
+    assert ScoredPolicy.needs_weights.fget(None) is False

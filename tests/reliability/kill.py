@@ -64,7 +64,7 @@ class Entry:
         workers: whether it has processes of its own that may be killed.
         goes_on: whether the same line goes on with what is there.
         ends_well: signals that are an end like another.
-        volatile: metrics whose values are times or sizes of the moment.
+        volatile: metrics, entries of records and files that hold times or sizes of the moment.
     """
 
     line: tuple[str, ...]
@@ -94,6 +94,7 @@ ENTRIES = {
         ("--operations", "softmax_plus_one", "--seeds", "0", "--jobs", "2", "--store", "{work}/store", *OUT),
         workers=True,
         goes_on=True,
+        volatile=("train_time", "forward_time", "train_time_long", "forward_time_long", "paragraph", "pathways.md"),
     ),
     "reproduce": Entry(
         ("sigmoid_has_no_sink", "repeated_token_laws", "--seeds", "0", "--jobs", "2", *OUT), workers=True, goes_on=True
@@ -304,7 +305,7 @@ def differences(reference: Path, found: Path, volatile: Sequence[str]) -> Iterat
         yield f"missing: {', '.join(missing[:5])}"
     if litter := sorted(there - wanted):
         yield f"not in an undisturbed run: {', '.join(litter[:5])}"
-    for name in sorted(wanted & there):
+    for name in sorted(name for name in wanted & there if name.rpartition("/")[2] not in volatile):
         if problem := _difference(files[0][name], files[1][name], volatile):
             yield f"{name}: {problem}"
 
@@ -314,7 +315,7 @@ def _difference(reference: Path, found: Path, volatile: Sequence[str]) -> str | 
         if reference.suffix == ".parquet":
             return _of_tables(read_table(reference), read_table(found), volatile)
         if reference.suffix == ".json":
-            one, other = (_lasting(json.loads(path.read_text(encoding="utf-8"))) for path in (reference, found))
+            one, other = (_lasting(json.loads(path.read_text(encoding="utf-8")), volatile) for path in (reference, found))
             return None if one == other else next(_of_records(one, other))
         if reference.suffix == ".csv":
             one, other = (pd.read_csv(path) for path in (reference, found))
@@ -361,12 +362,16 @@ def _of_tensors(reference: Path, found: Path) -> str | None:
     return None if contents[0] == contents[1] else "the tensors differ"
 
 
-def _lasting(record: Any) -> Any:
+def _lasting(record: Any, volatile: Sequence[str]) -> Any:
     """A record without what is volatile, and with marks in place of identities and times."""
     if isinstance(record, dict):
-        return {name: _lasting(value) for name, value in record.items() if not VOLATILE.fullmatch(name)}
+        return {
+            name: _lasting(value, volatile)
+            for name, value in record.items()
+            if not VOLATILE.fullmatch(name) and name not in volatile
+        }
     if isinstance(record, list):
-        return [_lasting(value) for value in record]
+        return [_lasting(value, volatile) for value in record]
     return _unmarked(record) if isinstance(record, str) else record
 
 

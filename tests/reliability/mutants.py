@@ -68,7 +68,13 @@ TESTED: dict[str, tuple[str, ...]] = {
     "results/store.py": ("results/test_run.py",),
     "results/sources.py": ("results/test_sources.py",),
     "policies/base.py": ("policies/test_policy_rules.py", "policies/test_policy_checks.py"),
-    "streaming/slot_table.py": ("policies/test_policy_checks.py", "streaming/test_state.py", "streaming/test_static.py"),
+    "streaming/slot_table.py": (
+        "policies/test_policy_checks.py",
+        "streaming/test_step.py",
+        "streaming/test_telemetry.py",
+        "streaming/test_state.py",
+        "streaming/test_static.py",
+    ),
     "registry.py": ("test_registry.py",),
     "configuration.py": ("test_configuration.py",),
 }

@@ -125,8 +125,7 @@ def _path(name: str) -> Path | None:
     loaded = sys.modules.get(top)
     spec = getattr(loaded, "__spec__", None) if loaded is not None else importlib.util.find_spec(top)
     if spec is None:
-        file = getattr(loaded, "__file__", None)  # a script
-        return Path(file) if file and not rest else None
+        return None  # a script or a notebook
     if spec.submodule_search_locations is None:
         return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") and not rest else None
     for location in spec.submodule_search_locations:
@@ -143,7 +142,7 @@ def _source(name: str) -> str:
     if path is not None:
         return path.read_text(encoding="utf-8")
     try:
-        return inspect.getsource(sys.modules[name])  # a notebook, whose lines IPython keeps
+        return inspect.getsource(sys.modules[name])  # a script, or a notebook, whose lines IPython keeps
     except (KeyError, OSError, TypeError) as error:
         raise ConfigurationError(
             f"the source of {name} cannot be read, so numbers that it computes cannot be kept: {error}; put it in a file"
