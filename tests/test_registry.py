@@ -270,6 +270,12 @@ def test_settings_that_are_no_finite_numbers_are_refused(value):
         operations.make(f"relu:power=.{value}".replace(".-inf", "-.inf"))
 
 
+@pytest.mark.parametrize("name", [3, ["relu"], True])
+def test_a_name_is_text(name):
+    with pytest.raises(ConfigurationError, match=r"^operation: the name .* is no text\. Known: "):
+        operations.make({"name": name})
+
+
 def test_as_many_names_as_are_listed_and_one_more(monkeypatch):
     names = operations.names()
     monkeypatch.setattr("sinklab.registry.LISTED", len(names))

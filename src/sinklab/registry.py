@@ -159,6 +159,8 @@ class Registry(Generic[T]):
             name = settings.pop("name", self.default)
             if name is None:
                 raise ConfigurationError(f"a {self.kind} needs a name; got {settings}. Known: {', '.join(self)}")
+            if not isinstance(name, str):
+                raise ConfigurationError(f"{self.kind}: the name {name!r} is no text. Known: {', '.join(self)}")
             return {"name": name, **settings}
         name, colon, text = (part.strip() for part in spec.partition(":"))
         old = re.fullmatch(r"(\w+)\((.*)\)", spec.strip(), re.DOTALL)
