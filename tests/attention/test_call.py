@@ -44,3 +44,8 @@ def test_one_key_and_one_head_make_blocks_of_all_that_fits(monkeypatch):
     assert list(make_call(batch=1, heads=1, kv_heads=1, q_len=1, kv_len=1).blocks()) == [(0, 1)]
     call = make_call(batch=1, heads=1, kv_heads=1, q_len=3, kv_len=1, visible=None)
     assert list(call.blocks()) == [(0, 3)]
+
+
+def test_a_call_has_no_cached_keys_and_holds_scores_of_16_megabytes():
+    assert make_call().cached_keys == 0
+    assert module.SCORES_AT_ONCE == 2**22

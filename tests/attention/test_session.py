@@ -6,7 +6,9 @@ import pytest
 import torch
 from tests.conftest import make_sinklm
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from sinklab.attention.call import AttentionCall
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelError
@@ -109,3 +111,61 @@ def test_a_second_session_on_the_same_model_or_a_part_of_it_is_refused():
                 pass
         model(input_ids=IDS)
     assert session.calls.total() == 4
+
+
+class Sees(Watcher):
+    """Keeps what it is shown."""
+
+    name = "sees"
+
+    def __init__(self, *needs: str) -> None:
+        self.needs = frozenset(needs)
+        self.calls: list[AttentionCall] = []
+
+    def update(self, call, statistics):
+        self.calls.append(call)
+
+
+def test_residual_and_projection_are_there_for_whom_they_are_needed():
+    model = make_sinklm()
+    for needs, there in (((), False), (("columns",), False), (("head_outputs",), True)):
+        watcher = Sees(*needs)
+        with torch.no_grad(), attend(model, [watcher]):
+            model(input_ids=IDS)
+        assert [(call.residual is not None, call.projection is not None) for call in watcher.calls] == [(there, there)] * 2
+    assert watcher.calls[0].projection.equal(model.layers[0].self_attn.o_proj.weight)
+    assert watcher.calls[0].residual.shape == (*IDS.shape, 32)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_calls_and_statistics_are_verified_or_neither(monkeypatch, verify):
+    verified = []
+    monkeypatch.setattr("sinklab.attention.session.verify_call", lambda call: verified.append("call") or (1, 0.5))
+    monkeypatch.setattr("sinklab.attention.session.verify_statistics", lambda *_: verified.append("statistics"))
+    with torch.no_grad(), attend(make_sinklm(), [SinkRate()], verify=verify) as session:
+        session.model(input_ids=IDS)
+    assert verified == (["call", "statistics"] * 2 if verify else [])
+    assert session.checks == {"calls_verified": 2 * verify, "rows_verified": 2 * verify, "largest_error": 0.5 * verify}
+
+
+@pytest.mark.parametrize(("dropout", "verified"), [(0.0, 2), (0.5, 0)])
+def test_in_training_only_dropout_stands_in_the_way(dropout, verified):
+    """Of proving a call, and of editing it."""
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        attention_dropout=dropout,
+    )
+    model = LlamaForCausalLM(config).train()
+    with torch.no_grad(), attend(model) as session:
+        model(input_ids=IDS)
+    assert session.checks["calls_verified"] == verified
+    with torch.no_grad(), attend(model, interventions=[ZeroHead(heads={0: (0,)})]):
+        if dropout:
+            with pytest.raises(SessionError, match="interventions have no attention dropout"):
+                model(input_ids=IDS)
+        else:
+            model(input_ids=IDS)

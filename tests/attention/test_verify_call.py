@@ -196,3 +196,18 @@ def test_null_mass_counts_and_its_absence_proves_nothing():
         verify_statistics(dataclasses.replace(call, sink_scores=None), unknown)
     sigmoid = make_call(dtype=torch.float32, operation={"name": "sigmoid"})
     verify_statistics(sigmoid, column_statistics(sigmoid))  # rows that need not sum to one
+
+
+@pytest.mark.parametrize("gain", [0.5, 1.0, 4.0])
+def test_an_error_is_given_in_units_of_what_is_allowed(gain):
+    """Half of the bound of the docstring, written out for the one row of a call, is reported as one half."""
+    call = make_call(batch=1, heads=1, kv_heads=1, q_len=1, kv_len=50, dtype=torch.float32, gain=torch.tensor(gain))
+    scores, values = call.scores(0, 1)[0, 0, 0], call.values[0, 0].abs()
+    weights, factor = scores.softmax(0), max(1.0, gain)
+    allowed = EPS * (32 + 4 * scores.abs().max()) * values.max() * factor + 2 * EPS * 50 * (weights @ values) * factor
+    exact = dataclasses.replace(call, **{name: getattr(call, name).double() for name in ("queries", "keys", "values")})
+    outputs = exact.outputs(0, 1)
+    outputs[0, 0, 0] += allowed / 2
+    rows, largest = verify_call(answered(call, outputs))
+    assert rows == 1
+    assert largest == pytest.approx(0.5, abs=0.05)

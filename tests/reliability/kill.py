@@ -94,7 +94,15 @@ ENTRIES = {
         ("--operations", "softmax_plus_one", "--seeds", "0", "--jobs", "2", "--store", "{work}/store", *OUT),
         workers=True,
         goes_on=True,
-        volatile=("train_time", "forward_time", "train_time_long", "forward_time_long", "paragraph", "pathways.md"),
+        volatile=(
+            *(
+                f"{way}_time{long}{end}"
+                for way in ("train", "forward")
+                for long in ("", "_long")
+                for end in ("", "_low", "_high")
+            ),
+            *("paragraph", "pathways.md"),
+        ),
     ),
     "reproduce": Entry(
         ("sigmoid_has_no_sink", "repeated_token_laws", "--seeds", "0", "--jobs", "2", *OUT), workers=True, goes_on=True
