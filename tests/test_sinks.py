@@ -188,6 +188,7 @@ class TestWhatCounts:
         tokens[:, 0] = 0
         found = find_sinks(model, tokens, threshold=0.6)
         assert (found.main.position, found.main.sinking, found.main.heads) == (0, 1, ((Head(0, 0), 100.0),))
+        assert (found.main.token, found.main.token_share) == (0, 1.0)
         assert found.main.rate == pytest.approx(100 / 144)
         summary = {
             "sinks": found.to_dict(), "threshold": 0.6, "num_heads": 144, "sink_rate_gu2024": found.main.rate,
@@ -291,8 +292,35 @@ class TestFinder:
         np.testing.assert_allclose(whole.value_ratio, parts.value_ratio, rtol=1e-5)
         assert np.isfinite(whole.value_ratio).all()
 
-    def test_the_threshold_of_a_place_that_is_given(self):
-        assert Sinks.at(3).threshold == 0.3
+    def test_a_value_says_nothing_that_nobody_has_found(self):
+        assert Sinks.at(None) == Sinks(threshold=0.3, definition="", samples=0, seq_len=0, length=0, heads_by_weight=0)
+        assert Sinks.at("null").main.name == "the null score"
+
+    def test_token_0_is_a_token(self):
+        tokens = texts(2, 5, 3, 9)
+        tokens[tokens == LOUD] = 0
+        model = planted()
+        with torch.no_grad():
+            model.embed_tokens.weight[0, 1] = 1.0
+        found = find_sinks(model, tokens, decode=str)
+        assert (found.main.kind, found.main.token, found.main.text) == ("token", 0, "0")
+        (call, _) = calls_of(model, input_ids=tokens)
+        assert found.keys(call)[:, -1].tolist() == [2, 5, 3, 9]
+        tokens[:, 2] = 0
+        fixed = find_sinks(model, tokens[[0]], decode=str).main
+        assert (fixed.position, fixed.token, fixed.token_share) == (2, 0, 1.0)
+
+    @pytest.mark.parametrize("operation", [None, {"name": "sigmoid", "bias": -1.0}])
+    def test_what_was_tried_is_the_share_of_the_queries_that_do_not_stand_there(self, operation):
+        model, tokens = planted(loud=0.5, operation=operation), texts(2, 2)
+        shares = []
+        for call in calls_of(model, input_ids=tokens):
+            weights = call.weights(0, 24)
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-8)
+            shares.append(torch.stack([weights[:, :, key + 1 :, key].mean((0, 2)) for key in range(12)]).T)
+        expected = torch.cat(shares).amax(0)
+        tried = dict(find_sinks(model, tokens, threshold=0.9).tried)
+        np.testing.assert_allclose([tried[key] for key in range(12)], expected, rtol=1e-5)
 
 
 def test_it_is_a_value_that_can_be_written_down():

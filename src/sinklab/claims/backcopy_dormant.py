@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sinklab.jobs.claim import Claim, Difference, Numbers, Part, Scale, Value
-from sinklab.operations.softmax import Softmax
-from sinklab.registry import claims
+from sinklab.registry import claims, operations
 from sinklab.studies.backcopy.lab import run_backcopy
 from sinklab.studies.backcopy.record import NUMBERS
 from sinklab.studies.backcopy.training import SCALES, BackcopySettings
@@ -43,7 +42,7 @@ METRICS = tuple(
 
 def measure(seed: int, scale: Scale) -> Numbers:
     """The one head of the model, trained on a chain counted from the installed Python source."""
-    run = run_backcopy([Softmax()], [seed], SETTINGS[scale]).summary["runs"][0]
+    run = run_backcopy([operations.make("softmax")], [seed], SETTINGS[scale]).summary["runs"][0]
     return {"softmax": {metric.name: run[metric.name] for metric in METRICS if run[metric.name] is not None}}
 
 
