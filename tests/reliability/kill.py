@@ -537,7 +537,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; 1 if something fell."""
     parser = argparse.ArgumentParser(prog="python -m tests.reliability.kill", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--command", action="append", choices=sorted(ENTRIES), help="repeatable; by default all that write")
-    parser.add_argument("--kills", type=int, default=9, help="of every command")
+    parser.add_argument("--kills", type=int, default=4, help="of every command")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--record", type=Path, default=RECORD, help="JSON file for what became of every kill")
     given = parser.parse_args(arguments)
