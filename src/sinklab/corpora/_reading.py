@@ -50,7 +50,7 @@ class Reading:
         return (
             f"The tokenizer cannot read {100 * self.unread_share:.0f} % of the characters of this text "
             f"({100 * self.unknown_share:.0f} % of its tokens are unknown ones): rates and losses are about what is left. "
-            "Give a text in the language of the model with `corpus`."
+            "Give a text in the language of the model."
         )
 
 
