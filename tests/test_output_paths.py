@@ -35,7 +35,7 @@ FOLDERS = {
 }
 """Commands that write a folder, and what makes them write one; the models are not there, since none gets so far."""
 
-FILES = {"compare", "plot"}
+FILES = ("compare", "plot")
 """Commands whose ``out`` is a file (tests/results/test_file.py)."""
 
 IN_PLACE = {"reproduce": Path("tiny") / "repeated_token_laws"}
@@ -53,7 +53,7 @@ def run(*line: object) -> str:
 
 def test_these_are_all_that_write():
     writing = {name for name, place in find_commands().items() if "out" in inspect.signature(place.load()).parameters}
-    assert writing == set(FOLDERS) | FILES
+    assert writing == {*FOLDERS, *FILES}
 
 
 @pytest.mark.parametrize("command", FOLDERS)
