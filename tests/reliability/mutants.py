@@ -181,17 +181,6 @@ def _cut(text: str, at: int) -> str:
     return ("… " if start else "") + text[start : start + WIDTH] + (" …" if start + WIDTH < len(text) else "")
 
 
-def _get(node: ast.AST, field: str, index: int | None) -> ast.AST:
-    return getattr(node, field) if index is None else getattr(node, field)[index]
-
-
-def _set(node: ast.AST, field: str, index: int | None, value: ast.AST) -> None:
-    if index is None:
-        setattr(node, field, value)
-    else:
-        getattr(node, field)[index] = value
-
-
 def _changes(node: ast.AST, function: str) -> Iterator[tuple[str, ast.AST, str, int | None, ast.AST]]:
     """Qualified name, parent, field, index and replacement of every change below a node."""
     for field, index, child in _children(node):
