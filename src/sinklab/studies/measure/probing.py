@@ -16,14 +16,16 @@ from sinklab.attention.operation import Operation
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import Session, attend
 from sinklab.corpora.base import Encoder
+from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel, load_model, wrap_model
-from sinklab.models.losses import cross_entropies
+from sinklab.models.losses import IGNORED, cross_entropies
 from sinklab.registry import probes as probe_registry
 from sinklab.results.run import Progress, silent
 
 __all__ = [
     "Seen",
+    "as_samples",
     "check_identity",
     "checks",
     "classes_of",
@@ -38,11 +40,13 @@ __all__ = [
 
 TOKENS_PER_BATCH = 8192
 IDENTITY_TOKENS = 64
+UNKNOWN_POSITIONS = 1024
+"""What a sample is counted as that does not say how many positions it has: a recording, a picture of its own size."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """One pass over the samples: the session with its probes, and the mean next-token loss in nats (``None`` if not taken)."""
+    """One pass over the samples: the session with its probes, and the mean loss in nats (``None`` if not taken)."""
 
     session: Session
     loss: float | None
@@ -86,7 +90,7 @@ def is_causal_lm(model: PreTrainedModel) -> bool:
 @torch.inference_mode()
 def run_probes(
     model: PreTrainedModel,
-    tokens: Tensor,
+    samples: Samples | Tensor,
     probes: Sequence[Probe],
     *,
     batch_size: int | None = None,
@@ -94,31 +98,53 @@ def run_probes(
     progress: Progress = silent,
     stage: str = "measuring",
 ) -> Seen:
-    """Show every sample to the probes, in batches, and take the next-token loss if asked for.
+    """Show every sample to the probes, in batches, and take the loss if asked for.
 
     Args:
-        tokens: int64 ``(samples, seq_len)``.
+        samples: what the model is shown; token ids ``(samples, seq_len)`` stand for samples of text.
+        loss: take it: of the samples' targets, or of next tokens where they have none.
     """
+    samples = as_samples(samples)
     if batch_size is not None and batch_size < 1:
         raise ConfigurationError(f"`batch_size` must be at least 1, got {batch_size}")
-    if not tokens.numel():
-        raise InputError(f"samples of shape {tuple(tokens.shape)} hold no token; give at least one")
-    size = batch_size or max(1, TOKENS_PER_BATCH // tokens.shape[1])
-    total = 0.0
+    size = batch_size or max(1, TOKENS_PER_BATCH // (samples.positions or UNKNOWN_POSITIONS))
+    total, scored, done = 0.0, 0, 0
     with attend(model, probes) as session:
-        for start in range(0, len(tokens), size):
-            batch = tokens[start : start + size].to(model.device)
+        for batch in samples.batches(size):
             output = model(**_arguments(model, batch, full_logits=loss))
             if loss:
-                total += cross_entropies(output.logits[:, :-1], batch[:, 1:]).sum().item()
-            progress(stage, min(start + size, len(tokens)), len(tokens))
-    predicted = tokens.shape[0] * (tokens.shape[1] - 1)
-    return Seen(session, total / predicted if loss else None)
+                logits, targets = _scored(output.logits, batch)
+                total += cross_entropies(logits, targets).sum().item()
+                scored += int((targets != IGNORED).sum())
+            progress(stage, done := done + len(batch), len(samples))
+    return Seen(session, total / scored if scored else None)
+
+
+def as_samples(samples: Samples | Tensor) -> Samples:
+    """The samples; token ids ``(samples, seq_len)`` as samples of text.
+
+    Raises:
+        InputError: nothing in them.
+    """
+    samples = Samples.of_tokens(samples) if isinstance(samples, Tensor) else samples
+    for name, tensor in samples.arguments.items():
+        if not tensor.numel():
+            what = "token" if name == "input_ids" else "number"
+            raise InputError(f"samples of shape {tuple(tensor.shape)} hold no {what}; give at least one")
+    return samples
+
+
+def _scored(logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+    """Logits ``(samples, positions, classes)`` and the targets ``(samples, positions)`` that they are compared with."""
+    if samples.targets is None:
+        assert samples.tokens is not None, "only a text has next tokens"
+        return logits[:, :-1], samples.tokens[:, 1:]
+    return (logits[:, None], samples.targets[:, None]) if samples.targets.ndim == 1 else (logits, samples.targets)
 
 
 @torch.inference_mode()
-def check_identity(model: PreTrainedModel, tokens: Tensor) -> dict[str, int]:
-    """Prove on the start of the first sample that a session does not change one bit of the model's output.
+def check_identity(model: PreTrainedModel, samples: Samples | Tensor) -> dict[str, int]:
+    """Prove on the first sample (of a text, on its start) that a session does not change one bit of the model's output.
 
     Returns:
         What was compared, for the run record.
@@ -126,8 +152,10 @@ def check_identity(model: PreTrainedModel, tokens: Tensor) -> dict[str, int]:
     Raises:
         MeasurementError: an output differs, or there is none to compare.
     """
-    batch = tokens[:1, :IDENTITY_TOKENS].to(model.device)
-    arguments = _arguments(model, batch, full_logits=True)
+    first = as_samples(samples).take(slice(0, 1))
+    if first.kind == "text":
+        first = Samples({name: tensor[:, :IDENTITY_TOKENS] for name, tensor in first.arguments.items()})
+    arguments = _arguments(model, first, full_logits=True)
     plain = [tensor for tensor in _tensors(model(**arguments))]
     with attend(model):
         observed = [tensor for tensor in _tensors(model(**arguments))]
@@ -140,7 +168,7 @@ def check_identity(model: PreTrainedModel, tokens: Tensor) -> dict[str, int]:
             f"{type(model).__name__} gives other outputs while it is being looked at, so nothing is measured; is its "
             "computation deterministic? (dropout, a mixture of experts with random routing)"
         )
-    return {"outputs_found_bit_identical": len(plain), "tokens_of_identity_check": batch.shape[1]}
+    return {"outputs_found_bit_identical": len(plain), "tokens_of_identity_check": first.positions or 0}
 
 
 def labelled(session: Session, loaded: LoadedModel, **constants: object) -> pd.DataFrame:
@@ -185,20 +213,21 @@ def checks(session: Session, identity: dict[str, int]) -> dict[str, object]:
     return {**identity, "attention_modules_seen": len(session.calls), **session.checks}
 
 
-def _arguments(model: PreTrainedModel, batch: Tensor, *, full_logits: bool) -> dict[str, object]:
+def _arguments(model: PreTrainedModel, samples: Samples, *, full_logits: bool) -> dict[str, object]:
     known = inspect.signature(model.forward).parameters
-    if "input_ids" not in known:
+    missing = [name for name in samples.arguments if name not in known]
+    if missing:
         raise UnsupportedModelError(
-            f"{type(model).__name__} does not read tokens; measure it from Python, with attend(model, probes=[...]) round "
-            "a call on its own inputs"
+            f"{type(model).__name__} does not read {' and '.join(missing)} ({samples.kind}); measure it from Python, with "
+            "attend(model, probes=[...]) round a call on its own inputs"
         )
-    arguments: dict[str, object] = {"input_ids": batch}
+    arguments: dict[str, object] = {**samples.on(model.device, model.dtype)}
     if "use_cache" in known:
         arguments["use_cache"] = False
     if "logits_to_keep" in known and not full_logits:
         arguments["logits_to_keep"] = 1
-    if model.config.is_encoder_decoder:
-        arguments["decoder_input_ids"] = batch
+    if model.config.is_encoder_decoder and "decoder_input_ids" not in arguments:
+        arguments["decoder_input_ids"] = arguments["input_ids"]
     return arguments
 
 

@@ -1,0 +1,102 @@
+"""Samples: what a model is shown, ready for its forward, whether it reads text, pairs of texts, pictures or sound."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sinklab.errors import InputError
+
+__all__ = ["Kind", "Samples"]
+
+Kind = Literal["text", "pairs", "image", "audio"]
+"""What a sample is: a text, a source text with its target text, a picture, a recording."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Samples:
+    """Arguments of a model's forward by name, one row of every tensor a sample.
+
+    Attributes:
+        arguments: ``input_ids`` int64 ``(samples, seq_len)``; ``pixel_values`` float32 ``(samples, channels, height, width)``;
+            ``input_values`` or ``input_features`` of recordings; masks that go with them.
+        kind: what a sample is.
+        targets: int64, what the loss is taken of: class numbers ``(samples,)`` or token ids ``(samples, positions)``,
+            :data:`~sinklab.models.losses.IGNORED` where none is taken. ``None`` for next tokens, and where there is no loss.
+        names: what every position of self-attention is called, where it is no token of a text: ``[CLS]``, ``patch 0,0``, …
+        grid: rows and columns of the patches, which come last among the positions; ``None`` where there are none.
+        pictures: what to show of a sample, uint8 ``(samples, height, width, 3)``; ``None`` where there is nothing to look at.
+        sources: what every sample is called, such as the name of its file; empty where it has no name.
+    """
+
+    arguments: Mapping[str, Tensor]
+    kind: Kind = "text"
+    targets: Tensor | None = None
+    names: tuple[str, ...] | None = None
+    grid: tuple[int, int] | None = None
+    pictures: Tensor | None = None
+    sources: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(tensor) for name, tensor in self.arguments.items()}
+        if self.targets is not None:
+            lengths["targets"] = len(self.targets)
+        if len(set(lengths.values())) != 1:
+            raise InputError(f"every tensor of some samples has one row a sample; here they have {lengths or 'no tensor'}")
+
+    @classmethod
+    def of_tokens(cls, tokens: Tensor) -> Samples:
+        """Samples of text from token ids, int64 ``(samples, seq_len)``."""
+        return cls({"input_ids": tokens})
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arguments.values())))
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """Token ids, int64 ``(samples, seq_len)``; ``None`` for samples that are no text."""
+        return self.arguments.get("input_ids")
+
+    @property
+    def positions(self) -> int | None:
+        """Positions of a sample in self-attention (of the encoder, where there are two sides), as far as it is known before."""
+        if self.tokens is not None:
+            return self.tokens.shape[1]
+        return None if self.names is None else len(self.names)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the arguments, in hexadecimal; of the ids alone for text, as :func:`~sinklab.corpora.base.hash_tokens`."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.arguments.items()):
+            if len(self.arguments) > 1 or name != "input_ids":
+                digest.update(f"{name} {tuple(tensor.shape)} ".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def take(self, rows: slice | Tensor) -> Samples:
+        """Some of the samples, by a slice or by their numbers."""
+        numbers = torch.arange(len(self))[rows]
+        return dataclasses.replace(
+            self,
+            arguments={name: tensor[numbers.to(tensor.device)] for name, tensor in self.arguments.items()},
+            targets=None if self.targets is None else self.targets[numbers.to(self.targets.device)],
+            pictures=None if self.pictures is None else self.pictures[numbers],
+            sources=tuple(self.sources[number] for number in numbers.tolist()) if self.sources else (),
+        )
+
+    def batches(self, size: int) -> Iterator[Samples]:
+        """The samples in order, ``size`` of them at a time."""
+        return (self.take(slice(start, start + size)) for start in range(0, len(self), size))
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The arguments on a device; pictures and sound in ``dtype``, which is that of the model."""
+        return {
+            name: tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+            for name, tensor in self.arguments.items()
+        }

@@ -1,0 +1,70 @@
+"""Samples: rows stay together, identities tell them apart, and what they show reaches any model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import ViTConfig, ViTForImageClassification
+
+from sinklab.corpora.base import hash_tokens
+from sinklab.corpora.samples import Samples
+from sinklab.errors import InputError, UnsupportedModelError
+from sinklab.probes.attention_received import AttentionReceived
+from sinklab.studies.measure.probing import check_identity, run_probes
+
+PIXELS = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+CLASSES = torch.tensor([0, 1, 2, 0, 1])
+
+
+def pictures():
+    return Samples({"pixel_values": PIXELS}, "image", CLASSES, names=("[CLS]", "a", "b", "c", "d"), sources=tuple("vwxyz"))
+
+
+def vision_model():
+    torch.manual_seed(0)
+    config = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "num_labels": 3}
+    return ViTForImageClassification(ViTConfig(**config, image_size=8, patch_size=4)).eval()
+
+
+def test_text_has_the_hash_of_its_tokens():
+    tokens = torch.arange(12).view(3, 4)
+    samples = Samples.of_tokens(tokens)
+    assert samples.sha256 == hash_tokens(tokens)
+    assert (len(samples), samples.positions, samples.kind) == (3, 4, "text")
+
+
+def test_the_hash_tells_names_and_shapes_apart():
+    hashes = {Samples({name: PIXELS.view(shape)}, "image").sha256 for name in "ab" for shape in ((5, 192), (5, 3, 64))}
+    assert len(hashes) == 4
+
+
+def test_rows_stay_together():
+    batches = list(pictures().batches(2))
+    assert [len(batch) for batch in batches] == [2, 2, 1]
+    assert torch.equal(torch.cat([batch.arguments["pixel_values"] for batch in batches]), PIXELS)
+    assert torch.equal(torch.cat([batch.targets for batch in batches]), CLASSES)
+    assert "".join("".join(batch.sources) for batch in batches) == "vwxyz"
+    chosen = pictures().take(torch.tensor([4, 0]))
+    assert (chosen.sources, chosen.targets.tolist()) == (("z", "v"), [1, 0])
+
+
+def test_rows_that_do_not_match_are_refused():
+    with pytest.raises(InputError, match=r"one row a sample; here they have .*'pixel_values': 5, 'targets': 2"):
+        Samples({"pixel_values": PIXELS}, "image", CLASSES[:2])
+
+
+def test_a_classifier_is_measured_and_its_loss_is_that_of_the_classes():
+    model, samples = vision_model(), pictures()
+    with torch.no_grad():
+        expected = torch.nn.functional.cross_entropy(model(PIXELS).logits, CLASSES).item()
+    seen = run_probes(model, samples, [AttentionReceived()], batch_size=2, loss=True)
+    assert seen.loss == pytest.approx(expected, rel=1e-6)
+    weights = seen.session.table().query("metric == 'mean_weight'").groupby(["layer", "head"])["value"]
+    assert weights.count().tolist() == [5] * 4
+    assert weights.sum().tolist() == pytest.approx([1.0] * 4)
+    assert check_identity(model, samples)["tokens_of_identity_check"] == 5
+
+
+def test_a_model_that_reads_no_tokens_says_what_it_was_given():
+    with pytest.raises(UnsupportedModelError, match=r"ViTForImageClassification does not read input_ids \(text\)"):
+        run_probes(vision_model(), torch.arange(8)[None], [])
