@@ -33,8 +33,8 @@ def test_ranges_of_activations_are_running_and_hold_zero():
         grid(torch.tensor([low, high]))
     # Minimum: -1, then 0.9·(-1) + 0.1·(-3) = -1.2, then -1.18; maximum: 2, 2.8, 2.57.
     low, high = -1.18, 2.57
-    assert grid.scale.item() == pytest.approx((high - low) / 255)
-    grid.disable_observer()
+    assert grid.grid.scale.item() == pytest.approx((high - low) / 255)
+    grid.observing = False
     found = grid(torch.tensor([-50.0, 0.0, 50.0]))
     assert found[1] == 0
     # The ends are within a step of the range, since 0 lies on the grid.
@@ -45,7 +45,7 @@ def test_positive_activations_use_the_whole_grid():
     grid = activation_grid(8)
     values = torch.linspace(1.0, 2.55, 1000)
     grid(values)
-    assert grid.zero_point.item() == 0
+    assert grid.grid.zero.item() == -128  # the lowest of int8 is 0
     assert len(grid(values).unique()) == 156  # steps of 0.01 from 0 to 2.55: the range holds 0, so 1.00 to 2.55 are used
 
 

@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.ao.quantization import FakeQuantize, MinMaxObserver, MovingAverageMinMaxObserver
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sinklab.attention.anatomy import Anatomy
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.models.grids import Grid, RunningGrid, symmetric_grid
 from sinklab.models.norms import Norm
 from sinklab.operations._sigma_linear import SigmaLinear
 
@@ -60,7 +60,7 @@ def quantized(
     if model.dtype != torch.float32:
         raise ConfigurationError(f"the model is in {model.dtype}; convert a copy with .float(), so that only the grids are new")
     twin = copy.deepcopy(model).eval()
-    grids = _lay_grids(twin, weight_bits, lambda: activation_grid(activation_bits).to(model.device))
+    grids = _lay_grids(twin, weight_bits, activation_bits)
     batches = 0
     for rows in calibration:
         twin(input_ids=rows, use_cache=False)
@@ -68,42 +68,30 @@ def quantized(
     if not batches:
         raise InputError("no calibration batch was given, so activations have no ranges; give at least one")
     for grid in grids:
-        grid.disable_observer()
+        grid.observing = False
     return twin
 
 
-def weight_grid(weights: Tensor, bits: int) -> FakeQuantize:
+def weight_grid(weights: Tensor, bits: int) -> Grid:
     """The symmetric grid of a tensor: ``2^bits - 1`` values around 0, the outer ones at its largest absolute value."""
-    most = 2 ** (bits - 1) - 1
-    grid = FakeQuantize(MinMaxObserver, quant_min=-most, quant_max=most, dtype=torch.qint32, qscheme=torch.per_tensor_symmetric)
-    grid = grid.to(weights.device)
-    grid(weights.detach())
-    grid.disable_observer()
-    return grid
+    return symmetric_grid(weights.detach().abs().max(), bits)
 
 
-def activation_grid(bits: int) -> FakeQuantize:
+def activation_grid(bits: int) -> RunningGrid:
     """An asymmetric grid of ``2^bits`` values, of which 0 is one; its range follows what it is shown until observing ends."""
-    return FakeQuantize(
-        MovingAverageMinMaxObserver,
-        quant_min=0,
-        quant_max=2**bits - 1,
-        dtype=torch.qint32,
-        qscheme=torch.per_tensor_affine,
-        averaging_constant=1 - MOMENTUM,
-    )
+    return RunningGrid(bits, MOMENTUM)
 
 
-def _lay_grids(model: PreTrainedModel, weight_bits: int, make: Callable[[], FakeQuantize]) -> list[FakeQuantize]:
+def _lay_grids(model: PreTrainedModel, weight_bits: int, activation_bits: int) -> list[RunningGrid]:
     """Put the weights on grids and hooks on all places of activations; the grids of the activations."""
     head = model.get_output_embeddings()
     if head is None:
         raise UnsupportedModelError(f"{type(model).__name__} has no head (get_output_embeddings() is None), so it has no loss")
     _unfold_sigma(model)
-    grids: list[FakeQuantize] = []
+    grids: list[RunningGrid] = []
 
-    def grid() -> FakeQuantize:
-        grids.append(make())
+    def grid() -> RunningGrid:
+        grids.append(activation_grid(activation_bits))
         return grids[-1]
 
     for name, module in model.named_modules():
@@ -138,7 +126,7 @@ def _unfold_sigma(model: nn.Module) -> None:
             setattr(parent, name, plain)
 
 
-def _on_input(grid: FakeQuantize) -> Callable[..., object]:
+def _on_input(grid: Grid | RunningGrid) -> Callable[..., object]:
     def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if args:
             return (grid(args[0]), *args[1:]), kwargs
@@ -147,7 +135,7 @@ def _on_input(grid: FakeQuantize) -> Callable[..., object]:
     return hook
 
 
-def _on_output(grid: FakeQuantize) -> Callable[..., object]:
+def _on_output(grid: Grid | RunningGrid) -> Callable[..., object]:
     def hook(module: nn.Module, args: tuple[object, ...], output: object) -> object:
         return (grid(output[0]), *output[1:]) if isinstance(output, tuple) else grid(output)
 

@@ -7,12 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from sinklab.models.grids import symmetric_grid
 from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.step import Step
 
 __all__ = ["QuantizedLayer"]
 
-_LARGEST = 127
+BITS = 8
 
 
 class QuantizedLayer(SlotLayer):
@@ -110,6 +111,5 @@ class QuantizedLayer(SlotLayer):
 
 def _rounded(states: Tensor) -> tuple[Tensor, Tensor]:
     """Codes and scales of keys or values ``(…, head_dim)``."""
-    wide = states.float()
-    scales = wide.abs().amax(dim=-1, keepdim=True) / _LARGEST
-    return torch.round(wide / scales.clamp(min=torch.finfo(torch.float32).tiny)).to(torch.int8), scales
+    grid = symmetric_grid(states.abs().amax(dim=-1, keepdim=True), BITS)
+    return grid.codes(states), grid.scale

@@ -1,0 +1,202 @@
+"""Quantised linear maps: codes of weights and inputs multiplied as integers, and what is to stay whole beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
+from sinklab.models.grids import Grid, symmetric_grid
+
+__all__ = ["GROUP", "LinearCodes", "LinearSetting", "QuantizedLinear", "WeightCodes", "weight_codes"]
+
+GROUP = 32
+"""Input channels that share a scale where weights have 4 bits or fewer; above, an output channel has one scale."""
+
+MOST_INPUTS = (2**31 - 1) // (128 * 127)
+"""Input channels of which sums of products of int8 are sure to fit int32."""
+
+UNIT = 2.0**-24
+"""Relative error of one rounding to float32."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WeightCodes:
+    """The weights of a linear map as codes.
+
+    Attributes:
+        groups: for each group of input channels the codes, int8 ``(channels, out_features)``.
+        scales: float32 ``(groups, out_features)``.
+        sums: int32 ``(groups, out_features)``, codes summed over the channels of the group: what a zero point is multiplied by.
+    """
+
+    groups: tuple[Tensor, ...]
+    scales: Tensor
+    sums: Tensor
+
+    def widened(self) -> Tensor:
+        """What the codes stand for, float32 ``(out_features, in_features)``."""
+        return torch.cat([codes.float() * scale for codes, scale in zip(self.groups, self.scales, strict=True)]).T
+
+
+def weight_codes(weight: Tensor, bits: int) -> WeightCodes:
+    """Symmetric codes of a weight ``(out_features, in_features)``.
+
+    An output channel has one scale; with 4 bits or fewer, each of its groups of :data:`GROUP` input channels has one.
+    """
+    size = GROUP if bits <= 4 else weight.shape[1]
+    groups, scales = [], []
+    for part in weight.detach().float().split(size, dim=1):
+        grid = symmetric_grid(part.abs().amax(dim=1, keepdim=True), bits)
+        groups.append(grid.codes(part).T.contiguous())
+        scales.append(grid.scale[:, 0])
+    return WeightCodes(tuple(groups), torch.stack(scales), torch.stack([g.sum(0, dtype=torch.int32) for g in groups]))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LinearSetting:
+    """How a linear map is to be computed.
+
+    Attributes:
+        weights: codes; ``None`` for weights as they are.
+        inputs: a grid for all inputs; a number of bits for symmetric grids of each token's own range; ``None`` for inputs as
+            they are.
+        positions: int64, of the tokens (the second of three axes of the input) that are computed whole, from weights and inputs
+            as they are.
+        channels: int64, of the inputs that are left out of the grid and multiplied with their weights as they are.
+        integer: multiply codes as integers; else multiply what they stand for as float32.
+    """
+
+    weights: WeightCodes | None
+    inputs: Grid | int | None
+    positions: Tensor | None = None
+    channels: Tensor | None = None
+    integer: bool = True
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LinearCodes:
+    """Inputs of a linear map on a grid: codes int8 ``(rows, in_features)``."""
+
+    codes: Tensor
+    grid: Grid
+
+
+class QuantizedLinear(nn.Module):
+    """A linear map that is computed as its ``setting`` says, and as it was where that is ``None``.
+
+    It takes the place of an ``nn.Linear`` or a ``Conv1D`` and has its parameters.
+
+    Attributes:
+        setting: see :class:`LinearSetting`.
+
+    Raises:
+        UnsupportedModelError: more inputs than int32 can add up.
+    """
+
+    def __init__(self, linear: nn.Linear | Conv1D, name: str) -> None:
+        super().__init__()
+        self.weight, self.bias, self.name = linear.weight, linear.bias, name
+        self.transposed = isinstance(linear, Conv1D)
+        self.out_features, self.in_features = self.matrix.shape
+        if self.in_features > MOST_INPUTS:
+            raise UnsupportedModelError(
+                f"{name} has {self.in_features} inputs, and int32 holds sums of at most {MOST_INPUTS} products of int8 for sure"
+            )
+        self.setting: LinearSetting | None = None
+
+    @property
+    def matrix(self) -> Tensor:
+        """The weight, ``(out_features, in_features)``."""
+        return self.weight.T if self.transposed else self.weight
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        setting = self.setting
+        if setting is None or (setting.weights is None and setting.inputs is None):
+            return nn.functional.linear(hidden_states, self.matrix, self.bias)
+        rows = hidden_states.reshape(-1, self.in_features)
+        outputs = self._product(rows, setting)
+        if setting.channels is not None:
+            outputs = outputs + rows[:, setting.channels] @ self.matrix[:, setting.channels].T
+        if self.bias is not None:
+            outputs = outputs + self.bias
+        outputs = outputs.to(hidden_states.dtype).view(*hidden_states.shape[:-1], self.out_features)
+        if setting.positions is not None and hidden_states.ndim == 3:
+            chosen = setting.positions
+            outputs[:, chosen] = nn.functional.linear(hidden_states[:, chosen], self.matrix, self.bias)
+        return outputs
+
+    def _product(self, rows: Tensor, setting: LinearSetting) -> Tensor:
+        """Inputs times weights without what stays whole, float32 ``(rows, out_features)``."""
+        weights = self.matrix if setting.weights is None else None
+        if setting.channels is not None:
+            rows = rows.index_fill(1, setting.channels, 0.0)  # 0 is on every grid
+        coded = inputs_on_grid(rows, setting.inputs)
+        if coded is not None and setting.weights is not None and setting.integer:
+            return integer_product(coded, setting.weights, self.name)
+        wide = rows if coded is None else coded.grid.widened(coded.codes)
+        weights = setting.weights.widened() if setting.weights is not None else self.matrix
+        return nn.functional.linear(wide, weights)
+
+    def check(self, hidden_states: Tensor, setting: LinearSetting) -> float:
+        """Largest difference between the integer product and the one of what the codes stand for, over its bound.
+
+        Both are rounded versions of one number. A product of ``n`` float32 terms is off by at most ``n u`` of the sum of their
+        sizes, ``u`` = 2^-24, and the two factors of each by ``u``; the integer sum is exact, and rounded when it becomes
+        float32, is multiplied by two scales, and is added up over groups. Together at most ``(n + groups + 8) u`` of that sum.
+
+        Returns:
+            At most 1 where both are right.
+
+        Raises:
+            MeasurementError: it is more, so the integers are not what they should be.
+            ConfigurationError: this device has no products of int8.
+        """
+        rows = hidden_states.reshape(-1, self.in_features)
+        coded = inputs_on_grid(rows, setting.inputs)
+        if coded is None or setting.weights is None:
+            return 0.0
+        wide, weights = coded.grid.widened(coded.codes), setting.weights.widened()
+        difference = (integer_product(coded, setting.weights, self.name) - nn.functional.linear(wide, weights)).abs()
+        sizes = nn.functional.linear(wide.double().abs(), weights.double().abs())
+        bound = (self.in_features + len(setting.weights.groups) + 8) * UNIT * sizes
+        ratio = float((difference / bound.clamp(min=torch.finfo(torch.float64).tiny)).max())
+        if not ratio <= 1.0:
+            raise MeasurementError(
+                f"{self.name}: the integer product differs from the simulated one by {ratio:.3g} times what rounding allows; "
+                "this build of torch multiplies int8 matrices wrongly; take `products` simulated"
+            )
+        return ratio
+
+
+def inputs_on_grid(rows: Tensor, inputs: Grid | int | None) -> LinearCodes | None:
+    """Codes of inputs ``(rows, in_features)``; ``None`` where they stay as they are."""
+    if inputs is None:
+        return None
+    grid = inputs if isinstance(inputs, Grid) else symmetric_grid(rows.abs().amax(dim=1, keepdim=True), inputs)
+    return LinearCodes(grid.codes(rows), grid)
+
+
+def integer_product(inputs: LinearCodes, weights: WeightCodes, name: str) -> Tensor:
+    """Products of codes summed as int32 by ``torch._int_mm``, then scaled: float32 ``(rows, out_features)``.
+
+    Raises:
+        ConfigurationError: the device has no such product, or not of these sizes.
+    """
+    parts = inputs.codes.split([len(codes) for codes in weights.groups], dim=1)
+    total: Tensor | None = None
+    for part, codes, scale, sums in zip(parts, weights.groups, weights.scales, weights.sums, strict=True):
+        try:
+            product = torch._int_mm(part.contiguous(), codes)
+        except (RuntimeError, NotImplementedError) as error:
+            raise ConfigurationError(
+                f"device {part.device} has no product of int8 matrices {tuple(part.shape)} × {tuple(codes.shape)} for {name} "
+                f"({str(error).splitlines()[0]}); use `device` cpu, or `products` simulated"
+            ) from error
+        scaled = (product - inputs.grid.zero * sums) * scale
+        total = scaled if total is None else total + scaled
+    assert total is not None, "a map has an input"
+    return total * inputs.grid.scale
