@@ -15,6 +15,7 @@ from sinklab.registry import (
     KINDS,
     Registry,
     claims,
+    corpora,
     entry_points,
     interventions,
     operations,
@@ -284,3 +285,7 @@ def test_as_many_names_as_are_listed_and_one_more(monkeypatch):
     monkeypatch.setattr("sinklab.registry.LISTED", len(names) - 1)
     with pytest.raises(UnknownNameError, match=r"Known: see 'sinklab list operations'$"):
         operations["nothing"]
+
+
+def test_what_plugins_share_is_no_plugin():
+    assert not {"base", "samples"} & set(corpora)

@@ -53,6 +53,9 @@ __all__ = [
 T = TypeVar("T")
 P = TypeVar("P")
 
+BESIDES = frozenset({"base", "samples"})
+"""Files in the folder of a kind that are no plug-in: what one is, and what it gives."""
+
 LISTED = 30
 """Names that a message lists; where there are more, it says how to see them."""
 
@@ -243,7 +246,8 @@ class Registry(Generic[T]):
         return Path(__file__).parent / self.plural
 
     def _files(self) -> set[str]:
-        return {path.stem for path in self._folder().glob("*.py") if path.stem != "base" and not path.stem.startswith("_")}
+        stems = {path.stem for path in self._folder().glob("*.py")} - BESIDES
+        return {stem for stem in stems if not stem.startswith("_")}
 
     def _entry_points(self) -> dict[str, importlib.metadata.EntryPoint]:
         points: dict[str, importlib.metadata.EntryPoint] = {}

@@ -40,6 +40,7 @@ __all__ = [
     "AsJson",
     "BatchSize",
     "Bos",
+    "CorpusOfModel",
     "CorpusSource",
     "Device",
     "Dtype",
@@ -82,6 +83,7 @@ class WrittenTo:
 AsJson = Annotated[bool, "--json", Doc("Print JSON on stdout and nothing else there.")]
 ModelSource = Annotated[_Model, Doc("embedded:softmax, embedded:sigmoid, a directory, or a hub id.")]
 CorpusSource = Annotated[_Corpus, Doc("A name from 'sinklab list corpora', with settings if need be, or a UTF-8 text file.")]
+CorpusOfModel = Annotated[_Corpus, Doc("As in 'sinklab list corpora', or a path; auto goes by what the model reads.")]
 SeqLen = Annotated[int, Doc("Tokens in a sample, the beginning-of-sequence token included.")]
 Samples = Annotated[int, Doc("Samples to average over.")]
 Threshold = Annotated[float, Doc("A head has a sink on a key when its mean weight there exceeds this.")]

@@ -9,7 +9,7 @@ from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import (
     BatchSize,
     Bos,
-    CorpusSource,
+    CorpusOfModel,
     Device,
     Dtype,
     ModelSource,
@@ -32,7 +32,7 @@ __all__ = ["audit"]
 def audit(
     model: ModelSource,
     *,
-    corpus: CorpusSource = "python_source",
+    corpus: CorpusOfModel = "auto",
     seq_len: SeqLen = 64,
     samples: Samples = 100,
     threshold: Threshold = 0.3,
@@ -72,6 +72,7 @@ def audit(
         sinklab audit org/model --bos none --json > summary.json
     """
     from sinklab.corpora import resolve_corpus
+    from sinklab.models.drawing import AUTO, default_corpus
     from sinklab.report.html import write_report
     from sinklab.studies.audit.display import display
     from sinklab.studies.audit.measurement import measure_audit, write_maps
@@ -79,8 +80,9 @@ def audit(
 
     settings: dict[str, Any] = {"seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos}
     with Run("audit", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
-        text = resolve_corpus(corpus)
+        given = None if corpus == AUTO else resolve_corpus(corpus)
         loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+        text = given or default_corpus(loaded)
         min_queries = max(1, seq_len // 2)
         audit = measure_audit(
             loaded, text, **settings, batch_size=batch_size, cache=cache, certificate=certificate,
@@ -90,7 +92,7 @@ def audit(
             summary=audit.summary,
             table=audit.table,
             display=display,
-            files=lambda folder: write_maps(audit.maps, loaded, audit.tokens, folder / "maps.safetensors"),
+            files=lambda folder: write_maps(audit.maps, loaded, audit.shown, folder / "maps.safetensors"),
             page=write_report,
             loaded=loaded,
             config={"corpus": text.label, "min_queries": min_queries, "bos_tokens_per_sample": audit.summary["bos"]},

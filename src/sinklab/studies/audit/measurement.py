@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from torch import Tensor
 
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import Session
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import corpus_record, read_samples
-from sinklab.corpora.base import Corpus, hash_tokens
+from sinklab.corpora.base import Corpus
+from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.models.drawing import draw_samples
 from sinklab.models.lengths import require_positions
 from sinklab.models.loading import LoadedModel
 from sinklab.probes._of_sink import SinkProbe
@@ -64,14 +65,14 @@ class Audited:
         table: the long table of all conditions and sections.
         record: entries of ``run.json`` besides the settings.
         maps: attention maps of the first samples.
-        tokens: of these samples, int64 ``(samples, seq_len)``.
+        shown: these samples.
     """
 
     summary: dict[str, Any]
     table: pd.DataFrame
     record: dict[str, Any]
     maps: AttentionMaps
-    tokens: Tensor
+    shown: Samples
 
 
 def measure_audit(
@@ -99,12 +100,12 @@ def measure_audit(
     tables: list[pd.DataFrame] = []
     conditions: list[Condition] = []
     identity: dict[str, int] = {}
-    main: tuple[Tensor, Seen, list[Probe]] | None = None
+    main: tuple[Samples, Seen, list[Probe]] | None = None
     by_token: list[dict[str, object]] = []
     for source, with_bos in _plan(text, main_bos, loaded.encoder.bos_token_id is not None):
-        tokens = source.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
+        drawn = draw_samples(loaded, source, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         if main is None:
-            identity = check_identity(loaded.model, tokens)
+            identity = check_identity(loaded.model, drawn)
         names = list(probe_registry) if main is None else ["sink_rate"]
         probes = [make_probe(name, threshold) for name in names]
         finder = SinkFinder(threshold)
@@ -112,7 +113,7 @@ def measure_audit(
         stage = f"{source.label}, {'with' if with_bos else 'without'} BOS"
         probed = run_probes(
             loaded.model,
-            tokens,
+            drawn,
             first,
             batch_size=batch_size,
             loss=takes_loss,
@@ -125,15 +126,18 @@ def measure_audit(
         tables.append(table)
         if main is None:
             # Numbers about the sink need a second look: where it is, is known only after the first.
-            again, sinks = about_sinks(loaded, tokens, probes, sinks, batch_size=batch_size, progress=progress)
+            again, sinks = about_sinks(loaded, drawn, probes, sinks, batch_size=batch_size, progress=progress)
             tables.append(labelled(again, loaded, **constants))
-            main, by_token = (tokens, probed, probes), finder.by_token(decoder(loaded))
-        conditions.append(Condition(source.label, with_bos, probed.loss, table, hash_tokens(tokens), sinks))
+            main, by_token = (drawn, probed, probes), finder.by_token(decoder(loaded))
+        conditions.append(Condition(source.label, with_bos, probed.loss, table, drawn.sha256, sinks))
     assert main is not None  # the plan always has a first condition
-    (tokens, probed, probes), sinks = main, conditions[0].sinks
+    (drawn, probed, probes), sinks = main, conditions[0].sinks
+    tokens = drawn.tokens
+    assert tokens is not None
+    shown = drawn.take(slice(MAP_SAMPLES))
 
     maps = AttentionMaps(MAP_TILES)
-    run_probes(loaded.model, tokens[:MAP_SAMPLES], [maps], batch_size=MAP_SAMPLES, progress=progress, stage="attention maps")
+    run_probes(loaded.model, shown, [maps], batch_size=MAP_SAMPLES, progress=progress, stage="attention maps")
 
     summary = summarize(
         loaded,
@@ -163,13 +167,13 @@ def measure_audit(
     record = {
         "model": model_facts(loaded, probed.session),
         "corpus": corpus_record(text, reading),
-        "token_sha256": hash_tokens(tokens),
+        "token_sha256": drawn.sha256,
         "conditions": [{"corpus": c.corpus, "bos": int(c.bos), "token_sha256": c.token_sha256} for c in conditions],
         "definitions": definitions({probe.name: probe.metrics for probe in (*probes, *also)}),
         "checks": checks(probed.session, identity),
         "calls": dict(probed.session.calls),
     }
-    return Audited(summary, append(tables), record, maps, tokens[:MAP_SAMPLES])
+    return Audited(summary, append(tables), record, maps, shown)
 
 
 def _policies(
@@ -200,7 +204,7 @@ def _policies(
 
 def about_sinks(
     loaded: LoadedModel,
-    tokens: Tensor,
+    samples: Samples,
     probes: Sequence[Probe],
     sinks: Sinks,
     *,
@@ -210,7 +214,7 @@ def about_sinks(
     """A second pass over the samples for the probes of a sink, now that it is known, and for what every head gives to it."""
     chosen = [probe.about(sinks) for probe in probes if isinstance(probe, SinkProbe)]
     weights = SinkWeights(sinks)
-    probed = run_probes(loaded.model, tokens, [*chosen, weights], batch_size=batch_size, progress=progress, stage="the sinks")
+    probed = run_probes(loaded.model, samples, [*chosen, weights], batch_size=batch_size, progress=progress, stage="the sinks")
     return probed.session, weights.completed() if sinks.main else sinks
 
 
@@ -233,11 +237,11 @@ def _plan(text: Corpus, main_bos: bool, has_bos: bool) -> list[tuple[Corpus, boo
     return plan
 
 
-def write_maps(maps: AttentionMaps, loaded: LoadedModel, tokens: Tensor, path: Path) -> None:
+def write_maps(maps: AttentionMaps, loaded: LoadedModel, shown: Samples, path: Path) -> None:
     from safetensors.numpy import save_file
 
-    arrays = maps.arrays()
-    if arrays:
+    arrays, tokens = maps.arrays(), shown.tokens
+    if arrays and tokens is not None:
         metadata = {
             "tokens": json.dumps([token_texts(loaded, row) for row in tokens.tolist()], ensure_ascii=False),
             "modules": json.dumps(maps.modules),

@@ -10,7 +10,7 @@ from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import (
     BatchSize,
     Bos,
-    CorpusSource,
+    CorpusOfModel,
     Device,
     Dtype,
     ModelSource,
@@ -37,7 +37,7 @@ def measure(
     model: ModelSource,
     *,
     probes: Sequence[str | dict[str, Any] | Probe],
-    corpus: CorpusSource = "python_source",
+    corpus: CorpusOfModel = "auto",
     seq_len: SeqLen = 64,
     samples: Samples = 100,
     threshold: Threshold = 0.3,
@@ -70,7 +70,7 @@ def measure(
     """
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record, read_samples
-    from sinklab.corpora.base import hash_tokens
+    from sinklab.models.drawing import AUTO, default_corpus, draw_samples
     from sinklab.models.lengths import require_positions
     from sinklab.registry import probes as registry
     from sinklab.results.metric import definitions
@@ -83,14 +83,14 @@ def measure(
             raise ConfigurationError(f"name at least one probe; known: {', '.join(registry)}")
         chosen = [probing.make_probe(probe, threshold) for probe in probes]
         loaded = probing.opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
-        text = resolve_corpus(corpus)
+        text = default_corpus(loaded) if corpus == AUTO else resolve_corpus(corpus)
         with_bos = probing.uses_bos(loaded.encoder, bos)
         require_positions(loaded.model, seq_len)
-        tokens = text.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
+        drawn = draw_samples(loaded, text, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         reading = read_samples(text, loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
-        identity = probing.check_identity(loaded.model, tokens)
+        identity = probing.check_identity(loaded.model, drawn)
         session = probing.run_probes(
-            loaded.model, tokens, chosen, batch_size=batch_size, progress=run.progress, stage=text.label
+            loaded.model, drawn, chosen, batch_size=batch_size, progress=run.progress, stage=text.label
         ).session
         return run.finish(
             table=probing.labelled(session, loaded, run_id=run.id, corpus=text.label, bos=int(with_bos), seed=seed),
@@ -99,7 +99,7 @@ def measure(
             config={"corpus": text.label, "probes": [probe.name for probe in chosen]},
             model=probing.model_facts(loaded, session),
             corpus=corpus_record(text, reading),
-            token_sha256=hash_tokens(tokens),
+            token_sha256=drawn.sha256,
             probes=[registry.settings(probe) for probe in chosen],
             definitions=definitions({probe.name: probe.metrics for probe in chosen}),
             checks=probing.checks(session, identity),

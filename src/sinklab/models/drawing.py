@@ -1,0 +1,33 @@
+"""Drawing: what a model is shown from a corpus, as samples of the kind that it reads."""
+
+from __future__ import annotations
+
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora.base import Corpus
+from sinklab.corpora.samples import Samples
+from sinklab.models.loading import LoadedModel
+
+__all__ = ["AUTO", "default_corpus", "draw_samples"]
+
+AUTO = "auto"
+"""As a corpus: the default for the kind of model."""
+
+
+def default_corpus(loaded: LoadedModel) -> Corpus:
+    """What a model is measured on if nothing is said: Python source."""
+    return resolve_corpus("python_source")
+
+
+def draw_samples(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: int, seed: int, bos: bool) -> Samples:
+    """Samples of a corpus for a model, ready for its forward; the same arguments give the same samples.
+
+    Args:
+        seq_len: tokens of a sample.
+        samples: how many.
+        bos: put the beginning-of-sequence token in front.
+
+    Raises:
+        ConfigurationError: ``bos`` asked of a model without such a token, or lengths below 2.
+        InputError: the corpus holds fewer samples than asked for.
+    """
+    return Samples.of_tokens(corpus.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=bos))
