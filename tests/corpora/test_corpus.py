@@ -5,6 +5,7 @@ import hashlib
 import pytest
 import torch
 
+from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import (
     PASSAGES_IN_VAIN,
     Encoder,
@@ -125,3 +126,31 @@ def test_the_hash_of_files_is_of_names_and_contents(tmp_path):
 
     assert files({"a": "1", "b": "2"}) == files({"b": "2", "a": "1"})
     assert len({files({"a": "1", "b": "2"}), files({"a": "2", "b": "1"}), files({"a": "12", "b": ""}), files({"a": "1"})}) == 4
+
+
+class Framed:
+    """A tokenizer of which nothing but the names of tokens is asked."""
+
+    def convert_ids_to_tokens(self, ids):
+        return [{2: "[CLS]", 3: "[SEP]"}[token] for token in ids]
+
+
+def test_an_encoder_gets_its_first_and_last_tokens_or_neither():
+    encoder = Encoder(vocab_size=50, bos_token_id=2, closing_ids=(3,), special_ids=frozenset({2, 3}), tokenizer=Framed())
+    drawn = resolve_corpus("random_tokens")
+    framed, bare = (drawn.sample(encoder, seq_len=8, samples=3, seed=0, bos=bos) for bos in (True, False))
+    assert framed.shape == bare.shape == (3, 8)
+    assert framed[:, 0].tolist() == [2] * 3
+    assert framed[:, -1].tolist() == [3] * 3
+    assert not (torch.isin(framed[:, 1:-1], torch.tensor([2, 3])) | torch.isin(bare[:, 2:], torch.tensor([2, 3]))).any()
+    assert encoder.bos_name == "[CLS] and [SEP]"
+    with pytest.raises(ConfigurationError, match=r"`seq_len` 2 holds \[CLS\] and \[SEP\] and no token of a text; take at least 3"):
+        drawn.sample(encoder, seq_len=2, samples=1, seed=0, bos=True)
+
+
+def test_a_model_with_closing_tokens_alone_always_gets_them():
+    encoder = Encoder(vocab_size=50, closing_ids=(1,), special_ids=frozenset({1}))
+    assert encoder.frame(False) == ((), (1,))
+    assert Encoder(vocab_size=50, bos_token_id=0).frame(True) == ((0,), ())
+    assert Encoder(vocab_size=50, bos_token_id=0, closing_ids=(1,)).frame(False) == ((), ())
+    assert Encoder(vocab_size=50, bos_token_id=0).bos_name == "BOS"

@@ -224,6 +224,8 @@ def test_the_first_token_of_bert_counts_as_bos(tmp_path):
     assert encoder.bos_token_id == encoder.tokenizer.convert_tokens_to_ids("[CLS]")
     assert encoder.adds_bos
     assert encoder.special_ids == set(encoder.tokenizer.convert_tokens_to_ids(words[:5]))
+    assert encoder.closing_ids == (encoder.tokenizer.convert_tokens_to_ids("[SEP]"),)
+    assert encoder.bos_name == "[CLS] and [SEP]"
 
 
 def test_padding_rows_of_the_embedding_are_not_tokens(tmp_path, tokenizer):

@@ -60,12 +60,12 @@ def read_samples(corpus: Corpus, encoder: Encoder, *, seq_len: int, samples: int
     Returns:
         ``None`` for a corpus that is no text, and for a tokenizer that does not say where its tokens stand (a slow one).
     """
-    tokenizer = encoder.tokenizer
-    if tokenizer is None or not isinstance(corpus, TextCorpus) or not getattr(tokenizer, "is_fast", False) or seq_len <= bos:
+    tokenizer, framed = encoder.tokenizer, sum(map(len, encoder.frame(bos)))
+    if tokenizer is None or not isinstance(corpus, TextCorpus) or not getattr(tokenizer, "is_fast", False) or seq_len <= framed:
         return None
     tokens = characters = predicted = predicted_bytes = unknown = 0
     visible = read = 0.0
-    for ids, text in islice(corpus.pieces(encoder, seq_len - bos, seed), samples):
+    for ids, text in islice(corpus.pieces(encoder, seq_len - framed, seed), samples):
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         spans = [(int(start), int(stop)) for start, stop in encoded["offset_mapping"]]
         if max((stop for _, stop in spans), default=0) < len(text.rstrip()):

@@ -55,6 +55,7 @@ class Encoder:
     Args:
         vocab_size: ids are drawn below it.
         bos_token_id: beginning-of-sequence id (BERT's ``[CLS]`` counts as one), ``None`` when the model has none.
+        closing_ids: what the tokenizer puts behind a text that an encoder reads, such as ``[SEP]``; empty for decoders.
         tokenizer: a transformers tokenizer; ``None`` for a model that came without one.
         special_ids: ids that random tokens leave out.
         rows: of the model's embedding, which may have more than there are tokens; 0 where that is not known.
@@ -65,6 +66,28 @@ class Encoder:
     tokenizer: PreTrainedTokenizerBase | None = None
     special_ids: frozenset[int] = frozenset()
     rows: int = 0
+    closing_ids: tuple[int, ...] = ()
+
+    def frame(self, bos: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids in front of a sample and behind it: those that the tokenizer puts there, or none.
+
+        A model that has closing tokens and no token to begin with (T5) always gets the closing ones.
+
+        Raises:
+            ConfigurationError: ``bos`` asked of a model without such a token.
+        """
+        if bos and self.bos_token_id is None:
+            raise ConfigurationError("this model has no beginning-of-sequence token; use `bos` none")
+        front = (self.bos_token_id,) if bos and self.bos_token_id is not None else ()
+        return front, self.closing_ids if bos or self.bos_token_id is None else ()
+
+    @property
+    def bos_name(self) -> str:
+        """What samples begin with, in words: ``BOS``; of an encoder its tokens, ``[CLS] and [SEP]``."""
+        tokens = dict.fromkeys((self.bos_token_id, *self.closing_ids))
+        if self.tokenizer is None or not self.closing_ids or self.bos_token_id is None:
+            return "BOS"
+        return " and ".join(map(str, self.tokenizer.convert_ids_to_tokens([token for token in tokens if token is not None])))
 
     @property
     def adds_bos(self) -> bool:
@@ -138,7 +161,8 @@ class Corpus(abc.ABC):
         """The first ``samples`` rows, int64 ``(samples, seq_len)``.
 
         Args:
-            bos: put the beginning-of-sequence token at position 0; the row then holds ``seq_len - 1`` corpus tokens.
+            bos: put the beginning-of-sequence token at position 0, and closing tokens at the end, where the model has them; the
+                row then holds as many corpus tokens less.
 
         Raises:
             ConfigurationError: ``bos`` asked of a model without such a token, or lengths below 2.
@@ -146,14 +170,17 @@ class Corpus(abc.ABC):
         """
         if seq_len < 2 or samples < 1:
             raise ConfigurationError(f"`seq_len` must be at least 2 and `samples` at least 1, got {seq_len} and {samples}")
-        if bos and encoder.bos_token_id is None:
-            raise ConfigurationError("this model has no beginning-of-sequence token; use `bos` none")
+        front, back = encoder.frame(bos)
+        if seq_len <= len(front) + len(back):
+            raise ConfigurationError(
+                f"`seq_len` {seq_len} holds {encoder.bos_name} and no token of a text; take at least "
+                f"{len(front) + len(back) + 1}"
+            )
         # Two numbers a token: an entry of the list of rows, and of the tensor.
         require_memory(16 * seq_len * samples, f"`samples` {samples} of `seq_len` {seq_len}")
-        front = [encoder.bos_token_id] if bos and encoder.bos_token_id is not None else []
         rows: list[list[int]] = []
-        for row in self.rows(encoder, seq_len - bos, seed):
-            rows.append([*front, *row])
+        for row in self.rows(encoder, seq_len - len(front) - len(back), seed):
+            rows.append([*front, *row, *back])
             if len(rows) == samples:
                 return torch.tensor(rows, dtype=torch.int64)
         raise InputError(

@@ -23,6 +23,7 @@ from sinklab.models.attach import CONFIG_FIELD, restore
 from sinklab.models.checkpoint import TensorHeader, first_line, hash_files, locate, read_config, read_headers, weight_files
 from sinklab.models.fitting import bounded_building, require_fit, require_numbers
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.models.losses import is_causal_lm
 from sinklab.models.tokenizer import load_tokenizer
 from sinklab.registry import operations
 
@@ -306,6 +307,12 @@ def _encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) 
         bos = tokenizer.bos_token_id
     elif getattr(tokenizer, "cls_token_id", None) is not None:
         bos = tokenizer.cls_token_id
+    closing: tuple[int, ...] = ()
+    if not is_causal_lm(model):
+        front, closing = _frame(tokenizer, rows)
+        # The config classes of some encoder-decoders have a bos_token_id that no tokenizer of theirs puts anywhere.
+        begins = tokenizer.bos_token_id is not None or getattr(tokenizer, "cls_token_id", None) is not None
+        bos = front[0] if len(front) == 1 else bos if begins or not model.config.is_encoder_decoder else None
     added = {token for token, entry in getattr(tokenizer, "added_tokens_decoder", {}).items() if entry.special}
     return Encoder(
         # Vocabularies are often padded beyond the tokenizer's last id; those rows are not tokens.
@@ -314,7 +321,21 @@ def _encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) 
         bos_token_id=bos,
         tokenizer=tokenizer,
         special_ids=frozenset(tokenizer.all_special_ids) | added,
+        closing_ids=closing,
     )
+
+
+def _frame(tokenizer: PreTrainedTokenizerBase, rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids that a tokenizer puts in front of a text and behind it; none where that cannot be seen, or the model lacks them."""
+    try:
+        outer = list(tokenizer("a", verbose=False)["input_ids"])
+        inner = list(tokenizer("a", add_special_tokens=False, verbose=False)["input_ids"])
+    except Exception:
+        return (), ()  # a tokenizer that needs more than a text; whoever gives it one sees its error
+    starts = [start for start in range(len(outer) - len(inner) + 1) if outer[start : start + len(inner)] == inner]
+    if not inner or not starts or max(outer) >= rows:
+        return (), ()
+    return tuple(outer[: starts[0]]), tuple(outer[starts[0] + len(inner) :])
 
 
 def _operation(model: PreTrainedModel) -> str:

@@ -1,14 +1,74 @@
-"""The loss of language models: cross-entropy of each token."""
+"""The loss of language models: cross-entropy of each token, and of which tokens, by what a model was made for."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import Literal, TypeAlias
 
-__all__ = ["IGNORED", "cross_entropies"]
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sinklab.errors import ConfigurationError
+
+__all__ = ["HIDDEN_SHARE", "IGNORED", "LossKind", "cross_entropies", "hide_tokens", "is_causal_lm", "loss_kind"]
 
 IGNORED = -100
 """As a target: no loss is taken there."""
+
+HIDDEN_SHARE = 0.15
+"""Share of the tokens that a masked-LM loss hides and asks for (Devlin et al. 2018, arXiv 1810.04805)."""
+
+LossKind: TypeAlias = Literal["next token", "masked token", "target token", "class"]
+"""What a loss is taken of: every next token; tokens that were hidden; the tokens of a target text; a class."""
+
+
+def is_causal_lm(model: PreTrainedModel) -> bool:
+    """Whether the model predicts the next token of its own text."""
+    return bool(model.can_generate()) and not model.config.is_encoder_decoder
+
+
+def loss_kind(model: nn.Module) -> LossKind | None:
+    """What the loss of a model is taken of; ``None`` for a model without a head, or with one of another task."""
+    name = type(model).__name__
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return "target token" if getattr(model, "can_generate", lambda: False)() else None
+    if getattr(model, "can_generate", lambda: False)():
+        return "next token"
+    if name.endswith("ForMaskedLM"):
+        return "masked token"
+    return "class" if name.endswith(("ForImageClassification", "ForSequenceClassification", "ForAudioClassification")) else None
+
+
+def hide_tokens(
+    tokens: Tensor, free: Tensor, mask_token: int, *, share: float = HIDDEN_SHARE, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Samples of a masked-LM loss: some tokens of each sample, drawn without replacement, become the mask token.
+
+    All of them do: the tokens that training leaves as they are or replaces by others, one in five, are there to make it robust,
+    and add nothing to what a loss says.
+
+    Args:
+        tokens: int64 ``(samples, seq_len)``.
+        free: boolean of the same shape: which of them may be hidden; padding and special tokens may not.
+        mask_token: what stands in the place of a hidden token.
+        share: of the free tokens of a sample, to the nearest whole number, and at least one of a sample that has any.
+        seed: of the draw.
+
+    Returns:
+        The tokens with the hidden ones replaced, and the targets: the token where one is hidden, :data:`IGNORED` elsewhere.
+
+    Raises:
+        ConfigurationError: a share outside (0, 1], or samples without a free token.
+    """
+    if not 0 < share <= 1:
+        raise ConfigurationError(f"share of masked positions must be above 0 and at most 1, got {share}")
+    number = free.sum(1, keepdim=True)
+    if not bool((number > 0).any()):
+        raise ConfigurationError("the samples hold special and unknown tokens alone, and none that could be hidden")
+    draws = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)).to(tokens.device)
+    rank = draws.masked_fill(~free, 2.0).argsort(dim=1).argsort(dim=1)
+    hidden = free & (rank < (share * number).round().clamp(min=1))
+    return tokens.masked_fill(hidden, mask_token), tokens.masked_fill(~hidden, IGNORED)
 
 
 def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:

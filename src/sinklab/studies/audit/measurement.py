@@ -20,6 +20,7 @@ from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.drawing import draw_samples
 from sinklab.models.lengths import require_positions
 from sinklab.models.loading import LoadedModel
+from sinklab.models.losses import is_causal_lm
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import policies as policy_registry
 from sinklab.registry import probes as probe_registry
@@ -39,7 +40,6 @@ from sinklab.studies.measure.probing import (
     Seen,
     check_identity,
     checks,
-    is_causal_lm,
     labelled,
     make_probe,
     model_facts,

@@ -17,6 +17,7 @@ from sinklab.corpora.base import hash_tokens
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
+from sinklab.models.losses import is_causal_lm
 from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.registry import policies as policy_registry
 from sinklab.results.metric import LOSS, Coordinates, Metric, Row
@@ -28,7 +29,6 @@ from sinklab.streaming.perplexity import Decoding, Estimate, decoding, estimate,
 from sinklab.streaming.rotation import read_rotations
 from sinklab.studies.cache.policy_plan import label, left_out_row, plan_policies
 from sinklab.studies.cache.recommendation import recommend
-from sinklab.studies.measure.probing import is_causal_lm
 
 __all__ = ["compared"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.models.losses import cross_entropies
+from sinklab.models.losses import LossKind, cross_entropies, loss_kind
 from sinklab.studies.causes.replay_logits import LogitMap, TokenChanges
 from sinklab.studies.causes.samples import Samples
 
@@ -225,17 +225,13 @@ def readout_for(model: nn.Module) -> Readout:
     Raises:
         UnsupportedModelError: a model of another task, or none.
     """
-    name, config = type(model).__name__, getattr(model, "config", None)
-    if not getattr(config, "is_encoder_decoder", False):
-        if getattr(model, "can_generate", lambda: False)():
-            return NextToken()
-        if name.endswith("ForMaskedLM"):
-            return MaskedToken()
-        if name.endswith(("ForImageClassification", "ForSequenceClassification", "ForAudioClassification")):
-            return ClassLogits()
+    readouts: dict[LossKind, type[Readout]] = {"next token": NextToken, "masked token": MaskedToken, "class": ClassLogits}
+    kind = loss_kind(model)
+    if kind in readouts:
+        return readouts[kind]()
     raise UnsupportedModelError(
-        f"no loss is known for a {name}; the tasks known are next token, masked token and classification. Load the model with "
-        "its head, or give a readout: OutputDivergence for logits without targets, SquaredError for vectors"
+        f"no loss is known for a {type(model).__name__}; the tasks known are next token, masked token and classification. "
+        "Load the model with its head, or give a readout: OutputDivergence for logits without targets, SquaredError for vectors"
     )
 
 

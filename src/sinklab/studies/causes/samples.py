@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sinklab.errors import ConfigurationError, MeasurementError
+from sinklab.models.losses import HIDDEN_SHARE, IGNORED, hide_tokens
 
 __all__ = ["Samples", "masked_samples", "token_samples", "whole_samples"]
 
@@ -119,7 +120,9 @@ def token_samples(groups: Sequence[tuple[str, Tensor]]) -> Samples:
     return Samples({"input_ids": tokens}, domains, tokens, tuple(name for name, _ in groups))
 
 
-def masked_samples(groups: Sequence[tuple[str, Tensor]], mask_token: int, *, share: float = 0.15, seed: int = 0) -> Samples:
+def masked_samples(
+    groups: Sequence[tuple[str, Tensor]], mask_token: int, *, share: float = HIDDEN_SHARE, seed: int = 0
+) -> Samples:
     """Samples of a model that fills gaps: masked positions are scored, and no others.
 
     Args:
@@ -134,16 +137,13 @@ def masked_samples(groups: Sequence[tuple[str, Tensor]], mask_token: int, *, sha
     lengths = {tokens.shape[1] for _, tokens in groups}
     if len(lengths) != 1 or min(lengths) < 3:
         raise ConfigurationError(f"texts of all domains must have one length of 3 tokens or more, got {sorted(lengths)}")
-    if not 0 < share <= 1:
-        raise ConfigurationError(f"share of masked positions must be above 0 and at most 1, got {share}")
     tokens = torch.cat([tokens for _, tokens in groups])
-    inner = tokens.shape[1] - 2
-    draws = torch.rand(len(tokens), inner, generator=torch.Generator().manual_seed(seed))
-    chosen = draws.argsort(dim=1).argsort(dim=1) < max(1, round(share * inner))
-    chosen = torch.nn.functional.pad(chosen, (1, 1)).to(tokens.device)
+    free = torch.ones_like(tokens, dtype=torch.bool)
+    free[:, [0, -1]] = False
+    hidden, asked = hide_tokens(tokens, free, mask_token, share=share, seed=seed)
     numbers = torch.cat([torch.full((len(texts),), number) for number, (_, texts) in enumerate(groups)]).to(tokens.device)
-    domains = numbers[:, None].repeat(1, tokens.shape[1]).masked_fill(~chosen, -1)
-    return Samples({"input_ids": tokens.masked_fill(chosen, mask_token)}, domains, tokens, tuple(name for name, _ in groups))
+    domains = numbers[:, None].repeat(1, tokens.shape[1]).masked_fill(asked == IGNORED, -1)
+    return Samples({"input_ids": hidden}, domains, tokens, tuple(name for name, _ in groups))
 
 
 def whole_samples(inputs: dict[str, Tensor], targets: Tensor | None = None, groups: Sequence[tuple[str, int]] = ()) -> Samples:

@@ -40,8 +40,8 @@ def texts_of(
 ) -> Texts:
     """As many texts of every corpus, each corpus a domain with a name.
 
-    Models that predict the next token are scored at every position but the last. Models of masked tokens get their separator at
-    the end, if they have one; 15 % of the tokens are replaced by the mask token, and scored there alone.
+    Models that predict the next token are scored at every position but the last. Of models of masked tokens
+    15 % of the tokens are replaced by the mask token, and scored there alone.
 
     Raises:
         ConfigurationError: a corpus twice, or a mask token that the tokenizer has not.
@@ -58,7 +58,6 @@ def texts_of(
     if not isinstance(readout, (NextToken, MaskedToken)):
         raise UnsupportedModelError(f"{type(loaded.model).__name__} is not a model of texts; {FROM_PYTHON}")
     mask: int | None = getattr(loaded.tokenizer, "mask_token_id", None)
-    separator = getattr(loaded.tokenizer, "sep_token_id", None)
     if isinstance(readout, MaskedToken) and mask is None:
         raise ConfigurationError(
             f"{type(loaded.model).__name__} predicts masked tokens, and its tokenizer has no mask token to hide them with; "
@@ -67,8 +66,6 @@ def texts_of(
     groups, record = [], []
     for name, corpus in corpora:
         tokens = corpus.sample(loaded.encoder, seq_len=seq_len, samples=texts, seed=seed, bos=bos)
-        if isinstance(readout, MaskedToken) and separator is not None:
-            tokens[:, -1] = separator
         groups.append((name, tokens))
         record.append(
             {"domain": name, "texts": texts, **dataclasses.asdict(corpus.identity), "token_sha256": hash_tokens(tokens)}

@@ -29,7 +29,6 @@ __all__ = [
     "check_identity",
     "checks",
     "classes_of",
-    "is_causal_lm",
     "labelled",
     "make_probe",
     "model_facts",
@@ -80,11 +79,6 @@ def uses_bos(encoder: Encoder, bos: str) -> bool:
     if bos == "always" and encoder.bos_token_id is None:
         raise ConfigurationError("`bos` always: this model has no beginning-of-sequence token; use `bos` none")
     return encoder.adds_bos if bos == "auto" else bos == "always"
-
-
-def is_causal_lm(model: PreTrainedModel) -> bool:
-    """Whether the model predicts the next token, so that a loss can be taken."""
-    return bool(model.can_generate()) and not model.config.is_encoder_decoder
 
 
 @torch.inference_mode()

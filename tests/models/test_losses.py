@@ -1,0 +1,65 @@
+"""What a loss is taken of: which tokens are hidden, which model has which loss, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from sinklab.errors import ConfigurationError
+from sinklab.models.losses import IGNORED, hide_tokens, loss_kind
+
+TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 32}
+
+
+def test_hidden_tokens_are_the_targets_and_nothing_else_is():
+    tokens = torch.arange(8 * 42).view(8, 42) % 20 + 5
+    tokens[:, 0], tokens[:, -1] = 0, 1
+    free = tokens > 4
+    hidden, targets = hide_tokens(tokens, free, 3, seed=7)
+    at = targets != IGNORED
+    assert at.sum(1).tolist() == [6] * 8  # 15 % of 40
+    assert bool((hidden[at] == 3).all())
+    assert torch.equal(targets[at], tokens[at])
+    assert torch.equal(hidden[~at], tokens[~at])
+    assert not at[:, [0, -1]].any()
+    assert torch.equal(hidden, hide_tokens(tokens, free, 3, seed=7)[0])
+    assert not torch.equal(hidden, hide_tokens(tokens, free, 3, seed=8)[0])
+
+
+def test_every_token_is_hidden_about_as_often_as_any_other():
+    tokens = torch.full((4000, 10), 7)
+    _, targets = hide_tokens(tokens, torch.ones_like(tokens, dtype=torch.bool), 3, share=0.3, seed=0)
+    share = (targets != IGNORED).float().mean(0)
+    assert torch.allclose(share, torch.tensor(0.3), atol=4.5 * (0.3 * 0.7 / 4000) ** 0.5)  # 4.5 standard errors, ten positions
+
+
+def test_a_sample_with_few_free_tokens_gives_one_and_one_with_none_gives_none():
+    tokens = torch.tensor([[0, 9, 1], [0, 1, 1]])
+    hidden, targets = hide_tokens(tokens, tokens > 4, 3)
+    assert hidden.tolist() == [[0, 3, 1], [0, 1, 1]]
+    assert targets.tolist() == [[IGNORED, 9, IGNORED], [IGNORED] * 3]
+    with pytest.raises(ConfigurationError, match="none that could be hidden"):
+        hide_tokens(tokens[1:], tokens[1:] > 4, 3)
+    with pytest.raises(ConfigurationError, match=r"above 0 and at most 1, got 0"):
+        hide_tokens(tokens, tokens > 4, 3, share=0)
+
+
+@pytest.mark.parametrize(
+    ("cls", "config", "kind"),
+    [
+        ("BertForMaskedLM", transformers.BertConfig(**TINY), "masked token"),
+        ("BertModel", transformers.BertConfig(**TINY), None),
+        ("BertForSequenceClassification", transformers.BertConfig(**TINY), "class"),
+        ("ElectraForPreTraining", transformers.ElectraConfig(**TINY, embedding_size=16), None),
+        ("GPT2LMHeadModel", transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32), "next token"),
+        (
+            "T5ForConditionalGeneration",
+            transformers.T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=32),
+            "target token",
+        ),
+        ("T5Model", transformers.T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=32), None),
+    ],
+)
+def test_which_loss_a_model_has(cls, config, kind):
+    assert loss_kind(getattr(transformers, cls)(config)) == kind
