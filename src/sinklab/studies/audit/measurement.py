@@ -52,7 +52,7 @@ __all__ = ["Audited", "measure_audit"]
 MAP_SAMPLES = 3
 MAP_TILES = 64
 POLICIES = ("full", "recompute", "window", "sink_window", "pinned")
-SINKS, TEXTS, LARGEST_CACHE, LONGEST_TEXT, DECODED = (0, 1, 4), 4, 256, 2048, 64
+SINKS, TEXTS, LARGEST_CACHE, LONGEST_TEXT, DECODED = (0, 1, 4), 4, 256, 2048, 32
 """What an audit compares: numbers of sinks, texts, and the most tokens held, read of a text, and decoded one by one."""
 
 
