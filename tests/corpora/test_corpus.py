@@ -153,6 +153,7 @@ def test_an_encoder_gets_its_first_and_last_tokens_or_neither():
 def test_a_model_with_closing_tokens_alone_always_gets_them():
     encoder = Encoder(vocab_size=50, closing_ids=(1,), special_ids=frozenset({1}))
     assert encoder.frame(False) == ((), (1,))
+    assert encoder.bos_name == ""
     assert Encoder(vocab_size=50, bos_token_id=0).frame(True) == ((0,), ())
     assert Encoder(vocab_size=50, bos_token_id=0, closing_ids=(1,)).frame(False) == ((), ())
     assert Encoder(vocab_size=50, bos_token_id=0).bos_name == "BOS"
