@@ -36,6 +36,7 @@ LINES: dict[str, Sequence[str]] = {
     "measure": (f"measure llama --probe sink_rate --probe entropy {QUICK} --out measure",),
     "cache": ("cache llama --text random_tokens --window 16 --sinks 0,4 --tokens 64 --documents 1 --out cache",),
     "causes": ("causes llama --heads 0.0 --sink 0 --domains random_tokens --texts 8 --seq-len 16 --out causes",),
+    "quantize": (f"quantize llama {QUICK} --samples 6 --calibration 2 --schemes w2a8,w4a16 --residual --out quantize",),
     "depend": ("depend llama --task long_text:corpus=random_tokens --window 16 --sinks 4 --items 2 --out depend",),
     "trigger": ("trigger --operation softmax --seeds 0 --cap 5 --samples 20 --out trigger",),
     "retrieval": ("retrieval --operation softmax --seeds 0 --cap 5 --samples 20 --out retrieval",),

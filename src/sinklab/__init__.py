@@ -12,7 +12,6 @@ from sinklab.results.version import __version__
 
 if TYPE_CHECKING:
     from sinklab.attention.session import attend
-    from sinklab.attention.statistics.of_tensors import attention_statistics
     from sinklab.models.attach import attach, save_model
     from sinklab.models.loading import load_model
     from sinklab.probes.sink_rate import SinkRate
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
     from sinklab.streaming.stream import Stream, stream
     from sinklab.studies.audit.audit import audit
     from sinklab.studies.causes.causes import find_causes
-    from sinklab.studies.measure.from_weights import from_weights
     from sinklab.studies.measure.measure import measure
     from sinklab.studies.pretrain.pretrain import pretrain
+    from sinklab.studies.quantize.quantize import quantize
     from sinklab.training.callback import SinkCallback
     from sinklab.training.config import PretrainingConfig
 
@@ -39,14 +38,13 @@ _HOMES = {
     "Stream": "sinklab.streaming.stream",
     "attach": "sinklab.models.attach",
     "attend": "sinklab.attention.session",
-    "attention_statistics": "sinklab.attention.statistics.of_tensors",
     "audit": "sinklab.studies.audit.audit",
     "find_causes": "sinklab.studies.causes.causes",
-    "from_weights": "sinklab.studies.measure.from_weights",
     "load_model": "sinklab.models.loading",
     "measure": "sinklab.studies.measure.measure",
     "open_reader": "sinklab.streaming.reader",
     "pretrain": "sinklab.studies.pretrain.pretrain",
+    "quantize": "sinklab.studies.quantize.quantize",
     "save_model": "sinklab.models.attach",
     "stream": "sinklab.streaming.stream",
     "write_report": "sinklab.report.html",
@@ -63,14 +61,13 @@ __all__ = [
     "__version__",
     "attach",
     "attend",
-    "attention_statistics",
     "audit",
     "find_causes",
-    "from_weights",
     "load_model",
     "measure",
     "open_reader",
     "pretrain",
+    "quantize",
     "save_model",
     "stream",
     "write_report",

@@ -83,6 +83,7 @@ ENTRIES = {
         (MODEL, "--text", "{inputs}/text.txt", "--tokens", "96", "--documents", "2", "--window", "16", "--sinks", "0,1", *OUT),
     ),
     "causes": Entry((MODEL, "--domains", "{inputs}/text.txt", "--texts", "8", "--seq-len", "32", "--sink", "0", *OUT)),
+    "quantize": Entry((MODEL, *FEW, "--calibration", "2", "--schemes", "w8a8", *OUT)),
     "depend": Entry((MODEL, "--task", "long_text:corpus={inputs}/text.txt", "--window", "24", "--items", "3", *OUT)),
     "trigger": Entry(("--operation", "softmax,relu", "--seeds", "0..1", "--cap", "3", "--samples", "16", *OUT)),
     "retrieval": Entry(("--seeds", "0..1", "--cap", "3", "--samples", "16", *OUT)),

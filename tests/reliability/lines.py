@@ -37,6 +37,7 @@ QUICK: dict[str, list[str]] = {
         *("tiny", "--set=training.steps=2", "--set=schedule.warmup_steps=0", "--set=data.corpus=text.txt"),
         *("--set=watch.samples=2", "--set=data.max_tokens=4000", "--set=data.held_out_rows=2", "--cache=c"),
     ],
+    "quantize": ["model", "--samples=4", "--calibration=1", "--seq-len=8", "--corpus=text.txt", "--schemes=w8a8"],
     "report": ["audit"],
     "reproduce": ["learning_rate", "--plan"],
     "retrieval": ["--operation=relu:power=0", "--seeds=0", "--cap=2", "--samples=2", "--batch=2"],

@@ -34,6 +34,7 @@ __all__ = [
     "model_facts",
     "opened",
     "run_probes",
+    "sample_losses",
     "uses_bos",
 ]
 
@@ -96,20 +97,13 @@ def run_probes(
 
     Args:
         samples: what the model is shown; token ids ``(samples, seq_len)`` stand for samples of text.
-        loss: take it: of the samples' targets, or of next tokens where they have none; where other samples are scored
-            (:attr:`~sinklab.corpora.samples.Samples.scored`), in a pass of its own, which the probes do not see.
+        loss: take it: of the samples' targets, or of next tokens where they have none.
     """
     samples = as_samples(samples)
     if batch_size is not None and batch_size < 1:
         raise ConfigurationError(f"`batch_size` must be at least 1, got {batch_size}")
     size = batch_size or max(1, TOKENS_PER_BATCH // (samples.positions or UNKNOWN_POSITIONS))
     total, scored, done = 0.0, 0, 0
-    if loss and samples.scored is not None:
-        apart = run_probes(
-            model, samples.scored, [], batch_size=batch_size, loss=True, progress=progress, stage=f"{stage}, loss"
-        )
-        seen = run_probes(model, samples, probes, batch_size=batch_size, progress=progress, stage=stage)
-        return dataclasses.replace(seen, loss=apart.loss)
     with attend(model, probes) as session:
         for batch in samples.batches(size):
             output = model(**_arguments(model, batch, full_logits=loss))
@@ -119,6 +113,17 @@ def run_probes(
                 scored += int((targets != IGNORED).sum())
             progress(stage, done := done + len(batch), len(samples))
     return Seen(session, total / scored if scored else None)
+
+
+@torch.inference_mode()
+def sample_losses(model: PreTrainedModel, samples: Samples, *, batch_size: int | None = None) -> Tensor:
+    """The loss of every scored position of every sample in nats, float32 ``(samples, positions)``; NaN where none is taken."""
+    size = batch_size or max(1, TOKENS_PER_BATCH // (samples.positions or UNKNOWN_POSITIONS))
+    losses = []
+    for batch in samples.batches(size):
+        logits, targets = _scored(model(**_arguments(model, batch, full_logits=True)).logits, batch)
+        losses.append(cross_entropies(logits, targets).cpu().masked_fill(targets.cpu() == IGNORED, torch.nan))
+    return torch.cat(losses)
 
 
 def as_samples(samples: Samples | Tensor) -> Samples:

@@ -1,0 +1,1 @@
+"""sinklab quantize: what quantisation costs a model, what carries the cost, and what cures it."""

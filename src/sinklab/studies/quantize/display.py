@@ -1,0 +1,85 @@
+"""What the terminal shows of ``sinklab quantize``: schemes, the sites that cost most, cures, and what they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from sinklab.report.policies import size
+from sinklab.report.quantize import scheme_name
+from sinklab.results.run import Result
+from sinklab.results.summaries import QuantizeSummary
+
+__all__ = ["display"]
+
+SHOWN = 8
+"""Sites that the terminal shows; all are in summary.json."""
+
+
+def display(result: Result) -> Iterator[RenderableType]:
+    """Three tables and a few sentences; two tables fewer where there is no gap."""
+    summary = cast(QuantizeSummary, result.summary)  # of a result of this command
+    unit = summary["unit"]
+    yield Text(
+        f"{summary['model']}: {summary['texts']} samples of {summary['corpus']}, ranges from {summary['calibration']} others; "
+        f"loss {summary['clean_loss']['mean']:.3f} {unit}; weights on grids: {100 * summary['quantized_share']:.0f} % of all "
+        f"parameters, {size(summary['float_bytes'])} in 16 bits\n"
+    )
+    table = _table("scheme", "loss", "gap [95 %]", "verdict", "weights", "computed by")
+    for scheme in summary["schemes"]:
+        verdict = scheme["verdict"]
+        if scheme["texts_needed"]:
+            verdict += f" ({scheme['texts_needed']:,} texts would do)"
+        table.add_row(
+            scheme_name(scheme), f"{scheme['loss']:.3f}", escape(_interval(scheme["gap"], scheme["low"], scheme["high"])),
+            verdict, size(scheme["weight_bytes"]), scheme["products"],
+        )  # fmt: skip
+    yield table
+    if summary["sites"]:
+        yield f"\n[bold]Alone on grids under {summary['examined'].upper()}[/bold], the most costly of {len(summary['sites'])}"
+        table = _table("site", "gap", "channel", "times median", "at")
+        for site in sorted(summary["sites"], key=lambda site: -site["gap"])[:SHOWN]:
+            where = "most tokens" if site["everywhere"] else ", ".join(site["tokens"][:4])
+            table.add_row(
+                escape(site["site"]), escape(_interval(site["gap"], site["low"], site["high"])), str(site["channel"]),
+                f"{site['range_ratio']:.3g}", escape(where) or "–",
+            )  # fmt: skip
+        yield table
+    if summary["cures"]:
+        yield "\n[bold]Cures[/bold]"
+        table = _table("cure", "gap left", "products whole", "activations whole", "more bytes")
+        for cure in sorted(summary["cures"], key=lambda cure: cure["left"]["mean"]):
+            left = cure["left"]
+            table.add_row(
+                cure["cure"], escape(_interval(left["mean"], left["low"], left["high"])), f"{100 * cure['share_whole']:.2f} %",
+                f"{100 * cure['activations_whole']:.2f} %", size(cure["extra_bytes"]),
+            )  # fmt: skip
+        yield table
+    if summary["sinks_refused"]:
+        yield Text(f"\nno sinks are known: {summary['sinks_refused']}")
+    yield Text(f"\n{summary['text']}")
+    recipe = summary["recipe"]
+    for name, reason in (recipe["refused"] if recipe else {}).items():
+        yield Text(f"no recipe for {name}: {reason}")
+    if result.folder is not None:
+        yield Text(f"\nfigure  {result.folder / 'quantize.png'}")
+        for name in recipe["files"] if recipe else ():
+            yield Text(f"recipe  {result.folder / name}")
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(
+            escape(heading), justify="right" if number and heading not in ("verdict", "at", "computed by") else "left"
+        )
+    return table
+
+
+def _interval(mean: float, low: float, high: float) -> str:
+    return f"{mean:+z.3f} [{low:+z.3f}, {high:+z.3f}]"

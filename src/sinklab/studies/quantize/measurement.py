@@ -1,0 +1,454 @@
+"""The measurement behind quantize(): loss by scheme, by site and by cure, over samples that no range was taken from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sinklab.corpora.samples import Samples
+from sinklab.errors import ConfigurationError, MeasurementError, SinklabError, UnsupportedModelError
+from sinklab.models.loading import LoadedModel
+from sinklab.models.losses import is_causal_lm, loss_kind
+from sinklab.results.intervals import Interval, means_over_items
+from sinklab.results.metric import LOSS, Metric, Row
+from sinklab.results.run import Progress, silent
+from sinklab.results.summaries import CureEntry, QuantizeSummary, SchemeEntry, SiteEntry, TokenRise
+from sinklab.sinks import find_sinks
+from sinklab.studies.quantize.cures import Cure, cost_of, modules_whole, of_activations, spike_positions, token_bytes
+from sinklab.studies.quantize.scheme import WHOLE_BITS, Scheme
+from sinklab.studies.quantize.spikes import Spike, find_spikes
+from sinklab.studies.quantize.twin import Range, Treatment, Twin
+from sinklab.studies.quantize.verdict import best_cure, judged, texts_needed, verdict_text
+
+__all__ = ["examine"]
+
+SUMMARY_VERSION = 1
+PROBE = "quantize"
+LEVEL = 0.95
+MANY = 4
+"""Modules that the larger of two cures keeps whole, if there are four times as many."""
+
+RISING = 8
+"""Tokens that are listed."""
+
+CHECKED = 2
+"""Calibration samples on which integer and simulated products are compared."""
+
+GAP = Metric("quantization_gap", "nats", "Loss of the quantised model less that of the model as it is, over the same samples.")
+SITE_GAP = Metric(
+    "quantization_site_gap",
+    "nats",
+    "quantization_gap with this linear map, or the residual stream at this place, alone on grids.",
+)
+POSITION_GAP = Metric("quantization_gap_by_position", "nats", "quantization_gap of the loss of the token behind this position.")
+LEFT = Metric("quantization_gap_left", "nats", "quantization_gap under the scheme with a cure.")
+GAIN = Metric(
+    "quantization_gain", "nats", "Loss under the scheme less that under the scheme with a cure, over the same samples."
+)
+RATIO = Metric(
+    "channel_range_ratio",
+    "ratio",
+    "Range of the channel with the largest one over that of the median channel of the same input, over calibration samples.",
+)
+CHANNEL = Metric("channel_of_largest_range", "index", "The channel (0-based) that has the channel_range_ratio.")
+SHARE = Metric("whole_products", "fraction", "Multiplications of linear maps that a cure leaves whole.", range=(0.0, 1.0))
+ACTIVATIONS = Metric(
+    "whole_activations", "fraction", "Numbers on grids under the scheme alone that a cure leaves whole.", range=(0.0, 1.0)
+)
+BYTES = Metric("extra_bytes", "bytes", "What a cure holds besides the codes, whole numbers counted as 16 bits.")
+BOUNDS = {metric: (metric.bound("low"), metric.bound("high")) for metric in (GAP, SITE_GAP, LEFT, GAIN)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What is to be measured.
+
+    Attributes:
+        schemes: the first one is examined: its sites, its cures.
+        residual: quantise the residual stream too.
+        integer: multiply codes as integers.
+        minimal_effect: nats up to which a gap is none.
+        threshold: of find_sinks.
+    """
+
+    schemes: Sequence[Scheme]
+    residual: bool = False
+    integer: bool = True
+    minimal_effect: float = 0.01
+    threshold: float = 0.3
+
+    def check(self, products: str) -> None:
+        """Refuse what cannot be measured.
+
+        Raises:
+            ConfigurationError: see the messages.
+        """
+        if products not in ("integer", "simulated"):
+            raise ConfigurationError(f"`products` {products!r} must be integer or simulated")
+        if not 0 <= self.minimal_effect < float("inf"):
+            raise ConfigurationError(f"`minimal_effect` {self.minimal_effect} must be 0 or more nats")
+        if not 0 <= self.threshold < 1:
+            raise ConfigurationError(f"`threshold` {self.threshold} must be at least 0 and below 1")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Examined:
+    """Summary without recipe, rows of the table, and the treatment that the recipe is to be made of."""
+
+    summary: QuantizeSummary
+    rows: list[Row]
+    outside: list[str]
+    transposed: bool
+
+
+def examine(
+    loaded: LoadedModel,
+    calibration: Samples,
+    samples: Samples,
+    request: Request,
+    *,
+    corpus: str,
+    bos: int,
+    progress: Progress = silent,
+) -> Examined:
+    """Everything that ``sinklab quantize`` says of a model.
+
+    Args:
+        calibration: samples that ranges of activations and positions of sinks and spikes are taken from.
+        samples: others, which losses are taken of, four or more.
+
+    Raises:
+        MeasurementError: a loss that is not finite without any quantisation, or integers that are not what they should be.
+        UnsupportedModelError, ConfigurationError: see :class:`Twin`.
+    """
+    if loss_kind(loaded.model) is None:
+        raise UnsupportedModelError(
+            f"{type(loaded.model).__name__} has no loss, so there is no gap to measure; load the model with its head"
+        )
+    if samples.tokens is None and samples.targets is None:
+        raise ConfigurationError("samples without targets have no loss; give `inputs` with targets, or a corpus with labels")
+    return _Examination(loaded, calibration, samples, request, corpus, bos, progress).run()
+
+
+class _Examination:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        calibration: Samples,
+        samples: Samples,
+        request: Request,
+        corpus: str,
+        bos: int,
+        progress: Progress,
+    ) -> None:
+        self.loaded, self.calibration, self.samples, self.request = loaded, calibration, samples, request
+        self.corpus, self.bos, self.progress = corpus, bos, progress
+        self.twin = Twin(loaded.model, residual=request.residual, integer=request.integer)
+        self.rows: list[Row] = []
+
+    def run(self) -> Examined:
+        request, twin = self.request, self.twin
+        self.progress("calibrating", 0, 3)
+        ranges = twin.ranges(self.calibration)
+        first = request.schemes[0]
+        spikes = find_spikes(twin, self.calibration, ranges, first.activations)
+        self.progress("calibrating", 1, 3)
+        sinks, refused = self._sinks()
+        self.progress("calibrating", 2, 3)
+        check = self._check(ranges)
+        self.progress("calibrating", 3, 3)
+        clean = twin.losses(self.samples, None)
+        if not bool(clean.isfinite().any(dim=1).all()) or bool(clean.isinf().any()):
+            raise MeasurementError(
+                f"{self.loaded.name}: the loss is not finite without any quantisation, so a gap means nothing"
+            )
+        self.clean, self.clean_means = clean, _means(clean)
+        bases, losses = self._bases(ranges)
+        schemes = [self._scheme(base, part) for base, part in zip(bases, losses, strict=True)]
+        difference = self._difference(bases[0], losses[0]) if request.integer and check is not None else None
+        sites: list[SiteEntry] = []
+        cures: list[CureEntry] = []
+        # A gap that is none or is lost in the noise has no carrier and needs no cure; to look for them finds noise.
+        examined = schemes[0]["verdict"] == "gap"
+        levels = [LEVEL, LEVEL]
+        if examined:
+            keys = list(twin.sites) if first.activations != WHOLE_BITS else [site.key for site in twin.linear]
+            gaps = self._scan(bases[0], keys)
+            levels[0] = 1 - (1 - LEVEL) / len(keys)
+            intervals = means_over_items(gaps, level=levels[0])
+            sites = [
+                self._site(spikes[key], interval, sinks) for key, interval in zip(keys, intervals, strict=True)
+            ]  # fmt: skip
+            cures, levels[1] = self._cures(bases, spikes, sinks, gaps, keys, losses[0])
+        by_position = _column_means(losses[0] - clean)
+        best = best_cure(cures, request.minimal_effect)
+        worst = max(spikes.values(), key=lambda spike: spike.ratio)
+        nothing = Interval(float("nan"), float("nan"), float("nan"))
+        summary: QuantizeSummary = {
+            "summary_version": SUMMARY_VERSION,
+            "model": self.loaded.name,
+            "revision": self.loaded.revision,
+            "operation": self.loaded.operation,
+            "corpus": self.corpus,
+            "bos": self.bos,
+            "texts": len(self.samples),
+            "calibration": len(self.calibration),
+            "tokens": self.samples.positions,
+            "unit": "nats",
+            "residual": request.residual,
+            "minimal_effect": request.minimal_effect,
+            "clean_loss": means_over_items(self.clean_means[None])[0].to_dict(),
+            "quantized_share": twin.share,
+            "float_bytes": sum(site.width * site.outputs for site in twin.linear) * 2,
+            "integer_check": check,
+            "loss_difference": difference,
+            "schemes": schemes,
+            "examined": first.name,
+            "activation_bits": first.activations,
+            "level_of_sites": levels[0],
+            "level_of_cures": levels[1],
+            "sinks": None if sinks is None else list(sinks),
+            "sinks_refused": refused,
+            "sites": sites,
+            "largest_spike": self._site(worst, nothing, sinks) if worst.large else None,
+            "gap_by_position": [float(value) for value in by_position],
+            "tokens_that_rise": self._rising(losses[0]) if examined else [],
+            "cures": cures,
+            "recommended": None if best is None else best["cure"],
+            "recipe": None,
+            "text": "",
+        }
+        if summary["largest_spike"] is not None:
+            for name in ("gap", "low", "high"):
+                del summary["largest_spike"][name]
+        summary["text"] = verdict_text(summary)
+        self._tabulate(summary, spikes)
+        return Examined(summary, self.rows, _outside(twin), any(map_.transposed for map_ in twin.maps))
+
+    # --- parts ----------------------------------------------------------------------------------------------------------------
+
+    def _sinks(self) -> tuple[tuple[int, ...] | None, str | None]:
+        """Positions of the sinks on the calibration samples; ``None`` with the reason where they cannot be found."""
+        model = self.loaded.model
+        try:
+            arguments = self.calibration.on(model.device, model.dtype)
+            found = find_sinks(model, arguments, threshold=self.request.threshold)
+        except SinklabError as error:
+            return None, str(error).splitlines()[0]
+        return tuple(sorted(found.positions)), None
+
+    def _check(self, ranges: Mapping[str, Range]) -> float | None:
+        """The largest difference of integer products from simulated ones over its bound, over the schemes that have any."""
+        checked = []
+        few = self.calibration.take(slice(0, CHECKED))
+        for scheme in self.request.schemes:
+            if self.request.integer and WHOLE_BITS not in (scheme.weights, scheme.activations):
+                for per_token in (False, True):
+                    checked.append(self.twin.check(few, Treatment(scheme=scheme, ranges=ranges, per_token=per_token)))
+        return max(checked, default=None)
+
+    def _bases(self, ranges: Mapping[str, Range]) -> tuple[list[Treatment], list[Tensor]]:
+        bases = []
+        for scheme in self.request.schemes:
+            for per_token in (False, True) if scheme.activations != WHOLE_BITS else (False,):
+                bases.append(Treatment(scheme=scheme, ranges=ranges, per_token=per_token))
+        losses = []
+        for number, base in enumerate(bases):
+            losses.append(self.twin.losses(self.samples, base))
+            self.progress("schemes", number + 1, len(bases))
+        return bases, losses
+
+    def _difference(self, base: Treatment, losses: Tensor) -> float:
+        """Mean loss with integer products less that with simulated ones; codes at a tie may fall to either side, so not 0."""
+        self.twin.integer = False
+        try:
+            return float(np.mean(_means(losses) - _means(self.twin.losses(self.samples, base))))
+        finally:
+            self.twin.integer = True
+
+    def _scheme(self, base: Treatment, losses: Tensor) -> SchemeEntry:
+        scheme, gaps = base.scheme, _means(losses) - self.clean_means
+        gap = means_over_items(gaps[None])[0]
+        verdict = judged(gap, self.request.minimal_effect)
+        needed = texts_needed(gap, len(gaps), self.request.minimal_effect) if verdict == "not measurable" else None
+        return {
+            "scheme": scheme.name,
+            "per_token": base.per_token,
+            "products": self._products(scheme),
+            "loss": float(_means(losses).mean()),
+            "gap": gap.mean,
+            "low": gap.low,
+            "high": gap.high,
+            "verdict": verdict,
+            "texts_needed": needed,
+            "weight_bytes": sum(self.twin.weight_bytes(site, scheme.weights) for site in self.twin.linear),
+        }
+
+    def _products(self, scheme: Scheme) -> str:
+        """What ran."""
+        if scheme.activations == WHOLE_BITS:
+            return "int8 weights widened for products of floats"
+        if scheme.weights == WHOLE_BITS:
+            return "activations put on grids, products of floats"
+        return "int8 products (torch._int_mm)" if self.request.integer else "simulated in float32"
+
+    def _scan(self, base: Treatment, keys: Sequence[str]) -> np.ndarray:
+        """Gaps with one site alone quantised, ``(sites, samples)``."""
+        gaps = []
+        for number, key in enumerate(keys):
+            alone = dataclasses.replace(base, sites=frozenset({key}))
+            gaps.append(_means(self.twin.losses(self.samples, alone)) - self.clean_means)
+            self.progress("one site at a time", number + 1, len(keys))
+        return np.stack(gaps)
+
+    def _cures(
+        self,
+        bases: Sequence[Treatment],
+        spikes: Mapping[str, Spike],
+        sinks: tuple[int, ...] | None,
+        gaps: np.ndarray,
+        keys: Sequence[str],
+        losses: Tensor,
+    ) -> tuple[list[CureEntry], float]:
+        base, tried = bases[0], list[Cure]()
+        if base.scheme.activations != WHOLE_BITS:
+            places = {tuple(sinks or ()), spike_positions(spikes)} - {()}
+            without = {places_: self.twin.ranges(self.calibration, places_) for places_ in places}
+            tried += of_activations(base, spikes, sinks or (), without)
+        counts = [count for count in (1, MANY) if count == 1 or len(keys) >= MANY * count]
+        tried += [modules_whole(base, gaps, keys, count) for count in counts]
+        if base.scheme.activations != WHOLE_BITS:
+            tried += [modules_whole(dataclasses.replace(base, per_token=True), gaps, keys, count) for count in counts]
+        level = 1 - (1 - LEVEL) / len(tried)
+        entries = []
+        prefix = token_bytes(self.loaded.model) if is_causal_lm(self.loaded.model) else None
+        for number, cure in enumerate(tried):
+            cured = _means(cure.losses(self.twin, self.samples))
+            left, gain = means_over_items(np.stack([cured - self.clean_means, _means(losses) - cured]), level=level)
+            cost = cost_of(self.twin, cure.treatment, self.samples.positions, prefix)
+            entries.append(
+                CureEntry(
+                    cure=cure.name, label=cure.label, left=left.to_dict(), gain=gain.to_dict(), share_whole=cost.share,
+                    activations_whole=cost.activations, extra_bytes=cost.bytes, modules=list(cure.modules),
+                    positions=list(cure.treatment.positions), configurable=cure.configurable,
+                )
+            )  # fmt: skip
+            self.progress("cures", number + 1, len(tried))
+        return entries, level
+
+    def _site(self, spike: Spike, gap: Interval, sinks: tuple[int, ...] | None) -> SiteEntry:
+        site = self.twin.sites[spike.site]
+        return {
+            "site": spike.site,
+            "kind": site.kind,
+            "layer": site.layer,
+            "gap": gap.mean,
+            "low": gap.low,
+            "high": gap.high,
+            "channel": spike.channel,
+            "range_ratio": spike.ratio,
+            "spike": spike.large,
+            "everywhere": spike.everywhere,
+            "positions": list(spike.positions),
+            "tokens": [self._named(place) for place in spike.positions],
+            "at_sink": None if sinks is None else bool(spike.positions) and set(spike.positions) <= set(sinks),
+        }
+
+    def _named(self, position: int) -> str:
+        """A position in words, with its token where nearly all texts have the same there."""
+        if self.calibration.names is not None and position < len(self.calibration.names):
+            return self.calibration.names[position]
+        tokens = self.calibration.tokens
+        if tokens is None or position >= tokens.shape[1]:
+            return f"position {position}"
+        own = tokens[:, position]
+        text = f" {self._decoded(int(own[0]))!r}" if bool((own == own[0]).all()) else ""
+        return f"position {position}{text}"
+
+    def _decoded(self, token: int) -> str:
+        tokenizer = self.loaded.tokenizer
+        return str(token) if tokenizer is None else str(tokenizer.decode([token]))
+
+    def _rising(self, losses: Tensor) -> list[TokenRise]:
+        """The predicted tokens whose loss rises most."""
+        rises = (losses - self.clean).nan_to_num(nan=-float("inf"))
+        width = rises.shape[1]
+        listed: list[TokenRise] = []
+        for flat in rises.flatten().topk(min(RISING, int(rises.isfinite().sum()))).indices.tolist():
+            text, position = divmod(flat, width)
+            before, after = (float(part[text, position]) for part in (self.clean, losses))
+            listed.append(
+                TokenRise(text=text, position=position, token=self._predicted(text, position), before=before, after=after)
+            )
+        return listed
+
+    def _predicted(self, text: int, position: int) -> str:
+        targets, tokens = self.samples.targets, self.samples.tokens
+        if targets is None:
+            return "" if tokens is None else self._decoded(int(tokens[text, position + 1]))
+        if targets.ndim == 1:
+            return f"class {int(targets[text])}"
+        return self._decoded(int(targets[text, position]))
+
+    # --- table ----------------------------------------------------------------------------------------------------------------
+
+    def _tabulate(self, summary: QuantizeSummary, spikes: Mapping[str, Spike]) -> None:
+        count = len(self.samples)
+        scored = int(self.clean.isfinite().sum())
+        self.rows.append({"probe": PROBE, "metric": LOSS, "value": float(self.clean_means.mean()), "count": scored})
+        for scheme in summary["schemes"]:
+            name = f"{scheme['scheme']}{' per token' if scheme['per_token'] else ''}"
+            self.rows.append({"probe": PROBE, "metric": LOSS, "value": scheme["loss"], "count": scored, "intervention": name})
+            self._interval_rows(GAP, scheme["gap"], scheme["low"], scheme["high"], intervention=name, count=count)
+        examined = summary["examined"]
+        for site in summary["sites"]:
+            at: Row = {"intervention": examined, "module": site["site"], "count": count}
+            if site["layer"] is not None:
+                at["layer"] = site["layer"]
+            self._interval_rows(SITE_GAP, site["gap"], site["low"], site["high"], **at)
+        for key, spike in spikes.items():
+            at = {"probe": PROBE, "module": key, "count": len(self.calibration)}
+            layer = self.twin.sites[key].layer
+            if layer is not None:
+                at["layer"] = layer
+            self.rows.append({**at, "metric": RATIO, "value": spike.ratio})
+            self.rows.append({**at, "metric": CHANNEL, "value": float(spike.channel)})
+        for position, gap in enumerate(summary["gap_by_position"]):
+            self.rows.append(
+                {
+                    "probe": PROBE, "metric": POSITION_GAP, "value": gap, "count": count, "intervention": examined,
+                    "query_position": position,
+                }
+            )  # fmt: skip
+        for cure in summary["cures"]:
+            name = f"{examined}, {cure['cure']}"
+            for metric, found in ((LEFT, cure["left"]), (GAIN, cure["gain"])):
+                self._interval_rows(metric, found["mean"], found["low"], found["high"], intervention=name, count=count)
+            common: Row = {"probe": PROBE, "intervention": name, "count": 1}
+            self.rows.append({**common, "metric": SHARE, "value": cure["share_whole"]})
+            self.rows.append({**common, "metric": ACTIVATIONS, "value": cure["activations_whole"]})
+            self.rows.append({**common, "metric": BYTES, "value": float(cure["extra_bytes"])})
+
+    def _interval_rows(self, metric: Metric, mean: float, low: float, high: float, **at: object) -> None:
+        for one, value in zip((metric, *BOUNDS[metric]), (mean, low, high), strict=True):
+            self.rows.append({"probe": PROBE, "metric": one, "value": value, **at})  # type: ignore[typeddict-item]
+
+
+def _means(losses: Tensor) -> np.ndarray:
+    """Mean loss of each sample, float64."""
+    return np.nanmean(losses.double().numpy(), axis=1)
+
+
+def _column_means(differences: Tensor) -> np.ndarray:
+    """Mean of each position over the samples that have a loss there; positions without one are left out."""
+    values = differences.double().numpy()
+    return np.nanmean(values[:, ~np.isnan(values).all(axis=0)], axis=0)
+
+
+def _outside(twin: Twin) -> list[str]:
+    """Linear maps that stay as they are whatever the scheme: those outside of blocks."""
+    return [name for name, module in twin.model.named_modules() if isinstance(module, torch.nn.Linear)]

@@ -1,0 +1,144 @@
+"""quantize(): what quantisation costs a model, which module, channel and token carry it, what cures it, and a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from sinklab.results.run import Result, Run
+from sinklab.studies.arguments import (
+    Bos,
+    CorpusOfModel,
+    Device,
+    ModelSource,
+    Out,
+    Overwrite,
+    Progress,
+    Revision,
+    Samples,
+    Seed,
+    SeqLen,
+    Threshold,
+    TrustRemoteCode,
+    command,
+)
+
+if TYPE_CHECKING:
+    from sinklab.corpora import samples as corpus_samples
+
+__all__ = ["quantize"]
+
+
+@command
+def quantize(
+    model: ModelSource,
+    *,
+    schemes: Sequence[str] = ("w8a8", "w8a16", "w4a16"),
+    residual: bool = False,
+    corpus: CorpusOfModel = "auto",
+    seq_len: SeqLen = 64,
+    samples: Samples = 64,
+    calibration: int = 16,
+    inputs: corpus_samples.Samples | None = None,
+    minimal_effect: float = 0.01,
+    threshold: Threshold = 0.3,
+    products: Literal["integer", "simulated"] = "integer",
+    seed: Seed = 0,
+    bos: Bos = "auto",
+    device: Device = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    progress: Progress | None = None,
+) -> Result:
+    """Measure what quantisation costs in loss, what carries the cost, and what cures it, and write recipes.
+
+    Every scheme is measured against the model as it is, on samples that no range was taken from. If the first scheme has a gap,
+    the linear maps inside the blocks are quantised one at a time, and cures are tried: a scale for each token, sinks or spike
+    tokens kept whole, spike channels clipped or kept whole, modules kept whole. docs/quantisation.md has the definitions.
+
+    Args:
+        schemes: Bits of weights and activations, 2 to 8, or 16 for numbers that stay as they are; the first one is examined.
+        residual: Put the residual stream on grids too, where it enters the first block and leaves each.
+        samples: Samples that losses are taken of.
+        calibration: Other samples, which ranges of activations are taken from.
+        inputs: samples of your own instead of ``corpus``, the first ``calibration`` of them for ranges.
+        minimal_effect: Nats up to which a gap counts as none.
+        products: integer multiplies int8 codes and checks the products against the simulated ones; simulated multiplies what
+            the codes stand for.
+        out: Directory for summary.json, table.parquet, run.json, quantize.png and the recipes; none by default.
+
+    Raises:
+        ConfigurationError: a scheme that does not exist, a model that is quantised already, a device without products of int8.
+        UnsupportedModelError: a model without linear maps or without a loss.
+        InputError: a corpus without enough samples that have nothing in common.
+
+    Examples:
+        sinklab quantize embedded:softmax
+        sinklab quantize ./my-checkpoint --schemes w8a8,w4a8 --residual --out build/quantize
+        sinklab quantize org/model --corpus notes.txt --samples 200 --seq-len 256 --json
+    """
+    from sinklab.corpora import resolve_corpus
+    from sinklab.corpora._reading import corpus_record
+    from sinklab.models.drawing import AUTO, default_corpus, draw_samples
+    from sinklab.models.lengths import require_positions
+    from sinklab.report.quantize import write_quantize_plot
+    from sinklab.results.table import make_table
+    from sinklab.studies.measure.probing import opened, uses_bos
+    from sinklab.studies.quantize.display import display
+    from sinklab.studies.quantize.measurement import Request, examine
+    from sinklab.studies.quantize.recipes import recipe_of, write_recipes
+    from sinklab.studies.quantize.scheme import parse_schemes
+    from sinklab.studies.quantize.texts import divided, require_counts, two_sets
+
+    request = Request(
+        schemes=parse_schemes(schemes), residual=residual, integer=products == "integer", minimal_effect=minimal_effect,
+        threshold=threshold,
+    )  # fmt: skip
+    request.check(products)
+    settings = {
+        "schemes": [scheme.name for scheme in request.schemes], "residual": residual, "calibration": calibration,
+        "minimal_effect": minimal_effect, "threshold": threshold, "products": products, "seed": seed, "bos": bos,
+    }  # fmt: skip
+    with Run("quantize", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
+        if inputs is None:
+            require_counts(calibration, samples)
+        given = None if corpus == AUTO else resolve_corpus(corpus)
+        loaded = opened(model, device=device, dtype="float32", revision=revision, trust_remote_code=trust_remote_code)
+        with_bos = uses_bos(loaded.encoder, bos)
+        if inputs is not None:
+            ranges, measured = divided(inputs, calibration)
+            label, about = "own inputs", None
+        else:
+            text = given or default_corpus(loaded)
+            require_positions(loaded.model, seq_len)
+            ranges, measured = two_sets(
+                lambda count: draw_samples(loaded, text, seq_len=seq_len, samples=count, seed=seed, bos=with_bos),
+                calibration, samples,
+            )  # fmt: skip
+            label, about = text.label, corpus_record(text)
+        examined = examine(loaded, ranges, measured, request, corpus=label, bos=int(with_bos), progress=run.progress)
+        summary = examined.summary
+        summary["recipe"] = recipe_of(summary, examined.outside, transposed=examined.transposed)
+
+        def write(folder: Path) -> None:
+            write_quantize_plot(summary, folder / "quantize.png")
+            write_recipes(summary, folder)
+
+        return run.finish(
+            summary=summary,
+            table=make_table(
+                examined.rows, run_id=run.id, model=loaded.name, revision=loaded.revision, operation=loaded.operation,
+                corpus=label, bos=int(with_bos), seed=seed,
+            ),
+            display=display,
+            files=write,
+            loaded=loaded,
+            config={"corpus": label, "samples": len(measured), "seq_len": measured.positions},
+            model={"name": loaded.name, "class": type(loaded.model).__name__, "revision": loaded.revision},
+            corpus=about,
+            token_sha256=measured.sha256,
+            calibration_sha256=ranges.sha256,
+        )  # fmt: skip

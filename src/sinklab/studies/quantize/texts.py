@@ -1,0 +1,115 @@
+"""Calibration and measured samples: apart from each other, and no two of them with a run of tokens in common."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor
+
+from sinklab.corpora.samples import Samples
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.models.losses import IGNORED
+
+__all__ = ["RUN", "distinct", "divided", "require_counts", "two_sets"]
+
+RUN = 16
+"""Tokens in a row that no two texts may have in common: files begin with the same licence, and passages of one file overlap."""
+
+LEAST = 4
+"""Samples that are measured at least: modules are chosen on one half of them and measured on the other."""
+
+TRIES = (1, 2, 4)
+"""How many times the samples that are wanted are drawn until enough of them are distinct."""
+
+
+def two_sets(draw: Callable[[int], Samples], calibration: int, samples: int) -> tuple[Samples, Samples]:
+    """Samples to take ranges from and samples to measure on.
+
+    Args:
+        draw: so many samples of a corpus, the first of them always the same.
+
+    Raises:
+        ConfigurationError: too few asked for.
+        InputError: the corpus is too short, or its texts have too much in common.
+    """
+    require_counts(calibration, samples)
+    wanted = calibration + samples
+    found = 0
+    for times in TRIES:
+        try:
+            drawn = draw(times * wanted)
+        except InputError as error:
+            if times == 1:
+                raise
+            raise InputError(_too_alike(found, wanted)) from error
+        rows = distinct(drawn)
+        found = len(rows)
+        if found >= wanted:
+            return drawn.take(torch.tensor(rows[:calibration])), drawn.take(torch.tensor(rows[calibration:wanted]))
+    raise InputError(_too_alike(found, wanted))
+
+
+def divided(samples: Samples, calibration: int) -> tuple[Samples, Samples]:
+    """Samples that were given, divided: the first are for calibration.
+
+    Raises:
+        ConfigurationError: too few for both.
+        InputError: some of them are alike.
+    """
+    require_counts(calibration, len(samples) - calibration)
+    rows = distinct(samples)
+    if len(rows) < len(samples):
+        raise InputError(_too_alike(len(rows), len(samples)))
+    return samples.take(slice(0, calibration)), samples.take(slice(calibration, len(samples)))
+
+
+def require_counts(calibration: int, samples: int) -> None:
+    """Refuse too few of either.
+
+    Raises:
+        ConfigurationError: fewer than one to calibrate with, or than :data:`LEAST` to measure on.
+    """
+    if calibration < 1 or samples < LEAST:
+        raise ConfigurationError(
+            f"`calibration` must be at least 1 and `samples` at least {LEAST}, got {calibration} and {samples}"
+        )
+
+
+def _too_alike(found: int, wanted: int) -> str:
+    return (
+        f"the corpus gives {found} samples of which no two have {RUN} tokens in a row in common (pictures: all numbers), and "
+        f"{wanted} are wanted for calibration and measurement; lower `samples` or `calibration`, or give a longer corpus"
+    )
+
+
+def distinct(samples: Samples) -> list[int]:
+    """Numbers of the samples that have nothing in common with one before them: a run of tokens, or all their numbers."""
+    kept: list[int] = []
+    seen: set[Hashable] = set()
+    for number in range(len(samples)):
+        marks = _marks(samples.take(slice(number, number + 1)))
+        if not marks & seen:
+            kept.append(number)
+            seen |= marks
+    return kept
+
+
+def _marks(sample: Samples) -> set[Hashable]:
+    """What another sample may not have: its runs of tokens, those behind masks included; of a picture, all of it."""
+    tokens = sample.tokens
+    if tokens is None:
+        digest = hashlib.sha256()
+        for _, tensor in sorted(sample.arguments.items()):
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return {digest.digest()}
+    ids = _unmasked(tokens, sample.targets)[0].tolist()
+    length = min(RUN, max(1, len(ids) - 1))  # a common first token, such as BOS, makes no two texts alike
+    return {tuple(ids[start : start + length]) for start in range(len(ids) - length + 1)}
+
+
+def _unmasked(tokens: Tensor, targets: Tensor | None) -> Tensor:
+    if targets is None or targets.shape != tokens.shape:
+        return tokens
+    return torch.where(targets == IGNORED, tokens, targets)

@@ -1,0 +1,360 @@
+"""The twin: a copy of a model whose linear maps and residual stream can be put on grids, one by one or all together."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from sinklab.attention.anatomy import Anatomy
+from sinklab.corpora.samples import Samples
+from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.grids import Grid, affine_grid, symmetric_grid
+from sinklab.models.integer_linear import LinearSetting, QuantizedLinear, WeightCodes, weight_codes
+from sinklab.studies.measure.probing import sample_losses
+from sinklab.studies.quantize.scheme import WHOLE_BITS, Scheme
+
+__all__ = ["Range", "Site", "Treatment", "Twin"]
+
+Watch = Callable[["Site", Tensor], None]
+
+
+@dataclasses.dataclass(eq=False)
+class Site:
+    """A place where numbers are put on a grid: the input and the weights of a linear map, or the residual stream.
+
+    Attributes:
+        name: qualified name of the map; of the residual stream, of the block that it leaves, or of the first, which it enters.
+        kind: ``linear``; ``residual``, behind a block; ``entry``, in front of the first.
+        layer: number of the block; ``None`` outside of blocks.
+        width: channels of the input.
+        outputs: of a linear map, else 0.
+        rows: rows of input that the map reads of one sample, once the twin has been shown some.
+    """
+
+    name: str
+    kind: Literal["linear", "residual", "entry"]
+    layer: int | None
+    width: int = 0
+    outputs: int = 0
+    rows: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """Unique among the sites: the name, with ``(input)`` or ``(output)`` where it is the residual stream."""
+        return {"linear": self.name, "residual": f"{self.name} (output)", "entry": f"{self.name} (input)"}[self.kind]
+
+    @property
+    def products(self) -> float:
+        """Multiplications of one sample."""
+        return self.rows * self.width * self.outputs
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Range:
+    """Smallest and largest value of each channel over calibration samples, float32 ``(channels,)`` each."""
+
+    low: Tensor
+    high: Tensor
+
+    @property
+    def sizes(self) -> Tensor:
+        """Largest less smallest value, 0 counted as one."""
+        return self.high.clamp(min=0) - self.low.clamp(max=0)
+
+
+Ranges = Mapping[str, Range]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Treatment:
+    """How a model is quantised.
+
+    Attributes:
+        scheme: bits.
+        ranges: of every site, for static grids of activations, one for all channels and tokens.
+        sites: keys of the sites that are quantised; ``None`` for all.
+        per_token: a symmetric grid for every token's own range, in place of a static one.
+        positions: tokens whose activations stay whole.
+        channels: by site, those whose activations stay whole.
+        clipped: by site, channels that the static range leaves out, so that their values are clipped to that of the others.
+    """
+
+    scheme: Scheme
+    ranges: Ranges
+    sites: Collection[str] | None = None
+    per_token: bool = False
+    positions: tuple[int, ...] = ()
+    channels: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    clipped: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+
+    def grid(self, site: Site) -> Grid | int | None:
+        """Of the activations of a site; bits where each token has its own; ``None`` where they stay as they are."""
+        bits = self.scheme.activations
+        if bits == WHOLE_BITS:
+            return None
+        if self.per_token:
+            return bits
+        found, left_out = self.ranges[site.key], {*self.channels.get(site.key, ()), *self.clipped.get(site.key, ())}
+        counted = [channel for channel in range(len(found.low)) if channel not in left_out] if left_out else slice(None)
+        return affine_grid(found.low[counted].min(), found.high[counted].max(), bits)
+
+
+class _Residual:
+    """The residual stream at one place, as a hook of a block."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.grid: Grid | int | None = None
+        self.positions: Tensor | None = None
+        self.channels: Tensor | None = None
+        self.watch: Watch | None = None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        if self.watch is not None:
+            self.watch(self.site, hidden)
+        if self.grid is None:
+            return hidden
+        rest = hidden if self.channels is None else hidden.index_fill(-1, self.channels, 0.0)
+        grid = self.grid if isinstance(self.grid, Grid) else symmetric_grid(rest.abs().amax(-1, keepdim=True), self.grid)
+        found = grid(rest)
+        if self.channels is not None:
+            found[..., self.channels] = hidden[..., self.channels]
+        if self.positions is not None:
+            found[:, self.positions] = hidden[:, self.positions]
+        return found
+
+    def before(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if args and isinstance(args[0], Tensor):
+            return (self(args[0]), *args[1:]), kwargs
+        hidden = kwargs["hidden_states"]
+        assert isinstance(hidden, Tensor), "a block reads hidden states"
+        return args, {**kwargs, "hidden_states": self(hidden)}
+
+    def behind(self, module: nn.Module, args: tuple[object, ...], output: object) -> object:
+        if isinstance(output, tuple):
+            return (self(output[0]), *output[1:])
+        assert isinstance(output, Tensor), "a block gives hidden states"
+        return self(output)
+
+
+class Twin:
+    """A float32 copy of a model in which every linear map inside its blocks can be quantised, and the residual stream too.
+
+    The head, embeddings and whatever else stands outside of the blocks stay as they are, and so does what happens inside the
+    attention function.
+
+    Args:
+        model: in evaluation mode; it stays as it is.
+        residual: have sites on the residual stream, where it enters the first block and leaves each.
+        integer: multiply codes as integers.
+
+    Attributes:
+        model: the copy.
+        sites: by key, in the order of the model.
+        share: of the numbers of all parameters, how many are weights of these maps, in [0, 1].
+
+    Raises:
+        UnsupportedModelError: no linear map inside a block, or one that is no plain one.
+        ConfigurationError: the model is quantised already.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, residual: bool = False, integer: bool = True) -> None:
+        require_unquantized(model)
+        self.model, self.integer = copy.deepcopy(model).float().eval(), integer
+        blocks = blocks_of(self.model)
+        self.sites: dict[str, Site] = {}
+        self._maps: dict[str, QuantizedLinear] = {}
+        self._residual: dict[str, _Residual] = {}
+        self._codes: dict[tuple[str, int], WeightCodes] = {}
+        for name, module in list(self.model.named_modules()):
+            layer = next((number for number, block in enumerate(blocks) if name.startswith(f"{block}.")), None)
+            if layer is None or not isinstance(module, (nn.Linear, Conv1D)):
+                continue
+            if type(module) not in (nn.Linear, Conv1D):
+                raise UnsupportedModelError(
+                    f"{name} is a {type(module).__name__}, not a plain nn.Linear; load the model without adapters"
+                )
+            self._replace(name, module, layer)
+        if not self._maps:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has no linear map inside a block (nn.Linear in a ModuleList), so there is nothing to "
+                "quantise"
+            )
+        own = sum(map_.weight.numel() for map_ in self._maps.values())
+        self.share = own / sum(parameter.numel() for parameter in self.model.parameters())
+        if residual:
+            self._put_on_residual(list(blocks.items()))
+
+    def _replace(self, name: str, module: nn.Linear | Conv1D, layer: int) -> None:
+        parent, _, child = name.rpartition(".")
+        quantized = QuantizedLinear(module, name).eval()
+        setattr(self.model.get_submodule(parent), child, quantized)
+        site = Site(name, "linear", layer, quantized.in_features, quantized.out_features)
+        self.sites[site.key], self._maps[site.key] = site, quantized
+
+    def _put_on_residual(self, blocks: list[tuple[str, nn.Module]]) -> None:
+        points = [_Residual(Site(blocks[0][0], "entry", 0))]
+        blocks[0][1].register_forward_pre_hook(points[0].before, with_kwargs=True)
+        for layer, (name, block) in enumerate(blocks):
+            points.append(_Residual(Site(name, "residual", layer)))
+            block.register_forward_hook(points[-1].behind)
+        for point in points:
+            self.sites[point.site.key], self._residual[point.site.key] = point.site, point
+
+    @property
+    def linear(self) -> list[Site]:
+        """The linear maps."""
+        return [self.sites[key] for key in self._maps]
+
+    @property
+    def maps(self) -> list[QuantizedLinear]:
+        """What stands in place of the linear maps."""
+        return list(self._maps.values())
+
+    def weight_bytes(self, site: Site, bits: int) -> int:
+        """Of the weights of a map: codes and float32 scales, or whole numbers of 16 bits."""
+        codes = self.codes(site.key, bits)
+        numbers = site.width * site.outputs
+        return 2 * numbers if codes is None else -(-numbers * bits // 8) + 4 * codes.scales.numel()
+
+    def codes(self, key: str, bits: int) -> WeightCodes | None:
+        """The weights of a map as codes; ``None`` where they stay as they are."""
+        if bits == WHOLE_BITS:
+            return None
+        if (key, bits) not in self._codes:
+            self._codes[key, bits] = weight_codes(self._maps[key].matrix, bits)
+        return self._codes[key, bits]
+
+    def apply(self, treatment: Treatment | None) -> None:
+        """Quantise so from now on; ``None`` for the model as it was."""
+        for key, site in self.sites.items():
+            used = treatment if treatment is not None and (treatment.sites is None or key in treatment.sites) else None
+            if site.kind != "linear":
+                point = self._residual[key]
+                point.grid = None if used is None else used.grid(site)
+                point.positions, point.channels = (None, None) if used is None else self._whole(used, key)
+            else:
+                self._maps[key].setting = None if used is None else self._setting(used, site)
+
+    def _setting(self, treatment: Treatment, site: Site) -> LinearSetting:
+        positions, channels = self._whole(treatment, site.key)
+        weights = self.codes(site.key, treatment.scheme.weights)
+        return LinearSetting(weights, treatment.grid(site), positions, channels, self.integer)
+
+    def _whole(self, treatment: Treatment, key: str) -> tuple[Tensor | None, Tensor | None]:
+        channels = treatment.channels.get(key, ())
+        return tuple(  # type: ignore[return-value]  # a tuple of two, which no type of a generator says
+            torch.tensor(numbers, device=self.model.device) if numbers else None for numbers in (treatment.positions, channels)
+        )
+
+    def losses(self, samples: Samples, treatment: Treatment | None) -> Tensor:
+        """Losses under a treatment, float32 ``(samples, positions)``, NaN where none is taken."""
+        self.apply(treatment)
+        try:
+            return sample_losses(self.model, samples)
+        finally:
+            self.apply(None)
+
+    def watch(self, samples: Samples, look: Watch) -> None:
+        """Run the model as it was, and show the input of every site to ``look``."""
+        self.apply(None)
+        handles = []
+        for key, map_ in self._maps.items():
+            handles.append(map_.register_forward_pre_hook(functools.partial(_shown, look, self.sites[key])))
+        for point in self._residual.values():
+            point.watch = look
+        try:
+            sample_losses(self.model, samples)
+        finally:
+            for handle in handles:
+                handle.remove()
+            for point in self._residual.values():
+                point.watch = None
+
+    def ranges(self, samples: Samples, without: Collection[int] = ()) -> dict[str, Range]:
+        """Ranges of the channels of every site over some samples.
+
+        Args:
+            without: positions that are left out; they need inputs ``(samples, positions, channels)``, and are counted where a
+                map reads another shape, such as an expert that is given tokens of many samples.
+        """
+        found: dict[str, Range] = {}
+        rows = dict.fromkeys(self.sites, 0)
+
+        def look(site: Site, values: Tensor) -> None:
+            site.width = values.shape[-1]
+            rows[site.key] += values.numel() // site.width
+            kept = values.detach().float()
+            if without and values.ndim == 3:
+                kept = kept[:, [place for place in range(values.shape[1]) if place not in without]]
+            low, high = kept.reshape(-1, site.width).aminmax(dim=0)
+            before = found.get(site.key)
+            if before is not None:
+                low, high = torch.minimum(low, before.low), torch.maximum(high, before.high)
+            found[site.key] = Range(low, high)
+
+        self.watch(samples, look)
+        for key, count in rows.items():
+            self.sites[key].rows = count / len(samples)
+        return found
+
+    def check(self, samples: Samples, treatment: Treatment) -> float:
+        """Largest difference of integer and simulated products over its bound, over all maps; see ``QuantizedLinear.check``.
+
+        Raises:
+            MeasurementError, ConfigurationError: as there.
+        """
+        worst = [0.0]
+
+        def look(site: Site, values: Tensor) -> None:
+            if site.kind == "linear":
+                worst.append(self._maps[site.key].check(values, self._setting(treatment, site)))
+
+        self.watch(samples, look)
+        return max(worst)
+
+
+def _shown(look: Watch, site: Site, module: nn.Module, args: tuple[object, ...]) -> None:
+    values = args[0]
+    assert isinstance(values, Tensor), "a linear map reads a tensor"
+    look(site, values)
+
+
+def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The blocks of a model by qualified name: those with attention, else the members of its outermost module lists."""
+    layers = dict(Anatomy(model).layers)
+    if layers:
+        return layers
+    lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    outermost = [name for name in lists if not any(re.match(rf"{re.escape(other)}\.", name) for other in lists)]
+    return {f"{name}.{child}": block for name in outermost for child, block in model.get_submodule(name).named_children()}
+
+
+def require_unquantized(model: nn.Module) -> None:
+    """Refuse a model whose weights are packed or rounded already.
+
+    Raises:
+        ConfigurationError: it is quantised.
+    """
+    how = getattr(getattr(model, "config", None), "quantization_config", None)
+    if how is not None or getattr(model, "is_quantized", False):
+        method = how.get("quant_method") if isinstance(how, dict) else getattr(how, "quant_method", None)
+        raise ConfigurationError(
+            f"the model is quantised already ({getattr(method, 'value', method) or 'by an unknown method'}); give the "
+            "checkpoint that it was made from"
+        )
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point() or type(parameter.data) is not Tensor:
+            what = parameter.dtype if type(parameter.data) is Tensor else type(parameter.data).__name__
+            raise ConfigurationError(
+                f"the model is quantised already: {name} is {what}; give the checkpoint that it was made from"
+            )

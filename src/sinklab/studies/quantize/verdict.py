@@ -1,0 +1,120 @@
+"""Verdicts: what a gap, a module and a cure are called, by rules that look at intervals and not at means alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from sinklab.results.intervals import Interval
+from sinklab.results.summaries import CureEntry, QuantizeSummary, SiteEntry
+
+__all__ = ["Verdict", "best_cure", "carrier", "judged", "texts_needed", "verdict_text"]
+
+Verdict = Literal["gap", "none", "not measurable"]
+
+
+def judged(gap: Interval, minimal_effect: float) -> Verdict:
+    """``none`` if the whole interval is at most ``minimal_effect``, ``gap`` if it is above 0, otherwise ``not measurable``."""
+    if gap.high <= minimal_effect:
+        return "none"
+    return "gap" if gap.low > 0 else "not measurable"
+
+
+def texts_needed(gap: Interval, texts: int, minimal_effect: float) -> int:
+    """How many texts would decide a gap that so many did not, if its mean stays as it is.
+
+    The interval shrinks with the root of their number, until it leaves out 0 or lies below ``minimal_effect``, whichever takes
+    fewer texts.
+    """
+    half = (gap.high - gap.low) / 2
+    return max(texts + 1, math.ceil(texts * (half / max(gap.mean, minimal_effect - gap.mean)) ** 2))
+
+
+def carrier(sites: Sequence[SiteEntry]) -> SiteEntry | None:
+    """The site that costs most by itself, if its gap is above 0 with its whole interval."""
+    measurable = [site for site in sites if site["low"] > 0]
+    return max(measurable, key=lambda site: site["gap"], default=None)
+
+
+def best_cure(cures: Sequence[CureEntry], minimal_effect: float) -> CureEntry | None:
+    """The cheapest cure that leaves no gap, else the one that leaves least; among those that gain anything measurable."""
+    helping = [cure for cure in cures if cure["gain"]["low"] > 0]
+    curing = [cure for cure in helping if cure["left"]["high"] <= minimal_effect]
+    if curing:
+        return min(curing, key=_cost)
+    return min(helping, key=lambda cure: cure["left"]["mean"], default=None)
+
+
+def _cost(cure: CureEntry) -> tuple[float, ...]:
+    """Whole products first, since they take time and a second kernel; then bytes, activations, and how far off the loss is.
+
+    A loss below that of the model as it is counts as off too: the model was changed, and other texts may show the other side.
+    """
+    return cure["share_whole"], cure["extra_bytes"], cure["activations_whole"], abs(cure["left"]["mean"])
+
+
+def verdict_text(summary: QuantizeSummary) -> str:
+    """What the numbers say, in a few sentences."""
+    entry = next(scheme for scheme in summary["schemes"] if scheme["scheme"] == summary["examined"] and not scheme["per_token"])
+    unit, least, label = summary["unit"], summary["minimal_effect"], summary["examined"].upper()
+    if summary["residual"]:
+        label += " with the residual stream"
+    gap = _interval(entry["gap"], entry["low"], entry["high"])
+    opening = f"{label} costs {gap} {unit} on top of {summary['clean_loss']['mean']:.3f}"
+    if entry["verdict"] == "none":
+        return f"{opening}, not more than {least:g}: no cure needed."
+    if entry["verdict"] == "not measurable":
+        return (
+            f"{opening}: not measurable at this sample size; {entry['texts_needed']:,} texts would decide it "
+            f"({summary['texts']} were measured)."
+        )
+    return " ".join([f"{opening}.", _carried(summary), _cured(summary)])
+
+
+def _carried(summary: QuantizeSummary) -> str:
+    site = carrier(summary["sites"])
+    if site is None:
+        return f"Of the {len(summary['sites'])} sites none costs anything measurable when it alone is quantised."
+    words = f"Alone, {site['site']} costs most, {_interval(site['gap'], site['low'], site['high'])}"
+    larger = max(summary["sites"], key=lambda entry: entry["gap"])
+    if larger["gap"] > site["gap"]:
+        words = (
+            f"Alone, {larger['site']} may cost most, {_interval(larger['gap'], larger['low'], larger['high'])}, which is not "
+            f"measurable at this sample size; of those that are, {site['site']} costs most, "
+            f"{_interval(site['gap'], site['low'], site['high'])}"
+        )
+    if summary["activation_bits"] == 16:
+        return f"{words}."
+    words += f"; the range of its channel {site['channel']} is {site['range_ratio']:.3g} times that of the median channel"
+    if not site["spike"]:
+        return f"{words}, which is no spike."
+    if site["everywhere"]:
+        return f"{words}, at most tokens."
+    if not site["positions"]:
+        return f"{words}, at no fixed position."
+    where = ", ".join(site["tokens"][:4]) + (", …" if len(site["tokens"]) > 4 else "")
+    role = {True: "a sink", False: "no sink by the rate", None: "where the sinks are is not known"}
+    return f"{words}, at {where}: {role[site['at_sink']]}."
+
+
+def _cured(summary: QuantizeSummary) -> str:
+    unit, cure = summary["unit"], best_cure(summary["cures"], summary["minimal_effect"])
+    if cure is None:
+        return "No cure that was tried gains anything measurable."
+    left = cure["left"]
+    words = f"leaves {_interval(left['mean'], left['low'], left['high'])} {unit} ({_price(cure)})"
+    whole = left["high"] <= summary["minimal_effect"]
+    opening = "Cure" if whole else "No cure takes all of it away; best"
+    return f"{opening}: {cure['label']} {words}."
+
+
+def _price(cure: CureEntry) -> str:
+    share, activations, held = cure["share_whole"], cure["activations_whole"], cure["extra_bytes"]
+    if not share and not held and not activations:
+        return "nothing kept whole, no more bytes"
+    return f"{100 * share:.3g} % of the products and {100 * activations:.3g} % of the activations whole, {held:,} bytes more"
+
+
+def _interval(mean: float, low: float, high: float) -> str:
+    return f"{mean:.3f} [{low:.3f}, {high:.3f}]"

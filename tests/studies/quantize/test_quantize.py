@@ -1,0 +1,386 @@
+"""The quantisation doctor on planted models: who carries the gap, what cures it, and what is said where there is none."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from tests.conftest import make_sinklm
+from tests.studies.quantize.planted import TOKENS, bigram, rows
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
+
+from sinklab.corpora.samples import Samples
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.models.loading import wrap_model
+from sinklab.results.intervals import Interval
+from sinklab.results.table import COLUMNS
+from sinklab.studies.quantize.cures import Cure, cost_of, modules_whole
+from sinklab.studies.quantize.quantize import quantize
+from sinklab.studies.quantize.scheme import Scheme, parse_schemes
+from sinklab.studies.quantize.texts import distinct, divided, two_sets
+from sinklab.studies.quantize.twin import Treatment, Twin
+from sinklab.studies.quantize.verdict import best_cure, judged, texts_needed
+
+CALIBRATION = 8
+SPIKE = "model.layers.0.mlp.down_proj"
+
+
+@pytest.fixture(scope="module")
+def spiked(tmp_path_factory):
+    """The result for a model whose BOS neuron is a spike at the sink, written to a folder."""
+    out = tmp_path_factory.mktemp("quantize") / "spiked"
+    return quantize(bigram(spike=1024), inputs=rows(48), calibration=CALIBRATION, schemes=["w8a8", "w8a16"], out=out)
+
+
+def by_name(entries, key):
+    return {entry[key]: entry for entry in entries}
+
+
+def test_the_planted_spike_is_named_with_its_channel_and_the_sink(spiked):
+    summary = spiked.summary
+    assert summary["sinks"] == [0]
+    sites = by_name(summary["sites"], "site")
+    assert len(sites) == 14
+    worst = sites.pop(SPIKE)
+    assert worst["low"] > 4
+    assert (worst["layer"], worst["channel"], worst["positions"], worst["at_sink"]) == (0, 0, [0], True)
+    assert worst["range_ratio"] == pytest.approx(1024, rel=1e-3)
+    # What the other maps read are ones and zeros, which lie on any grid: their gaps are those of rounding scales.
+    assert max(abs(site["gap"]) for site in sites.values()) < 1e-4
+    assert f"Alone, {SPIKE} costs most" in summary["text"]
+    assert "at position 0 '0': a sink" in summary["text"]
+
+
+def test_cures_of_a_planted_spike_cure_it_and_cost_what_they_cost(spiked):
+    cures = by_name(spiked.summary["cures"], "cure")
+    cured = {"per token", "sinks whole", "channels whole", "module whole", "per token, module whole"}
+    assert set(cures) == cured | {"channels clipped"}
+    for name in cured:
+        assert cures[name]["left"]["high"] < 1e-3, name
+        assert cures[name]["gain"]["low"] > 4, name
+    # Clipped to the range of the others the neuron says as much as theirs, 1/1024 of what it said; BOS alone has it.
+    assert 0 < cures["channels clipped"]["left"]["mean"] < 0.1
+    assert cures["sinks whole"]["share_whole"] == cures["sinks whole"]["activations_whole"] == pytest.approx(1 / 24)
+    assert cures["sinks whole"]["extra_bytes"] == 2 * 2 * 2 * 16 * 2  # keys and values, layers, heads, head_dim, 16 bits
+    assert cures["channels whole"]["share_whole"] == pytest.approx(TOKENS / (14 * TOKENS**2))
+    assert cures["channels whole"]["extra_bytes"] == 2 * TOKENS
+    assert cures["module whole"]["modules"] == [SPIKE]
+    assert cures["module whole"]["share_whole"] == pytest.approx(1 / 14)
+    # 16 bits for each weight instead of 8, and no scales of 32 bits for the 32 rows.
+    assert cures["module whole"]["extra_bytes"] == TOKENS**2 - 4 * TOKENS
+    assert spiked.summary["recommended"] == "per token"
+    assert spiked.summary["text"].endswith("(nothing kept whole, no more bytes).")
+
+
+def test_what_ran_is_said_and_checked(spiked):
+    schemes = spiked.summary["schemes"]
+    assert [(entry["scheme"], entry["per_token"]) for entry in schemes] == [("w8a8", False), ("w8a8", True), ("w8a16", False)]
+    assert [entry["products"] for entry in schemes] == [
+        "int8 products (torch._int_mm)",
+        "int8 products (torch._int_mm)",
+        "int8 weights widened for products of floats",
+    ]
+    assert 0 <= spiked.summary["integer_check"] <= 1
+    simulated = quantize(
+        bigram(spike=1024), inputs=rows(48), calibration=CALIBRATION, schemes=["w8a8"], products="simulated"
+    ).summary
+    assert simulated["integer_check"] is None
+    assert simulated["schemes"][0]["products"] == "simulated in float32"
+    assert simulated["schemes"][0]["loss"] == pytest.approx(schemes[0]["loss"] - spiked.summary["loss_difference"], abs=1e-9)
+    # No code of this model lies near a tie, so both differ by float32 rounding of the logits alone.
+    assert abs(spiked.summary["loss_difference"]) < 1e-4
+
+
+def test_the_same_model_without_the_spike_needs_no_cure():
+    summary = quantize(bigram(), inputs=rows(48), calibration=CALIBRATION, schemes=["w8a8"]).summary
+    assert summary["text"].endswith("not more than 0.01: no cure needed.")
+    assert summary["sites"] == summary["cures"] == []
+    assert summary["largest_spike"] is None
+
+
+def test_a_spike_that_is_no_sink_is_not_called_one():
+    summary = quantize(bigram(spike=1024, sink=False), inputs=rows(32), calibration=CALIBRATION, schemes=["w8a8"]).summary
+    assert summary["sinks"] == []
+    assert "at position 0 '0': no sink by the rate" in summary["text"]
+    cures = by_name(summary["cures"], "cure")
+    assert cures["spike tokens whole"]["positions"] == [0]
+    assert "sinks whole" not in cures
+
+
+def test_a_spike_of_the_residual_stream_costs_only_where_that_is_on_a_grid():
+    model, inputs = bigram(residual_spike=1000.0), rows(48)
+    clean = quantize(model, inputs=inputs, calibration=CALIBRATION, schemes=["w8a8"]).summary
+    assert clean["schemes"][0]["verdict"] == "none"
+    summary = quantize(model, inputs=inputs, calibration=CALIBRATION, schemes=["w8a8"], residual=True).summary
+    sites = by_name(summary["sites"], "site")
+    assert sites["model.layers.0 (input)"]["channel"] == TOKENS - 1
+    assert sites["model.layers.0 (input)"]["low"] > 0
+    assert "Alone, model.layers.0 (input) costs most" in summary["text"]
+    assert abs(by_name(summary["cures"], "cure")["channels whole"]["left"]["mean"]) < 0.01
+    assert "residual stream" in summary["text"].split(".")[0]
+
+
+def test_the_folder_has_figure_table_and_recipes(spiked):
+    assert {path.name for path in spiked.folder.iterdir()} == {
+        "summary.json", "table.parquet", "run.json", "quantize.png", "quantize_torchao.py", "recipe.yaml",
+    }  # fmt: skip
+    assert list(spiked.table.columns) == list(COLUMNS)
+    left = spiked.table.query("metric == 'quantization_gap_left' and intervention == 'w8a8, sinks whole'")["value"].item()
+    assert left == by_name(spiked.summary["cures"], "cure")["sinks whole"]["left"]["mean"]
+    gaps = spiked.table.query("metric == 'quantization_gap_by_position'")
+    assert gaps["query_position"].tolist() == list(range(23))
+    assert gaps["value"].mean() == pytest.approx(spiked.summary["schemes"][0]["gap"])
+    assert json.loads((spiked.folder / "run.json").read_text())["calibration_sha256"]
+
+
+# --- recipes ------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_recipe_of_llm_compressor_is_of_its_schema(spiked):
+    recipe = yaml.safe_load((spiked.folder / "recipe.yaml").read_text())
+    (modifier,) = recipe["default_stage"]["default_modifiers"].values()
+    assert modifier["ignore"] == ["lm_head"]
+    (group,) = modifier["config_groups"].values()
+    assert group == {
+        "targets": ["Linear"],
+        "weights": {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False, "strategy": "channel"},
+        "input_activations": {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"},
+    }
+    if importlib.util.find_spec("compressed_tensors"):
+        from compressed_tensors.quantization import QuantizationScheme
+
+        QuantizationScheme(**group)
+
+
+@torch.no_grad()
+def test_the_recipe_of_torchao_gives_the_loss_that_was_measured(spiked):
+    pytest.importorskip("torchao", reason="torchao is not installed")
+    namespace: dict = {}
+    exec((spiked.folder / "quantize_torchao.py").read_text(), namespace)
+    assert namespace["IGNORED"] == {"lm_head"}
+    model = namespace["quantize"](bigram(spike=1024).model)
+    tokens = rows(48).tokens[CALIBRATION:]
+    loss = torch.nn.functional.cross_entropy(model(tokens).logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    # Numbers on both grids differ by a step of 1/127 at most, three of which stand between a token and logits up to 1.5 · 5.7.
+    assert float(loss) == pytest.approx(spiked.summary["schemes"][1]["loss"], abs=3 * 1.5 * 5.7 / 127)
+
+
+def test_a_module_that_must_stay_whole_is_ignored_by_both_recipes(tmp_path):
+    """W2 breaks the map; per token scales cannot help, so the module is left out."""
+    result = quantize(noisy_bigram(), inputs=rows(48), calibration=CALIBRATION, schemes=["w2a16"], out=tmp_path / "w2")
+    recipe = result.summary["recipe"]
+    assert recipe["ignored"] == ["lm_head", SPIKE]
+    assert SPIKE in (tmp_path / "w2" / "quantize_torchao.py").read_text()
+    assert yaml.safe_load((tmp_path / "w2" / "recipe.yaml").read_text())["default_stage"]["default_modifiers"][
+        "QuantizationModifier"
+    ]["ignore"] == ["lm_head", SPIKE]
+    assert (
+        "IntxWeightOnlyConfig(weight_dtype=torch.int2, granularity=PerGroup(32))"
+        in (tmp_path / "w2" / "quantize_torchao.py").read_text()
+    )
+
+
+def noisy_bigram():
+    """The bigram with one weight in its map that takes the range of every row, so that two bits lose the others."""
+    model = bigram()
+    with torch.no_grad():
+        model.model.model.layers[0].mlp.down_proj.weight[:, TOKENS - 1] = 4.0
+        model.model.model.layers[0].mlp.up_proj.weight[TOKENS - 1] = 0.0
+    return model
+
+
+def test_a_library_that_cannot_is_named():
+    config = GPT2Config(vocab_size=TOKENS, n_embd=32, n_layer=1, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=1)
+    model = wrap_model(GPT2LMHeadModel(config).eval())
+    summary = quantize(model, inputs=rows(12), calibration=4, schemes=["w8a8"]).summary
+    assert summary["recipe"]["files"] == []
+    assert "Conv1D" in summary["recipe"]["refused"]["torchao"]
+    six = quantize(bigram(), inputs=rows(12), calibration=4, schemes=["w8a6"]).summary["recipe"]
+    assert six["files"] == ["recipe.yaml"]
+    assert six["refused"] == {"torchao": "it has no integer scheme with activations of 6 bits"}
+
+
+# --- samples ------------------------------------------------------------------------------------------------------------------
+
+
+def runs_of(tokens, length=16):
+    return {tuple(row[start : start + length]) for row in tokens.tolist() for start in range(len(row) - length + 1)}
+
+
+def test_calibration_and_measured_texts_have_no_run_in_common(monkeypatch):
+    pool = rows(60).tokens
+    pool[20:40] = pool[:20]  # the corpus gives the same texts again
+
+    calibration, measured = two_sets(lambda count: Samples.of_tokens(pool[:count]), 10, 20)
+    assert (len(calibration), len(measured)) == (10, 20)
+    assert not runs_of(calibration.tokens) & runs_of(measured.tokens)
+    with pytest.raises(
+        InputError, match=r"gives \d+ samples of which no two have 16 tokens in a row in common .* 45 are wanted"
+    ):
+        two_sets(lambda count: Samples.of_tokens(pool[:count]), 10, 35)
+
+
+def test_tokens_behind_masks_count_and_pictures_are_compared_whole():
+    tokens = rows(3).tokens
+    tokens[1] = tokens[0]
+    targets = torch.full_like(tokens, -100)
+    masked = tokens.clone()
+    for place in (3, 11, 19):
+        targets[0, place], masked[0, place] = tokens[0, place], TOKENS - 1
+    assert distinct(Samples({"input_ids": masked}, targets=targets)) == [0, 2]
+    pictures = torch.rand(3, 3, 4, 4)
+    pictures[2] = pictures[0]
+    assert distinct(Samples({"pixel_values": pictures}, kind="image")) == [0, 1]
+    with pytest.raises(InputError, match="gives 7 samples"):
+        divided(Samples.of_tokens(rows(7).tokens[[0, 1, 2, 3, 4, 5, 6, 0]]), 2)
+
+
+# --- rules --------------------------------------------------------------------------------------------------------------------
+
+
+def test_modules_are_measured_on_samples_that_they_were_not_chosen_on():
+    """Site a costs most on even samples, b on odd ones: each half is measured without what the other half chose."""
+    gaps = np.array([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0], [0.4, 0.4, 0.4, 0.5]])
+    base = Treatment(scheme=Scheme(8, 8), ranges={})
+    cure = modules_whole(base, gaps, ["a", "b", "c"], 1)
+    assert [sorted(treatment.sites) for treatment in cure.treatments] == [["a", "c"], ["b", "c"]]
+    assert cure.modules == ("a",)
+
+    class Recorder:
+        def losses(self, samples, treatment):
+            return samples.tokens.float() + (100 if "a" in treatment.sites else 0)
+
+    losses = Cure.losses(cure, Recorder(), Samples.of_tokens(torch.arange(4)[:, None]))
+    assert losses.flatten().tolist() == [100.0, 1.0, 102.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("interval", "verdict"),
+    [
+        ((0.5, 0.2, 0.8), "gap"),
+        ((0.005, 0.002, 0.008), "none"),
+        ((0.02, -0.01, 0.05), "not measurable"),
+        ((-1, -2, -0.5), "none"),
+    ],
+)
+def test_verdicts_look_at_intervals(interval, verdict):
+    assert judged(Interval(*interval), 0.01) == verdict
+
+
+def test_the_number_of_texts_that_would_decide():
+    # Half the interval is 0.03; four times the texts halve it to 0.015, which leaves 0 out of a mean of 0.015.
+    assert texts_needed(Interval(0.015, -0.015, 0.045), 50, 0.01) == 200
+    # A mean of 0.002 is set apart from 0.01 by an interval of half 0.008.
+    assert texts_needed(Interval(0.002, -0.014, 0.018), 50, 0.01) == 200
+
+
+def test_the_cheapest_cure_that_cures_is_chosen_and_else_the_one_that_leaves_least():
+    def cure(name, mean, high, gain_low, share=0.0, held=0):
+        return {
+            "cure": name, "left": {"mean": mean, "low": -high, "high": high}, "gain": {"mean": 1, "low": gain_low, "high": 2},
+            "share_whole": share, "activations_whole": 0.0, "extra_bytes": held,
+        }  # fmt: skip
+
+    dear, cheap, lucky = cure("dear", 0.0, 0.005, 1, share=0.1), cure("cheap", 0.001, 0.009, 1), cure("lucky", -0.5, 0.002, 1)
+    partial, useless = cure("partial", 0.2, 0.3, 0.5), cure("useless", -0.1, 0.001, -0.1)
+    assert best_cure([dear, lucky, cheap, partial, useless], 0.01)["cure"] == "cheap"
+    assert best_cure([partial, useless], 0.01)["cure"] == "partial"
+    assert best_cure([useless], 0.01) is None
+
+
+def test_a_gap_in_the_noise_is_not_one():
+    torch.manual_seed(0)
+    model = wrap_model(make_sinklm(vocab_size=TOKENS))
+    summary = quantize(model, inputs=rows(12), calibration=4, schemes=["w3a8"], minimal_effect=0.0).summary
+    (entry, _) = summary["schemes"]
+    if entry["verdict"] == "not measurable":
+        assert entry["low"] <= 0 < entry["high"]
+        assert (
+            f"not measurable at this sample size; {entry['texts_needed']:,} texts would decide it (8 were measured)."
+            in (summary["text"])
+        )
+        assert summary["sites"] == []
+    assert entry["verdict"] == judged(Interval(entry["gap"], entry["low"], entry["high"]), 0.0)
+
+
+def test_nothing_outside_of_blocks_is_touched_and_the_model_stays_as_it_is():
+    loaded = bigram()
+    before = {name: value.clone() for name, value in loaded.model.state_dict().items()}
+    twin = Twin(loaded.model, residual=True)
+    assert len(twin.linear) == 14
+    assert [site.key for site in twin.sites.values() if site.kind != "linear"] == [
+        "model.layers.0 (input)", "model.layers.0 (output)", "model.layers.1 (output)",
+    ]  # fmt: skip
+    assert twin.share == pytest.approx(14 / (14 + 2), rel=0.01)
+    samples = rows(6)
+    ranges = twin.ranges(samples)
+    clean = twin.losses(samples, None)
+    rough = twin.losses(samples, Treatment(scheme=Scheme(2, 2), ranges=ranges))
+    assert float((rough - clean).abs().max()) > 0.01
+    assert torch.equal(twin.losses(samples, None), clean)
+    assert all(torch.equal(value, before[name]) for name, value in loaded.model.state_dict().items())
+    assert cost_of(twin, Treatment(scheme=Scheme(8, 8), ranges=ranges), 24, None) == (
+        cost_of(twin, Treatment(scheme=Scheme(8, 8), ranges=ranges, per_token=True), 24, None)
+    )
+
+
+# --- errors -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schemes", "message"),
+    [
+        (["w8a8", "int8"], r"`schemes` 'int8': there is no such scheme; expected w and a with 2 to 8 bits each"),
+        (["w1a8"], r"'w1a8': there is no such scheme"),
+        (["w8a12"], r"'w8a12': there is no such scheme"),
+        (["w16a16"], r"'w16a16' quantises nothing"),
+        ([], r"`schemes` is empty"),
+    ],
+)
+def test_schemes_that_are_none(schemes, message):
+    with pytest.raises(ConfigurationError, match=message):
+        parse_schemes(schemes)
+
+
+def test_a_model_that_is_quantised_already_is_refused():
+    loaded = bigram()
+    loaded.model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    with pytest.raises(ConfigurationError, match=r"quantised already \(gptq\); give the checkpoint that it was made from"):
+        quantize(loaded, inputs=rows(12), calibration=4)
+    packed = bigram()
+    layer = packed.model.model.layers[0].mlp.down_proj
+    layer.weight = torch.nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
+    with pytest.raises(ConfigurationError, match=r"quantised already: model\.layers\.0\.mlp\.down_proj\.weight is torch\.int8"):
+        Twin(packed.model)
+
+
+def test_models_without_linear_maps_or_a_loss_are_refused():
+    config = BertConfig(
+        vocab_size=TOKENS, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    with pytest.raises(UnsupportedModelError, match="BertModel has no loss"):
+        quantize(BertModel(config).eval(), inputs=rows(12), calibration=4)
+    model = bigram().model
+    model.model.layers = torch.nn.ModuleList()
+    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM has no linear map inside a block"):
+        Twin(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"minimal_effect": -0.1}, r"`minimal_effect` -0\.1 must be 0 or more"),
+        ({"products": "float"}, r"`products` 'float' must be integer or simulated"),
+        ({"threshold": 1.0}, r"`threshold` 1\.0 must be at least 0 and below 1"),
+        ({"calibration": 0}, r"`calibration` must be at least 1 and `samples` at least 4, got 0 and 12"),
+        ({"calibration": 9}, r"got 9 and 3"),
+    ],
+)
+def test_options_out_of_range(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        quantize(bigram(), inputs=rows(12), **{"calibration": 4, **options})
