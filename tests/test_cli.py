@@ -13,6 +13,7 @@ from tests.command_line import CliRunner
 from tests.conftest import make_sinklm
 
 import sinklab
+from sinklab.cli import wait_without_spinning
 from sinklab.cli.app import app
 from sinklab.cli.derive import folder_name
 from sinklab.registry import KINDS
@@ -29,6 +30,21 @@ def run(*arguments: object, status: int = 0):
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == status, result.output
     return result
+
+
+def test_idle_threads_sleep_unless_the_environment_says_how_they_wait(monkeypatch):
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    for name in names:
+        monkeypatch.setenv(name, "")  # so that what is written is taken back
+        monkeypatch.delenv(name)
+    wait_without_spinning()
+    assert [os.environ[name] for name in names] == ["passive", "1000"]
+    for name in names:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    wait_without_spinning()
+    assert os.environ["OMP_WAIT_POLICY"] == "active"
+    assert "GOMP_SPINCOUNT" not in os.environ
 
 
 @pytest.fixture(scope="module")

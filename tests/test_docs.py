@@ -132,7 +132,11 @@ def test_examples_run(example, checkpoint, tmp_path, monkeypatch, capsys):
     assert re.search(expected[example.stem], printed), printed
 
 
-README_PRINTS = (r"layer +head +value\n", r"\n?4\+120: 1\d\d of 125 tokens")
+README_PRINTS = (
+    r"layer +head +value\n",
+    r"MeasuredWeights\(4 layers, 1 samples, 8 heads.*; no sink\)\ntorch\.Size\(\[1, 8, 4096\]\)",
+    r"\n?4\+120: 1\d\d of 125 tokens",
+)
 
 
 @pytest.mark.parametrize("number", range(len(README_PRINTS)))
@@ -142,6 +146,17 @@ def test_the_readme_examples_run(number, checkpoint, capsys):
     exec(programs[number].replace("embedded:softmax", str(checkpoint)), {})
     printed = capsys.readouterr().out
     assert re.search(README_PRINTS[number], printed), printed
+
+
+@pytest.mark.parametrize(
+    ("number", "prints"),
+    [(0, r"MeasuredWeights\(\d layers, 1 samples.*\n.*layer +head"), (1, r"\[2, 8, 2048\]\) torch\.Size\(\[2, 8, 2048\]\) t")],
+)
+def test_the_examples_on_arrays_run(number, prints, checkpoint, capsys):
+    program = blocks(ROOT / "docs" / "arrays.md", "python")[number]
+    exec(program.replace("embedded:softmax", str(checkpoint)), {})
+    printed = capsys.readouterr().out
+    assert re.search(prints, printed), printed
 
 
 def test_the_examples_of_the_interventions_print_what_they_say(capsys):

@@ -12,6 +12,7 @@ from sinklab.results.version import __version__
 
 if TYPE_CHECKING:
     from sinklab.attention.session import attend
+    from sinklab.attention.statistics.of_tensors import attention_statistics
     from sinklab.models.attach import attach, save_model
     from sinklab.models.loading import load_model
     from sinklab.probes.sink_rate import SinkRate
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from sinklab.streaming.stream import Stream, stream
     from sinklab.studies.audit.audit import audit
     from sinklab.studies.causes.causes import find_causes
+    from sinklab.studies.measure.from_weights import from_weights
     from sinklab.studies.measure.measure import measure
     from sinklab.studies.pretrain.pretrain import pretrain
     from sinklab.studies.quantize.quantize import quantize
@@ -38,8 +40,10 @@ _HOMES = {
     "Stream": "sinklab.streaming.stream",
     "attach": "sinklab.models.attach",
     "attend": "sinklab.attention.session",
+    "attention_statistics": "sinklab.attention.statistics.of_tensors",
     "audit": "sinklab.studies.audit.audit",
     "find_causes": "sinklab.studies.causes.causes",
+    "from_weights": "sinklab.studies.measure.from_weights",
     "load_model": "sinklab.models.loading",
     "measure": "sinklab.studies.measure.measure",
     "open_reader": "sinklab.streaming.reader",
@@ -61,8 +65,10 @@ __all__ = [
     "__version__",
     "attach",
     "attend",
+    "attention_statistics",
     "audit",
     "find_causes",
+    "from_weights",
     "load_model",
     "measure",
     "open_reader",

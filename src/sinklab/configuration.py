@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from typing import Self, TypeVar
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from sinklab.errors import ConfigurationError, SinklabError
@@ -85,6 +83,9 @@ def with_overrides(config: S, overrides: Iterable[str]) -> S:
     Raises:
         ConfigurationError: no equals sign, no such field (did you mean …?), or a value that the field does not take.
     """
+    from omegaconf import OmegaConf  # a quarter of a second, which whoever changes nothing does not wait for
+    from omegaconf.errors import OmegaConfBaseException
+
     fields = config.model_dump()
     given = list(overrides)
     for item in given:

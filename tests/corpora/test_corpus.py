@@ -144,13 +144,16 @@ def test_an_encoder_gets_its_first_and_last_tokens_or_neither():
     assert framed[:, -1].tolist() == [3] * 3
     assert not (torch.isin(framed[:, 1:-1], torch.tensor([2, 3])) | torch.isin(bare[:, 2:], torch.tensor([2, 3]))).any()
     assert encoder.bos_name == "[CLS] and [SEP]"
-    with pytest.raises(ConfigurationError, match=r"`seq_len` 2 holds \[CLS\] and \[SEP\] and no token of a text; take at least 3"):
+    with pytest.raises(
+        ConfigurationError, match=r"`seq_len` 2 holds \[CLS\] and \[SEP\] and no token of a text; take at least 3"
+    ):
         drawn.sample(encoder, seq_len=2, samples=1, seed=0, bos=True)
 
 
 def test_a_model_with_closing_tokens_alone_always_gets_them():
     encoder = Encoder(vocab_size=50, closing_ids=(1,), special_ids=frozenset({1}))
     assert encoder.frame(False) == ((), (1,))
+    assert encoder.bos_name == ""
     assert Encoder(vocab_size=50, bos_token_id=0).frame(True) == ((0,), ())
     assert Encoder(vocab_size=50, bos_token_id=0, closing_ids=(1,)).frame(False) == ((), ())
     assert Encoder(vocab_size=50, bos_token_id=0).bos_name == "BOS"

@@ -9,7 +9,7 @@ import torch
 
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Encoder
-from sinklab.corpora.python_source import PythonSource
+from sinklab.corpora.python_source import PythonSource, _source_files
 from sinklab.errors import InputError
 
 
@@ -41,6 +41,18 @@ def test_a_file_is_on_the_same_side_wherever_python_lives(monkeypatch, tmp_path)
         sides.append([path.relative_to(base).as_posix() for path in PythonSource().files("held_out")])
     assert sides[0] == sides[1]
     assert 0 < len(sides[0]) < 40
+
+
+def test_packages_below_a_package_and_small_files_are_no_source(tmp_path):
+    text = "x = 1\n" * 50
+    for name in ("a.py", "deep/b.py", "deep/site-packages/c.py", "site-packages/d.py", "e.txt", "deep/.hidden/f.py"):
+        (tmp_path / "base" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "base" / name).write_text(text)
+    (tmp_path / "base" / "small.py").write_text("x = 1\n")
+    (tmp_path / "base" / "around").symlink_to(tmp_path / "base")
+    names = ["a.py", "deep/.hidden/f.py", "deep/b.py"]
+    assert sorted(_source_files(tmp_path / "base", tmp_path / "base")) == [(name, tmp_path / "base" / name) for name in names]
+    assert sorted(name for name, _ in _source_files(tmp_path, tmp_path / "base")) == [f"base/{name}" for name in names]
 
 
 def test_samples_are_real_code_without_special_tokens(encoder):

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import Interval, least_count_above, mean_over_items, means_over_items
@@ -71,3 +72,13 @@ def test_least_counts_of_a_tenth():
     assert [least_count_above(0.1, cases) for cases in (0, 1, 2)] == [1, 1, 2]  # one of two begins at 0.095
     assert least_count_above(0.9, 5) == 6  # five of five begin at 0.566
     assert least_count_above(0.1, 32, level=0.5) < 7
+
+
+@pytest.mark.parametrize("cases", [1, 7, 40])
+@pytest.mark.parametrize(("share", "level"), [(0.1, 0.95), (0.5, 0.95), (0.02, 0.8)])
+def test_least_counts_are_the_first_whose_wilson_interval_of_scipy_is_above(share, level, cases):
+    def low(count: int) -> float:
+        return scipy.stats.binomtest(count, cases).proportion_ci(level, method="wilson").low
+
+    expected = next((count for count in range(cases + 1) if low(count) > share), cases + 1)
+    assert least_count_above(share, cases, level=level) == expected

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 import torch
 import transformers
@@ -70,6 +73,35 @@ def test_as_one_at_a_time(models, family, every):
     for pieces in ([LENGTH], [1] * LENGTH, [5, 1, 9, 11]):
         torch.testing.assert_close(read(model, policy, tokens, pieces), expected, atol=TOLERANCE, rtol=0)
     assert float((slowly(model, tokens, 7, every, off=1) - expected).abs().max()) > 0.05
+
+
+@pytest.mark.parametrize("every", [1, 3, 8])
+def test_tokens_that_are_passed_over_are_seen_and_not_encoded(models, every):
+    model, tokens, policy = models["llama"], text(rows=2), Recompute(window=7, every=every)
+    expected = slowly(model, tokens, 7, every)
+    for pieces in ([4, 22], [13, 13], [2, 9, 6, 9]):
+        reader, at = open_reader(model, policy), 0
+        for number, piece in enumerate(tokens.split(pieces, dim=1)):
+            at += piece.shape[1]
+            if number % 2 == 0:
+                with forwards(model) as seen:
+                    reader.pass_over(piece)
+                assert seen == []
+                assert reader.position == at
+            else:
+                found = reader.read(piece)
+                torch.testing.assert_close(found, expected[:, at - piece.shape[1] : at], atol=TOLERANCE, rtol=0)
+
+
+@contextlib.contextmanager
+def forwards(model) -> Iterator[list[int]]:
+    """Tokens of every forward of the model inside."""
+    seen: list[int] = []
+    handle = model.register_forward_pre_hook(lambda *given: seen.append(given[2]["input_ids"].numel()), with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()
 
 
 @settings(max_examples=40, deadline=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -69,6 +70,7 @@ class AttentionCall:
         residual: hidden states that entered the enclosing layer ``(batch, q_len, hidden_size)``; only when a probe needs them.
         projection: weight of the output projection ``(hidden_size, num_heads * value_dim)``; only when a probe needs it.
         heads: numbers that its heads have in the module, where it was cut down to some; ``None`` for all of them in order.
+        has_scores: whether :meth:`scores` are scores; false where only weights are known (:mod:`sinklab.attention.given`).
     """
 
     site: Site
@@ -95,6 +97,7 @@ class AttentionCall:
     residual: Tensor | None = None
     projection: Tensor | None = None
     heads: tuple[int, ...] | None = None
+    has_scores: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.gain is not None:  # an operation may give one factor for all queries, heads or samples

@@ -20,6 +20,7 @@ NEEDS: dict[str, str] = {
     "maximum": "row_max",
     "scores": "score_mean",
     "head_outputs": "call.head_outputs, call.residual and call.projection",
+    "vectors": "call.queries, call.keys and call.values; they are NaN where only weights are known, so say that you read them",
     "hidden_states": "update_layer is called with the output of every layer and, first, with the embeddings",
     "attention_outputs": "update_layer is called with the output of every attention module",
 }

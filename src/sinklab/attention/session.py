@@ -27,9 +27,9 @@ from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelErr
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Session", "attend"]
+__all__ = ["Session", "attend", "table_of"]
 
-STATISTICS_NEEDS = frozenset(NEEDS) - {"head_outputs", "hidden_states", "attention_outputs"}
+STATISTICS_NEEDS = frozenset(NEEDS) - {"head_outputs", "hidden_states", "attention_outputs", "vectors"}
 
 
 @contextlib.contextmanager
@@ -71,11 +71,14 @@ class Session:
     """What is being seen of one model; made by :func:`attend`.
 
     Attributes:
+        tier: where the weights come from, in words, if not from the attention interface.
         calls: qualified module name to the number of attention calls seen.
         sites: the attention modules seen, in the order of their first call.
         off_seam: attention-like modules of the model that compute attention in their own code and are not measured.
         checks: what has been verified, for the run record.
     """
+
+    tier: str | None = None
 
     def __init__(
         self, model: nn.Module, probes: Sequence[Probe] = (), interventions: Sequence[Intervention] = (), *, verify: bool = True
@@ -117,16 +120,11 @@ class Session:
 
     def table(self) -> pd.DataFrame:
         """Rows of all probes as a pandas table in the long schema (:data:`sinklab.results.table.COLUMNS`)."""
-        from sinklab.results.table import append, make_table
-
-        tables = []
-        for probe in self.probes:
-            probe.finish()
-            tables.append(make_table(probe.rows(), probe=probe.name))
-        table = append(tables)
+        table = table_of(self.probes)
         table["model"] = getattr(getattr(self.model, "config", None), "name_or_path", "") or type(self.model).__name__
         table["operation"] = self.operation
-        return table.astype({"model": "string", "operation": "string"})
+        table["tier"] = self.tier
+        return table.astype({"model": "string", "operation": "string", "tier": "string"})
 
     def __repr__(self) -> str:
         probes = ", ".join(probe.name for probe in self.probes) or "none"
@@ -255,3 +253,14 @@ class Session:
             for probe in self.probes:
                 if need in probe.needs:
                     probe.update_layer(output)
+
+
+def table_of(probes: Sequence[Probe]) -> pd.DataFrame:
+    """Rows of some probes in the long schema, what they were shown being at its end."""
+    from sinklab.results.table import append, make_table
+
+    tables = []
+    for probe in probes:
+        probe.finish()
+        tables.append(make_table(probe.rows(), probe=probe.name))
+    return append(tables)

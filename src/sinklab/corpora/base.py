@@ -83,10 +83,15 @@ class Encoder:
 
     @property
     def bos_name(self) -> str:
-        """What samples begin with, in words: ``BOS``; of an encoder its tokens, ``[CLS] and [SEP]``."""
-        tokens = dict.fromkeys((self.bos_token_id, *self.closing_ids))
-        if self.tokenizer is None or not self.closing_ids or self.bos_token_id is None:
+        """What samples have with ``bos`` and not without, in words.
+
+        ``BOS``; of an encoder its tokens, ``[CLS] and [SEP]``; empty where the tokenizer has closing tokens alone.
+        """
+        if self.bos_token_id is None and self.closing_ids:
+            return ""
+        if self.tokenizer is None or not self.closing_ids:
             return "BOS"
+        tokens = dict.fromkeys((self.bos_token_id, *self.closing_ids))
         return " and ".join(map(str, self.tokenizer.convert_ids_to_tokens([token for token in tokens if token is not None])))
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import random
 import sysconfig
@@ -78,15 +79,20 @@ class PythonSource(TextCorpus):
         for name in self._installed():
             folder = Path(str(importlib.util.find_spec(name).origin)).parent  # type: ignore[union-attr]
             roots.append((folder.parent, folder))
-        return [
-            (path.relative_to(base).as_posix(), path)
-            for base, folder in roots
-            for path in folder.rglob("*.py")
-            if "site-packages" not in path.relative_to(base).parts and path.stat().st_size > 200
-        ]
+        return [file for base, folder in roots for file in _source_files(base, folder)]
 
     def _installed(self) -> list[str]:
         return [name for name in self.packages if importlib.util.find_spec(name) is not None]
+
+
+def _source_files(base: Path, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Python files of more than 200 bytes below a folder, with their path below ``base``; ``site-packages`` is not entered."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "site-packages"]
+        below = Path(place).relative_to(base).as_posix()
+        for name in names:
+            if name.endswith(".py") and os.stat(f"{place}/{name}").st_size > 200:
+                yield name if below == "." else f"{below}/{name}", Path(place, name)
 
 
 def _read(path: Path) -> str:

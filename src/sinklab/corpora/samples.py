@@ -32,6 +32,8 @@ class Samples:
         grid: rows and columns of the patches, which come last among the positions; ``None`` where there are none.
         pictures: what to show of a sample, uint8 ``(samples, height, width, 3)``; ``None`` where there is nothing to look at.
         sources: what every sample is called, such as the name of its file; empty where it has no name.
+        scored: what the model is shown for its loss, where that is not what its attention is measured on: the same texts with
+            hidden tokens, of a masked-LM loss.
     """
 
     arguments: Mapping[str, Tensor]
@@ -41,6 +43,7 @@ class Samples:
     grid: tuple[int, int] | None = None
     pictures: Tensor | None = None
     sources: tuple[str, ...] = ()
+    scored: Samples | None = None
 
     def __post_init__(self) -> None:
         lengths = {name: len(tensor) for name, tensor in self.arguments.items()}
@@ -88,6 +91,7 @@ class Samples:
             targets=None if self.targets is None else self.targets[numbers.to(self.targets.device)],
             pictures=None if self.pictures is None else self.pictures[numbers],
             sources=tuple(self.sources[number] for number in numbers.tolist()) if self.sources else (),
+            scored=None if self.scored is None else self.scored.take(rows),
         )
 
     def batches(self, size: int) -> Iterator[Samples]:

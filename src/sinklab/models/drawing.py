@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Corpus
 from sinklab.corpora.samples import Samples
 from sinklab.models.loading import LoadedModel
+from sinklab.models.losses import hide_tokens, loss_kind
 
 __all__ = ["AUTO", "default_corpus", "draw_samples"]
 
@@ -30,4 +34,15 @@ def draw_samples(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: 
         ConfigurationError: ``bos`` asked of a model without such a token, or lengths below 2.
         InputError: the corpus holds fewer samples than asked for.
     """
-    return Samples.of_tokens(corpus.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=bos))
+    tokens = corpus.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=bos)
+    return Samples({"input_ids": tokens}, scored=_masked(loaded, tokens, seed))
+
+
+def _masked(loaded: LoadedModel, tokens: Tensor, seed: int) -> Samples | None:
+    """What the masked-LM loss of some texts is taken on; ``None`` for other models, and where no mask token is known."""
+    mask: int | None = getattr(loaded.tokenizer, "mask_token_id", None)
+    if loss_kind(loaded.model) != "masked token" or mask is None:
+        return None
+    free = ~torch.isin(tokens, torch.tensor(sorted(loaded.encoder.special_ids)))
+    hidden, targets = hide_tokens(tokens, free, mask, seed=seed)
+    return Samples({"input_ids": hidden}, targets=targets)

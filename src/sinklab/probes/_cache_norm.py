@@ -21,7 +21,7 @@ __all__ = ["CacheNorm", "new_keys"]
 class CacheNorm(Probe):
     """Mean L2 norm per key-value head and position; each cached vector is counted once, when it is new."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset({"vectors"})
 
     def __init__(self) -> None:
         self._means = Means("head", "key_position")

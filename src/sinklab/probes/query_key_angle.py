@@ -48,7 +48,7 @@ class QueryKeyAngle(Probe):
     tiles beside the diagonal. Queries and keys are taken after rotary embedding, as the scores see them.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset({"vectors"})
     metrics: ClassVar[tuple[Metric, ...]] = (COSINE, NORM_PRODUCT, SCORE)
 
     def __init__(self) -> None:

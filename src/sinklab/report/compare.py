@@ -24,9 +24,11 @@ from sinklab.report.figures import (
 from sinklab.report.page import render
 from sinklab.report.words import (
     TITLES,
+    bos_words,
     condition_name,
     display_token,
     is_number,
+    loss_unit,
     named_rate,
     number,
     percent,
@@ -175,7 +177,7 @@ def _numbers(audit: Audit) -> dict[str, object]:
     numbers: dict[str, Any] = {
         "model": audit.model,
         "operation": audit.operation,
-        "loss (nats per token)": _float(summary.get("loss")),
+        f"loss ({loss_unit(summary)})": _float(summary.get("loss")),
         "loss (bits per byte)": _float(summary.get("bits_per_byte")),
         "sink rate, gu2024 (%)": _float(summary.get("sink_rate_gu2024")),
     }
@@ -205,10 +207,15 @@ def _numbers(audit: Audit) -> dict[str, object]:
     }
     rates = {kind: _condition(audit, kind) for kind in ("with", "without", "random_tokens", "repeated_token")}
     both = rates["with"] is not None and rates["without"] is not None
+    bos_name = summary.get("bos_name")
+    if bos_words(True, bos_name):
+        name = bos_words(True, bos_name).removeprefix("with ")
+        numbers |= {
+            f"{name} sensitivity (percentage points)": rates["with"] - rates["without"] if both else None,  # type: ignore[operator]
+            f"sink rate with {name} (%)": rates["with"],
+            f"sink rate without {name} (%)": rates["without"],
+        }
     numbers |= {
-        "BOS sensitivity (percentage points)": rates["with"] - rates["without"] if both else None,  # type: ignore[operator]
-        "sink rate with BOS (%)": rates["with"],
-        "sink rate without BOS (%)": rates["without"],
         "sink rate, random tokens (%)": rates["random_tokens"],
         "sink rate, one token repeated (%)": rates["repeated_token"],
     }
@@ -320,12 +327,16 @@ def _losses(audits: Sequence[tuple[str, Audit]]) -> list[str]:
         return []
     if len({_text(audit) for _, audit in audits}) > 1:
         return ["Losses are not ranked, since the texts differ."]
+    kinds = dict.fromkeys(loss_unit(audit.summary) for _, audit in audits if _float(audit.summary.get("loss")) is not None)
+    if len(kinds) > 1:
+        return [f"Losses are not ranked: {_join(list(kinds))} are losses of different tasks."]
+    per_token = next(iter(kinds))
     tokens = {audit.run.get("token_sha256") for _, audit in audits}
-    key, unit = ("loss", "nats per token") if len(tokens) == 1 and None not in tokens else ("bits_per_byte", "bits per byte")
+    key, unit = ("loss", per_token) if len(tokens) == 1 and None not in tokens else ("bits_per_byte", "bits per byte")
     losses = [(name, _float(audit.summary.get(key))) for name, audit in audits]
     known = [(name, loss) for name, loss in losses if loss is not None]
     if len(known) < 2:
-        return ["Losses are not ranked: nats per token of different tokenizers do not compare, and bytes were not counted."]
+        return [f"Losses are not ranked: {per_token} of different tokenizers do not compare, and bytes were not counted."]
     best_name, best = min(known, key=lambda pair: pair[1])
     others = [f"{name} {percent(100 * (loss / best - 1))} above it" for name, loss in known if name != best_name and best > 0]
     return [f"Lowest loss: {best_name}, {number(best, 4)} {unit}; {_join(others)}."]
@@ -359,7 +370,7 @@ def _conditions(audits: Sequence[tuple[str, Audit]]) -> list[tuple[str, list[flo
     for index, (_, audit) in enumerate(audits):
         for entry in audit.summary.get("conditions") or []:
             if isinstance(entry, dict):
-                name = condition_name(entry.get("corpus"), entry.get("bos"))
+                name = condition_name(entry.get("corpus"), entry.get("bos"), audit.summary.get("bos_name"))
                 rows.setdefault(name, [None] * len(audits))[index] = _float(entry.get("sink_rate_gu2024"))
     return list(rows.items())
 

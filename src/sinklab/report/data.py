@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from sinklab.errors import InputError, ResultError
 from sinklab.report.schema import require_audit
-from sinklab.results.table import COLUMNS, read_run
+from sinklab.results.table import COLUMNS, LATER, read_run
 
 __all__ = ["Audit", "CorpusAndBos", "GridRow", "Maps", "MetricRows", "Numbers", "read_audit"]
 
@@ -349,7 +349,7 @@ def _read(path: Path) -> pa.Table:
         raise InputError(f"{path} is not there; is {path.parent} the output directory of an audit?")
     try:
         names = pq.read_schema(path).names
-        missing = [name for name in COLUMNS if name not in (*names, "sink")]  # older tables have no such column
+        missing = [name for name in COLUMNS if name not in (*names, *LATER)]
         if missing:
             raise ResultError(f"{path} does not follow the schema: without {', '.join(missing)}; measure again")
         wanted = [*_WORDS, *_INTEGERS, "value"]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sinklab.report.data import Audit, Maps
 from sinklab.report.pack import bins_of, pack_maps, pack_unsigned, pool_positions
-from sinklab.report.words import number, percent, quote, sink_name, sink_positions, sinks_of
+from sinklab.report.words import loss_unit, number, percent, quote, sink_name, sink_positions, sinks_of
 
 __all__ = [
     "Card",
@@ -120,9 +120,9 @@ def cards(audit: Audit) -> list[Card]:
         Card(
             "Loss",
             number(float(loss), 4) if isinstance(loss, (int, float)) else None,
-            f"nats per token; perplexity {number(math.exp(loss))}"
-            if isinstance(loss, (int, float)) and loss < 100
-            else "nats per token",
+            f"{loss_unit(summary)}; perplexity {number(math.exp(loss))}"
+            if isinstance(loss, (int, float)) and loss < 100 and summary.get("loss_kind", "next token") == "next token"
+            else loss_unit(summary),
         ),
         mass_card(audit, null),
         Card(
@@ -358,6 +358,9 @@ def _reduction(maps: Maps, samples: int, pool: int, bits: int) -> str:
 
 def last_candidate(audit: Audit) -> int:
     """Positions below it are seen by at least a quarter of the queries."""
+    candidates = audit.summary.get("candidate_positions")
+    if isinstance(candidates, int) and candidates >= audit.num_positions:  # every query sees every key
+        return audit.num_positions
     return max(1, math.ceil(0.75 * audit.num_positions))
 
 

@@ -13,7 +13,9 @@ from sinklab.report.page import environment, facts_of, json_text, render, write_
 from sinklab.report.policies import Curves, is_comparison, policy_curves, policy_section
 from sinklab.report.words import (
     TITLES,
+    bos_words,
     condition_name,
+    loss_unit,
     named_rate,
     number,
     rest_sentence,
@@ -68,6 +70,9 @@ def render_report(audit: Audit) -> str:
         "sinks": _sinks(audit),
         "sinks_known": isinstance(audit.summary.get("sink_positions"), list),
         "conditions": _conditions(audit),
+        "without": bos_words(False, audit.summary.get("bos_name")),
+        "loss_definition": audit.summary.get("loss_definition"),
+        "loss_unit": loss_unit(audit.summary),
         "policies": policy_section(audit.summary["cache"]) if "cache" in audit.summary else None,
         "certificate": certificate_section(audit.summary.get("certificate")),
         "causes": causes_section(audit.summary.get("causes")),
@@ -123,10 +128,12 @@ def _policies(comparison: object) -> Curves | None:
 
 def _conditions(audit: Audit) -> list[dict[str, Any]]:
     result = []
+    bos_name = audit.summary.get("bos_name")
     for entry in audit.summary.get("conditions") or []:
         if isinstance(entry, dict):
-            result.append({"name": condition_name(entry.get("corpus"), entry.get("bos")), **{key: entry.get(key) for key in (
-                "loss", "sink_rate_gu2024", "top_position", "top_rate")}})  # fmt: skip
+            name = condition_name(entry.get("corpus"), entry.get("bos"), bos_name)
+            keys = ("loss", "sink_rate_gu2024", "top_position", "top_rate")
+            result.append({"name": name, **{key: entry.get(key) for key in keys}})
     return result
 
 

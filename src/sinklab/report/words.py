@@ -12,10 +12,12 @@ from sinklab.results.metric import metrics_of
 
 __all__ = [
     "TITLES",
+    "bos_words",
     "condition_name",
     "display_token",
     "finding",
     "is_number",
+    "loss_unit",
     "named_rate",
     "number",
     "percent",
@@ -84,13 +86,30 @@ def position_name(position: int) -> str:
     return "the first position" if position == 0 else f"position {position}"
 
 
-def condition_name(corpus: str | None, bos: object) -> str:
-    """A corpus and its BOS handling in words."""
+def condition_name(corpus: str | None, bos: object, bos_name: object = None) -> str:
+    """A corpus and its BOS handling in words; ``bos_name`` as in :func:`bos_words`."""
     corpus = corpus or "corpus not recorded"
     name = {"random_tokens": "random tokens", "repeated_token": "one token repeated"}.get(corpus, f"natural text · {corpus}")
-    if bos is None:
-        return name
-    return f"{name}, {'with' if bos else 'without'} BOS"
+    words = "" if bos is None else bos_words(bos, bos_name)
+    return f"{name}, {words}" if words else name
+
+
+def bos_words(bos: object, bos_name: object = None) -> str:
+    """``with BOS`` or ``without BOS``.
+
+    Args:
+        bos: whether samples begin with the token.
+        bos_name: ``bos_name`` of ``summary.json``: what it is called, ``[CLS] and [SEP]``; empty where there is nothing to be
+            with or without; BOS where that was not recorded.
+    """
+    name = bos_name if isinstance(bos_name, str) else "BOS"
+    return f"{'with' if bos else 'without'} {name}" if name else ""
+
+
+def loss_unit(summary: Mapping[str, Any]) -> str:
+    """What the loss of an audit is counted in: ``nats per token``; of a masked-LM loss ``nats per hidden token``."""
+    units = {"masked token": "nats per hidden token", "target token": "nats per target token", "class": "nats per sample"}
+    return units.get(str(summary.get("loss_kind")), "nats per token")
 
 
 def sink_positions(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -213,7 +232,7 @@ def rest_sentence(audit: Audit) -> str:
     if is_number(config.get("samples")) and is_number(config.get("seq_len")):
         parts.append(f"{number(config['samples'])} samples of {number(config['seq_len'])} tokens")
     if audit.numbers.main:
-        parts.append(condition_name(*audit.numbers.main))
+        parts.append(condition_name(*audit.numbers.main, audit.summary.get("bos_name")))
     for key in ("dtype",):
         if audit.run.get(key):
             parts.append(str(audit.run[key]))

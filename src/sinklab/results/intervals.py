@@ -57,15 +57,15 @@ def means_over_items(values: np.ndarray, *, level: float = 0.95, scale: float | 
     Args:
         values: ``(numbers, items)``.
     """
-    import scipy.stats
+    import scipy.special
 
     values = np.asarray(values, dtype=np.float64)
     count = values.shape[1]
     if count < 2:
         raise ConfigurationError(f"an interval needs two items or more, got {count}; take more of them")
     means = values.mean(axis=1)
-    outwards = math.sqrt(count / (count - 1)) * scipy.stats.t.ppf((1 + level) / 2, count - 1)
-    tail = scipy.stats.norm.sf(outwards)
+    outwards = math.sqrt(count / (count - 1)) * scipy.special.stdtrit(count - 1, (1 + level) / 2)
+    tail = scipy.special.ndtr(-outwards)
     chosen = np.random.default_rng(0).integers(count, size=(RESAMPLES, count)) + count * np.arange(RESAMPLES)[:, None]
     shares = np.bincount(chosen.ravel(), minlength=RESAMPLES * count).reshape(RESAMPLES, count) / count
     intervals = []
@@ -94,9 +94,14 @@ def least_count_above(share: float, cases: int, *, level: float = 0.95) -> int:
     Returns:
         ``cases + 1`` if even all of them would not.
     """
-    import scipy.stats
+    import scipy.special
+
+    squared = float(scipy.special.ndtri((1 + level) / 2)) ** 2
 
     def low(count: int) -> float:
-        return float(scipy.stats.binomtest(count, cases).proportion_ci(level, method="wilson").low)
+        if not count:
+            return 0.0
+        spread = math.sqrt(squared * (4 * count * (cases - count) / cases + squared))
+        return (2 * count + squared - spread) / (2 * (cases + squared))
 
     return bisect.bisect_right(range(cases + 1), share, key=low) if cases else 1

@@ -18,6 +18,7 @@ from sinklab.results.reading import read_object
 
 __all__ = [
     "COLUMNS",
+    "LATER",
     "append",
     "finite",
     "make_table",
@@ -52,8 +53,12 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "value": ("Float64", "the number"),
     "count": ("Int64", "observations behind the number"),
     "unit": ("string", "unit: percent, fraction, nats, norm, degrees, …"),
+    "tier": ("string", "where the weights come from; null where sinklab saw the attention itself"),
 }
 """Column name to pandas dtype and meaning, in order."""
+
+LATER = ("sink", "tier")
+"""Columns that tables lack which were written before there were such columns; null there."""
 
 
 def make_table(rows: Iterable[Mapping[str, object]], **constants: object) -> pd.DataFrame:
@@ -153,8 +158,9 @@ def read_table(path: Path) -> pd.DataFrame:
         table = pd.read_parquet(path)
     except Exception as error:
         raise ResultError(f"{path} is not a parquet table: {error}") from error
-    if "sink" not in table and set(table.columns) == set(COLUMNS) - {"sink"}:  # written before there was such a column
-        table.insert(list(COLUMNS).index("sink"), "sink", None)
+    for name in LATER:
+        if name not in table and set(table.columns) >= COLUMNS.keys() - set(LATER):
+            table.insert(list(COLUMNS).index(name), name, None)
     if list(table.columns) != list(COLUMNS):
         raise ResultError(f"{path} does not follow the schema; its columns: {', '.join(map(str, table.columns))}")
     for name, (dtype, _) in COLUMNS.items():

@@ -239,6 +239,11 @@ class SinkFinder(Watcher):
     def _length(self) -> int:
         return max(module.sums["keys"].shape[1] for module in self._modules.values())
 
+    @property
+    def candidates(self) -> int:
+        """Positions up to the last one that half of the queries see in half of the documents: those that can be a sink."""
+        return max((int(module.candidates().nonzero()[0].max(initial=-1)) + 1 for module in self._modules.values()), default=0)
+
     def tried(self) -> dict[int | Literal["null"], float]:
         """Positions, and the null score where every module has one, with the largest mean share that a head gives to them."""
         best = np.zeros(self._length)

@@ -35,6 +35,10 @@ class Reader(abc.ABC):
             keep: logits of the last so many tokens; 0 for all.
         """
 
+    def pass_over(self, tokens: Tensor) -> None:
+        """Read tokens, ``(batch, length)`` without padding, whose logits nobody wants."""
+        self.read(tokens, keep=1)
+
     @property
     @abc.abstractmethod
     def position(self) -> int:

@@ -66,7 +66,7 @@ def losses(
     reader = open_reader(model, policy, chunk=chunk)
     parts = []
     for start in range(0, first - 1, chunk):
-        reader.read(tokens[:, start : min(start + chunk, first - 1)], keep=1)
+        reader.pass_over(tokens[:, start : min(start + chunk, first - 1)])
     for start in range(first - 1, length - 1, chunk):
         stop = min(start + chunk, length - 1)
         logits = reader.read(tokens[:, start:stop])
@@ -166,7 +166,7 @@ def decoding(
     begin, length = tokens.shape[1] - warm_up - steps, tokens.shape[1]
     for reader in readers:
         for start in range(max(0, begin - reader.policy.max_held(begin)), begin, chunk):
-            reader.read(tokens[:, start : min(start + chunk, begin)], keep=1)
+            reader.pass_over(tokens[:, start : min(start + chunk, begin)])
     times: list[list[float]] = [[] for _ in readers]
     for position in range(begin, length):
         for reader, own in zip(readers, times, strict=True):

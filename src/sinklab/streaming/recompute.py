@@ -75,6 +75,16 @@ class RecomputeReader(Reader):
             return self._read_rows(tokens, torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid, keep)
         return self._read_alike(tokens, keep)
 
+    def pass_over(self, tokens: Tensor) -> None:
+        if self._rows:
+            super().pass_over(tokens)
+            return
+        tokens = tokens.to(self.model.device)
+        ids = tokens if self._ids is None else torch.cat((self._ids, tokens), dim=1)
+        self._ids, self._cache = ids[:, -self.policy.window :].clone(), None  # the cache would lack these tokens
+        self._columns += tokens.shape[1]
+        self._read += tokens.shape[1]
+
     # --- rows that agree -----------------------------------------------------------------------------------------------------
 
     def _read_alike(self, tokens: Tensor, keep: int) -> Tensor:

@@ -208,7 +208,13 @@ class TestComparison:
     def test_recomputation_is_scored_at_some_tokens_as_if_all_were_read(self, model):
         rows = resolve_corpus("random_tokens").sample(model.encoder, seq_len=120, samples=2, seed=0, bos=False)
         policy = policy_registry["recompute"](window=16)
+        encoded = []
+        seen = model.model.register_forward_pre_hook(
+            lambda module, arguments, keywords: encoded.append(keywords["input_ids"].numel()), with_kwargs=True
+        )
         found, scored = _recomputed(model.model, rows, policy, 60, None)
+        seen.remove()
+        assert sum(encoded) == scored * 17  # a window of 16 tokens and itself for every scored token, and nothing besides
         known = ~found.isnan()
         # Points of the curve are 5 tokens wide; 12 of them begin at token 60 or later, and their last 4 tokens are scored.
         assert scored == known.sum() == 2 * 12 * 4

@@ -39,7 +39,9 @@ def blocked_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: 
             # digits when the term leaves nothing of the weights themselves.
             sole = weights if call.sink_scores is None else operation.weights(scores, visible)
         else:
-            sole = weights / (weights.sum(dim=-1, keepdim=True) + 1e-8)
+            total = weights.sum(dim=-1, keepdim=True)
+            # The constant belongs to the proxy of Gu et al.; beside what a null mass leaves of a row it is not small.
+            sole = weights / (total.clamp_min(torch.finfo(dtype).tiny) if operation.normalized else total + 1e-8)
         if counted is not None:
             padding = ~counted[:, None, start:stop, None]
             weights, sole = weights.masked_fill(padding, 0.0), sole.masked_fill(padding, 0.0)

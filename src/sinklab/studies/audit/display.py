@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.markup import escape
 
-from sinklab.report.words import finding
+from sinklab.report.words import bos_words, finding, loss_unit
 from sinklab.results.run import Result
 
 __all__ = ["display"]
@@ -24,14 +24,14 @@ def display(result: Result) -> Iterator[RenderableType]:
     loss = summary["loss"]
     lines = {
         "model": f"{summary['model']} ({summary['operation']} attention, {summary['num_heads']} heads)",
-        "text": f"{summary['corpus']} {_bos(summary)}, {summary['samples']} samples of {summary['seq_len']} tokens",
+        "text": f"{_named(summary, summary)}, {summary['samples']} samples of {summary['seq_len']} tokens",
         "read as": _reading(summary.get("reading")),
-        "loss": "not defined for this model" if loss is None else f"{loss:.3f} nats per token{_per_byte(summary)}",
+        "loss": "not defined for this model" if loss is None else f"{loss:.3f} {loss_unit(summary)}{_of_what(summary)}",
         "sink rate": f"{_rate(summary)} (Gu et al. 2024, threshold {summary['threshold']:g})",
         "sinks": summary.get("finding") or finding(summary),
         "places": _places(summary),
         "elsewhere": "; ".join(
-            f"{condition['corpus']} {_bos(condition)}: {_elsewhere(condition)}" for condition in summary["conditions"][1:]
+            f"{_named(condition, summary)}: {_elsewhere(condition)}" for condition in summary["conditions"][1:]
         ),
         "warning": " ".join(summary.get("warnings", ())),
         "cache": (summary.get("cache") or {}).get("recommendation", ""),
@@ -65,13 +65,17 @@ def _reading(reading: Mapping[str, Any] | None) -> str:
     return f"{reading['characters_per_token']:.2f} characters a token, {100 * reading['unknown_share']:.2g} % of tokens unknown"
 
 
-def _per_byte(summary: Mapping[str, Any]) -> str:
+def _of_what(summary: Mapping[str, Any]) -> str:
+    """Bits per byte of a next-token loss; what another loss is taken of."""
     bits = summary.get("bits_per_byte")
-    return "" if bits is None else f", {bits:.3f} bits per byte"
+    if bits is not None:
+        return f", {bits:.3f} bits per byte"
+    return "" if summary["loss_kind"] == "next token" else f" ({summary['loss_definition']})"
 
 
-def _bos(condition: Mapping[str, Any]) -> str:
-    return "with BOS" if condition["bos"] else "without BOS"
+def _named(condition: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """A corpus, with or without the tokens that samples begin with."""
+    return f"{condition['corpus']} {bos_words(condition['bos'], summary['bos_name'])}".rstrip()
 
 
 def _rate(summary: Mapping[str, Any]) -> str:

@@ -20,10 +20,11 @@ from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.drawing import draw_samples
 from sinklab.models.lengths import require_positions
 from sinklab.models.loading import LoadedModel
-from sinklab.models.losses import is_causal_lm
+from sinklab.models.losses import loss_kind
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import policies as policy_registry
 from sinklab.registry import probes as probe_registry
+from sinklab.report.words import bos_words
 from sinklab.results.metric import definitions
 from sinklab.results.run import Progress
 from sinklab.results.summaries import Comparison, Refused
@@ -52,7 +53,7 @@ __all__ = ["Audited", "measure_audit"]
 MAP_SAMPLES = 3
 MAP_TILES = 64
 POLICIES = ("full", "recompute", "window", "sink_window", "pinned")
-SINKS, TEXTS, LARGEST_CACHE, LONGEST_TEXT, DECODED = (0, 1, 4), 4, 256, 2048, 64
+SINKS, TEXTS, LARGEST_CACHE, LONGEST_TEXT, DECODED = (0, 1, 4), 4, 256, 2048, 32
 """What an audit compares: numbers of sinks, texts, and the most tokens held, read of a text, and decoded one by one."""
 
 
@@ -94,7 +95,7 @@ def measure_audit(
     """Measure what an audit reports; see :func:`~sinklab.studies.audit.audit.audit`."""
     main_bos = uses_bos(loaded.encoder, bos)
     require_positions(loaded.model, seq_len)
-    takes_loss = is_causal_lm(loaded.model)
+    kind = loss_kind(loaded.model)
     reading = read_samples(text, loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=main_bos)
 
     tables: list[pd.DataFrame] = []
@@ -110,13 +111,13 @@ def measure_audit(
         probes = [make_probe(name, threshold) for name in names]
         finder = SinkFinder(threshold)
         first = [*(probe for probe in probes if not isinstance(probe, SinkProbe)), finder]
-        stage = f"{source.label}, {'with' if with_bos else 'without'} BOS"
+        stage = f"{source.label}, {bos_words(with_bos, loaded.encoder.bos_name)}"
         probed = run_probes(
             loaded.model,
             drawn,
             first,
             batch_size=batch_size,
-            loss=takes_loss,
+            loss=kind == "next token" or drawn.targets is not None or drawn.scored is not None,
             progress=progress,
             stage=stage,
         )
@@ -129,7 +130,7 @@ def measure_audit(
             again, sinks = about_sinks(loaded, drawn, probes, sinks, batch_size=batch_size, progress=progress)
             tables.append(labelled(again, loaded, **constants))
             main, by_token = (drawn, probed, probes), finder.by_token(decoder(loaded))
-        conditions.append(Condition(source.label, with_bos, probed.loss, table, drawn.sha256, sinks))
+        conditions.append(Condition(source.label, with_bos, probed.loss, table, drawn.sha256, sinks, finder.candidates))
     assert main is not None  # the plan always has a first condition
     (drawn, probed, probes), sinks = main, conditions[0].sinks
     tokens = drawn.tokens
@@ -148,6 +149,7 @@ def measure_audit(
         reading=reading,
         normalized=probed.session.normalized,
         off_seam=probed.session.off_seam,
+        seed=seed,
     )
     summary["cache"] = None
     if cache:

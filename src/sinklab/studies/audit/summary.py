@@ -12,7 +12,8 @@ from torch import Tensor
 from sinklab.corpora._reading import Reading
 from sinklab.models.lengths import length_warning
 from sinklab.models.loading import LoadedModel
-from sinklab.report.words import finding, percent
+from sinklab.models.losses import HIDDEN_SHARE, LossKind, loss_kind
+from sinklab.report.words import bos_words, finding, percent
 from sinklab.sinks import LEAST_SHARE, Sink, Sinks
 
 __all__ = ["Condition", "summarize"]
@@ -22,7 +23,11 @@ SUMMARY_VERSION = 1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Condition:
-    """One corpus with or without BOS, and what was measured under it."""
+    """One corpus with or without BOS, and what was measured under it.
+
+    Attributes:
+        candidates: positions up to the last one that half of the queries see.
+    """
 
     corpus: str
     bos: bool
@@ -30,6 +35,7 @@ class Condition:
     table: pd.DataFrame
     token_sha256: str
     sinks: Sinks
+    candidates: int
 
 
 def summarize(
@@ -42,6 +48,7 @@ def summarize(
     reading: Reading | None,
     normalized: bool,
     off_seam: list[str],
+    seed: int,
 ) -> dict[str, object]:
     """Keys of ``summary.json``.
 
@@ -53,28 +60,40 @@ def summarize(
         normalized: whether rows of weights sum to one (with or without a null mass).
 
     Returns:
-        ``model, operation, loss, bits_per_byte, reading, warnings, sinks, sink_rate_gu2024, sink_positions, sink_tokens,
-        sink_role, null_mass, definitions, conditions, finding, text`` and what the run was made with; documented in
-        docs/results.md.
+        ``model, operation, loss, loss_kind, loss_definition, bits_per_byte, reading, warnings, sinks, sink_rate_gu2024,
+        sink_positions, sink_tokens, sink_role, null_mass, definitions, conditions, finding, text`` and what the run was made
+        with; documented in docs/results.md.
     """
     main = conditions[0]
     heads, sinks = len(main.sinks.heads), main.sinks
     strongest = sinks.main
     role = "null score" if strongest is not None and strongest.kind == "null" else sinks.describe()
-    warnings = ("" if reading is None else reading.warning, length_warning(loaded.model, tokens.shape[1]))
+    kind = loss_kind(loaded.model)
+    # A hidden token is guessed from both sides, and a target from its source: neither is a code of the text.
+    per_byte = kind == "next token"
+    warnings = (
+        "" if reading is None else reading.warning,
+        length_warning(loaded.model, tokens.shape[1]),
+        f"{type(loaded.model).__name__} predicts hidden tokens, and its tokenizer has no mask token to hide them with: no loss."
+        if kind == "masked token" and main.loss is None
+        else "",
+    )
     summary: dict[str, Any] = {
         "summary_version": SUMMARY_VERSION,
         "model": loaded.name,
         "revision": loaded.revision,
         "operation": loaded.operation,
         "loss": main.loss,
-        "bits_per_byte": None if reading is None or main.loss is None else reading.bits_per_byte(main.loss),
+        "loss_kind": kind,
+        "loss_definition": _loss_definition(loaded, kind, seed),
+        "bits_per_byte": reading.bits_per_byte(main.loss) if reading and main.loss is not None and per_byte else None,
         "reading": None if reading is None else dataclasses.asdict(reading),
         "warnings": [warning for warning in warnings if warning],
         "sinks": sinks.to_dict(),
         "sink_rate_gu2024": _rate(main.table, 0),
         "sink_positions": [_position(sink) for sink in (*sinks.sinks, *sinks.silent) if sink.kind == "position"],
         "sink_tokens": list(by_token),
+        "candidate_positions": main.candidates,
         "sink_role": role,
         "sink_heads": (strongest.sinking or 0) if strongest else 0,
         "sink_heads_by_weight": sinks.heads_by_weight,
@@ -86,6 +105,7 @@ def summarize(
         "conditions": [_condition(condition) for condition in conditions],
         "corpus": main.corpus,
         "bos": int(main.bos),
+        "bos_name": loaded.encoder.bos_name,
         "seq_len": int(tokens.shape[1]),
         "samples": int(tokens.shape[0]),
         "threshold": threshold,
@@ -94,6 +114,19 @@ def summarize(
     summary["finding"] = finding(summary)
     summary["text"] = [summary["finding"], *summary["warnings"], *_details(summary, sinks)]
     return summary
+
+
+def _loss_definition(loaded: LoadedModel, kind: LossKind | None, seed: int) -> str | None:
+    """What the loss is taken of, in words; ``None`` for a model without one."""
+    mask = getattr(loaded.tokenizer, "mask_token", None)
+    definitions: dict[LossKind, str] = {
+        "next token": "cross-entropy of the next token",
+        "masked token": f"masked-LM loss, cross-entropy of {100 * HIDDEN_SHARE:g} % of the tokens of each sample, all hidden "
+        f"by {mask}, seed {seed}; attention is measured on the samples as they are",
+        "target token": "cross-entropy of the tokens of the target, given those before them and the source",
+        "class": "cross-entropy of the class",
+    }
+    return None if kind is None else definitions[kind]
 
 
 def _position(sink: Sink) -> dict[str, object]:
@@ -132,8 +165,7 @@ def _definitions(table: pd.DataFrame) -> dict[str, float]:
 
 def _condition(condition: Condition) -> dict[str, object]:
     rows = _rows(condition.table, "sink_rate", "gu2024", whole=True)
-    length = int(rows["key_position"].max()) + 1
-    rows = rows[rows["key_position"] <= length - max(1, length // 2)]
+    rows = rows[rows["key_position"] < condition.candidates]
     top, main = rows.loc[rows["value"].idxmax()], condition.sinks.main
     return {
         "corpus": condition.corpus,
@@ -173,7 +205,7 @@ def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
             f"Heads give {share} of their mass to no key (null mass), as through a learned sink logit or a key bias."
         )
     for condition in summary["conditions"][1:]:
-        where = f"{condition['corpus']} {'with' if condition['bos'] else 'without'} BOS"
+        where = f"{condition['corpus']} {bos_words(condition['bos'], summary['bos_name'])}".rstrip()
         sink_in_words = "there is no sink" if condition["sink_rate"] is None else f"the sink is {condition['sink']}"
         share = "" if condition["sink_rate"] is None else f" ({percent(condition['sink_rate'])})"
         sentences.append(f"On {where} {sink_in_words}{share}.")

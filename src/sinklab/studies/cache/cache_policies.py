@@ -46,7 +46,7 @@ STRETCH = 4
 """Tokens of a point of the curve that are scored under re-computation, which encodes a whole window for each of them."""
 
 STEPS, WARM_UP = 128, 16
-"""Single tokens that are timed, and those before them that are not."""
+"""Single tokens that are timed, and those before them that are not, at most one for four of these."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,9 +113,10 @@ def compared(
             f"no policy can be had with {loaded.name}; {left_out[0]['policy'] if left_out else 'none'}: "
             f"{left_out[0]['reason'] if left_out else 'nothing was asked for'}"
         )
-    steps = max(1, min(steps, length - WARM_UP - 1))
+    warm_up = min(WARM_UP, max(1, steps // 4))
+    steps = max(1, min(steps, length - warm_up - 1))
     timed = decoding(
-        loaded.model, rows[:1], [entry.policy for entry in measured], steps=steps, warm_up=min(WARM_UP, length - steps - 1),
+        loaded.model, rows[:1], [entry.policy for entry in measured], steps=steps, warm_up=min(warm_up, length - steps - 1),
         progress=functools.partial(progress, "decoding"),
     )  # fmt: skip
     summary = _summary(loaded, rows, measured, timed, left_out, first, trained, budgets, corpus, bos)

@@ -97,13 +97,20 @@ def run_probes(
 
     Args:
         samples: what the model is shown; token ids ``(samples, seq_len)`` stand for samples of text.
-        loss: take it: of the samples' targets, or of next tokens where they have none.
+        loss: take it: of the samples' targets, or of next tokens where they have none; where other samples are scored
+            (:attr:`~sinklab.corpora.samples.Samples.scored`), in a pass of its own, which the probes do not see.
     """
     samples = as_samples(samples)
     if batch_size is not None and batch_size < 1:
         raise ConfigurationError(f"`batch_size` must be at least 1, got {batch_size}")
     size = batch_size or max(1, TOKENS_PER_BATCH // (samples.positions or UNKNOWN_POSITIONS))
     total, scored, done = 0.0, 0, 0
+    if loss and samples.scored is not None:
+        apart = run_probes(
+            model, samples.scored, [], batch_size=batch_size, loss=True, progress=progress, stage=f"{stage}, loss"
+        )
+        seen = run_probes(model, samples, probes, batch_size=batch_size, progress=progress, stage=stage)
+        return dataclasses.replace(seen, loss=apart.loss)
     with attend(model, probes) as session:
         for batch in samples.batches(size):
             output = model(**_arguments(model, batch, full_logits=loss))

@@ -1,0 +1,313 @@
+"""from_weights(): the numbers of a session for attention weights that somebody already has, from any library."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sinklab.attention.call import Site
+from sinklab.attention.given import UNAVAILABLE, Fault, GivenCall, RowSums, find_fault, given_call, reach
+from sinklab.attention.positions import Positions
+from sinklab.attention.probe import Probe
+from sinklab.attention.session import table_of
+from sinklab.attention.statistics.columns import column_statistics
+from sinklab.attention.visibility import Causal, Dense, Everything, Visibility, Window
+from sinklab.configuration import check_numbers
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.probes._of_sink import SinkProbe
+from sinklab.registry import probes as registry
+from sinklab.sinks import SinkFinder, Sinks, SinkWeights
+from sinklab.studies.measure.probing import make_probe
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["TIER", "MeasuredWeights", "from_weights"]
+
+TIER = "from given weights"
+"""Column ``tier`` of the table."""
+
+Array: TypeAlias = "Tensor | np.ndarray[Any, Any]"
+
+_SHAPES = "(queries, keys), (heads, q, k), (layers, heads, q, k) or (layers, samples, heads, q, k)"
+_HINTS = {
+    "number": "weights are finite; where a mask left NaN in rows of padding, say which tokens these are with `attention_mask`",
+    "negative": "weights are 0 or more: give what comes after the softmax, and of signed operations the absolute values",
+    "future": "which comes later: give causal=False for attention in both directions",
+    "hidden": "which it does not see under `window` and `attention_mask`: correct them, or leave them out",
+    "sum": "and not to 1: give row_sums='null_mass' if the rest goes to no key (a learned sink logit), row_sums='any' if rows "
+    "have no fixed sum (sigmoid), `attention_mask` if the row is padding, `tolerance` if the weights were rounded",
+}
+"""What to do about a :class:`~sinklab.attention.given.Fault`, by kind."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MeasuredWeights:
+    """What was measured of given weights.
+
+    Attributes:
+        table: the long table (:data:`sinklab.results.table.COLUMNS`), column ``tier`` being :data:`TIER`.
+        sinks: where the sinks are, and what every head gives to the main one; value ratios are not known.
+        shape: layers, samples, heads of a layer (the most), queries, keys: how the array was read.
+    """
+
+    table: pd.DataFrame
+    sinks: Sinks
+    shape: tuple[int, int, int, int, int]
+
+    def __repr__(self) -> str:
+        layers, samples, heads, queries, keys = self.shape
+        main = self.sinks.main
+        found = f"sink at {main.describe()}, {main.sinking} of {len(self.sinks.heads)} heads" if main else "no sink"
+        read = f"{layers} layers, {samples} samples, {heads} heads, {queries} queries, {keys} keys"
+        return f"MeasuredWeights({read}; {found})"
+
+
+def from_weights(
+    weights: Array | Sequence[Array | None],
+    *,
+    causal: bool = True,
+    tokens: Array | Sequence[Any] | None = None,
+    names: Sequence[str] | None = None,
+    attention_mask: Array | None = None,
+    window: int | Sequence[int | None] | None = None,
+    row_sums: RowSums = "one",
+    tolerance: float | None = None,
+    threshold: float = 0.3,
+    probes: Sequence[str | Mapping[str, object] | Probe] | None = None,
+) -> MeasuredWeights:
+    """Measure attention weights: the rows and the sinks that a session gives for the model that they come from.
+
+    Self-attention, after the softmax and without dropout. Scores, values and hidden states are not in the weights, so probes
+    that read them are refused.
+
+    Args:
+        weights: numpy or torch, floating point: ``(queries, keys)``, ``(heads, q, k)``, ``(layers, heads, q, k)`` or ``(layers,
+            samples, heads, q, k)``; or a list with an array for each layer, ``(q, k)``, ``(heads, q, k)`` or ``(samples, heads,
+            q, k)``, as ``output_attentions`` gives it. Entries ``None`` (layers without attention) are left out.
+        causal: a query sees its own key and those before it; with fewer queries than keys the queries are the last ones.
+        tokens: of the keys, ids or texts, ``(keys,)`` or ``(samples, keys)``; a sink is then also found as a token.
+        names: of the layers, for the column ``module``; ``layers.0``, ``layers.1``, … by default.
+        attention_mask: ``(samples, keys)``, 0 or false for padding, not measured; positions count from the first token.
+        window: how many keys up to its own one a query sees (with ``causal=False``: to either side), for all layers or, in a
+            list, for each. ``None`` is for all keys, and is refused where no query looks that far.
+        row_sums: ``one``; ``null_mass`` if rows sum to one together with a null mass (learned sink logit), which is then what
+            they lack to one; ``any`` for operations without a fixed sum, whose rows are divided by their sums as Gu et al. do.
+        tolerance: how far a row sum may be from one, and how large a hidden weight; by default what rounding to the dtype of
+            the weights explains.
+        threshold: mean weight above which a head sinks, in [0, 1).
+        probes: names, settings or probes; by default all that weights are enough for. Those of a sink are about the one found.
+
+    Raises:
+        InputError: an array that is not of these shapes, not of floating point, empty, or that cannot be attention weights: the
+            message says in which layer, sample, head and query.
+        ConfigurationError: an argument whose value cannot take effect.
+    """
+    check_numbers("`threshold`", threshold)
+    if row_sums not in ("one", "null_mass", "any"):
+        raise ConfigurationError(f"`row_sums` {row_sums!r} must be one, null_mass or any")
+    if tolerance is not None and not 0.0 <= tolerance < 1.0:
+        raise ConfigurationError(f"`tolerance` {tolerance} must be in [0, 1): it is a distance from a row sum of one")
+    layers = _layers(weights)
+    samples, _, q_len, kv_len = layers[0].shape
+    if q_len > kv_len or (q_len < kv_len and not causal):
+        raise InputError(
+            f"`weights` have {q_len} queries and {kv_len} keys; expected as many of both, or fewer queries under causal=True, "
+            "the last ones. Cross-attention is measured with attend()"
+        )
+    names = [f"layers.{number}" for number in range(len(layers))] if names is None else list(names)
+    if len(names) != len(layers) or len(set(names)) != len(names):
+        raise InputError(f"`names` has {len(set(names))} different names for {len(layers)} layers; expected one for each layer")
+    rules = _rules(window, causal, layers)
+    real = _mask(attention_mask, samples, kv_len)
+    ids, decode = _tokens(tokens, samples, kv_len)
+    calls = []
+    for number, layer in enumerate(layers):
+        keys = Positions.plain(samples, kv_len, layer.device)
+        if real is not None:
+            keys = Positions.counted(real, 0, kv_len, layer.device)
+        queries = Positions(keys.positions[:, kv_len - q_len :], keys.documents[:, kv_len - q_len :])
+        known = None if ids is None else ids.to(layer.device).masked_fill(keys.positions < 0, -1)
+        site, rule = Site(module=names[number], layer=number), rules[number]
+        call = given_call(layer, site, rule, queries, keys, key_tokens=known, row_sums=row_sums)
+        fault, _ = find_fault(call, row_sums, tolerance)
+        if fault is not None:
+            raise InputError(_what(fault, number, len(layers)))
+        calls.append(call)
+    if window is None:
+        _require_reach(calls, causal)
+    chosen = _chosen(probes, threshold)
+    finder = SinkFinder(threshold)
+    _show(calls, [*(probe for probe in chosen if not isinstance(probe, SinkProbe)), finder])
+    sinks = finder.sinks(decode=decode)
+    heads = SinkWeights(sinks)
+    _show(calls, [*(probe.about(sinks) for probe in chosen if isinstance(probe, SinkProbe)), heads])
+    table = table_of(chosen)
+    table["tier"], table["operation"] = TIER, calls[0].operation.name
+    shape = (len(layers), samples, max(layer.shape[1] for layer in layers), q_len, kv_len)
+    return MeasuredWeights(
+        table.astype({"tier": "string", "operation": "string"}), heads.completed() if sinks.main else sinks, shape
+    )
+
+
+def measurable(probe: Probe) -> bool:
+    """Whether a probe needs nothing but weights."""
+    return not probe.needs & {*UNAVAILABLE, "hidden_states"}
+
+
+def _chosen(probes: Sequence[str | Mapping[str, object] | Probe] | None, threshold: float) -> list[Probe]:
+    if probes is None:
+        return [probe for name in registry if measurable(probe := make_probe(name, threshold))]
+    chosen = [make_probe(probe, threshold) for probe in probes]
+    for probe in chosen:
+        if not measurable(probe):
+            words = {**UNAVAILABLE, "hidden_states": "hidden states"}
+            missing = ", ".join(text for need, text in words.items() if need in probe.needs)
+            raise ConfigurationError(
+                f"probe {probe.name!r} reads {missing}, which weights do not give; leave it out of `probes`"
+            )
+    return chosen
+
+
+def _show(calls: Sequence[GivenCall], probes: Sequence[Probe]) -> None:
+    needs = frozenset().union(*(probe.needs for probe in probes))
+    for call in calls:
+        statistics = column_statistics(call, needs)
+        for probe in probes:
+            probe.update(call, statistics)
+
+
+def _what(fault: Fault, layer: int, layers: int) -> str:
+    where = f"layer {layer}, " if layers > 1 else ""
+    return f"`weights`: {where}{fault.text}, {_HINTS[fault.kind]}"
+
+
+def _require_reach(calls: Sequence[GivenCall], causal: bool) -> None:
+    """Refuse weights that keep to a window of which nothing was said, or see nothing ahead where that was allowed."""
+    for number, call in enumerate(calls):
+        seen = reach(call)
+        if seen.whole:
+            continue
+        if not causal and seen.ahead <= 0:
+            raise InputError(
+                f"`weights`: in layer {number} no query gives anything to a later key, so these are causal weights; give "
+                "causal=True: keys would be compared by queries that cannot see them"
+            )
+        far = max(seen.back, seen.ahead)
+        raise InputError(
+            f"`weights`: in layer {number} no query gives anything to a key more than {far} away, and some have keys that are "
+            f"{max(seen.possible_back, seen.possible_ahead)} away; if it has a window, give `window` (here {far + 1}, or a "
+            f"list with a number for each layer, None for those without); if not, window={call.kv_len} says so"
+        )
+
+
+def _layers(weights: object) -> list[Tensor]:
+    """One tensor ``(samples, heads, queries, keys)`` a layer."""
+    if isinstance(weights, (list, tuple)):
+        listed = [_array(layer, f"`weights`: entry {number}") for number, layer in enumerate(weights) if layer is not None]
+        if not listed:
+            raise InputError(
+                f"`weights` is a list of {len(weights)} entries and no array; models return none unless they are asked with "
+                "output_attentions=True and loaded with attn_implementation='eager'"
+            )
+        for number, layer in enumerate(listed):
+            if not 2 <= layer.ndim <= 4:
+                raise InputError(
+                    f"`weights`: layer {number} has shape {tuple(layer.shape)}; expected (queries, keys), (heads, q, k) or "
+                    "(samples, heads, q, k)"
+                )
+        layers = [layer[(None,) * (4 - layer.ndim)] for layer in listed]
+    else:
+        array = _array(weights, "`weights`")
+        if not 2 <= array.ndim <= 5:
+            raise InputError(f"`weights` has shape {tuple(array.shape)}; expected {_SHAPES}")
+        if array.ndim == 4:
+            array = array[:, None]
+        layers = list(array[(None,) * (5 - array.ndim)])
+    first = layers[0]
+    for number, layer in enumerate(layers):
+        if not layer.numel():
+            raise InputError(
+                f"`weights`: layer {number} has shape {tuple(layer.shape)}, which holds nothing; expected {_SHAPES}"
+            )
+        if (layer.shape[0], *layer.shape[2:]) != (first.shape[0], *first.shape[2:]):
+            raise InputError(
+                f"`weights`: layer {number} is {tuple(layer.shape)} and layer 0 {tuple(first.shape)} as (samples, heads, q, "
+                "k), and not the same but for the heads"
+            )
+    return layers
+
+
+def _array(value: object, where: str) -> Tensor:
+    if not isinstance(value, Tensor):
+        if not hasattr(value, "__array__"):
+            raise InputError(f"{where} is a {type(value).__name__}; expected a numpy array or a torch tensor")
+        array = np.ascontiguousarray(value)
+        if array.dtype.kind != "f" or array.dtype.itemsize > 8:
+            raise InputError(
+                f"{where} is {array.dtype}; expected floating-point weights between 0 and 1{_scaled(array.dtype.kind)}"
+            )
+        value = torch.from_numpy(array)
+    if not value.is_floating_point():
+        raise InputError(f"{where} is {value.dtype}; expected floating-point weights between 0 and 1{_scaled('i')}")
+    return value.detach()
+
+
+def _scaled(kind: str) -> str:
+    return ": divide integers by what stands for 1" if kind in "iu" else ""
+
+
+def _rules(window: int | Sequence[int | None] | None, causal: bool, calls: Sequence[Tensor]) -> list[Visibility]:
+    """Which keys a query sees in each layer, besides padding."""
+    windows = [window] * len(calls) if window is None or isinstance(window, int) else list(window)
+    if len(windows) != len(calls):
+        raise ConfigurationError(
+            f"`window` has {len(windows)} entries for {len(calls)} layers; expected a number, or one a layer"
+        )
+    rules: list[Visibility] = []
+    for size, layer in zip(windows, calls, strict=True):
+        q_len, kv_len = layer.shape[2:]
+        offset, device = kv_len - q_len, layer.device
+        if size is not None and size < 1:
+            raise ConfigurationError(f"`window` is {size}; expected 1 key or more, or None")
+        if causal:
+            rules.append(Causal(offset, device) if size is None else Causal(offset, device) & Window(size, offset, device))
+        elif size is None:
+            rules.append(Everything(device))
+        else:
+            index = torch.arange(kv_len, device=device)
+            rules.append(Dense(((index[:, None] - index).abs() < size)[None, None]))
+    return rules
+
+
+def _mask(attention_mask: Array | None, samples: int, keys: int) -> Tensor | None:
+    if attention_mask is None:
+        return None
+    mask = attention_mask if isinstance(attention_mask, Tensor) else torch.from_numpy(np.ascontiguousarray(attention_mask))
+    if tuple(mask.shape) != (samples, keys):
+        raise InputError(f"`attention_mask` has shape {tuple(mask.shape)}; expected (samples, keys) = {(samples, keys)}")
+    real = mask > 0 if mask.dtype != torch.bool else mask
+    if not bool(real.any()):
+        raise InputError("`attention_mask` says that every token is padding; expected 1 or true for tokens")
+    return real
+
+
+def _tokens(tokens: Array | Sequence[Any] | None, samples: int, keys: int) -> tuple[Tensor | None, Callable[[int], str] | None]:
+    """Ids ``(samples, keys)``, and the text of an id where texts were given."""
+    if tokens is None:
+        return None, None
+    array = tokens.cpu().numpy() if isinstance(tokens, Tensor) else np.asarray(tokens)
+    if array.shape not in ((keys,), (samples, keys)):
+        raise InputError(f"`tokens` has shape {array.shape}; expected (keys,) or (samples, keys) = {(samples, keys)}")
+    array = np.broadcast_to(array, (samples, keys))
+    if array.dtype.kind in "iu":
+        return torch.from_numpy(array.astype(np.int64)), None
+    if array.dtype.kind not in "UO" or not all(isinstance(token, str) for token in array.flat):
+        raise InputError(f"`tokens` is {array.dtype}; expected ids (integers) or texts")
+    texts, ids = np.unique(array.astype(str), return_inverse=True)
+    return torch.from_numpy(ids.reshape(array.shape).astype(np.int64)), lambda token: str(texts[token])
