@@ -48,3 +48,36 @@ def test_decoding_step_by_step_equals_one_pass(model, probe):
     torch.testing.assert_close(
         torch.tensor(found["value"].tolist()), torch.tensor(expected["value"].tolist()), rtol=1e-5, atol=1e-6
     )
+
+
+def test_the_three_parts_are_kept_apart(model):
+    """Of equal lengths and different paddings, where shapes say nothing; keys have the tokens of their own side."""
+    from sinklab.attention.probe import Watcher
+
+    seen = {}
+
+    class Calls(Watcher):
+        name, needs = "calls", frozenset()
+
+        def update(self, call, statistics):
+            seen[call.site.part] = [
+                call.query_positions[0].tolist(),
+                call.key_positions[0].tolist(),
+                call.key_tokens[0].tolist(),
+            ]
+
+    source, target = torch.tensor([[7, 8, 9, 1, 0]]), torch.tensor([[0, 5, 6, 0, 0]])
+    masks = torch.tensor([[1, 1, 1, 1, 0]]), torch.tensor([[1, 1, 1, 0, 0]])
+    with torch.no_grad(), attend(model, [Calls(), SinkRate()]) as session:
+        model(input_ids=source, attention_mask=masks[0], decoder_input_ids=target, decoder_attention_mask=masks[1])
+    places = [0, 1, 2, 3, -1], [0, 1, 2, -1, -1]
+    assert seen == {
+        "encoder": [places[0], places[0], [7, 8, 9, 1, -1]],
+        "decoder": [places[1], places[1], [0, 5, 6, -1, -1]],
+        "cross-attention": [places[1], places[0], [7, 8, 9, 1, -1]],
+    }
+    table = session.table()
+    assert table["part"].notna().all()
+    whole = table.query("metric == 'gu2024' and layer.isna()")
+    counts = whole.groupby("part")["count"].sum().to_dict()
+    assert counts == {"encoder": 2 * 2 * 4, "decoder": 2 * 2 * 3, "cross-attention": 2 * 2 * 4}  # layers, heads, keys

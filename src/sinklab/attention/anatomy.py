@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from sinklab.attention.call import Part
+
 __all__ = ["Anatomy", "off_seam_modules", "on_seam_modules"]
 
 OUTPUT_NAMES = (
@@ -48,6 +50,7 @@ class Anatomy:
         layers: qualified name to layer: the members of every ``ModuleList`` that holds an attention module.
         layer_of: name of an attention module to the name of its layer.
         models: the model and every ``PreTrainedModel`` inside it.
+        encoder: of an encoder–decoder, the module that reads the source, and its qualified name; else ``None`` and nothing.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -57,7 +60,22 @@ class Anatomy:
         self.layer_of = {name: layer for name in self.attention if (layer := self._layer(name)) is not None}
         lists = dict.fromkeys(layer.rpartition(".")[0] for layer in self.layer_of.values())
         self.layers = {f"{owner}.{child}": module for owner in lists for child, module in self.modules[owner].named_children()}
+        self.encoder, self.encoder_name = self._encoder(model)
         self.models = [module for module in model.modules() if isinstance(module, PreTrainedModel) or module is model]
+
+    def part(self, name: str, cross: bool = False) -> Part:
+        """Which part of an encoder–decoder a module or layer belongs to; empty in other models."""
+        if self.encoder is None:
+            return ""
+        if f"{name}.".startswith(f"{self.encoder_name}."):
+            return "encoder"
+        return "cross-attention" if cross else "decoder"
+
+    def _encoder(self, model: nn.Module) -> tuple[nn.Module | None, str]:
+        if not isinstance(model, PreTrainedModel) or not model.config.is_encoder_decoder:
+            return None, ""
+        encoder = model.get_encoder()
+        return next(((module, name) for name, module in self.modules.items() if module is encoder and name), (None, ""))
 
     def is_cross(self, name: str) -> bool:
         """Whether a module is cross-attention by its own account or by its name."""

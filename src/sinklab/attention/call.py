@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,7 +12,13 @@ from torch import Tensor
 from sinklab.attention.operation import Operation, repeat_groups
 from sinklab.attention.visibility import Visibility
 
-__all__ = ["AttentionCall", "LayerOutput", "Site", "Statistics"]
+__all__ = ["PARTS", "AttentionCall", "LayerOutput", "Part", "Site", "Statistics"]
+
+Part: TypeAlias = Literal["", "encoder", "decoder", "cross-attention"]
+"""Which attention of an encoder–decoder: of the source, of the target, of the target on the source; empty in other models."""
+
+PARTS: tuple[Part, ...] = ("encoder", "decoder", "cross-attention")
+"""The attention of an encoder–decoder, in the order in which it is reported: always apart, since their keys differ."""
 
 SCORES_AT_ONCE = 2**22
 """Scores of one block of queries, 16 MiB in float32; a handful of temporaries of this size live at the same time."""
@@ -27,12 +33,15 @@ class Site:
         layer: running number of the module among its kind, in the order of the first calls; 0-based, a convenience.
         kind: ``"self"`` or ``"cross"`` attention.
         output_projection: qualified name of the map from the concatenated heads to the hidden state, if one was found.
+        part: of an encoder–decoder, which one; the decoder's layers are counted behind the encoder's, those of cross-attention
+            by themselves.
     """
 
     module: str
     layer: int
     kind: str = "self"
     output_projection: str | None = None
+    part: Part = ""
 
 
 @dataclasses.dataclass
@@ -64,8 +73,9 @@ class AttentionCall:
             -1 marks padding, which is not measured.
         query_documents, key_documents: int64, same shapes: running number of the document inside its row (packed batches);
             -1 marks padding.
-        key_tokens: int64 ``(batch, kv_len)``: id of the token of each key, cached ones included, in self-attention of a model
-            that was given ``input_ids``; -1 where it is not known (padding, cached before the session). ``None`` elsewhere.
+        key_tokens: int64 ``(batch, kv_len)``: id of the token of each key, cached ones included, of a model that was given
+            ``input_ids``; in cross-attention those of the source that its encoder was given in the same forward; -1 where it
+            is not known (padding, cached before the session). ``None`` elsewhere.
         cached_keys: how many of the keys were there before this call; 0 for a fresh sequence.
         residual: hidden states that entered the enclosing layer ``(batch, q_len, hidden_size)``; only when a probe needs them.
         projection: weight of the output projection ``(hidden_size, num_heads * value_dim)``; only when a probe needs it.

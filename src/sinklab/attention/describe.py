@@ -89,6 +89,8 @@ def describe_call(
         gain=operation.gain(state),
         head_outputs=outputs.reshape(batch, q_len, num_heads, -1),
         log_sum_exp=log_sum_exp,
-        key_tokens=None if site.kind == "cross" else forward.key_tokens(keys.positions, q_len, record),
+        key_tokens=(
+            forward.source_tokens(keys.positions) if site.kind == "cross" else forward.key_tokens(keys.positions, q_len, record)
+        ),
         cached_keys=known_before if site.kind == "self" else kv_len if decoded else 0,
     )

@@ -36,6 +36,7 @@ class Forward:
         cached: tokens that the innermost model that has begun had in its cache before.
         cache: that the model was called with, if any.
         token_ids: 2-D ids that the model, and models inside it, were called with, in the order of the calls.
+        source_ids: 2-D ids that the encoder of an encoder–decoder was called with in this forward.
         past_ids: int64 ``(batch, cached)``: ids of the tokens in the cache, -1 where they are not known; ``None`` without any.
     """
 
@@ -52,7 +53,14 @@ class Forward:
     cached: int = 0
     cache: Cache | None = None
     token_ids: list[Tensor] = dataclasses.field(default_factory=list)
+    source_ids: Tensor | None = None
     past_ids: Tensor | None = None
+
+    def source_tokens(self, key_positions: Tensor) -> Tensor | None:
+        """Ids of the tokens of the keys of a cross-attention call, as :meth:`key_tokens`."""
+        if self.source_ids is None or self.source_ids.shape != key_positions.shape:
+            return None
+        return self.source_ids.to(key_positions.device).masked_fill(key_positions < 0, -1)
 
     def record_of(self, mask: object, q_len: int, kv_len: int) -> seam.MaskRecord | None:
         """What the host said about the mask of a call: about that very mask, or else about the last one of its size."""

@@ -125,7 +125,13 @@ class ModelHooks:
         if site is None:
             kind = "cross" if name in self.now.cross or self.anatomy.is_cross(name) else "self"
             same_kind = sum(other.kind == kind for other in self.sites)
-            site = Site(module=label, layer=same_kind, kind=kind, output_projection=self.anatomy.projection_name(name, width))
+            site = Site(
+                module=label,
+                layer=same_kind,
+                kind=kind,
+                output_projection=self.anatomy.projection_name(name, width),
+                part=self.anatomy.part(name, kind == "cross"),
+            )
             self._sites[label] = site
             self.sites.append(site)
         return site
@@ -152,6 +158,8 @@ class ModelHooks:
         ids = kwargs.get("input_ids", args[0] if args else None)
         if isinstance(ids, Tensor) and ids.ndim == 2 and ids.dtype in (torch.int64, torch.int32):
             self.now.token_ids.append(ids.long())
+            if module is self.anatomy.encoder:
+                self.now.source_ids = ids.long()
         cache = kwargs.get("past_key_values")
         self.now.cached = 0 if cache is None else int(cache.get_seq_length())
         if self.depth == 1:
@@ -213,7 +221,7 @@ class ModelHooks:
             hidden = args[0] if args else kwargs.get("hidden_states")
             if not self.active() or not isinstance(hidden, Tensor):
                 return None
-            edited = self._edited_hidden(Site(module=f"{name}.input", layer=-1), hidden)
+            edited = self._edited_hidden(Site(module=f"{name}.input", layer=-1, part=self.anatomy.part(name)), hidden)
             if edited is None:
                 return None
             return ((edited, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": edited})
@@ -224,7 +232,7 @@ class ModelHooks:
         def hook(module: nn.Module, args: tuple[object, ...], output: object) -> object:
             if not self.active():
                 return None
-            edited = self._edited_hidden(Site(module=name, layer=index), output)
+            edited = self._edited_hidden(Site(module=name, layer=index, part=self.anatomy.part(name)), output)
             if edited is None:
                 return None
             return (edited, *output[1:]) if isinstance(output, tuple) else edited
@@ -257,9 +265,13 @@ class ModelHooks:
                 return
             if self.now.embeddings is not None:
                 # Positions are known only after the first attention call, so the embeddings wait for it.
-                self.show(self._layer_output("layer", Site(module=f"{name}.input", layer=-1), self.now.embeddings))
+                self.show(
+                    self._layer_output(
+                        "layer", Site(module=f"{name}.input", layer=-1, part=self.anatomy.part(name)), self.now.embeddings
+                    )
+                )
                 self.now.embeddings = None
-            self.show(self._layer_output("layer", Site(module=name, layer=index), output))
+            self.show(self._layer_output("layer", Site(module=name, layer=index, part=self.anatomy.part(name)), output))
 
         return hook
 

@@ -121,6 +121,10 @@ class Session:
     def table(self) -> pd.DataFrame:
         """Rows of all probes as a pandas table in the long schema (:data:`sinklab.results.table.COLUMNS`)."""
         table = table_of(self.probes)
+        parts = {site.module: site.part for site in self.sites}
+        if any(parts.values()):
+            named = table["module"].map(lambda name: parts.get(name) or self._anatomy.part(name), na_action="ignore")
+            table["part"] = named.fillna(table["part"]).astype("string")
         table["model"] = getattr(getattr(self.model, "config", None), "name_or_path", "") or type(self.model).__name__
         table["operation"] = self.operation
         table["tier"] = self.tier

@@ -70,16 +70,18 @@ class Means:
             yield from _rows(metric, cell, self.axes, coordinates)
 
     def pooled(self) -> Iterator[Row]:
-        """Rows of the whole model: all observations of all self-attention modules and heads together."""
-        for metric in dict.fromkeys(metric for metric, _, _ in self._cells):
-            whole: _Cell | None = None
-            for (other, _, kind), cell in self._cells.items():
-                if other == metric and kind == "self":
-                    parts = cell.sums.sum(0), cell.counts.sum(0), cell.divisors.sum(0)
-                    before = (whole.sums, whole.counts, whole.divisors) if whole else tuple(map(torch.zeros_like, parts))
-                    whole = _Cell(cell.site, *(_plus(left, right) for left, right in zip(before, parts, strict=True)))
-            if whole is not None:
-                yield from _rows(metric, whole, self.axes[1:], {})
+        """Rows of the whole model: all observations of all self-attention modules and heads together; of an encoder–decoder
+        those of each part by themselves, cross-attention among them."""
+        wholes: dict[tuple[Metric, str], _Cell] = {}
+        for (metric, _, kind), cell in self._cells.items():
+            part = cell.site.part
+            if kind == "self" or part:
+                sums = cell.sums.sum(0), cell.counts.sum(0), cell.divisors.sum(0)
+                whole = wholes.get((metric, part))
+                before = (whole.sums, whole.counts, whole.divisors) if whole else tuple(map(torch.zeros_like, sums))
+                wholes[metric, part] = _Cell(cell.site, *(_plus(left, right) for left, right in zip(before, sums, strict=True)))
+        for (metric, part), whole in sorted(wholes.items(), key=lambda item: [known for known, _ in wholes].index(item[0][0])):
+            yield from _rows(metric, whole, self.axes[1:], {"part": part} if part else {})
 
 
 def by_head(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:

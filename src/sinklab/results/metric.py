@@ -78,6 +78,7 @@ class Shared(TypedDict, total=False):
     bos: int | None
     probe: str
     module: str
+    part: str | None
     sink: str | None
     step: int | None
     seed: int | None

@@ -43,6 +43,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "metric": ("string", "name of the number; one name has one definition"),
     "version": ("Int64", "version of the metric's definition; different versions are never merged"),
     "module": ("string", "qualified name of the attention module or layer"),
+    "part": ("string", "of an encoder–decoder: encoder, decoder or cross-attention; null in other models"),
     "layer": ("Int64", "0-based number of the layer; -1 is the embedding output"),
     "head": ("Int64", "0-based query head (key-value head for key and value norms)"),
     "query_position": ("Int64", "0-based position of the query in its document"),
@@ -57,7 +58,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
 }
 """Column name to pandas dtype and meaning, in order."""
 
-LATER = ("sink", "tier")
+LATER = ("part", "sink", "tier")
 """Columns that tables lack which were written before there were such columns; null there."""
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.call import AttentionCall, Part, Statistics
 from sinklab.attention.chosen_keys import weights_on_own_keys
 from sinklab.attention.operation import repeat_groups
 from sinklab.attention.positions import by_position
@@ -156,6 +156,7 @@ class SinkFinder(Watcher):
 
     Args:
         threshold: mean weight above which a head sinks in a document, in [0, 1).
+        part: of an encoder–decoder, whose sinks to find, cross-attention too; all self-attention where it is empty.
 
     Raises:
         ConfigurationError: another threshold.
@@ -163,18 +164,18 @@ class SinkFinder(Watcher):
 
     name, needs = "sink_finder", frozenset({"columns", "mass", "log_sum_exp"})
 
-    def __init__(self, threshold: float = 0.3) -> None:
+    def __init__(self, threshold: float = 0.3, *, part: Part = "") -> None:
         if not 0.0 <= threshold < 1.0:
             raise ConfigurationError(
                 f"threshold {threshold} must be in [0, 1): a mean weight is compared with it; usual is 0.3"
             )
-        self.threshold = threshold
+        self.threshold, self.part = threshold, part
         self._modules: dict[str, _Module] = {}
         self._normalized = True
         self._samples = self._seq_len = 0
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
-        if call.site.kind != "self":
+        if call.site.part != self.part if self.part else call.site.kind != "self":
             return
         if call.cached_keys:
             raise SessionError(f"{call.site.module}: sinks are found on whole texts; run the model without a cache")
@@ -192,12 +193,17 @@ class SinkFinder(Watcher):
         assert count is not None
         seen, real = count.expand_as(share), call.key_positions >= 0
         queries = _by_document(call, call.counted[:, None].to(share.dtype))[:, 0]
+        cross = call.site.kind == "cross"  # there a query stands on no key
         early = seen >= (queries // 2).clamp(min=1).gather(1, call.key_documents.clamp(min=0))[:, None]
         # In float32, like the statistics: the nearest float64 of a mean of exactly 0.3 may lie above 0.3.
         hits = self._above(share / seen.clamp_min(1.0)) & early & real[:, None]
-        own = self._own(call, statistics)
-        other = share - nn.functional.pad(own, (call.kv_len - call.q_len, 0))
-        standing = nn.functional.pad(call.counted.to(share.dtype), (call.kv_len - call.q_len, 0))[:, None]
+        own = 0.0 if cross else nn.functional.pad(self._own(call, statistics), (call.kv_len - call.q_len, 0))
+        other = share - own
+        standing = (
+            torch.zeros_like(seen[:, :1])
+            if cross
+            else nn.functional.pad(call.counted.to(share.dtype), (call.kv_len - call.q_len, 0))[:, None]
+        )
         sums = {
             "weight": weight, "seen": seen, "share": other, "asked": seen - standing, "keys": torch.ones_like(seen[:, :1]),
             "early": early.to(share.dtype).mean(1, keepdim=True),

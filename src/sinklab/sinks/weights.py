@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.call import AttentionCall, Part, Statistics
 from sinklab.attention.chosen_keys import scores_of_keys, weights_of_keys
 from sinklab.attention.operation import repeat_groups
 from sinklab.attention.probe import Watcher
@@ -22,17 +22,18 @@ class SinkWeights(Watcher):
 
     Args:
         sinks: with a main one.
+        part: of an encoder–decoder, that they are of.
     """
 
     name, needs = "sink_weights", frozenset({"mass", "log_sum_exp"})
 
-    def __init__(self, sinks: Sinks) -> None:
-        self.given = sinks
+    def __init__(self, sinks: Sinks, *, part: Part = "") -> None:
+        self.given, self.part = sinks, part
         self._sums: dict[str, tuple[list[Head], Tensor]] = {}
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         main = self.given.main
-        if call.site.kind != "self" or main is None:
+        if main is None or (call.site.part != self.part if self.part else call.site.kind != "self"):
             return
         norms = repeat_groups(call.values, call.groups).double().norm(dim=-1)
         at = main.mask(call.key_positions, call.key_documents, call.key_tokens)
@@ -51,6 +52,8 @@ class SinkWeights(Watcher):
                 assert statistics.row_mass is not None
                 share = share / statistics.row_mass.clamp_min(PROXY)  # rows of zeros stay zeros
             standing = call.key_positions.gather(1, index.clamp(min=0)) == call.query_positions
+            if call.site.kind == "cross":  # a query of the target stands on no key of the source
+                standing = torch.zeros_like(standing)
             queries = scores_of_keys(call, index[..., None])[1][..., 0] & (call.counted & ~standing)[:, None]
             own = norms.masked_fill(~at[:, None], 0.0).sum((0, 2))
             own_count = at.sum().expand(call.num_heads)
