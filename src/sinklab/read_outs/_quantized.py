@@ -127,7 +127,7 @@ def _unfold_sigma(model: nn.Module) -> None:
 
 
 def _on_input(grid: Grid | RunningGrid) -> Callable[..., object]:
-    def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    def hook(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> object:
         if args:
             return (grid(args[0]), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": grid(kwargs["hidden_states"])}
@@ -136,7 +136,7 @@ def _on_input(grid: Grid | RunningGrid) -> Callable[..., object]:
 
 
 def _on_output(grid: Grid | RunningGrid) -> Callable[..., object]:
-    def hook(module: nn.Module, args: tuple[object, ...], output: object) -> object:
+    def hook(module: nn.Module, args: tuple[object, ...], output: Tensor | tuple[Tensor, ...]) -> object:
         return (grid(output[0]), *output[1:]) if isinstance(output, tuple) else grid(output)
 
     return hook

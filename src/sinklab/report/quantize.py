@@ -61,7 +61,7 @@ def quantize_figure(summary: QuantizeSummary) -> Figure:
             [(base["gap"], base["low"], base["high"])]
             + [(cure["left"]["mean"], cure["left"]["low"], cure["left"]["high"]) for cure in cures],
             [COLOURS["gap"]]
-            + [COLOURS["none" if cure["left"]["high"] <= summary["minimal_effect"] else "not measurable"] for cure in cures],
+            + [_colour(cure["left"], summary["minimal_effect"]) for cure in cures],
         )  # fmt: skip
         axes[2].set_title(f"Gap that is left under {summary['examined'].upper()}", fontsize=9)
     for one in axes:
@@ -70,6 +70,13 @@ def quantize_figure(summary: QuantizeSummary) -> Figure:
         one.tick_params(labelsize=7.5)
         one.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _colour(left: dict[str, float], minimal_effect: float) -> str:
+    """Of what a cure leaves, as of a gap."""
+    if left["high"] <= minimal_effect:
+        return COLOURS["none"]
+    return COLOURS["gap" if left["low"] > 0 else "not measurable"]
 
 
 def _bars(axes: Axes, names: list[str], values: list[tuple[float, float, float]], colours: list[str]) -> None:

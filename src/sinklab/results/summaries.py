@@ -27,6 +27,7 @@ __all__ = [
     "SiteEntry",
     "Size",
     "TokenRise",
+    "WorstChannel",
 ]
 
 
@@ -230,15 +231,12 @@ class SchemeEntry(TypedDict):
     weight_bytes: int
 
 
-class SiteEntry(TypedDict):
-    """A linear map, or the residual stream at one place: what it costs alone, and its worst channel."""
+class WorstChannel(TypedDict):
+    """A linear map, or the residual stream at one place, and the channel with the largest range."""
 
     site: str
     kind: str
     layer: int | None
-    gap: float
-    low: float
-    high: float
     channel: int
     range_ratio: float
     spike: bool
@@ -246,6 +244,14 @@ class SiteEntry(TypedDict):
     positions: list[int]
     tokens: list[str]
     at_sink: bool | None
+
+
+class SiteEntry(WorstChannel):
+    """The same with what it costs alone."""
+
+    gap: float
+    low: float
+    high: float
 
 
 class CureEntry(TypedDict):
@@ -312,7 +318,7 @@ class QuantizeSummary(TypedDict):
     sinks: list[int] | None
     sinks_refused: str | None
     sites: list[SiteEntry]
-    largest_spike: SiteEntry | None
+    largest_spike: WorstChannel | None
     gap_by_position: list[float]
     tokens_that_rise: list[TokenRise]
     cures: list[CureEntry]

@@ -323,6 +323,10 @@ def test_nothing_outside_of_blocks_is_touched_and_the_model_stays_as_it_is():
     assert float((rough - clean).abs().max()) > 0.01
     assert torch.equal(twin.losses(samples, None), clean)
     assert all(torch.equal(value, before[name]) for name, value in loaded.model.state_dict().items())
+    assert twin.model.lm_head.weight is loaded.model.lm_head.weight  # not held twice
+    half = bigram().model.bfloat16()
+    assert {parameter.dtype for parameter in Twin(half).model.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
     assert cost_of(twin, Treatment(scheme=Scheme(8, 8), ranges=ranges), 24, None) == (
         cost_of(twin, Treatment(scheme=Scheme(8, 8), ranges=ranges, per_token=True), 24, None)
     )

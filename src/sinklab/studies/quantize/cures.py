@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from sinklab.corpora.samples import Samples
 from sinklab.studies.quantize.scheme import WHOLE_BITS
 from sinklab.studies.quantize.spikes import Spike
-from sinklab.studies.quantize.twin import Treatment, Twin
+from sinklab.studies.quantize.twin import Ranges, Treatment, Twin
 
 __all__ = ["Cost", "Cure", "cost_of", "modules_whole", "of_activations"]
 
@@ -69,7 +70,7 @@ def of_activations(
     base: Treatment,
     spikes: Mapping[str, Spike],
     sinks: Sequence[int],
-    without: Mapping[tuple[int, ...], Mapping[str, object]],
+    without: Mapping[tuple[int, ...], Ranges],
 ) -> list[Cure]:
     """Cures that change how activations are put on grids.
 
@@ -179,7 +180,7 @@ def cost_of(twin: Twin, treatment: Treatment, positions: int | None, prefix_byte
     return Cost(whole / total if total else 0.0, kept / numbers if numbers else 0.0, held)
 
 
-def token_bytes(model: nn.Module) -> int:
+def token_bytes(model: PreTrainedModel) -> int:
     """Keys and values of one token in all layers, as whole numbers."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

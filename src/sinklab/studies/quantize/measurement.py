@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -14,9 +15,9 @@ from sinklab.errors import ConfigurationError, MeasurementError, SinklabError, U
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import is_causal_lm, loss_kind
 from sinklab.results.intervals import Interval, means_over_items
-from sinklab.results.metric import LOSS, Metric, Row
+from sinklab.results.metric import LOSS, Coordinates, Metric, Row
 from sinklab.results.run import Progress, silent
-from sinklab.results.summaries import CureEntry, QuantizeSummary, SchemeEntry, SiteEntry, TokenRise
+from sinklab.results.summaries import CureEntry, QuantizeSummary, SchemeEntry, SiteEntry, TokenRise, WorstChannel
 from sinklab.sinks import find_sinks
 from sinklab.studies.quantize.cures import Cure, cost_of, modules_whole, of_activations, spike_positions, token_bytes
 from sinklab.studies.quantize.scheme import WHOLE_BITS, Scheme
@@ -187,7 +188,6 @@ class _Examination:
         by_position = _column_means(losses[0] - clean)
         best = best_cure(cures, request.minimal_effect)
         worst = max(spikes.values(), key=lambda spike: spike.ratio)
-        nothing = Interval(float("nan"), float("nan"), float("nan"))
         summary: QuantizeSummary = {
             "summary_version": SUMMARY_VERSION,
             "model": self.loaded.name,
@@ -214,7 +214,7 @@ class _Examination:
             "sinks": None if sinks is None else list(sinks),
             "sinks_refused": refused,
             "sites": sites,
-            "largest_spike": self._site(worst, nothing, sinks) if worst.large else None,
+            "largest_spike": self._channel(worst, sinks) if worst.large else None,
             "gap_by_position": [float(value) for value in by_position],
             "tokens_that_rise": self._rising(losses[0]) if examined else [],
             "cures": cures,
@@ -222,9 +222,6 @@ class _Examination:
             "recipe": None,
             "text": "",
         }
-        if summary["largest_spike"] is not None:
-            for name in ("gap", "low", "high"):
-                del summary["largest_spike"][name]
         summary["text"] = verdict_text(summary)
         self._tabulate(summary, spikes)
         return Examined(summary, self.rows, _outside(twin), any(map_.transposed for map_ in twin.maps))
@@ -341,14 +338,14 @@ class _Examination:
         return entries, level
 
     def _site(self, spike: Spike, gap: Interval, sinks: tuple[int, ...] | None) -> SiteEntry:
+        return {**self._channel(spike, sinks), "gap": gap.mean, "low": gap.low, "high": gap.high}
+
+    def _channel(self, spike: Spike, sinks: tuple[int, ...] | None) -> WorstChannel:
         site = self.twin.sites[spike.site]
         return {
             "site": spike.site,
             "kind": site.kind,
             "layer": site.layer,
-            "gap": gap.mean,
-            "low": gap.low,
-            "high": gap.high,
             "channel": spike.channel,
             "range_ratio": spike.ratio,
             "spike": spike.large,
@@ -406,7 +403,7 @@ class _Examination:
             self._interval_rows(GAP, scheme["gap"], scheme["low"], scheme["high"], intervention=name, count=count)
         examined = summary["examined"]
         for site in summary["sites"]:
-            at: Row = {"intervention": examined, "module": site["site"], "count": count}
+            at: Coordinates = {"intervention": examined, "module": site["site"], "count": count}
             if site["layer"] is not None:
                 at["layer"] = site["layer"]
             self._interval_rows(SITE_GAP, site["gap"], site["low"], site["high"], **at)
@@ -433,9 +430,9 @@ class _Examination:
             self.rows.append({**common, "metric": ACTIVATIONS, "value": cure["activations_whole"]})
             self.rows.append({**common, "metric": BYTES, "value": float(cure["extra_bytes"])})
 
-    def _interval_rows(self, metric: Metric, mean: float, low: float, high: float, **at: object) -> None:
+    def _interval_rows(self, metric: Metric, mean: float, low: float, high: float, **at: Unpack[Coordinates]) -> None:
         for one, value in zip((metric, *BOUNDS[metric]), (mean, low, high), strict=True):
-            self.rows.append({"probe": PROBE, "metric": one, "value": value, **at})  # type: ignore[typeddict-item]
+            self.rows.append({"probe": PROBE, **at, "metric": one, "value": value})
 
 
 def _means(losses: Tensor) -> np.ndarray:

@@ -25,7 +25,7 @@ from sinklab.studies.arguments import (
 )
 
 if TYPE_CHECKING:
-    from sinklab.corpora import samples as corpus_samples
+    from sinklab.corpora.samples import Samples as InputSamples
 
 __all__ = ["quantize"]
 
@@ -40,7 +40,7 @@ def quantize(
     seq_len: SeqLen = 64,
     samples: Samples = 64,
     calibration: int = 16,
-    inputs: corpus_samples.Samples | None = None,
+    inputs: InputSamples | None = None,
     minimal_effect: float = 0.01,
     threshold: Threshold = 0.3,
     products: Literal["integer", "simulated"] = "integer",
@@ -114,10 +114,12 @@ def quantize(
         else:
             text = given or default_corpus(loaded)
             require_positions(loaded.model, seq_len)
-            ranges, measured = two_sets(
-                lambda count: draw_samples(loaded, text, seq_len=seq_len, samples=count, seed=seed, bos=with_bos),
-                calibration, samples,
-            )  # fmt: skip
+
+            def draw(count: int) -> InputSamples:
+                drawn = draw_samples(loaded, text, seq_len=seq_len, samples=count, seed=seed, bos=with_bos)
+                return drawn.scored or drawn  # of masked encoders, the texts with gaps
+
+            ranges, measured = two_sets(draw, calibration, samples)
             label, about = text.label, corpus_record(text)
         examined = examine(loaded, ranges, measured, request, corpus=label, bos=int(with_bos), progress=run.progress)
         summary = examined.summary

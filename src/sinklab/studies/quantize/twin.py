@@ -22,7 +22,7 @@ from sinklab.models.integer_linear import LinearSetting, QuantizedLinear, Weight
 from sinklab.studies.measure.probing import sample_losses
 from sinklab.studies.quantize.scheme import WHOLE_BITS, Scheme
 
-__all__ = ["Range", "Site", "Treatment", "Twin"]
+__all__ = ["Range", "Ranges", "Site", "Treatment", "Twin"]
 
 Watch = Callable[["Site", Tensor], None]
 
@@ -132,7 +132,9 @@ class _Residual:
             found[:, self.positions] = hidden[:, self.positions]
         return found
 
-    def before(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    def before(
+        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
         if args and isinstance(args[0], Tensor):
             return (self(args[0]), *args[1:]), kwargs
         hidden = kwargs["hidden_states"]
@@ -169,7 +171,16 @@ class Twin:
 
     def __init__(self, model: PreTrainedModel, *, residual: bool = False, integer: bool = True) -> None:
         require_unquantized(model)
-        self.model, self.integer = copy.deepcopy(model).float().eval(), integer
+        # The weights are read and never written, so a copy of what is float32 already shares them.
+        shared = {id(parameter): parameter for parameter in model.parameters() if parameter.dtype == torch.float32}
+        self.model, self.integer = copy.deepcopy(model, shared).eval(), integer
+        for module in self.model.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                if parameter.dtype != torch.float32:
+                    setattr(module, name, nn.Parameter(parameter.detach().float(), requires_grad=False))
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                if buffer.is_floating_point():
+                    setattr(module, name, buffer.float())
         blocks = blocks_of(self.model)
         self.sites: dict[str, Site] = {}
         self._maps: dict[str, QuantizedLinear] = {}

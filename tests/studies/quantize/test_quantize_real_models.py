@@ -1,0 +1,52 @@
+"""Spikes of checkpoints that others trained, against what independent code found; skipped where the checkpoints are not."""
+
+from __future__ import annotations
+
+import torch
+from tests.test_real_models import real
+
+from sinklab.corpora.samples import Samples
+from sinklab.models.loading import load_model
+from sinklab.studies.quantize.quantize import quantize
+from sinklab.studies.quantize.scheme import Scheme
+from sinklab.studies.quantize.spikes import find_spikes
+from sinklab.studies.quantize.twin import Treatment, Twin
+
+
+def test_eight_bits_of_a_vits_residual_stream_break_on_one_channel_of_the_corner_patches():
+    """Known from independent code: channel 41 behind block 7, written by neuron 417, at patches 1, 14, 183 and 196."""
+    model = load_model(str(real("vit-tiny-patch16-224"))).model
+    # Smooth pictures, and the model's own answers as their classes: the spikes stand there whatever is shown.
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.nn.functional.interpolate(2 * torch.rand(6, 3, 7, 7, generator=generator) - 1, size=224, mode="bicubic")
+    with torch.no_grad():
+        classes = model(pixel_values=pictures).logits.argmax(-1)
+    samples = Samples({"pixel_values": pictures}, kind="image", targets=classes)
+    ranges_from, measured = samples.take(slice(0, 3)), samples.take(slice(3, 6))
+    twin = Twin(model, residual=True)
+    ranges = twin.ranges(ranges_from)
+    spikes = find_spikes(twin, ranges_from, ranges, 8)
+    large = {key: (spike.channel, set(spike.positions)) for key, spike in spikes.items() if spike.large}
+    assert large["vit.layers.7.mlp.fc2"][0] == 417
+    for key in ("vit.layers.7.mlp.fc2", "vit.layers.7 (output)", "vit.layers.9 (output)"):
+        assert large[key][0] == (417 if "fc2" in key else 41)
+        assert large[key][1] <= {1, 14, 183, 196}
+    assert not any(f"vit.layers.{block} (output)" in large for block in range(7))
+    clean, static, per_token = (
+        float(twin.losses(measured, treatment).mean())
+        for treatment in (
+            None,
+            Treatment(scheme=Scheme(8, 8), ranges=ranges),
+            Treatment(scheme=Scheme(8, 8), ranges=ranges, per_token=True),
+        )
+    )
+    assert static - clean > 2
+    assert abs(per_token - clean) < 0.3
+
+
+def test_the_spike_of_a_llama_is_the_neuron_that_writes_its_sink():
+    summary = quantize(str(real("tiny1m")), schemes=["w8a8"], samples=8, calibration=8, minimal_effect=10.0).summary
+    spike = summary["largest_spike"]
+    assert (spike["site"], spike["channel"], spike["positions"]) == ("model.layers.0.mlp.down_proj", 233, [0])
+    assert spike["at_sink"]
+    assert summary["sinks"] == [0]
