@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sinklab.attention.call import Part
+from sinklab.attention.placement import held
+from sinklab.attention.ranks import Ranks
 
 __all__ = ["Anatomy", "off_seam_modules", "on_seam_modules"]
 
@@ -54,6 +56,7 @@ class Anatomy:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self.model = model
         self.modules = dict(model.named_modules())
         self.attention = on_seam_modules(model)
         self.names = {id(module): name for name, module in self.attention.items()}
@@ -106,14 +109,19 @@ class Anatomy:
         fitting = [candidate for candidate in known if width is None or self._inputs(candidate) == width]
         return fitting[0] if fitting and not self._normed(name, fitting[0]) else None
 
-    def projection_weight(self, name: str, width: int) -> Tensor | None:
-        """Weight ``(hidden_size, width)`` of that map; ``None`` if there is none, or its numbers are packed integers."""
+    def projection_weight(self, name: str, width: int, ranks: Ranks | None = None) -> Tensor | None:
+        """Weight ``(hidden_size, width)`` of that map; ``None`` if there is none, or its numbers are packed integers.
+
+        Args:
+            ranks: those that share the heads of the module, and each hold the columns of their own.
+        """
         projection = self.projection_name(name, width)
         if projection is None:
             return None
-        module = self.modules[projection]
-        weight = module.weight.detach()
-        weight = weight.T if isinstance(module, Conv1D) else weight
+        weight = held(self.model, f"{projection}.weight")
+        weight = weight.T if isinstance(self.modules[projection], Conv1D) else weight
+        if ranks is not None and weight.shape[1] * ranks.size == width:
+            weight = ranks.gather(weight, 1)
         return weight if weight.is_floating_point() else None
 
     def _linear_children(self, name: str) -> list[str]:
@@ -123,7 +131,10 @@ class Anatomy:
 
     def _inputs(self, name: str) -> int:
         module = self.modules[name]
-        return int(module.weight.shape[0 if isinstance(module, Conv1D) else 1])
+        shape = module.weight.shape  # of a DTensor, that of the whole
+        if not hasattr(module.weight, "to_local") and str(getattr(module, "_hf_tp_plan", "")).startswith("rowwise"):
+            return int(shape[1]) * int(module._hf_device_mesh.size())  # a plain shard, of an older transformers
+        return int(shape[0 if isinstance(module, Conv1D) else 1])
 
     def _normed(self, name: str, projection: str) -> bool:
         """Whether the forward of a module calls a norm between its attention and its projection, as BitNet does."""

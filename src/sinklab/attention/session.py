@@ -20,6 +20,7 @@ from sinklab.attention.intervention import Intervention
 from sinklab.attention.operation import Operation
 from sinklab.attention.positions import Positions
 from sinklab.attention.probe import NEEDS, Probe
+from sinklab.attention.ranks import ranks_of
 from sinklab.attention.statistics.columns import capture_log_sum_exp, column_statistics
 from sinklab.attention.verify import verify_call, verify_statistics
 from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelError
@@ -107,6 +108,7 @@ class Session:
                 "use that version"
             )
         self._editing = Editing(self.interventions, self._anatomy)
+        self._ranks = ranks_of(model)
         self._needs = frozenset().union(*(probe.needs for probe in self.probes)) if self.probes else frozenset()
         self._statistics_needs = self._needs & STATISTICS_NEEDS
         self._longest = 0
@@ -217,13 +219,21 @@ class Session:
         self._hooks.now.called.add(name)
         # Measuring is not part of the model: under autocast its own products would be rounded to half precision.
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-            site = self._hooks.site(name, module, query.shape[1] * result[0].shape[-1])
+            heads, value_dim = query.shape[1], result[0].shape[-1]
+            ranks = None if self._ranks is None else self._ranks.sharing(name, module, self.model, heads)
+            width = heads * value_dim * (1 if ranks is None else ranks.size)
+            site = self._hooks.site(name, module, width)
             tensors = (query, key, value, attention_mask, result[0], captured.log_sum_exp)
             call = describe_call(native, module, site, tensors, kwargs, self._hooks.now)
             self._operations.add(call.operation)
+            own = call
+            if ranks is not None:
+                call = ranks.all_heads(own)
             if "head_outputs" in self._needs:
-                call.residual = self._hooks.now.residuals.get(self._anatomy.layer_of.get(name, ""))
-                call.projection = self._anatomy.projection_weight(name, query.shape[1] * result[0].shape[-1])
+                residual = self._hooks.now.residuals.get(self._anatomy.layer_of.get(name, ""))
+                # Seen before accelerate moves it, where a layer is the first one on its device.
+                call.residual = None if residual is None else residual.to(query.device)
+                call.projection = self._anatomy.projection_weight(name, width, ranks)
             self._hooks.now.positions[call.q_len] = Positions(call.query_positions, call.query_documents)
             if self.verify and not (module.training and kwargs.get("dropout")):
                 self._record_check(*verify_call(call))
@@ -236,9 +246,16 @@ class Session:
                         f"{name}: what an intervention recomputes has no gradient; run the model under torch.no_grad()"
                     )
                 call = edited.call
-                result = (edited.outputs.reshape(result[0].shape), edited.weights, *result[2:])
+                outputs, weights = edited.outputs, edited.weights
+                if ranks is not None:
+                    outputs, weights = ranks.own(outputs, 2), None if weights is None else ranks.own(weights, 1)
+                result = (outputs.reshape(result[0].shape), weights, *result[2:])
             if self.probes:
-                statistics = column_statistics(call, self._statistics_needs) if self._statistics_needs else Statistics()
+                statistics = Statistics()
+                if self._statistics_needs and (ranks is None or edited is not None):
+                    statistics = column_statistics(call, self._statistics_needs)
+                elif self._statistics_needs and ranks is not None:
+                    statistics = ranks.all_statistics(column_statistics(own, self._statistics_needs), heads)
                 if self.verify:
                     verify_statistics(call, statistics)
                 for probe in self.probes:

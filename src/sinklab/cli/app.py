@@ -12,7 +12,8 @@ import cyclopts
 
 from sinklab.cli.commands import find_commands
 from sinklab.cli.derive import derive, option_names
-from sinklab.cli.guard import INTERRUPTED, TERMINATED, USER_ERROR, Terminated, explain, on_the_line, terminable
+from sinklab.cli.guard import INTERRUPTED, TERMINATED, USER_ERROR, Terminated, explain, is_follower, on_the_line, terminable
+from sinklab.errors import SinklabError
 from sinklab.results.folder import require_utf8
 from sinklab.results.version import __version__
 
@@ -71,6 +72,8 @@ def app(arguments: Sequence[str] | None = None) -> NoReturn:
             status = top(given)
     except KeyboardInterrupt as ending:
         word, status = ("terminated", TERMINATED) if isinstance(ending, Terminated) else ("interrupted", INTERRUPTED)
+        if is_follower():
+            sys.exit(status)
         notes = [on_the_line(note, names) for note in getattr(ending, "__notes__", ())]
         sys.stderr.write(f"{'; '.join([word, *notes])}\n")
         sys.exit(status)
@@ -81,6 +84,8 @@ def app(arguments: Sequence[str] | None = None) -> NoReturn:
         line = explain(error, names)
         if line is None:
             raise
+        if is_follower() and isinstance(error, (SinklabError, cyclopts.CycloptsError)):
+            sys.exit(USER_ERROR)
         if show_all:
             traceback.print_exc()
         sys.stderr.write(f"error: {line}\n")

@@ -16,7 +16,7 @@ from cyclopts import CycloptsError
 from sinklab.errors import SinklabError
 from sinklab.results.folder import system_error
 
-__all__ = ["INTERRUPTED", "TERMINATED", "USER_ERROR", "Terminated", "explain", "on_the_line", "terminable"]
+__all__ = ["INTERRUPTED", "TERMINATED", "USER_ERROR", "Terminated", "explain", "is_follower", "on_the_line", "terminable"]
 
 LONGEST_WORD = 400
 """Characters of a word that is shown whole; paths are seldom longer."""
@@ -50,6 +50,11 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def is_follower() -> bool:
+    """Whether this is one of several processes of ``torchrun``, and not the first of its machine, which speaks for all."""
+    return os.environ.get("RANK", "0") != "0" and os.environ.get("LOCAL_RANK", "0") != "0"
 
 
 _ALLOCATOR = re.compile(r"DefaultCPUAllocator|Storage size calculation overflowed|numel: integer multiplication overflow")

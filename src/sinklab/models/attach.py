@@ -17,6 +17,7 @@ from sinklab.attention import seam
 from sinklab.attention.anatomy import on_seam_modules
 from sinklab.attention.operation import HeadShape, Operation
 from sinklab.attention.paths.table import set_attention_path
+from sinklab.attention.placement import input_device
 from sinklab.attention.state import ATTRIBUTE, OperationState, bind
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.checkpoint import weight_files
@@ -226,7 +227,7 @@ def _head_shapes(
             "no operation can be attached"
         )
     observer = _Shapes(modules)
-    device = next(model.parameters()).device
+    device = input_device(model)
     inputs = {name: value.to(device) for name, value in (model.dummy_inputs if example is None else example).items()}
     handles = [
         module.register_forward_pre_hook(observer.note_width(name), with_kwargs=True) for name, module in modules.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import hashlib
@@ -10,12 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed
 import transformers
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
+from sinklab.attention.placement import held, input_device, weights_of
+from sinklab.attention.ranks import ranks_of
 from sinklab.attention.seam import implementation_name, register_operation
 from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
@@ -24,6 +28,7 @@ from sinklab.models.checkpoint import TensorHeader, first_line, hash_files, loca
 from sinklab.models.fitting import bounded_building, require_fit, require_numbers
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.losses import is_causal_lm
+from sinklab.models.spread import DeviceMap, MaxMemory, Spread, read_spread, skeleton_of
 from sinklab.models.tokenizer import load_tokenizer
 from sinklab.registry import operations
 
@@ -69,8 +74,8 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        """Device of the parameters."""
-        return next(self.model.parameters()).device
+        """Device that inputs go to: that of the parameters, or of the first of them where the model is spread."""
+        return input_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -86,6 +91,10 @@ def load_model(
     revision: str | None = None,
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
+    device_map: DeviceMap | None = None,
+    max_memory: MaxMemory | None = None,
+    offload_folder: Path | str | None = None,
+    tp: str | None = None,
 ) -> LoadedModel:
     """Load a model, in evaluation mode, from safetensors.
 
@@ -101,6 +110,13 @@ def load_model(
         revision: branch, tag or commit of a hub repository.
         trust_remote_code: run model code that comes with the checkpoint.
         attn_implementation: ``eager``, ``sdpa``, …, or ``sinklab_<operation>``; the model's own choice if ``None``.
+        device_map: spread the model over devices, main memory and disk: ``"auto"``, or the place of every module; in place of
+            ``device``. Computed by accelerate, see docs/large-models.md.
+        max_memory: the most that each place may hold, with a device map that is worked out: ``{0: "20GiB", "cpu": "64GiB"}`` or
+            ``"0=20GiB,cpu=64GiB"``.
+        offload_folder: directory for weights that go to the disk in another form than the checkpoint's.
+        tp: ``"auto"`` shares the heads among the processes of ``torchrun``, by the plan that transformers has for the model; in
+            place of ``device``.
 
     Raises:
         InputError: a directory, file or repository that cannot be used; the message says which and what to do.
@@ -108,28 +124,30 @@ def load_model(
         UnknownNameError: no embedded model or operation of that name.
         UnsupportedModelError: an architecture that this transformers version does not know.
     """
-    chosen_device = _device(device)
-    _check_dtype(dtype, chosen_device)
+    spread = read_spread(device, device_map, max_memory, offload_folder, tp)
+    _check_dtype(dtype, spread.device)
     if attn_implementation is not None and attn_implementation.startswith(implementation_name("")):
         register_operation(operations[attn_implementation.removeprefix(implementation_name(""))]())
     folder, commit = locate(name, revision, trust_remote_code)
     config = read_config(folder, name, trust_remote_code)
     files = weight_files(folder, name)
-    chosen_dtype = _dtype(dtype, chosen_device, config, files)
+    chosen_dtype = _dtype(dtype, spread.device, config, files)
     headers = read_headers(files)
-    model = _build(folder, name, config, headers, chosen_dtype, trust_remote_code, attn_implementation)
+    if spread.options and getattr(config, CONFIG_FIELD, None) is not None:
+        raise UnsupportedModelError(f"{name} has an operation attached, which goes to one device; load it with `device`")
+    model = _build(folder, name, config, headers, chosen_dtype, trust_remote_code, attn_implementation, spread)
     require_numbers(name, model, headers)
     model = restore(model, folder, name)
     _check_finite(model, name)
     tokenizer = load_tokenizer(folder, name, trust_remote_code, _rows(model))
     return LoadedModel(
         name=name,
-        model=model.to(chosen_device).eval(),
+        model=(model if spread.options else model.to(spread.device)).eval(),
         tokenizer=tokenizer,
         encoder=_encoder(model, tokenizer),
         revision=commit or hash_files(files),
         operation=_operation(model),
-        num_parameters=model.num_parameters(),
+        num_parameters=_num_parameters(model),
         source=folder,
     )
 
@@ -150,32 +168,34 @@ def wrap_model(
         encoder=_encoder(model, tokenizer),
         revision=hash_weights(model),
         operation=_operation(model),
-        num_parameters=model.num_parameters(),
+        num_parameters=_num_parameters(model),
     )
 
 
 def hash_weights(model: nn.Module) -> str:
-    """Identity of the weights of a model in memory: ``sha256-`` and the first 16 digits of the hash of names and values."""
-    digest = hashlib.sha256()
-    for key, tensor in sorted(model.state_dict().items()):
+    """Identity of the weights of a model in memory: ``sha256-`` and the first 16 digits of the hash of names and values.
+
+    Where the weights are does not matter: offloaded ones are read, and parts that ranks hold are put together.
+    """
+    digest, ranks = hashlib.sha256(), ranks_of(model)
+    for key, tensor in weights_of(model):
+        whole = tensor if ranks is None else _whole(model, key, tensor)
         digest.update(key.encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(whole.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return f"sha256-{digest.hexdigest()[:16]}"
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigurationError(f"there is no device {name!r}; `device` is auto, cpu, cuda, cuda:1, mps, …") from None
-    accelerators = {"cuda": torch.cuda, "mps": torch.backends.mps, "xpu": torch.xpu}
-    if device.type != "cpu" and not (device.type in accelerators and accelerators[device.type].is_available()):
-        raise ConfigurationError(f"this machine's torch {torch.__version__} has no {device.type} device; use `device` cpu")
-    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
-        raise ConfigurationError(f"there is no device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices")
-    return device
+def _whole(model: nn.Module, key: str, part: Tensor) -> Tensor:
+    """A weight of a tensor-parallel model; every rank has to ask for it."""
+    from transformers.integrations.tensor_parallel import gather_state_dict_for_save
+
+    owner, _, name = key.rpartition(".")
+    weight = getattr(model.get_submodule(owner), name).detach()
+    if hasattr(weight, "full_tensor"):
+        return weight.full_tensor()
+    if not hasattr(model, "_tp_size"):
+        return part
+    return gather_state_dict_for_save({key: part}, model.tp_plan or {}, model._device_mesh, model._tp_size)[key]
 
 
 def _check_dtype(name: str, device: torch.device) -> None:
@@ -223,16 +243,23 @@ def _build(
     dtype: torch.dtype,
     trust_remote_code: bool,
     attn_implementation: str | None,
+    spread: Spread,
 ) -> PreTrainedModel:
     """The model with its weights, after checking that every weight was there."""
     cls = _model_class(config, name, trust_remote_code)
-    options: dict[str, str | bool] = {"attn_implementation": attn_implementation} if attn_implementation else {}
+    options: dict[str, object] = {"attn_implementation": attn_implementation} if attn_implementation else {}
     if trust_remote_code:
         options["trust_remote_code"] = True
     # Parameters of an attached operation are read by restore(); transformers would list them as unexpected.
-    quiet = _only_errors() if getattr(config, CONFIG_FIELD, None) is not None else contextlib.nullcontext()
+    # Of a plan it lists the layers that are no part of it.
+    noisy = getattr(config, CONFIG_FIELD, None) is not None or spread.ranks > 1
+    quiet = _only_errors() if noisy else contextlib.nullcontext()
     try:
         with quiet, bounded_building(name, config, headers):
+            if spread.options:
+                options |= spread.options_for(name, skeleton_of(cls, config))
+            if spread.ranks > 1 and not torch.distributed.is_initialized():
+                atexit.register(_leave)  # from_pretrained starts the processes' group, and nobody else ends it
             model, report = cls.from_pretrained(
                 folder,
                 config=config,
@@ -260,9 +287,20 @@ def _build(
             error, SafetensorError | OSError | ValueError | RuntimeError | KeyError | AttributeError
         ):
             raise
+        if "offload_folder" in str(error) and "offload_folder" not in spread.options:
+            raise ConfigurationError(
+                f"{name}: some weights go to the disk in another form than the checkpoint's; give a directory for them with "
+                "`offload_folder`, or more room with `max_memory`"
+            ) from error
         raise InputError(f"{name} cannot be loaded as {cls.__name__}: {first_line(error)}") from error
     require_fit(name, model, report)
     return model
+
+
+def _leave() -> None:
+    """End the group of processes."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 @contextlib.contextmanager
@@ -276,12 +314,23 @@ def _only_errors() -> Iterator[None]:
         transformers.utils.logging.set_verbosity(before)
 
 
+def _num_parameters(model: PreTrainedModel) -> int:
+    """Learned numbers, those of other ranks too."""
+    if ranks_of(model) is None or any(hasattr(parameter, "to_local") for parameter in model.parameters()):
+        return int(model.num_parameters())
+    return int(skeleton_of(type(model), model.config).num_parameters())  # plain shards, of an older transformers
+
+
 def _check_finite(model: nn.Module, name: str) -> None:
-    for key, parameter in model.named_parameters():
-        finite = torch.isfinite(parameter.detach())
+    bad: tuple[int, int, str] | None = None
+    for key, _ in model.named_parameters():
+        finite = torch.isfinite(held(model, key))
         if not bool(finite.all()):
-            bad = int((~finite).sum())
-            raise InputError(f"{name} has NaN or infinite weights: {bad} of {finite.numel()} numbers in {key}")
+            bad = int((~finite).sum()), finite.numel(), key
+            break
+    ranks = ranks_of(model)
+    for number, size, key in (found for found in ([bad] if ranks is None else ranks.gather_objects(bad)) if found):
+        raise InputError(f"{name} has NaN or infinite weights: {number} of {size} numbers in {key}")
 
 
 def _rows(model: PreTrainedModel) -> int:

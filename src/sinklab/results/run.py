@@ -192,6 +192,7 @@ class Run:
         resume: go on with the run in ``out``, if there is one, finished or not; see above for ``None``.
         settings: what it was asked to do; ``config`` in ``run.json``. A run that is resumed must agree in them.
         progress: called at every step.
+        writes: whether this process writes and says how far it is; of those that share a model only the first one does.
 
     Attributes:
         id: identity of the run, ``run_id`` in every row of its table.
@@ -211,11 +212,12 @@ class Run:
         resume: bool | None = None,
         settings: Mapping[str, object] | None = None,
         progress: Progress | None = None,
+        writes: bool = True,
     ) -> None:
         self.kind, self.out, self.settings = kind, out, dict(settings or {})
         self.overwrite, self.resume, self.in_place = overwrite, bool(resume), resume is not None
         self.id, self.progress = new_run_id(), progress or silent
-        self._started, self._lock = time.time(), None
+        self._started, self._lock, self._writes = time.time(), None, writes
         if overwrite and resume:
             raise ConfigurationError("`overwrite` begins anew and `resume` goes on; give one of them")
         if out is None and (overwrite or resume):
@@ -227,6 +229,9 @@ class Run:
     def __enter__(self) -> Self:
         if self.out is not None:
             self._check()
+        if not self._writes:  # having been refused what the first process is refused, so that none waits for another
+            self.out, self.progress = None, silent
+        if self.out is not None:
             self._lock = FolderLock(self.out)
             try:
                 clear(self.out)

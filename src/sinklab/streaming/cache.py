@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
+from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.base import BoundedPolicy, Positions, SlotPolicy
 from sinklab.policies.pinned import Pinned
@@ -146,14 +147,14 @@ class PolicyCache(Cache, Planner):
                 raise ConfigurationError(
                     f"quantized is for keys in slots; {type(model).__name__} needs them in the order of the text"
                 )
-            ordered = OrderedTable(self.policy, model.device, model)
+            ordered = OrderedTable(self.policy, input_device(model), model)
             self.layers = [OrderedLayer(ordered) for _ in range(model.config.get_text_config().num_hidden_layers)]
             self._table, self.rebase_at = ordered, sys.maxsize
             return
         rotations = self._fit_positions(model)
         assert isinstance(self.policy, SlotPolicy)
         kind = QuantizedLayer if self.quantized else SlotLayer
-        self._table = slots = SlotTable(self.policy, model.device, model)
+        self._table = slots = SlotTable(self.policy, input_device(model), model)
         self.layers = [kind(slots, rotation) for rotation in rotations.layers.values()]
 
     def _fit_positions(self, model: PreTrainedModel) -> KeyRotations:

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sinklab.attention.placement import input_device
+from sinklab.attention.ranks import Ranks, ranks_of
 from sinklab.errors import InputError
 from sinklab.models.losses import cross_entropies
 from sinklab.policies.base import PolicySpec
 from sinklab.results.statistics import mean_interval
+from sinklab.streaming.base import Reader
 from sinklab.streaming.reader import open_reader
 
 __all__ = ["Decoding", "Estimate", "decoding", "estimate", "losses", "unit_means"]
@@ -168,16 +171,24 @@ def decoding(
         for start in range(max(0, begin - reader.policy.max_held(begin)), begin, chunk):
             reader.pass_over(tokens[:, start : min(start + chunk, begin)])
     times: list[list[float]] = [[] for _ in readers]
+    device = input_device(model)
     for position in range(begin, length):
         for reader, own in zip(readers, times, strict=True):
             started = time.perf_counter()
             reader.read(tokens[:, position : position + 1], keep=1)
-            if model.device.type == "cuda":
-                torch.cuda.synchronize(model.device)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
             own.append(time.perf_counter() - started)
         if progress is not None:
             progress(position - begin + 1, length - begin)
+    ranks = ranks_of(model)
     return [
-        Decoding(1.0 / statistics.median(own[warm_up:]), steps, reader.bytes_held())
+        Decoding(1.0 / statistics.median(own[warm_up:]), steps, _bytes_of_all(reader, ranks))
         for reader, own in zip(readers, times, strict=True)
     ]
+
+
+def _bytes_of_all(reader: Reader, ranks: Ranks | None) -> int:
+    """Keys and values that a reader holds, in every process."""
+    held = reader.bytes_held()
+    return held if ranks is None else sum(ranks.gather_objects(held))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError
 from sinklab.policies.base import Policy, PolicySpec, ScoredPolicy, SlotPolicy
 from sinklab.policies.full import Full
@@ -41,7 +42,7 @@ class CacheReader(Reader):
 
     @torch.no_grad()
     def read(self, tokens: Tensor, attention_mask: Tensor | None = None, *, keep: int = 0) -> Tensor:
-        tokens = tokens.to(self.model.device)
+        tokens = tokens.to(input_device(self.model))
         more: dict[str, int | Tensor] = {"logits_to_keep": keep} if "logits_to_keep" in self._parameters else {}
         if not isinstance(self.cache, PolicyCache):
             attention_mask = self._mask_of_all(tokens, attention_mask)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.lengths import learned_positions
 from sinklab.policies.recompute import Recompute
@@ -66,7 +67,7 @@ class RecomputeReader(Reader):
 
     @torch.no_grad()
     def read(self, tokens: Tensor, attention_mask: Tensor | None = None, *, keep: int = 0) -> Tensor:
-        tokens = tokens.to(self.model.device)
+        tokens = tokens.to(input_device(self.model))
         length = tokens.shape[1]
         self._columns += length
         keep = min(keep or length, length)

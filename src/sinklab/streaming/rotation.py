@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from sinklab.attention.placement import input_device
 from sinklab.errors import UnsupportedModelError
 
 __all__ = ["KeyRotations", "Rotation", "read_rotations"]
@@ -115,7 +116,7 @@ def read_rotations(model: PreTrainedModel) -> KeyRotations:
 def _fingerprint(model: PreTrainedModel) -> tuple[object, ...]:
     """What the rotations of a model depend on and may change: its frequencies, their dtype, and that of the keys."""
     buffers = (buffer for name, buffer in model.named_buffers() if "inv_freq" in name)
-    return model.dtype, model.device, *((buffer.dtype, buffer.device, buffer.tolist()) for buffer in buffers)
+    return model.dtype, input_device(model), *((buffer.dtype, buffer.device, buffer.tolist()) for buffer in buffers)
 
 
 def _read(model: PreTrainedModel) -> KeyRotations:
@@ -255,9 +256,9 @@ def _keys_at(model: PreTrainedModel, positions: Tensor | None) -> dict[int, tupl
     """
     cache, config = DynamicCache(), model.config.get_text_config()
     tokens = torch.full(
-        (1, 2) if positions is None else (len(positions), 1), min(7, config.vocab_size - 1), device=model.device
+        (1, 2) if positions is None else (len(positions), 1), min(7, config.vocab_size - 1), device=input_device(model)
     )
-    where = None if positions is None else positions[:, None].to(model.device)
+    where = None if positions is None else positions[:, None].to(input_device(model))
     training = model.training
     model.eval()
     try:

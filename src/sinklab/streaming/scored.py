@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import AttentionCall, Site
+from sinklab.attention.placement import input_device
 from sinklab.attention.state import state_of
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.base import ScoredPolicy
@@ -71,7 +72,7 @@ class ScoredCache(PolicyCache, seam.Observer):
                     f"{name} computes attention in its own code, where its weights cannot be seen; policy {self.policy.name!r} "
                     "needs them"
                 )
-        self._table = table = ScoredTable(self.policy, model.device, model)
+        self._table = table = ScoredTable(self.policy, input_device(model), model)
         self.layers = [ScoredLayer(table, rotation) for rotation in rotations.layers.values()]
 
     def open(self, module: nn.Module, arguments: Arguments) -> Arguments:

@@ -15,6 +15,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sinklab.attention.placement import held
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.policies.base import SlotPolicy
 from sinklab.registry import policies
@@ -191,7 +192,7 @@ def fingerprint(model: PreTrainedModel) -> str:
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     weights = sorted(model.named_parameters())
     for name, weight in weights[:: max(1, len(weights) // _SAMPLED)]:
-        flat = weight.detach().flatten()
+        flat = held(model, name).flatten()
         ends = torch.cat((flat[:256], flat[-256:])).cpu().contiguous()
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         digest.update(ends.view(torch.uint8).numpy().tobytes())

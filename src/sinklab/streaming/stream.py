@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.policies.base import Policy, PolicySpec, SlotPolicy
 from sinklab.registry import policies
@@ -111,9 +112,7 @@ class Stream:
             raise ConfigurationError(f"stop strings {list(stop)} need a tokenizer; give one, or stop_ids")
         self.model, self.tokenizer, self.stop, self.chunk = model, tokenizer, tuple(stop), chunk
         self.stop_ids = frozenset(_end_tokens(model) if stop_ids is None else stop_ids)
-        self._sampler = Sampler(
-            Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed), next(model.parameters()).device
-        )
+        self._sampler = Sampler(Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed), input_device(model))
         self._decoders: list[TextDecoder] = []
         self._logits: Tensor | None = None  # for the next token, (batch, vocab_size), once all is read
         self._pending: Tensor | None = None  # tokens that were given out and are not read yet, (batch,)

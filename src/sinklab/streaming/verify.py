@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sinklab.attention.placement import input_device
 from sinklab.errors import UnsupportedModelError
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.streaming.cache import PolicyCache
@@ -55,6 +56,6 @@ def _read(model: PreTrainedModel, chunk: int) -> Tensor:
     policy = SinkWindow(num_sinks=1, window=_WINDOW)
     cache = PolicyCache(policy, model, chunk=chunk, rebase_at=_REBASE_AT if chunk == 1 else None)
     vocabulary = model.config.get_text_config().vocab_size
-    tokens = (torch.arange(_TOKENS, device=model.device) * 7 + 5).remainder(vocabulary)[None]
+    tokens = (torch.arange(_TOKENS, device=input_device(model)) * 7 + 5).remainder(vocabulary)[None]
     logits: Tensor = model(input_ids=tokens, past_key_values=cache, use_cache=True).logits
     return logits[0].to(torch.promote_types(logits.dtype, torch.float32))

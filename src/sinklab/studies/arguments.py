@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 
     _Model: TypeAlias = str | LoadedModel | PreTrainedModel
     _Corpus: TypeAlias = str | Corpus
+    _DeviceMap: TypeAlias = str | Mapping[str, str | int]
+    _MaxMemory: TypeAlias = str | Mapping[str | int, str | int]
     _Seeds: TypeAlias = str | Sequence[int]
     _Operations: TypeAlias = str | Sequence[str | Mapping[str, object] | Operation]
 else:
-    _Model = _Corpus = _Seeds = _Operations = str
+    _Model = _Corpus = _DeviceMap = _MaxMemory = _Seeds = _Operations = str
 
 __all__ = [
     "WHOLE",
@@ -43,10 +45,13 @@ __all__ = [
     "CorpusOfModel",
     "CorpusSource",
     "Device",
+    "DeviceMap",
     "Dtype",
     "FreshSamples",
     "Jobs",
+    "MaxMemory",
     "ModelSource",
+    "OffloadFolder",
     "Operations",
     "Out",
     "Overwrite",
@@ -63,6 +68,7 @@ __all__ = [
     "StepSamples",
     "Threshold",
     "Tolerance",
+    "Tp",
     "TrustRemoteCode",
     "WrittenTo",
     "command",
@@ -89,6 +95,17 @@ Samples = Annotated[int, Doc("Samples to average over.")]
 Threshold = Annotated[float, Doc("A head has a sink on a key when its mean weight there exceeds this.")]
 Device = Annotated[str, Doc("auto (CUDA if there is any), cpu, cuda, cuda:1, …")]
 Dtype = Annotated[str, Doc("auto (float32 on a CPU, else the checkpoint's), float32, bfloat16, float16, float64.")]
+DeviceMap = Annotated[
+    _DeviceMap | None,
+    Doc("In place of a device: auto spreads the model over devices, memory and disk; or JSON, as accelerate's."),
+]
+MaxMemory = Annotated[_MaxMemory | None, Doc("With --device-map auto, the most for each place: 0=20GiB,cpu=64GiB.")]
+OffloadFolder = Annotated[
+    Path | None, Doc("With --device-map: directory for weights that go to the disk and are not in the checkpoint as they are.")
+]
+Tp = Annotated[
+    Literal["auto"] | None, Doc("auto: share the heads among the processes of torchrun, by the plan of transformers.")
+]
 Seed = Annotated[int, Doc("Seed of the sampling; the same seed gives the same tokens.")]
 Operations = Annotated[
     _Operations, Doc("From 'sinklab list operations', with settings if need be: softmax,relu:uncounted=0; or all.")

@@ -11,8 +11,11 @@ from sinklab.studies.arguments import (
     Bos,
     CorpusOfModel,
     Device,
+    DeviceMap,
     Dtype,
+    MaxMemory,
     ModelSource,
+    OffloadFolder,
     Overwrite,
     Progress,
     Revision,
@@ -20,6 +23,7 @@ from sinklab.studies.arguments import (
     Seed,
     SeqLen,
     Threshold,
+    Tp,
     TrustRemoteCode,
     WrittenTo,
     command,
@@ -38,6 +42,10 @@ def audit(
     threshold: Threshold = 0.3,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
+    tp: Tp = None,
     seed: Seed = 0,
     bos: Bos = "auto",
     batch_size: BatchSize = None,
@@ -76,12 +84,16 @@ def audit(
     from sinklab.report.html import write_report
     from sinklab.studies.audit.display import display
     from sinklab.studies.audit.measurement import measure_audit, write_maps
-    from sinklab.studies.measure.probing import opened
+    from sinklab.studies.measure.probing import opened, writes
 
     settings: dict[str, Any] = {"seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos}
-    with Run("audit", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
+    leads = writes(model, tp)
+    with Run("audit", out=out, overwrite=overwrite, settings=settings, progress=progress, writes=leads) as run:
         given = None if corpus == AUTO else resolve_corpus(corpus)
-        loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+        loaded = opened(
+            model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
+            device_map=device_map, max_memory=max_memory, offload_folder=offload_folder, tp=tp,
+        )  # fmt: skip
         text = given or default_corpus(loaded)
         min_queries = max(1, seq_len // 2)
         audit = measure_audit(

@@ -10,8 +10,11 @@ from sinklab.studies.arguments import (
     Bos,
     CorpusSource,
     Device,
+    DeviceMap,
     Dtype,
+    MaxMemory,
     ModelSource,
+    OffloadFolder,
     Out,
     Overwrite,
     Progress,
@@ -38,6 +41,9 @@ def compare_policies(
     bos: Bos = "auto",
     device: Device = "auto",
     dtype: Dtype = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     out: Out = None,
@@ -83,12 +89,17 @@ def compare_policies(
     from sinklab.studies.cache.display import display
     from sinklab.studies.cache.long_texts import long_texts
     from sinklab.studies.cache.policy_plan import checked_budgets, checked_names, default_length
-    from sinklab.studies.measure.probing import opened, uses_bos
+    from sinklab.studies.measure.probing import opened, uses_bos, writes
 
-    with Run("cache", out=out, overwrite=overwrite, settings={"seed": seed, "bos": bos}, progress=progress) as run:
+    with Run(
+        "cache", out=out, overwrite=overwrite, settings={"seed": seed, "bos": bos}, progress=progress, writes=writes(model)
+    ) as run:
         names = checked_names(policies)
         text = resolve_corpus(corpus)
-        loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+        loaded = opened(
+            model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
+            device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
+        )  # fmt: skip
         budgets = checked_budgets(loaded, windows, sinks)
         length = tokens or default_length(loaded, budgets)
         with_bos = uses_bos(loaded.encoder, bos)

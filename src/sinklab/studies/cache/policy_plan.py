@@ -190,7 +190,7 @@ def sinks_of_texts(loaded: LoadedModel, rows: Tensor, bos: bool) -> Sinks:
     length = min(64, rows.shape[1])
     pieces = rows[:, start:].unfold(1, length - start, length - start).flatten(0, 1)[:100]
     samples = torch.cat([rows[:1, :start].expand(len(pieces), -1), pieces], dim=1)
-    return find_sinks(loaded.model, samples.to(loaded.model.device))
+    return find_sinks(loaded.model, samples.to(loaded.device))
 
 
 def label(policy: Policy) -> str:

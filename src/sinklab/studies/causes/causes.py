@@ -12,7 +12,10 @@ from sinklab.studies.arguments import (
     Bos,
     CorpusSource,
     Device,
+    DeviceMap,
     Dtype,
+    MaxMemory,
+    OffloadFolder,
     Out,
     Overwrite,
     Progress,
@@ -59,6 +62,9 @@ def find_causes(
     batch_size: int = 16,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     out: Out = None,
@@ -132,7 +138,10 @@ def find_causes(
     with Run("causes", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
         loaded: LoadedModel | None = None
         if isinstance(model, (str, LoadedModel, PreTrainedModel)):
-            loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+            loaded = opened(
+                model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
+                device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
+            )  # fmt: skip
         elif samples is None:
             raise ConfigurationError(
                 f"{type(model).__name__} is no model of transformers, so it is not known what to feed it; give samples and "

@@ -11,12 +11,13 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import nn
 
+from sinklab.attention.placement import input_device
+from sinklab.attention.ranks import ranks_of
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Corpus
-from sinklab.errors import ConfigurationError, SinklabError
+from sinklab.errors import ConfigurationError, SinklabError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel, hash_weights
 from sinklab.registry import operations
 from sinklab.results.metric import VALUE_RATIO, Metric, Row
@@ -133,7 +134,12 @@ def examine(
     Raises:
         SinklabError: see :func:`~sinklab.studies.causes.causes.find_causes`.
     """
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    if ranks_of(model) is not None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is tensor-parallel, and causes replays its heads from weights that one process does not "
+            "have; load it in one process, with `device_map` if it is large"
+        )
+    device = input_device(model)
     inputs = {name: tensor.to(device) for name, tensor in texts.samples.inputs.items()}
     texts = dataclasses.replace(texts, samples=dataclasses.replace(texts.samples, inputs=inputs))
     samples = texts.samples

@@ -10,8 +10,11 @@ from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import (
     Bos,
     Device,
+    DeviceMap,
     Dtype,
+    MaxMemory,
     ModelSource,
+    OffloadFolder,
     Out,
     Overwrite,
     Progress,
@@ -44,6 +47,9 @@ def depend(
     level: float = 0.95,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     out: Out = None,
@@ -87,10 +93,10 @@ def depend(
     from sinklab.studies.depend.display import display
     from sinklab.studies.depend.measurement import default_window, measure_task
     from sinklab.studies.depend.plot import write_plots
-    from sinklab.studies.measure.probing import opened, uses_bos
+    from sinklab.studies.measure.probing import opened, uses_bos, writes
 
     settings = {"sinks": list(sinks), "items": items, "seed": seed, "bos": bos, "level": level}
-    with Run("depend", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
+    with Run("depend", out=out, overwrite=overwrite, settings=settings, progress=progress, writes=writes(model)) as run:
         if not tasks:
             raise ConfigurationError("name at least one task: sinklab list tasks")
         if items < 2:
@@ -100,7 +106,10 @@ def depend(
             raise ConfigurationError(
                 f"`bos` {bos}: the harness leaves the token in front to the tokenizer; leave it out with {HARNESS}"
             )
-        loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+        loaded = opened(
+            model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
+            device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
+        )  # fmt: skip
         contenders = make_contenders(default_window(loaded) if window is None else window, sinks, policies)
         with_bos = uses_bos(loaded.encoder, bos)
         frames, summaries, records = [], [], []

@@ -12,8 +12,11 @@ from sinklab.studies.arguments import (
     Bos,
     CorpusOfModel,
     Device,
+    DeviceMap,
     Dtype,
+    MaxMemory,
     ModelSource,
+    OffloadFolder,
     Out,
     Overwrite,
     Progress,
@@ -22,6 +25,7 @@ from sinklab.studies.arguments import (
     Seed,
     SeqLen,
     Threshold,
+    Tp,
     TrustRemoteCode,
     command,
 )
@@ -43,6 +47,10 @@ def measure(
     threshold: Threshold = 0.3,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
+    tp: Tp = None,
     seed: Seed = 0,
     bos: Bos = "auto",
     batch_size: BatchSize = None,
@@ -78,11 +86,15 @@ def measure(
     from sinklab.studies.measure.display import display
 
     settings = {"seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos}
-    with Run("measure", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
+    leads = probing.writes(model, tp)
+    with Run("measure", out=out, overwrite=overwrite, settings=settings, progress=progress, writes=leads) as run:
         if not probes:
             raise ConfigurationError(f"name at least one probe; known: {', '.join(registry)}")
         chosen = [probing.make_probe(probe, threshold) for probe in probes]
-        loaded = probing.opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+        loaded = probing.opened(
+            model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
+            device_map=device_map, max_memory=max_memory, offload_folder=offload_folder, tp=tp,
+        )  # fmt: skip
         text = default_corpus(loaded) if corpus == AUTO else resolve_corpus(corpus)
         with_bos = probing.uses_bos(loaded.encoder, bos)
         require_positions(loaded.model, seq_len)

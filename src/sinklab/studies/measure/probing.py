@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sinklab.attention.operation import Operation
+from sinklab.attention.placement import input_device, placement_of
 from sinklab.attention.probe import Probe
+from sinklab.attention.ranks import ranks_of
 from sinklab.attention.session import Session, attend
 from sinklab.corpora.base import Encoder
 from sinklab.corpora.samples import Samples
@@ -36,6 +39,7 @@ __all__ = [
     "run_probes",
     "sample_losses",
     "uses_bos",
+    "writes",
 ]
 
 TOKENS_PER_BATCH = 8192
@@ -57,6 +61,14 @@ def opened(model: str | LoadedModel | PreTrainedModel, **options: Any) -> Loaded
     if isinstance(model, str):
         return load_model(model, **options)
     return model if isinstance(model, LoadedModel) else wrap_model(model)
+
+
+def writes(model: str | LoadedModel | PreTrainedModel, tp: str | None = None) -> bool:
+    """Whether this process writes: of those that share the heads of a model, the first; otherwise every one."""
+    if isinstance(model, str):
+        return tp is None or os.environ.get("RANK", "0") == "0"
+    ranks = ranks_of(model.model if isinstance(model, LoadedModel) else model)
+    return ranks is None or ranks.rank == 0
 
 
 def make_probe(probe: str | Mapping[str, object] | Probe, threshold: float) -> Probe:
@@ -205,6 +217,7 @@ def model_facts(loaded: LoadedModel, session: Session) -> dict[str, object]:
         "class": type(loaded.model).__name__,
         "revision": loaded.revision,
         "operation": loaded.operation,
+        "placement": placement_of(loaded.model),
         "attn_implementation": loaded.model.config._attn_implementation,
         "parameters": loaded.num_parameters,
         "num_layers": getattr(config, "num_hidden_layers", None),
@@ -234,7 +247,7 @@ def _arguments(model: PreTrainedModel, samples: Samples, *, full_logits: bool) -
             f"{type(model).__name__} does not read {' and '.join(missing)} ({samples.kind}); measure it from Python, with "
             "attend(model, probes=[...]) round a call on its own inputs"
         )
-    arguments: dict[str, object] = {**samples.on(model.device, model.dtype)}
+    arguments: dict[str, object] = {**samples.on(input_device(model), model.dtype)}
     if "use_cache" in known:
         arguments["use_cache"] = False
     if "logits_to_keep" in known and not full_logits:

@@ -17,7 +17,19 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.quiet import quiet_libraries
 from sinklab.results.bars import bars
 from sinklab.results.file import check_file
-from sinklab.studies.arguments import WHOLE, AsJson, Device, Dtype, OverwriteFile, Revision, TrustRemoteCode, command
+from sinklab.studies.arguments import (
+    WHOLE,
+    AsJson,
+    Device,
+    DeviceMap,
+    Dtype,
+    MaxMemory,
+    OffloadFolder,
+    OverwriteFile,
+    Revision,
+    TrustRemoteCode,
+    command,
+)
 
 if TYPE_CHECKING:
     from sinklab.models.loading import LoadedModel
@@ -53,6 +65,9 @@ def stream(
     resume: Path | None = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     as_json: AsJson = False,
@@ -116,7 +131,10 @@ def stream(
 
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     sampling = {name: value for name, value in sampling.items() if value not in (None, 0) or resume is None}
-    loaded = load_model(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+    loaded = load_model(
+        model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
+        device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
+    )  # fmt: skip
     if loaded.tokenizer is None:
         raise InputError(f"{model} has no tokenizer, and text goes in and out; use sinklab.streaming.stream with token ids")
     settings: dict[str, Any] = {"tokenizer": loaded.tokenizer, "chunk": chunk, "stop": stop or [], **sampling}

@@ -1,0 +1,215 @@
+"""A model spread over memory and disk: the numbers of one device, and what cannot be spread is refused before it is loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import accelerate
+import pandas as pd
+import pytest
+import torch
+import transformers
+
+import sinklab
+from sinklab.attention.placement import held, input_device
+from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
+from sinklab.models.loading import hash_weights, load_model, wrap_model
+from sinklab.streaming.state import fingerprint
+from sinklab.studies.cache.cache import compare_policies
+
+LAYERS = {"model.layers.0": "cpu", "model.layers.1": "disk"}
+MAP = {"model.embed_tokens": "disk", **LAYERS, "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk"}
+"""Half of the model, its embedding first of all, on the disk."""
+
+SAMPLES = {"corpus": "random_tokens", "samples": 3, "seq_len": 12}
+COORDINATES = ["probe", "metric", "module", "layer", "head", "query_position", "key_position", "corpus", "bos", "count"]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """Directory of a Llama with grouped queries and tied embeddings."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, bos_token_id=0, eos_token_id=1, tie_word_embeddings=True,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("spread") / "llama"
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def own_model(folder, **options) -> transformers.PreTrainedModel:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+
+
+def offloaded(folder, kind: str, tmp_path) -> transformers.PreTrainedModel:
+    """The same model as a user has it who spread it with transformers or accelerate."""
+    if kind == "disk":
+        return own_model(folder, device_map=MAP, offload_folder=tmp_path)
+    return accelerate.cpu_offload(own_model(folder), execution_device=torch.device("cpu"))
+
+
+def same_numbers(one: pd.DataFrame, other: pd.DataFrame) -> None:
+    """Bit for bit: an offloaded weight is the same number, and it is computed with by the same kernel."""
+    pd.testing.assert_frame_equal(one[COORDINATES], other[COORDINATES])
+    assert one["value"].equals(other["value"])
+
+
+@pytest.fixture(scope="module")
+def audited(llama):
+    return sinklab.audit(str(llama), device="cpu", cache=False, **SAMPLES)
+
+
+@pytest.mark.parametrize("kind", ["disk", "memory"])
+def test_a_users_own_offloaded_model_has_the_numbers_of_one_device(kind, llama, audited, tmp_path):
+    model = offloaded(llama, kind, tmp_path)
+    assert model.device.type == "meta"  # so that inputs must not go there
+    result = sinklab.audit(model, cache=False, **SAMPLES)
+    same_numbers(audited.table, result.table)
+    assert "output_norm" in set(result.table["metric"])  # taken with weights that are on the disk
+    assert result.record["model"]["revision"] == wrap_model(own_model(llama)).revision
+
+
+def test_a_device_map_by_name(llama, audited, tmp_path):
+    result = sinklab.audit(str(llama), device_map=MAP, cache=False, out=tmp_path / "audit", **SAMPLES)
+    same_numbers(audited.table, result.table)
+    facts = json.loads((tmp_path / "audit" / "run.json").read_text())["model"]
+    assert facts["placement"] == MAP
+    assert facts["revision"] == audited.record["model"]["revision"]
+    assert facts["parameters"] == audited.record["model"]["parameters"]
+    assert audited.record["model"]["placement"] == "cpu"
+
+
+def test_a_device_map_that_is_worked_out(llama, tmp_path):
+    loaded = load_model(str(llama), device_map="auto", max_memory="cpu=80KB", offload_folder=tmp_path)
+    assert set(loaded.model.hf_device_map.values()) == {"cpu", "disk"}
+    assert loaded.device == torch.device("cpu")
+    assert loaded.dtype == torch.float32
+    assert load_model(str(llama), device_map="auto").model.device.type in ("cpu", "cuda")
+
+
+def test_a_cache_policy_and_a_saved_state_of_an_offloaded_model(llama):
+    """Policies turn keys and compare logits before they are used; the fingerprint of a saved stream reads weights."""
+    settings = {
+        "corpus": "random_tokens",
+        "policies": ["sink_window"],
+        "windows": [8],
+        "sinks": [2],
+        "tokens": 24,
+        "documents": 1,
+    }
+    one, spread = (compare_policies(str(llama), **place, **settings) for place in ({"device": "cpu"}, {"device_map": MAP}))
+    loss = [result.table.query("metric == 'loss'")["value"].tolist() for result in (one, spread)]
+    assert loss[0] == loss[1]
+    assert loss[0]
+    whole, spread = load_model(str(llama), device="cpu").model, load_model(str(llama), device_map=MAP).model
+    assert fingerprint(whole) == fingerprint(spread)
+
+
+def test_a_weight_wherever_it_is(llama, tmp_path):
+    whole = own_model(llama)
+    for kind in ("disk", "memory"):
+        model = offloaded(llama, kind, tmp_path)
+        assert all(torch.equal(held(model, name), tensor) for name, tensor in whole.state_dict().items())
+        assert hash_weights(model) == hash_weights(whole)
+        assert input_device(model) == torch.device("cpu")
+    nowhere = transformers.LlamaForCausalLM(whole.config).to("meta")
+    with pytest.raises(InputError, match=r"no weights: lm_head\.weight is on the meta device, and nothing says where"):
+        hash_weights(nowhere)
+    with pytest.raises(InputError, match="no weights"):
+        input_device(nowhere)
+
+
+def test_nan_in_a_weight_on_the_disk_is_found(llama, tmp_path):
+    model = own_model(llama)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 4] = float("nan")
+    model.save_pretrained(tmp_path / "broken")
+    message = r"NaN or infinite weights: 1 of 1536 numbers in model\.layers\.1\.mlp\.up_proj\.weight"
+    with pytest.raises(InputError, match=message):
+        load_model(str(tmp_path / "broken"), device_map=MAP)
+    with pytest.raises(InputError, match=message):
+        wrap_model(own_model(tmp_path / "broken", device_map=MAP))
+
+
+REFUSED = {
+    "device": ({"device": "cpu", "device_map": "auto"}, "`device` and `device_map` each say where the model goes; give one"),
+    "tp": ({"device_map": "auto", "tp": "auto"}, "`device_map` and `tp` each say where the model goes"),
+    "alone": ({"offload_folder": "x"}, "`offload_folder` is about a model that is spread; give `device_map` too"),
+    "memory": (
+        {"device_map": "auto", "max_memory": "cpu=lots"},
+        "`max_memory` of 'cpu' is 'lots'; expected places and sizes such",
+    ),
+    "where": ({"device_map": "auto", "max_memory": "moon=1GB"}, "`max_memory` names 'moon'; a place is the number of a GPU"),
+    "all said": ({"device_map": MAP, "max_memory": "cpu=1GB"}, "`max_memory` is for a `device_map` that is worked out"),
+    "strategy": ({"device_map": "automatic"}, "`device_map` says 'automatic': there is no device 'automatic'; it is auto, bal"),
+    "gpu": (
+        {"device_map": {"": 99}},
+        r"`device_map` says '99': (this machine's torch \S+ has no cuda|there is no device '99')",
+    ),
+    "json": ({"device_map": "{broken"}, "`device_map` is no JSON"),
+    "file": ({"device_map": "no-such.json"}, r"`device_map` no-such\.json cannot be read \(FileNotFoundError\)"),
+    "kind": ({"device_map": {"": 1.5}}, "`device_map` says 1.5; a place is cpu, disk, a device"),
+    "nothing": ({"device_map": {}}, "`device_map` must be auto, a device, or the device of every module"),
+    "unknown": (
+        {"device_map": {**MAP, "model.layers.7": "cpu"}},
+        r"names 'model\.layers\.7', and .* has no such module; it has m",
+    ),
+    "missing": ({"device_map": LAYERS}, r"`device_map` says nothing of model\.embed_tokens\.weight \(and \d+ more weights\)"),
+    "alone with tp": (
+        {"tp": "auto"},
+        r"shares the heads of a model among the processes of torchrun, and this process is not one",
+    ),
+    "plan": ({"tp": "mine"}, "`tp` 'mine' must be auto"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_one_line_says_what_cannot_be(case, llama):
+    options, message = REFUSED[case]
+    with pytest.raises(ConfigurationError, match=message) as error:
+        load_model(str(llama), **options)
+    assert "\n" not in str(error.value)
+
+
+def test_without_accelerate(llama, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "accelerate" else find(name, *rest))
+    with pytest.raises(
+        ConfigurationError, match="`device_map` needs accelerate, which is not installed: pip install accelerate"
+    ):
+        load_model(str(llama), device_map="auto")
+
+
+def test_weights_that_the_disk_must_hold_in_another_form_need_a_folder(tmp_path):
+    """Experts of Mixtral are put together while they are read, so the checkpoint cannot serve as the place on the disk."""
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=2, num_experts_per_tok=1, max_position_embeddings=32,
+    )  # fmt: skip
+    model = transformers.MixtralForCausalLM(config)
+    model.save_pretrained(tmp_path / "mixtral")
+    place = {"": "cpu", "model.layers.0": "disk"}
+    with pytest.raises(ConfigurationError, match="in another form than the checkpoint's; give a directory for them with `off"):
+        load_model(str(tmp_path / "mixtral"), device_map=place)
+    loaded = load_model(str(tmp_path / "mixtral"), device_map=place, offload_folder=tmp_path / "disk")
+    assert hash_weights(loaded.model) == hash_weights(model)
+
+
+def test_an_attached_operation_goes_to_one_device(llama, tmp_path):
+    model = own_model(llama)
+    sinklab.attach(model, "gated")
+    model.save_pretrained(tmp_path / "gated")
+    with pytest.raises(
+        UnsupportedModelError, match="has an operation attached, which goes to one device; load it with `device`"
+    ):
+        load_model(str(tmp_path / "gated"), device_map="auto")
+
+
+@pytest.mark.parametrize("size", ["", "x"])
+def test_a_file_in_the_place_of_the_folder(size, llama, tmp_path):
+    (tmp_path / "file").write_text(size)
+    with pytest.raises(SinklabError, match=r"`offload_folder` .*file is a file; name a directory"):
+        load_model(str(llama), device_map="auto", offload_folder=tmp_path / "file")
