@@ -263,6 +263,7 @@ class ModelHooks:
         def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
             if not self.active():
                 return
+            self.now.residuals.pop(name, None)  # of a deep model all of them together would be the largest thing in memory
             if self.now.embeddings is not None:
                 # Positions are known only after the first attention call, so the embeddings wait for it.
                 self.show(

@@ -15,6 +15,9 @@ __all__ = ["HIDDEN_SHARE", "IGNORED", "LossKind", "cross_entropies", "hide_token
 IGNORED = -100
 """As a target: no loss is taken there."""
 
+LOGITS_AT_ONCE = 2**24
+"""Logits that are turned into losses at once, 64 MiB in float32."""
+
 HIDDEN_SHARE = 0.15
 """Share of the tokens that a masked-LM loss hides and asks for (Devlin et al. 2018, arXiv 1810.04805)."""
 
@@ -81,6 +84,13 @@ def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
     Returns:
         ``(batch, length)``, float32 (float64 for float64 logits); 0 where no loss is taken.
     """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
-    wanted = targets.to(logits.device)
-    return torch.nn.functional.cross_entropy(logits, wanted.flatten(), reduction="none", ignore_index=IGNORED).view_as(wanted)
+    dtype, wanted = torch.promote_types(logits.dtype, torch.float32), targets.to(logits.device)
+    # Without a gradient, a part of the samples at a time: its copies of the logits would take twice what the logits do.
+    at_once = len(logits) if logits.requires_grad else max(1, LOGITS_AT_ONCE // max(1, logits[:1].numel()))
+    losses = [
+        torch.nn.functional.cross_entropy(
+            part.to(dtype).flatten(0, -2), own.flatten(), reduction="none", ignore_index=IGNORED
+        ).view_as(own)
+        for part, own in zip(logits.split(at_once), wanted.split(at_once), strict=True)
+    ]
+    return torch.cat(losses)

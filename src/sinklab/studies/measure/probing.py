@@ -130,6 +130,8 @@ def run_probes(
                 logits, targets = _scored(output.logits, batch)
                 total += cross_entropies(logits, targets).sum().item()
                 scored += int((targets != IGNORED).sum())
+                del logits
+            del output  # of a large vocabulary the largest tensor there is, which the next forward must not find still there
             progress(stage, done := done + len(batch), len(samples))
     return Seen(session, total / scored if scored else None)
 
