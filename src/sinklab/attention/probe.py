@@ -6,7 +6,7 @@ import abc
 from collections.abc import Iterator
 from typing import ClassVar, Self
 
-from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
+from sinklab.attention.call import AttentionCall, LayerOutput, Part, Statistics
 from sinklab.errors import ContractError
 from sinklab.results.metric import Metric, Row
 
@@ -78,3 +78,33 @@ class Watcher(Probe):
     def rows(self) -> Iterator[Row]:
         """None."""
         return iter(())
+
+
+class OfPart(Probe):
+    """A probe that sees one part of an encoder–decoder and nothing of the others: its numbers are about the sink of that part.
+
+    Args:
+        probe: that is shown the calls.
+        part: of :class:`~sinklab.attention.call.Site`.
+    """
+
+    def __init__(self, probe: Probe, part: Part) -> None:
+        self.probe, self.part = probe, part
+        self.name, self.needs, self.metrics = probe.name, probe.needs, probe.metrics  # type: ignore[misc]  # as its own are
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        if call.site.part == self.part:
+            self.probe.update(call, statistics)
+
+    def update_layer(self, output: LayerOutput) -> None:
+        if output.site.part == self.part:
+            self.probe.update_layer(output)
+
+    def finish(self) -> None:
+        self.probe.finish()
+
+    def merge(self, other: Self) -> None:
+        self.probe.merge(other.probe)
+
+    def rows(self) -> Iterator[Row]:
+        return self.probe.rows()

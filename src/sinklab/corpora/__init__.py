@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,6 +61,8 @@ def _kind(name: str) -> str | None:
         data = sum(bool(DATA_FILE.search(name)) for name in names)
         texts = sum(name.lower().endswith(TEXTS) for name in names)
         return "hub_dataset" if data and data >= texts else "text_folder"
+    if path.is_file() and _holds_pairs(path):
+        return "pairs"
     if path.exists():
         return "hub_dataset" if DATA_FILE.search(path.name) else "text_file"
     if HUB_NAME.fullmatch(name) and not name.lower().endswith(TEXTS) and not DATA_FILE.search(name):
@@ -72,3 +75,21 @@ def _kind(name: str) -> str | None:
     except UnknownNameError as error:
         raise UnknownNameError(f"{error}; a dataset of the hub is given as owner/name") from None
     raise AssertionError("unreachable: the registry does not know the name")
+
+
+def _holds_pairs(path: Path) -> bool:
+    """Whether a file has a source and a target in each row: every TSV, and a CSV or JSONL file whose first row names both."""
+    suffix = path.suffix.lower()
+    if suffix == ".tsv":
+        return True
+    if suffix not in (".csv", ".jsonl", ".ndjson"):
+        return False
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        first = file.readline(1 << 20)
+    if suffix == ".csv":
+        return {"source", "target"} <= {name.strip() for name in first.split(",")}
+    try:
+        entry = json.loads(first)
+    except ValueError:
+        return False
+    return isinstance(entry, dict) and {"source", "target"} <= entry.keys()

@@ -105,6 +105,21 @@ class HubDataset(TextCorpus):
         else:
             yield from (text for text in self._texts(self.train_split) if is_held_out(text) == (split == "held_out"))
 
+    def mixed(self, generator: random.Random) -> Iterator[dict[str, Any]]:
+        """Whole rows of ``train_split``, mixed by a buffer of a thousand."""
+        with self._explained():
+            rest = iter(self._rows(self.train_split))
+        buffer: list[dict[str, Any]] = []
+        while True:
+            with self._explained():
+                buffer.extend(islice(rest, 1 if buffer else SHUFFLED))
+            if not buffer:
+                return
+            position = generator.randrange(len(buffer))
+            buffer[position], chosen = buffer[-1], buffer[position]
+            buffer.pop()
+            yield chosen
+
     def _texts(self, split: str) -> Iterator[str]:
         rows = self._rows(split)
         with self._explained():

@@ -34,6 +34,7 @@ class Samples:
         sources: what every sample is called, such as the name of its file; empty where it has no name.
         scored: what the model is shown for its loss, where that is not what its attention is measured on: the same texts with
             hidden tokens, of a masked-LM loss.
+        definition: what source and target are, in a sentence, of pairs.
     """
 
     arguments: Mapping[str, Tensor]
@@ -44,6 +45,7 @@ class Samples:
     pictures: Tensor | None = None
     sources: tuple[str, ...] = ()
     scored: Samples | None = None
+    definition: str | None = None
 
     def __post_init__(self) -> None:
         lengths = {name: len(tensor) for name, tensor in self.arguments.items()}

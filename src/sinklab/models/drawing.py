@@ -10,6 +10,7 @@ from sinklab.corpora.base import Corpus
 from sinklab.corpora.samples import Samples
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import hide_tokens, loss_kind
+from sinklab.models.pairs import draw_pairs
 
 __all__ = ["AUTO", "default_corpus", "draw_samples"]
 
@@ -34,6 +35,8 @@ def draw_samples(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: 
         ConfigurationError: ``bos`` asked of a model without such a token, or lengths below 2.
         InputError: the corpus holds fewer samples than asked for.
     """
+    if loaded.model.config.is_encoder_decoder and loaded.model.main_input_name == "input_ids":
+        return draw_pairs(loaded, corpus, seq_len=seq_len, samples=samples, seed=seed, bos=bos)
     tokens = corpus.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=bos)
     return Samples({"input_ids": tokens}, scored=_masked(loaded, tokens, seed))
 

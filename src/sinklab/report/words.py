@@ -152,26 +152,31 @@ def verdict(audit: Audit) -> str:
     return recorded if isinstance(recorded, str) else finding(known)
 
 
+_SUBJECTS = {"encoder": "The encoder", "decoder": "The decoder", "cross-attention": "Cross-attention"}
+"""Part of an encoder–decoder as the subject of a sentence."""
+
+
 def finding(summary: Mapping[str, Any]) -> str:
     """What an audit found, in a sentence or two with its numbers: for page, comparison, terminal and ``summary.json``.
 
     Args:
-        summary: keys of ``summary.json``; of older audits some may be missing.
+        summary: keys of ``summary.json``, or of one of its ``parts``; of older audits some may be missing.
     """
     threshold = f"{summary['threshold']:g}"
+    subject = _SUBJECTS.get(str(summary.get("part")), "This model")
     sinks = sinks_of(summary)
     rate = summary.get("sink_rate_gu2024")
     cells = summary.get("num_heads")
     null = summary.get("null_mass")
     if summary.get("sink_role") == "null score" and null is not None:
         return (
-            f"This model rests on a null score (a learned sink logit, a key bias), which takes {percent(100 * null)} of the "
+            f"{subject} rests on a null score (a learned sink logit, a key bias), which takes {percent(100 * null)} of the "
             f"mass of its heads; the first position gets more than {threshold} of the attention in {percent(rate)} of heads "
             "and samples."
         )
     if sinks and summary.get("normalized") is False and summary.get("sink_heads_by_weight") == 0:
         return (
-            f"This model has no attention sink: no head gives any position more than {threshold} of weight on average. Only "
+            f"{subject} has no attention sink: no head gives any position more than {threshold} of weight on average. Only "
             f"after dividing each row by its sum, however small, do {percent(sinks[0]['rate'])} of heads and samples pass at "
             f"{_place(sinks[0])}."
         )
@@ -181,7 +186,7 @@ def finding(summary: Mapping[str, Any]) -> str:
         token = f", {quote(top['token'])}" if top.get("token") and top["kind"] == "position" else ""
         heads = f"{top['sinking']} of {cells} heads sink there, and " if is_number(top.get("sinking")) and cells else ""
         text = (
-            f"This model has an attention sink at {_place(top)}{token}: {heads}{percent(top['rate'])} of all heads "
+            f"{subject} has an attention sink at {_place(top)}{token}: {heads}{percent(top['rate'])} of all heads "
             f"and samples give it more than {threshold} of their attention on average."
         )
         others = len([sink for sink in sinks[1:] if sink["kind"] == "position"])
@@ -193,18 +198,18 @@ def finding(summary: Mapping[str, Any]) -> str:
         return " ".join([text, *(_followed(sink, cells) for sink in followed)])
     if followed:
         return " ".join(
-            ["This model has no attention sink that stays at a place.", *(_followed(sink, cells) for sink in followed)]
+            [f"{subject} has no attention sink that stays at a place.", *(_followed(sink, cells) for sink in followed)]
         )
     if weak:
         token = f" ({quote(weak[0]['text'])})" if weak[0].get("text") and weak[0]["kind"] == "position" else ""
         return (
-            f"This model has no attention sink: no head gives the same place more than {threshold} of its attention in enough "
+            f"{subject} has no attention sink: no head gives the same place more than {threshold} of its attention in enough "
             f"samples. The most frequent is {_place(weak[0])}{token}, in {percent(weak[0]['rate'])} of all heads and samples."
         )
     if is_number(rate):
         heads = f"in none of its {cells} heads" if cells else "in no head"
         return (
-            f"This model has no attention sink: {heads} does any position hold more than {threshold} of the attention often "
+            f"{subject} has no attention sink: {heads} does any position hold more than {threshold} of the attention often "
             f"enough to count; the first position does in {percent(rate)} of heads and samples."
         )
     return "The sink rate was not measured, so nothing can be said about attention sinks."

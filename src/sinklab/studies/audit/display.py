@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -23,16 +23,15 @@ def display(result: Result) -> Iterator[RenderableType]:
     summary = result.summary
     loss = summary["loss"]
     lines = {
-        "model": f"{summary['model']} ({summary['operation']} attention, {summary['num_heads']} heads)",
+        "model": f"{summary['model']} ({summary['operation']} attention, {_heads(summary)})",
         "text": f"{_named(summary, summary)}, {summary['samples']} samples of {summary['seq_len']} tokens",
         "read as": _reading(summary.get("reading")),
         "loss": "not defined for this model" if loss is None else f"{loss:.3f} {loss_unit(summary)}{_of_what(summary)}",
-        "sink rate": f"{_rate(summary)} (Gu et al. 2024, threshold {summary['threshold']:g})",
+        "pairs": summary.get("samples_definition") or "",
+        "sink rate": f"{_of_parts(summary, _rate)} (Gu et al. 2024, threshold {summary['threshold']:g})",
         "sinks": summary.get("finding") or finding(summary),
-        "places": _places(summary),
-        "elsewhere": "; ".join(
-            f"{_named(condition, summary)}: {_elsewhere(condition)}" for condition in summary["conditions"][1:]
-        ),
+        "places": _of_parts(summary, _places),
+        "elsewhere": _of_parts(summary, lambda part: _conditions(part, summary)),
         "warning": " ".join(summary.get("warnings", ())),
         "cache": (summary.get("cache") or {}).get("recommendation", ""),
         "forced": _forced(summary.get("certificate")),
@@ -42,6 +41,28 @@ def display(result: Result) -> Iterator[RenderableType]:
     for name, text in lines.items():
         if text:
             yield f"[bold]{name:<10}[/bold]{escape(text)}"
+
+
+def _heads(summary: Mapping[str, Any]) -> str:
+    """How many heads there are, of an encoder–decoder in each part."""
+    parts = summary.get("parts")
+    return f"heads: {_listed(parts, lambda part: part['num_heads'])}" if parts else f"{summary['num_heads']} heads"
+
+
+def _of_parts(summary: Mapping[str, Any], words: Callable[[Mapping[str, Any]], object]) -> str:
+    """Words about a model, or about each part of an encoder–decoder."""
+    return _listed(summary["parts"], words) if summary.get("parts") else str(words(summary))
+
+
+def _listed(parts: Sequence[Mapping[str, Any]], words: Callable[[Mapping[str, Any]], object]) -> str:
+    said = ((part["part"], words(part)) for part in parts)
+    return "; ".join(f"{part} {text}" for part, text in said if text != "")
+
+
+def _conditions(part: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """What was found under the other conditions."""
+    between = ", " if summary.get("parts") else "; "
+    return between.join(f"{_named(condition, summary)}: {_elsewhere(condition)}" for condition in part["conditions"][1:])
 
 
 def _forced(certificate: Mapping[str, Any] | None) -> str:

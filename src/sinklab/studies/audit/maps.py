@@ -19,26 +19,29 @@ __all__ = ["AttentionMaps"]
 
 
 class AttentionMaps(Probe):
-    """Keeps one tile map per sample and self-attention head; state is samples × heads × tiles², whatever the length.
+    """Keeps one tile map per sample and head of self-attention, and of an encoder–decoder's cross-attention.
+
+    State is samples × heads × tiles², whatever the length.
 
     Args:
         tiles: most rows and columns of a map; a shorter sequence has one tile per token.
+        length: of the longest side of a sample, which all tiles are made for; that of each call by default.
     """
 
     name: ClassVar[str] = "attention_maps"
     needs: ClassVar[frozenset[str]] = frozenset({"columns"})
 
-    def __init__(self, tiles: int = 64) -> None:
-        self.tiles = tiles
+    def __init__(self, tiles: int = 64, length: int = 0) -> None:
+        self.tiles, self.length = tiles, length
         self._weights: dict[str, Tensor] = {}
         self._scores: dict[str, Tensor] = {}
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
-        if call.site.kind != "self":
+        if call.site.kind != "self" and not call.site.part:
             return
         if call.cached_keys or call.site.module in self._weights:
             raise SessionError(f"{call.site.module}: attention maps are made from one forward without a cache")
-        tile = math.ceil(call.kv_len / self.tiles)
+        tile = math.ceil(max(call.kv_len, self.length) / self.tiles)
         rows = math.ceil(call.q_len / tile)
         batch, heads = call.queries.shape[:2]
         weights = torch.zeros(batch, heads, rows, math.ceil(call.kv_len / tile))
@@ -74,13 +77,13 @@ class AttentionMaps(Probe):
             ``weights`` uint8 ``(samples, layers, heads, rows, columns)``, ``round(255 · sqrt(weight))`` with weights above one
             (possible without normalisation) drawn as one; ``scores`` uint8 of the same shape, 0 where every key of the tile is
             hidden and 1..255 linear between the two values of ``scores_range``, float32 ``(samples, layers, heads, 2)``.
-            Layers with fewer heads are filled with hidden tiles.
+            Layers with fewer heads, queries or keys are filled with hidden tiles.
         """
         if not self._weights:
             return {}
-        heads = max(maps.shape[1] for maps in self._weights.values())
-        weights = torch.stack([_widen(maps, heads, 0.0) for maps in self._weights.values()], dim=1)
-        scores = torch.stack([_widen(maps, heads, -math.inf) for maps in self._scores.values()], dim=1)
+        shape = [max(maps.shape[axis] for maps in self._weights.values()) for axis in (1, 2, 3)]
+        weights = torch.stack([_widen(maps, shape, 0.0) for maps in self._weights.values()], dim=1)
+        scores = torch.stack([_widen(maps, shape, -math.inf) for maps in self._scores.values()], dim=1)
         hidden = scores == -math.inf
         low = scores.masked_fill(hidden, math.inf).amin((-2, -1), keepdim=True)
         high = scores.amax((-2, -1), keepdim=True)
@@ -100,5 +103,7 @@ def _max_pool(block: Tensor, tile: int, fill: float) -> Tensor:
     return padded.view(*block.shape[:2], rows, tile, columns, tile).amax((3, 5))
 
 
-def _widen(maps: Tensor, heads: int, fill: float) -> Tensor:
-    return torch.nn.functional.pad(maps, (0, 0, 0, 0, 0, heads - maps.shape[1]), value=fill)
+def _widen(maps: Tensor, shape: list[int], fill: float) -> Tensor:
+    """Filled up to a number of heads, rows and columns."""
+    margins = [margin for axis in (3, 2, 1) for margin in (0, shape[axis - 1] - maps.shape[axis])]
+    return torch.nn.functional.pad(maps, margins, value=fill)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from sinklab.attention.probe import Probe
+from sinklab.attention.call import PARTS, Part
+from sinklab.attention.probe import OfPart, Probe
 from sinklab.attention.session import Session
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import corpus_record, read_samples
@@ -102,15 +103,16 @@ def measure_audit(
     conditions: list[Condition] = []
     identity: dict[str, int] = {}
     main: tuple[Samples, Seen, list[Probe]] | None = None
-    by_token: list[dict[str, object]] = []
+    by_token: dict[Part, list[dict[str, object]]] = {}
+    parts: tuple[Part, ...] = PARTS if loaded.model.config.is_encoder_decoder else ("",)
     for source, with_bos in _plan(text, main_bos, loaded.encoder.bos_token_id is not None):
         drawn = draw_samples(loaded, source, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         if main is None:
             identity = check_identity(loaded.model, drawn)
         names = list(probe_registry) if main is None else ["sink_rate"]
         probes = [make_probe(name, threshold) for name in names]
-        finder = SinkFinder(threshold)
-        first = [*(probe for probe in probes if not isinstance(probe, SinkProbe)), finder]
+        finders = {part: SinkFinder(threshold, part=part) for part in parts}
+        first = [*(probe for probe in probes if not isinstance(probe, SinkProbe)), *finders.values()]
         stage = f"{source.label}, {bos_words(with_bos, loaded.encoder.bos_name)}"
         probed = run_probes(
             loaded.model,
@@ -121,23 +123,36 @@ def measure_audit(
             progress=progress,
             stage=stage,
         )
-        sinks = finder.sinks(decode=decoder(loaded), corpus=source.label, bos=int(with_bos))
+        found = {
+            part: finder.sinks(decode=decoder(loaded), corpus=source.label, bos=int(with_bos))
+            for part, finder in finders.items()
+        }
         constants: dict[str, object] = {"run_id": run_id, "corpus": source.label, "bos": int(with_bos), "seed": seed}
         table = labelled(probed.session, loaded, **constants)
         tables.append(table)
         if main is None:
             # Numbers about the sink need a second look: where it is, is known only after the first.
-            again, sinks = about_sinks(loaded, drawn, probes, sinks, batch_size=batch_size, progress=progress)
-            tables.append(labelled(again, loaded, **constants))
-            main, by_token = (drawn, probed, probes), finder.by_token(decoder(loaded))
-        conditions.append(Condition(source.label, with_bos, probed.loss, table, drawn.sha256, sinks, finder.candidates))
+            names = [probe.name for probe in probes if isinstance(probe, SinkProbe)]
+            for part, sinks in found.items():
+                of_part = [make_probe(name, threshold) for name in names]
+                again, found[part] = about_sinks(
+                    loaded, drawn, of_part, sinks, part=part, batch_size=batch_size, progress=progress
+                )
+                tables.append(labelled(again, loaded, **constants))
+            main = (drawn, probed, probes)
+            by_token = {part: finder.by_token(decoder(loaded)) for part, finder in finders.items()}
+        conditions.append(
+            Condition(
+                source.label, with_bos, probed.loss, table, drawn.sha256, found, {p: f.candidates for p, f in finders.items()}
+            )
+        )
     assert main is not None  # the plan always has a first condition
-    (drawn, probed, probes), sinks = main, conditions[0].sinks
+    (drawn, probed, probes), sinks = main, conditions[0].sinks[parts[0]]
     tokens = drawn.tokens
     assert tokens is not None
     shown = drawn.take(slice(MAP_SAMPLES))
 
-    maps = AttentionMaps(MAP_TILES)
+    maps = AttentionMaps(MAP_TILES, _longest(drawn))
     run_probes(loaded.model, shown, [maps], batch_size=MAP_SAMPLES, progress=progress, stage="attention maps")
 
     summary = summarize(
@@ -150,6 +165,7 @@ def measure_audit(
         normalized=probed.session.normalized,
         off_seam=probed.session.off_seam,
         seed=seed,
+        samples_definition=drawn.definition,
     )
     summary["cache"] = None
     if cache:
@@ -210,12 +226,18 @@ def about_sinks(
     probes: Sequence[Probe],
     sinks: Sinks,
     *,
+    part: Part = "",
     batch_size: int | None,
     progress: Progress,
 ) -> tuple[Session, Sinks]:
-    """A second pass over the samples for the probes of a sink, now that it is known, and for what every head gives to it."""
-    chosen = [probe.about(sinks) for probe in probes if isinstance(probe, SinkProbe)]
-    weights = SinkWeights(sinks)
+    """A second pass over the samples for the probes of a sink, now that it is known, and for what every head gives to it.
+
+    Args:
+        part: of an encoder–decoder, which the sinks are of; the probes see no other.
+    """
+    about = [probe.about(sinks) for probe in probes if isinstance(probe, SinkProbe)]
+    chosen: list[Probe] = [OfPart(probe, part) for probe in about] if part else [*about]
+    weights = SinkWeights(sinks, part=part)
     probed = run_probes(loaded.model, samples, [*chosen, weights], batch_size=batch_size, progress=progress, stage="the sinks")
     return probed.session, weights.completed() if sinks.main else sinks
 
@@ -244,14 +266,24 @@ def write_maps(maps: AttentionMaps, loaded: LoadedModel, shown: Samples, path: P
 
     arrays, tokens = maps.arrays(), shown.tokens
     if arrays and tokens is not None:
+        length = _longest(shown)
         metadata = {
             "tokens": json.dumps([token_texts(loaded, row) for row in tokens.tolist()], ensure_ascii=False),
             "modules": json.dumps(maps.modules),
-            "seq_len": str(tokens.shape[1]),
-            "tile": str(-(-tokens.shape[1] // MAP_TILES)),
+            "seq_len": str(length),
+            "tile": str(-(-length // MAP_TILES)),
         }
+        target = shown.arguments.get("decoder_input_ids")
+        if target is not None:
+            metadata["targets"] = json.dumps([token_texts(loaded, row) for row in target.tolist()], ensure_ascii=False)
         save_file(arrays, path, metadata=metadata)
         path.chmod(0o644)  # safetensors makes files private
+
+
+def _longest(samples: Samples) -> int:
+    """Tokens of the longer side of some texts."""
+    sides = (samples.arguments.get(name) for name in ("input_ids", "decoder_input_ids"))
+    return max(side.shape[1] for side in sides if side is not None)
 
 
 def token_texts(loaded: LoadedModel, ids: Sequence[int]) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 from torch import Tensor
 
+from sinklab.attention.call import Part
 from sinklab.corpora._reading import Reading
 from sinklab.models.lengths import length_warning
 from sinklab.models.loading import LoadedModel
@@ -26,7 +27,8 @@ class Condition:
     """One corpus with or without BOS, and what was measured under it.
 
     Attributes:
-        candidates: positions up to the last one that half of the queries see.
+        sinks: of an encoder–decoder those of each part, else of all self-attention together (part "").
+        candidates: likewise, positions up to the last one that half of the queries see.
     """
 
     corpus: str
@@ -34,14 +36,14 @@ class Condition:
     loss: float | None
     table: pd.DataFrame
     token_sha256: str
-    sinks: Sinks
-    candidates: int
+    sinks: Mapping[Part, Sinks]
+    candidates: Mapping[Part, int]
 
 
 def summarize(
     loaded: LoadedModel,
     conditions: list[Condition],
-    by_token: Sequence[dict[str, object]],
+    by_token: Mapping[Part, Sequence[dict[str, object]]],
     tokens: Tensor,
     *,
     threshold: float,
@@ -49,15 +51,17 @@ def summarize(
     normalized: bool,
     off_seam: list[str],
     seed: int,
+    samples_definition: str | None = None,
 ) -> dict[str, object]:
     """Keys of ``summary.json``.
 
     Args:
         conditions: the first one is the main one.
-        by_token: tokens that play the sink under the main condition (:meth:`~sinklab.sinks.SinkFinder.by_token`).
+        by_token: of every part, tokens that play the sink under the main one (:meth:`~sinklab.sinks.SinkFinder.by_token`).
         tokens: samples of the main condition, ``(samples, seq_len)``.
         reading: how the tokenizer read them; ``None`` for samples that are no text.
         normalized: whether rows of weights sum to one (with or without a null mass).
+        samples_definition: what source and target are, where samples are pairs.
 
     Returns:
         ``model, operation, loss, loss_kind, loss_definition, bits_per_byte, reading, warnings, sinks, sink_rate_gu2024,
@@ -65,9 +69,6 @@ def summarize(
         with; documented in docs/results.md.
     """
     main = conditions[0]
-    heads, sinks = len(main.sinks.heads), main.sinks
-    strongest = sinks.main
-    role = "null score" if strongest is not None and strongest.kind == "null" else sinks.describe()
     kind = loss_kind(loaded.model)
     # A hidden token is guessed from both sides, and a target from its source: neither is a code of the text.
     per_byte = kind == "next token"
@@ -89,20 +90,8 @@ def summarize(
         "bits_per_byte": reading.bits_per_byte(main.loss) if reading and main.loss is not None and per_byte else None,
         "reading": None if reading is None else dataclasses.asdict(reading),
         "warnings": [warning for warning in warnings if warning],
-        "sinks": sinks.to_dict(),
-        "sink_rate_gu2024": _rate(main.table, 0),
-        "sink_positions": [_position(sink) for sink in (*sinks.sinks, *sinks.silent) if sink.kind == "position"],
-        "sink_tokens": list(by_token),
-        "candidate_positions": main.candidates,
-        "sink_role": role,
-        "sink_heads": (strongest.sinking or 0) if strongest else 0,
-        "sink_heads_by_weight": sinks.heads_by_weight,
+        "samples_definition": samples_definition,
         "normalized": normalized,
-        "num_heads": heads,
-        "first_token_mean_weight": _whole(main.table, "attention_received", "mean_weight", 0),
-        "null_mass": _whole(main.table, "null_mass", "null_mass"),
-        "definitions": _definitions(main.table),
-        "conditions": [_condition(condition) for condition in conditions],
         "corpus": main.corpus,
         "bos": int(main.bos),
         "bos_name": loaded.encoder.bos_name,
@@ -111,9 +100,47 @@ def summarize(
         "threshold": threshold,
         "off_seam_modules": off_seam,
     }
-    summary["finding"] = finding(summary)
-    summary["text"] = [summary["finding"], *summary["warnings"], *_details(summary, sinks)]
+    parts = [_found(part, conditions, by_token[part], summary) for part in main.sinks]
+    details = [sentence for part in parts for sentence in part.pop("details")]
+    summary |= parts[0] | {"parts": []}
+    if len(parts) > 1:
+        summary.pop("part")
+        summary |= {"parts": parts, "finding": " ".join(str(part["finding"]) for part in parts)}
+    summary["text"] = [summary["finding"], *filter(None, [samples_definition]), *summary["warnings"], *details]
     return summary
+
+
+def _found(
+    part: Part, conditions: list[Condition], by_token: Sequence[dict[str, object]], settings: dict[str, Any]
+) -> dict[str, Any]:
+    """What was found of a part of an encoder–decoder, or of all self-attention: the keys of the summary about sinks."""
+    main, sinks = conditions[0], conditions[0].sinks[part]
+    table, strongest = _of_part(main.table, part), sinks.main
+    found: dict[str, Any] = {
+        "sinks": sinks.to_dict(),
+        "sink_rate_gu2024": _rate(table, 0),
+        "sink_positions": [_position(sink) for sink in (*sinks.sinks, *sinks.silent) if sink.kind == "position"],
+        "sink_tokens": list(by_token),
+        "candidate_positions": main.candidates[part],
+        "sink_role": "null score" if strongest is not None and strongest.kind == "null" else sinks.describe(),
+        "sink_heads": (strongest.sinking or 0) if strongest else 0,
+        "sink_heads_by_weight": sinks.heads_by_weight,
+        "num_heads": len(sinks.heads),
+        "first_token_mean_weight": _whole(table, "attention_received", "mean_weight", 0),
+        "null_mass": _whole(table, "null_mass", "null_mass"),
+        "definitions": _definitions(table),
+        "conditions": [_condition(condition, part) for condition in conditions],
+    }
+    if part:
+        found["part"] = part
+    known = settings | found
+    sentences = _details(known, sinks)
+    name = part[:1].upper() + part[1:]
+    return found | {"finding": finding(known), "details": [f"{name}: {text}" for text in sentences] if part else sentences}
+
+
+def _of_part(table: pd.DataFrame, part: Part) -> pd.DataFrame:
+    return table[table["part"] == part] if part else table
 
 
 def _loss_definition(loaded: LoadedModel, kind: LossKind | None, seed: int) -> str | None:
@@ -163,17 +190,18 @@ def _definitions(table: pd.DataFrame) -> dict[str, float]:
     return {str(row.metric): float(row.value) for row in rows.itertuples()}
 
 
-def _condition(condition: Condition) -> dict[str, object]:
-    rows = _rows(condition.table, "sink_rate", "gu2024", whole=True)
-    rows = rows[rows["key_position"] < condition.candidates]
-    top, main = rows.loc[rows["value"].idxmax()], condition.sinks.main
+def _condition(condition: Condition, part: Part) -> dict[str, object]:
+    table, sinks = _of_part(condition.table, part), condition.sinks[part]
+    rows = _rows(table, "sink_rate", "gu2024", whole=True)
+    rows = rows[rows["key_position"] < condition.candidates[part]]
+    top, main = rows.loc[rows["value"].idxmax()], sinks.main
     return {
         "corpus": condition.corpus,
         "bos": int(condition.bos),
         "loss": condition.loss,
-        "sink": condition.sinks.describe(),
+        "sink": sinks.describe(),
         "sink_rate": main.rate if main else None,
-        "sink_rate_gu2024": _rate(condition.table, 0),
+        "sink_rate_gu2024": _rate(table, 0),
         "top_position": int(top["key_position"]),
         "top_rate": float(top["value"]),
     }

@@ -254,8 +254,11 @@ def _arguments(model: PreTrainedModel, samples: Samples, *, full_logits: bool) -
         arguments["use_cache"] = False
     if "logits_to_keep" in known and not full_logits:
         arguments["logits_to_keep"] = 1
-    if model.config.is_encoder_decoder and "decoder_input_ids" not in arguments:
-        arguments["decoder_input_ids"] = arguments["input_ids"]
+    if model.config.is_encoder_decoder and "input_ids" in arguments and "decoder_input_ids" not in arguments:
+        raise InputError(
+            f"{type(model).__name__} reads a source and a target, and the samples have no decoder_input_ids; draw_samples "
+            "makes them of pairs, and of any text"
+        )
     return arguments
 
 

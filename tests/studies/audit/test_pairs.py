@@ -1,0 +1,213 @@
+"""Encoder–decoders: pairs of texts, the target shifted as the model does, three kinds of attention reported apart."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from sinklab import audit, measure
+from sinklab.corpora import resolve_corpus
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.models.drawing import draw_samples
+from sinklab.models.loading import LoadedModel, wrap_model
+from sinklab.models.losses import IGNORED
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+VOCABULARY = {word: number for number, word in enumerate(["<pad>", "</s>", "<unk>", "<s>", *LETTERS])}
+PAD, END, START = 0, 1, 3
+WIDTH, LENGTH = 64, 12
+
+
+def tokenizer(template: str) -> transformers.PreTrainedTokenizerFast:
+    level = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<unk>"))
+    level.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    level.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("<s>", START), ("</s>", END)])
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"} | (
+        {"bos_token": "<s>"} if "<s>" in template else {}
+    )
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=level, **names)
+
+
+def bart(sink: int | None = END, factor: float = 3.0) -> LoadedModel:
+    """One layer a side, two heads; the first head of cross-attention gives nearly all it has to one token of the source."""
+    torch.manual_seed(0)
+    config = transformers.BartConfig(
+        vocab_size=len(VOCABULARY), d_model=WIDTH, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=32, pad_token_id=PAD,
+        bos_token_id=START, eos_token_id=END, decoder_start_token_id=END,
+    )  # fmt: skip
+    model = transformers.BartForConditionalGeneration(config)
+    with torch.no_grad():
+        table = torch.linalg.qr(torch.randn(WIDTH, WIDTH))[0][: len(VOCABULARY)]
+        model.model.shared.weight.copy_(table)
+        for side in (model.model.encoder, model.model.decoder):
+            side.embed_positions.weight.zero_()
+        encoder, cross = model.model.encoder.layers[0], model.model.decoder.layers[0].encoder_attn
+        for zeroed in (encoder.self_attn.out_proj.weight, encoder.fc2.weight):
+            zeroed.zero_()  # what the encoder gives on is the token
+        if sink is not None:
+            cross.q_proj.weight[: WIDTH // 2] = 0.0
+            cross.k_proj.weight[: WIDTH // 2] = 0.0
+            cross.q_proj.bias[0], cross.k_proj.weight[0] = factor, factor * table[sink]
+    return wrap_model(model, tokenizer("<s> $A </s>"), name="bart")
+
+
+def t5(**changes) -> LoadedModel:
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=len(VOCABULARY), d_model=32, d_kv=16, d_ff=16, num_layers=1, num_heads=2, pad_token_id=PAD, eos_token_id=END,
+        **{"decoder_start_token_id": PAD} | changes,
+    )  # fmt: skip
+    return wrap_model(transformers.T5ForConditionalGeneration(config), tokenizer("$A </s>"), name="t5")
+
+
+PAIRS = [(LETTERS[number : number + 3 + number % 7], LETTERS[: 3 + (5 * number) % 11][::-1]) for number in range(16)]
+
+
+@pytest.fixture(scope="module")
+def tsv(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pairs") / "letters.tsv"
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def result(tsv, tmp_path_factory):
+    out = tmp_path_factory.mktemp("audit") / "bart"
+    return audit(bart(), corpus=str(tsv), seq_len=LENGTH, samples=16, out=out)
+
+
+def test_what_the_model_is_given(tsv):
+    """Each text with its tokens, cut and padded; the decoder reads its target one step later, from the model's own token on."""
+    drawn = draw_samples(bart(), resolve_corpus(str(tsv)), seq_len=LENGTH, samples=16, seed=0, bos=True)
+    ids, mask = drawn.arguments["input_ids"], drawn.arguments["attention_mask"].bool()
+    spell = {number: word for word, number in VOCABULARY.items()}
+    shown = {("".join(spell[token] for token in row[real].tolist())) for row, real in zip(ids, mask, strict=True)}
+    assert shown == {f"<s>{source}</s>" for source, _ in PAIRS}
+    assert bool((ids[~mask] == PAD).all())
+    inputs, labels = drawn.arguments["decoder_input_ids"], drawn.targets
+    real = labels != IGNORED
+    assert torch.equal(drawn.arguments["decoder_attention_mask"].bool(), real)
+    assert bool((inputs[:, 0] == END).all())
+    assert torch.equal(inputs[:, 1:][real[:, 1:]], labels[:, :-1][real[:, 1:]])
+    assert (drawn.kind, max(len(row[row != IGNORED]) for row in labels)) == ("pairs", LENGTH)
+
+
+def test_the_loss_is_the_models_own(result, tsv):
+    loaded = bart()
+    drawn = draw_samples(loaded, resolve_corpus(str(tsv)), seq_len=LENGTH, samples=16, seed=0, bos=True)
+    with torch.no_grad():
+        own = loaded.model(**{k: v for k, v in drawn.arguments.items() if k != "decoder_input_ids"}, labels=drawn.targets).loss
+    assert result.summary["loss"] == pytest.approx(own.item(), rel=1e-5)
+    assert (result.summary["loss_kind"], result.summary["bits_per_byte"]) == ("target token", None)
+
+
+def test_three_kinds_of_attention_are_reported_apart(result, capsys):
+    """Planted: half of the heads of cross-attention at the end of a source, wherever that is; nothing in the encoder."""
+    encoder, _, cross = parts = result.summary["parts"]
+    assert [(part["part"], part["num_heads"]) for part in parts] == [("encoder", 2), ("decoder", 2), ("cross-attention", 2)]
+    assert cross["sink_role"] == "the first '</s>'"
+    assert (cross["sinks"]["sinks"][0]["rate"], cross["sink_heads"]) == (50.0, 1)
+    assert encoder["sinks"]["sinks"] == []
+    for part in parts:
+        whole = result.table.query(
+            "metric == 'gu2024' and layer.isna() and key_position == 0 and corpus == 'letters.tsv' and bos == 1"
+        )
+        assert part["sink_rate_gu2024"] == whole.set_index("part")["value"][part["part"]]
+    text = result.summary["finding"]
+    starts = [text.index(words) for words in ("The encoder has no attention sink", "The decoder has", "Cross-attention has an")]
+    assert starts == sorted(starts)
+    assert "1 of 2 heads sink there" in text[starts[2] :]
+    result.show()
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "heads: encoder 2; decoder 2; cross-attention 2" in shown
+    assert "cross-attention the first '</s>' 50.00 %" in shown
+    assert "nats per target token" in shown
+
+
+def test_numbers_about_a_sink_are_about_that_of_the_part(result):
+    rows = result.table.query("metric == 'sink_column_weight' and layer.notna() and corpus == 'letters.tsv'")
+    assert rows.groupby("part")["sink"].nunique().to_dict() == {"encoder": 1, "decoder": 1, "cross-attention": 1}
+    cross = rows[rows["part"] == "cross-attention"].set_index("head")
+    assert set(cross["sink"]) == {"the first '</s>'"}
+    assert cross["value"][0] > 0.9
+    assert cross["value"][1] < 0.5
+
+
+def test_a_text_alone_is_continued_and_that_is_said(tmp_path):
+    path = tmp_path / "letters.txt"
+    path.write_text("".join(f"{LETTERS[shift:]}{LETTERS[:shift]}{LETTERS[shift:]}\n\n" for shift in range(26)))
+    summary = audit(t5(), corpus=str(path), seq_len=10, samples=6, cache=False).summary
+    says = "Source and target are halves of one text: 9 tokens are the source, the 10 after them the target."
+    assert summary["samples_definition"] == says
+    assert says in summary["text"]
+    assert (summary["bos"], summary["bos_name"]) == (0, "")
+    drawn = draw_samples(t5(), resolve_corpus(str(path)), seq_len=10, samples=6, seed=0, bos=False)
+    assert drawn.tokens[:, -1].tolist() == [END] * 6
+    assert drawn.targets.shape == (6, 10)
+    whole = torch.cat((drawn.tokens[:, :-1], drawn.targets), dim=1)
+    assert bool(((whole[:, 1:] - whole[:, :-1]) % 26 == 1).all())  # the alphabet goes on where the source ends
+    assert torch.equal(drawn.arguments["decoder_input_ids"][:, 1:], drawn.targets[:, :-1])
+
+
+def test_files_of_every_form_hold_the_same_pairs(tsv, tmp_path):
+    jsonl, named, csv = tmp_path / "a.jsonl", tmp_path / "b.tsv", tmp_path / "c.csv"
+    jsonl.write_text("".join(json.dumps({"source": source, "target": target}) + "\n" for source, target in PAIRS))
+    named.write_text("nr\tsource\ttarget\n" + "".join(f"{n}\t{source}\t{target}\n" for n, (source, target) in enumerate(PAIRS)))
+    csv.write_text("source,target\n" + "".join(f'"{source}",{target}\n' for source, target in PAIRS))
+    for path in (tsv, jsonl, named, csv):
+        corpus = resolve_corpus(str(path))
+        assert (corpus.name, corpus.label) == ("pairs", path.name)
+        assert sorted(corpus.pairs(0)) == sorted(PAIRS)
+        assert list(corpus.pairs(3)) == random.Random(3).sample(PAIRS, len(PAIRS))
+    nested = tmp_path / "d.jsonl"
+    nested.write_text("".join(json.dumps({"translation": {"en": source, "de": target}}) + "\n" for source, target in PAIRS))
+    settings = {"path": str(nested), "source": "translation.en", "target": "translation.de"}
+    assert sorted(resolve_corpus({"name": "pairs", **settings}).pairs(0)) == sorted(PAIRS)
+
+
+def test_a_dataset_of_two_columns_holds_pairs(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_dict({"en": [source for source, _ in PAIRS], "de": [target for _, target in PAIRS]})
+    made.to_parquet(tmp_path / "pairs.parquet")
+    corpus = resolve_corpus({"name": "pairs", "path": str(tmp_path / "pairs.parquet"), "source": "en", "target": "de"})
+    assert sorted(corpus.pairs(0)) == sorted(PAIRS)
+    with pytest.raises(InputError, match=r"pair 1 has no 'source'; it has 'en', 'de': name the columns"):
+        next(resolve_corpus({"name": "pairs", "path": str(tmp_path / "pairs.parquet")}).pairs(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.tsv", "one\ttwo\tthree\n", r"a\.tsv line 1 has 3 columns, 'one, two, three', and none named 'source' and 'target'"),
+        ("a.tsv", "alone\n", r"line 1 has one column, 'alone', and none named"),
+        ("a.tsv", "a\tb\nc\t \n", r"line 2: the target is empty; a pair needs both texts"),
+        ("a.tsv", "a\tb\nc\td\te\n", r"line 2 has 3 columns; expected 2"),
+        ("a.tsv", "\n", r"a\.tsv is empty: it holds no pair"),
+        ("a.jsonl", '{"source": "a", "target": "b"}\n{"source": "c"}\n', r"line 2 has no 'target'; it has 'source'"),
+        ("a.jsonl", '{"source": "a", "target": "b"}\n[1]\n', r"line 2 is no JSON object"),
+        ("a.jsonl", '{"source": "a", "target": "b"}\n{"so', r"line 2 is not JSON"),
+        ("a.jsonl", '{"source": "a", "target": 7}\n', r"line 1: 'target' is int, not text"),
+    ],
+)
+def test_a_pair_that_is_none_is_named_by_its_line(tmp_path, name, content, says):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=says) as caught:
+        resolve_corpus(str(tmp_path / name))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_read_is_refused_in_one_line(tsv, checkpoint):
+    with pytest.raises(
+        ConfigurationError, match=r"letters\.tsv' holds pairs of a source and a target, which encoder–decoders read"
+    ):
+        measure(str(checkpoint), probes=["entropy"], corpus=str(tsv), seq_len=8, samples=2)
+    with pytest.raises(InputError, match=r"'letters\.tsv' holds 16 of 17 pairs; lower `samples`"):
+        measure(t5(), probes=["entropy"], corpus=str(tsv), seq_len=8, samples=17)
+    with pytest.raises(ConfigurationError, match=r"has no decoder_start_token_id; set decoder_start_token_id in config\.json"):
+        measure(t5(decoder_start_token_id=None), probes=["entropy"], corpus=str(tsv), seq_len=8, samples=2)
