@@ -11,12 +11,13 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from sinklab.cli.describe import describe
-from sinklab.jobs.claim import SCALES
+from sinklab.jobs.claim import CHECKPOINT, RECORDED, SCALES
 from sinklab.registry import KINDS
 from sinklab.results.metric import Metric, catalogue, metrics_of
+from sinklab.results.sources import modules_behind
+from sinklab.results.summaries import ClaimPart, ClaimRecord
 from sinklab.results.table import COLUMNS
 from sinklab.studies.reproduce.display import format_effect
 from sinklab.studies.reproduce.kept import StoredClaim, hardware_of, read_results, summary_of
@@ -132,17 +133,81 @@ def claims() -> str:
     for name in KINDS["claims"]:
         claim = stated(name)
         costs = ", ".join(f"{claim.costs[scale]} ({scale})" for scale in SCALES if scale in claim.costs)
+        costs += ", any checkpoint" if claim.checkpoint else ""
         rows.append(f"| `{name}` | {_cell(claim.statement)} | {_cell(claim.reference)} | {costs} |")
     return "\n".join(["| claim | statement | reference | cost |", "|---|---|---|---|", *rows])
 
 
 def kept() -> list[StoredClaim]:
     """Committed results, by scale and name."""
-    return sorted(read_results(RESULTS), key=lambda one: (SCALES.index(one.record["scale"]), one.record["claim"]))
+    return sorted(read_results(RESULTS), key=lambda one: (RECORDED.index(one.record["scale"]), one.record["claim"]))
 
 
-def _effect(part: dict[str, Any]) -> str:
+def _effect(part: ClaimPart) -> str:
     return _cell(format_effect(part["mean"], part["interval"], part["unit"])) or "no number"
+
+
+def evidence() -> str:
+    """What every claim with a committed result rests on: a made-up language, natural text, checkpoints that others trained."""
+    cells: dict[str, dict[str, list[str]]] = {}
+    for one in kept():
+        record = one.record
+        link = f"(#{record['scale']}-{record['claim']})"
+        verdicts = cells.setdefault(record["claim"], {})
+        if "models" not in record:
+            verdicts.setdefault(_ground(record), []).append(f"[{record['verdict']}]{link}")
+        for model in record.get("models", ()):
+            if model["verdict"] != "not applicable":
+                verdicts.setdefault(CHECKPOINT, []).append(f"`{model['name']}`: [{model['verdict']}]{link}")
+    columns = {
+        "toy": "made-up language, theory",
+        "natural": "natural text, models of ours",
+        CHECKPOINT: "checkpoints of others",
+    }
+    rows = [
+        f"| `{claim}` | {' | '.join('; '.join(verdicts.get(column, ['–'])) for column in columns)} |"
+        for claim, verdicts in sorted(cells.items())
+    ]
+    return "\n".join([f"| claim | {' | '.join(columns.values())} |", "|---|---|---|---|", *rows])
+
+
+def _ground(record: ClaimRecord) -> str:
+    """``natural`` where models of ours have read text that people wrote, else ``toy``."""
+    if record["conditions"]:
+        return "toy" if record["scale"] == "tiny" else "natural"
+    reads = "sinklab.claims._streaming" in modules_behind(f"sinklab.claims.{record['claim']}")
+    return "natural" if reads else "toy"
+
+
+def checkpoint_results() -> str:
+    """The committed results on checkpoints: claims against models."""
+    found = [one.record for one in kept() if one.record["scale"] == CHECKPOINT]
+    if not found:
+        return "No results are kept yet."
+    models = {model["name"]: model for record in found for model in record.get("models", ())}
+    about = []
+    for name, model in models.items():
+        text = re.sub(r"(sha256-[0-9a-f]{16})[0-9a-f]*", r"`\1`", model["text"]) or "–"
+        what = f"{model['kind']}, {model['operation']}"
+        about.append(f"| `{name}` | `{model['revision']}` | {what} | {model['parameters']:,} | {_cell(text)} |")
+    rows = []
+    for record in found:
+        by_name = {model["name"]: model for model in record.get("models", ())}
+        of_models = []
+        for name in models:
+            model = by_name.get(name)
+            effect = "" if model is None else _cell(format_effect(model["effect"], model["interval"], model["unit"]))
+            applies = model is not None and model["verdict"] != "not applicable"
+            of_models.append(f"**{model['verdict']}** {effect}" if model and applies else "not applicable" if model else "–")
+        link = f"[`{record['claim']}`](#{CHECKPOINT}-{record['claim']})"
+        rows.append(f"| {link} | {' | '.join(of_models)} | {record['verdict']} |")
+    head = f"| claim | {' | '.join(f'`{name}`' for name in models)} | over models |"
+    return "\n".join(
+        [
+            *("| model | weights | what it is | parameters | text |", "|---|---|---|---|---|", *about, ""),
+            *(head, "|---" * (len(models) + 2) + "|", *rows),
+        ]
+    )
 
 
 def claim_results() -> str:
@@ -175,24 +240,41 @@ def claim_details() -> str:
 
 def _detail(one: StoredClaim) -> str:
     record, folder = one.record, one.folder.relative_to(ROOT).as_posix()
-    rows = [
-        f"| {prefix}{_cell(part['says'])} | {_cell(part['effect'])} | {part['expected']} "
-        f"| {_effect(part)} | {part['verdict']} |"
-        for prefix, parts in (("presupposed: ", record["presupposes"]), ("", record["parts"]))
-        for part in parts
-    ]
+    over = "over models: " if "models" in record else ""
+    rows = _part_rows((("presupposed: ", record["presupposes"]), (over, record["parts"])))
+    silent = []
+    for model in record.get("models", ()):
+        if model["verdict"] == "not applicable":
+            silent.append(f"- `{model['name']}`: {model['reason']}")
+        else:
+            rows += _part_rows(
+                ((f"{model['name']}, presupposed: ", model["presupposes"]), (f"{model['name']}: ", model["parts"]))
+            )
+            silent += [f"- `{model['name']}`, no verdict of its own: {model['reason']}"] if model["reason"] else []
     lines = [
         f"### {record['scale']}: {record['claim']}",
         f"{record['statement']} ({record['reference']}) **{record['verdict'].capitalize()}.**",
         f"Published: {record['published']}",
-        "\n".join(["| part | effect | claimed | found | verdict |", "|---|---|---|---|---|", *rows]),
+        *(["\n".join(["| part | effect | claimed | found | verdict |", "|---|---|---|---|---|", *rows])] if rows else []),
         *([f"No verdict of its own: {record['reason']}."] if record["reason"] else []),
+        *(["Not applicable, or undecided:\n\n" + "\n".join(silent)] if silent else []),
         *([record["evidence"]] if record["evidence"] else []),
-        f"Seeds {', '.join(map(str, record['seeds']))}; {hardware_of(record)}; {record['created'][:10]}.",
+        f"{'Draws of texts' if 'models' in record else 'Seeds'} {', '.join(map(str, record['seeds']))}; {hardware_of(record)}; "
+        f"{record['created'][:10]}.",
     ]
     if (one.folder / "figure.png").is_file():
         lines.append(f"![Numbers of single seeds and effects of {record['claim']}](../{folder}/figure.png)")
     return "\n\n".join(lines)
+
+
+def _part_rows(groups: Iterable[tuple[str, list[ClaimPart]]]) -> list[str]:
+    """Lines of the table of parts, each group with what stands in front of its sentences."""
+    return [
+        f"| {prefix}{_cell(part['says'])} | {_cell(part['effect'])} | {part['expected']} "
+        f"| {_effect(part)} | {part['verdict']} |"
+        for prefix, parts in groups
+        for part in parts
+    ]
 
 
 def record() -> str:
@@ -217,6 +299,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "scales": scales,
     "claims": claims,
     "claim_results": claim_results,
+    "evidence": evidence,
+    "checkpoint_results": checkpoint_results,
     "claim_details": claim_details,
     "columns": columns,
     "metrics": metrics,

@@ -48,7 +48,10 @@ LINES: dict[str, Sequence[str]] = {
     ),
     "sweep": (f"sweep tiny --grid lr=1e-3,4e-3 {STEPS} --retries 0 --out sweep",),
     "pathways": ("pathways --operations softpick --seeds 0 --retries 0 --store claims --out pathways",),
-    "reproduce": ("reproduce norm_placement --seeds 0 --retries 0 --out claims",),
+    "reproduce": (
+        "reproduce norm_placement --seeds 0 --retries 0 --out claims",
+        "reproduce repeated_token_laws --model llama --seeds 0 --out claims",
+    ),
     "plot": ("plot pretrain sweep --out plot.png",),
     "stream": (
         "stream llama --prompt 'import os' --max-new-tokens 20 --window 8 --save state.safetensors",

@@ -8,7 +8,8 @@
     ├─ ContractError           a plug-in that breaks the contract of its kind
     ├─ MeasurementError        a measurement that failed to prove itself
     │  └─ SessionError         a session used in a way that would record nonsense
-    └─ ResultError             a table or run record that does not follow the schema
+    ├─ ResultError             a table or run record that does not follow the schema
+    └─ DoesNotApply            a claim that says nothing about a checkpoint; caught and kept as a reason
 
 A message says what failed, where, what was found, what was expected and what to do next. The command line prints it as
 one line and exits with status 2.
@@ -19,6 +20,7 @@ from __future__ import annotations
 __all__ = [
     "ConfigurationError",
     "ContractError",
+    "DoesNotApply",
     "InputError",
     "MeasurementError",
     "ResultError",
@@ -67,3 +69,7 @@ class SessionError(MeasurementError):
 
 class ResultError(SinklabError, ValueError):
     """A result file that does not follow the schema or mixes versions of a metric."""
+
+
+class DoesNotApply(SinklabError):
+    """A claim says nothing about a checkpoint; the message is the reason, such as "its positions are learned"."""

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from sinklab.errors import ContractError
-from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Peak, Trend, Value, Variant
+from sinklab.jobs.claim import BASELINE, Claim, Difference, OnCheckpoint, Part, Peak, Trend, Value, Variant
 from sinklab.registry import claims
 from sinklab.results.source_text import file_of
 from sinklab.studies.reproduce import stated as stated_module
@@ -28,6 +28,7 @@ def test_what_is_listed_without_importing_is_what_the_claim_says(name):
     for field in ("statement", "source", "reference", "published"):
         assert getattr(said, field) == getattr(claim, field)
     assert said.costs == dict(claim.costs)
+    assert said.checkpoint == (claim.checkpoint is not None)
     # All of sinklab's own are read as text, which is what keeps the list fast.
     tree = ast.parse(file_of("claims", name).read_text(encoding="utf-8"))
     assert stated_module._read(name, tree) == said
@@ -88,6 +89,15 @@ class Backwards(Difference):
             "check 'metrics': expected 'there is' to need one of diverged, held_out_loss, steps, got sink_rate",
         ),
         ({"read_outs": ("sink",)}, "check 'read_outs'"),
+        ({"checkpoint": OnCheckpoint(label="other")}, "check 'checkpoint': expected a label of baseline"),
+        (
+            {"checkpoint": OnCheckpoint(parts=(Part("there is", Careless("sink_rate", BASELINE), more_than=5),))},
+            "check 'needs'",
+        ),
+        (
+            {"checkpoint": OnCheckpoint(parts=(Part("there is", Value("lost", BASELINE), more_than=5),))},
+            "check 'checkpoint': expected 'there is' to need numbers of its read-outs, got lost of baseline",
+        ),
         ({"variants": (Variant("other"),)}, "check 'variants': expected 'there is' to speak of other, got baseline"),
         (
             {"variants": (Variant(BASELINE, {"optimizer.learning_rat": 1.0}),)},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinklab.claims._embedded import EmbeddedModel
+from sinklab.claims._embedded import embedded_model
 from sinklab.claims.massive_before_post_norm import norm_inputs
 from sinklab.claims.repeated_token_laws import measure
 from sinklab.jobs.claim import SCALES, Claim
@@ -74,13 +74,13 @@ def test_fine_tuning_reads_other_text_more_gently() -> None:
 
 
 def test_texts_of_an_embedded_model_are_drawn_by_the_seed() -> None:
-    model = EmbeddedModel("embedded:softmax", 0)
+    model = embedded_model("embedded:softmax", 0)
     rows = model.rows(4, 16)
     assert (rows.shape, rows.dtype) == ((4, 16), torch.int64)
     assert (rows[:, 0] == model.loaded.tokenizer.bos_token_id).all()
-    torch.testing.assert_close(EmbeddedModel("embedded:softmax", 0).rows(4, 16), rows)
-    assert not torch.equal(EmbeddedModel("embedded:softmax", 1).rows(4, 16), rows)
-    assert model.rows(1).shape == (1, model.config.model.max_position_embeddings)
+    torch.testing.assert_close(embedded_model("embedded:softmax", 0).rows(4, 16), rows)
+    assert not torch.equal(embedded_model("embedded:softmax", 1).rows(4, 16), rows)
+    assert model.rows(1).shape == (1, model.context) == (1, 256)
 
 
 def test_laws_hold_at_random_weights() -> None:

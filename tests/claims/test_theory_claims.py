@@ -114,6 +114,8 @@ def trained():
         config=SimpleNamespace(model=Architecture(**shape), data=SimpleNamespace(held_out_rows=8)),
         loaded=SimpleNamespace(model=model, tokenizer=tokenizer, device=torch.device("cpu")),
         rows=lambda samples=100, seq_len=None: rows[:samples, :seq_len],
+        front=0,
+        context=64,
     )
 
 

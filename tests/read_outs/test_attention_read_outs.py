@@ -7,7 +7,7 @@ import torch
 from tests.read_outs.by_hand import seen
 
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.read_outs._attention import FIRST_POSITIONS, held_out_rows
+from sinklab.read_outs._attention import FIRST_POSITIONS, first_rows
 from sinklab.read_outs.inputs import inputs
 from sinklab.read_outs.norms import norms
 from sinklab.read_outs.outliers import outliers
@@ -28,7 +28,7 @@ OF = {"ids": lambda shape: "-".join(map(str, shape.get("operation", {"name": "so
 def by_hand(trained) -> dict[str, float]:
     """The numbers of ``sinks`` from whole matrices, in float64."""
     front = trained.config.model.tokens_in_front
-    layers = seen(trained.loaded.model, held_out_rows(trained))
+    layers = seen(trained.loaded.model, first_rows(trained))
     weights = torch.stack([layer["weights"] for layer in layers]).double()  # layers, rows, heads, queries, keys
     nothing = torch.stack([layer["nothing"] for layer in layers]).double()
     shares = weights / (weights.sum(-1, keepdim=True) + 1e-8)
@@ -93,7 +93,7 @@ def test_a_model_with_a_certain_sink(random_model):
 def test_norms_are_those_of_the_tensors(random_model, shape):
     trained = random_model(**shape)
     front = trained.config.model.tokens_in_front
-    layers = seen(trained.loaded.model, held_out_rows(trained))
+    layers = seen(trained.loaded.model, first_rows(trained))
     found = norms(trained)
 
     def ratios(name: str) -> list[float]:
@@ -142,7 +142,7 @@ def test_without_sink_heads_their_numbers_are_absent(random_model):
 
 def test_outliers_are_those_of_the_tensors(random_model):
     trained = random_model()
-    layers = seen(trained.loaded.model, held_out_rows(trained))
+    layers = seen(trained.loaded.model, first_rows(trained))
     expected = {}
     for prefix, name in (("", "attention"), ("layer_", "layer")):
         tensors = [layer[name].flatten(1).double() for layer in layers]
@@ -157,7 +157,7 @@ def test_outliers_are_those_of_the_tensors(random_model):
 def test_windowed_losses_are_those_under_masks_by_hand(random_model, shape):
     trained = random_model(**shape)
     front, model = trained.config.model.tokens_in_front, trained.loaded.model
-    rows = held_out_rows(trained, 1000, 64)
+    rows = trained.rows(1000, 64)
 
     @torch.no_grad()
     def loss(mask) -> float:

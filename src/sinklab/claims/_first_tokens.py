@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sinklab.jobs.trained import TrainedModel
+from sinklab.jobs.trained import MeasuredModel
 from sinklab.results.metric import Metric
 from sinklab.training.windowed import limited_attention, token_losses
 
@@ -42,12 +42,12 @@ METRICS = (
 
 
 @torch.no_grad()
-def first_tokens(trained: TrainedModel) -> dict[str, float]:
+def first_tokens(trained: MeasuredModel) -> dict[str, float]:
     """Held-out losses under windows of a quarter of the context.
 
     All are over the same tokens, as many as re-computation is taken at, and give :data:`METRICS`.
     """
-    context, model = trained.config.model.max_position_embeddings, trained.loaded.model
+    context, model = trained.context, trained.loaded.model
     size = max(KEPT[-1] + 1, context // 4)
     rows = trained.rows(max(LEAST_ROWS, TOKENS // context), context)
     targets = context - size - 1
@@ -59,7 +59,7 @@ def first_tokens(trained: TrainedModel) -> dict[str, float]:
                 losses_of.setdefault(f"window_{number}", []).append(token_losses(model, part, after=size)[:, ::every].flatten())
         # The window of the token at position t holds t - size … t - 1; the first of these tokens is size + 1.
         windows = part.unfold(1, size + 1, 1)[:, 1::every].flatten(0, 1).clone()
-        if trained.config.data.bos == "rows":
+        if trained.every_row_has_bos:
             windows[:, 0] = part[0, 0]
         losses = [token_losses(model, some, after=size - 1).flatten() for some in windows.split(max(1, TOKENS // size))]
         losses_of.setdefault("re_computation", []).extend(losses)

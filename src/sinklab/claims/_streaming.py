@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from sinklab.corpora import resolve_corpus
-from sinklab.errors import UnsupportedModelError
-from sinklab.jobs.claim import Cost, Scale
-from sinklab.models.lengths import trained_length
+from sinklab.jobs.checkpoint import Checkpoint
+from sinklab.jobs.claim import Cost, Measure, Numbers, OfCheckpoint, Scale
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.policies.base import Policy
 from sinklab.streaming.perplexity import losses
-from sinklab.studies.measure.probing import uses_bos
 from sinklab.training.windowed import token_losses
 
-__all__ = ["COSTS", "DRAWS", "MARGIN", "LongTexts", "draw", "keep", "opened"]
+__all__ = ["COSTS", "DRAWS", "MARGIN", "LongTexts", "at_scale", "draw", "keep", "on_checkpoint", "opened"]
 
 MODELS: Mapping[Scale, str] = {
     "tiny": "embedded:softmax",
@@ -53,8 +51,7 @@ class LongTexts:
     """Long texts and the model that reads them.
 
     Attributes:
-        rows: int64 ``(texts, 4 · trained)``, held-out Python source from random lines on, with BOS in front where the tokenizer
-            puts one.
+        rows: int64 ``(texts, 4 · trained)``, from random lines on, with BOS in front where the tokenizer puts one.
         bos: id of that token; ``None`` where there is none.
         trained: tokens of the context that the model was trained on.
     """
@@ -101,18 +98,33 @@ def keep(num_sinks: int, held: int, **settings: object) -> dict[str, object]:
 
 
 def draw(seed: int, scale: Scale) -> LongTexts:
-    """The texts of a seed; the same ones for every claim."""
-    loaded = opened(MODELS[scale])
-    trained = trained_length(loaded.model)
-    if trained is None:
-        raise UnsupportedModelError(
-            f"{loaded.name} does not say how long a context it was trained on, and budgets rest on that"
-        )
-    with_bos = uses_bos(loaded.encoder, "auto")
-    rows = resolve_corpus("python_source").sample(
-        loaded.encoder, seq_len=4 * trained, samples=NUMBER[scale], seed=seed, bos=with_bos
-    )
-    return LongTexts(loaded, rows, loaded.encoder.bos_token_id if with_bos else None, trained)
+    """The texts of a seed, held-out Python source; the same ones for every claim."""
+    checkpoint = Checkpoint(opened(MODELS[scale]), resolve_corpus("python_source"), seed)
+    return _texts_of(checkpoint, checkpoint.streams(NUMBER[scale]))
+
+
+def _texts_of(checkpoint: Checkpoint, rows: Tensor) -> LongTexts:
+    return LongTexts(checkpoint.loaded, rows, checkpoint.bos, checkpoint.trained_on)
+
+
+def at_scale(numbers: Callable[[LongTexts], Numbers]) -> Measure:
+    """The numbers of long texts as what a claim measures at a seed and a scale."""
+
+    @functools.wraps(numbers)  # the code behind a number is found by the module of the function
+    def measure(seed: int, scale: Scale) -> Numbers:
+        return numbers(draw(seed, scale))
+
+    return measure
+
+
+def on_checkpoint(numbers: Callable[[LongTexts], Numbers]) -> OfCheckpoint:
+    """The same of a checkpoint and its own texts."""
+
+    @functools.wraps(numbers)
+    def measure(checkpoint: Checkpoint) -> Numbers:
+        return numbers(_texts_of(checkpoint, checkpoint.streams()))
+
+    return measure
 
 
 @functools.lru_cache(maxsize=2)

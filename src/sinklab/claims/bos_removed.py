@@ -5,15 +5,17 @@ from __future__ import annotations
 import torch
 
 from sinklab.claims._architecture import UNCHANGED, has_sink
-from sinklab.jobs.claim import BASELINE, Claim, Part, Ratio, Value
-from sinklab.jobs.trained import TrainedModel
+from sinklab.jobs.checkpoint import Checkpoint
+from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part, Ratio, Value
+from sinklab.jobs.trained import MeasuredModel
+from sinklab.read_outs._attention import attention_numbers
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.sinks import find_sinks
 from sinklab.studies.causes.location import location
 from sinklab.studies.causes.samples import token_samples
 
-__all__ = ["METRICS", "bos_removed", "without_bos"]
+__all__ = ["METRICS", "bos_removed", "no_bos", "without_bos"]
 
 METRICS = (
     Metric("strongest", "fraction", "Mean share of a row on BOS, of the head that gives it most."),
@@ -23,6 +25,7 @@ METRICS = (
     ),
     Metric("at_bos_moved", "fraction", "Share of that head on BOS where BOS stands a quarter into the row."),
     Metric("at_first_moved", "fraction", "Share of that head on position 0 where BOS stands a quarter into the row."),
+    Metric("sink_rate_without", "percent", "sink_rate of the first token where BOS is gone, on the same texts."),
     Metric("loss_without", "nats", "Change of the loss where BOS is gone."),
     Metric("loss_replaced", "nats", "Change of the loss where a random token stands in the place of BOS."),
     Metric("loss_moved", "nats", "Change of the loss where BOS stands a quarter into the row."),
@@ -31,15 +34,16 @@ METRICS = (
 TEXTS = 64
 
 
-def without_bos(trained: TrainedModel) -> dict[str, float]:
+def without_bos(trained: MeasuredModel) -> dict[str, float]:
     """Weight on the first token, with BOS and without, of the head that gives BOS most; and what each edit costs."""
     model, rows = trained.loaded.model, trained.rows(TEXTS, seq_len=64)
     samples = token_samples([("held-out", rows)])
-    sink = find_sinks(model, samples.inputs, place=trained.config.model.tokens_in_front)
+    sink = find_sinks(model, samples.inputs, place=trained.front)
     with torch.no_grad():
         located = location(model, samples, sink)
     head, by_name = located.heads.index(located.head), {condition.name: condition for condition in located.conditions}
     numbers = {
+        "sink_rate_without": attention_numbers(model, rows[:, 1:], trained.front)["sink_rate"],
         "strongest": by_name["as it is"].at_place[head],
         "at_first_without": by_name["removed"].at_place[head],
         "at_first_replaced": by_name["replaced"].at_place[head],
@@ -51,6 +55,11 @@ def without_bos(trained: TrainedModel) -> dict[str, float]:
         assert change is not None, "only the texts as they are have no change"
         numbers[f"loss_{name}"] = change.mean
     return {name: float(number) for name, number in numbers.items()}
+
+
+def no_bos(checkpoint: Checkpoint) -> str:
+    """Why nothing can be taken away."""
+    return "" if checkpoint.bos is not None else "its tokenizer puts no token in front of a text"
 
 
 @claims.register("bos_removed")
@@ -72,6 +81,7 @@ def bos_removed() -> Claim:
             Part("the loss rises", Value("loss_without", BASELINE), more_than=0.02),
         ),
         variants=(UNCHANGED,),
+        checkpoint=OnCheckpoint(not_about=no_bos),
         read_outs=("sinks", without_bos),
         costs={"tiny": "minutes", "small": "hours"},
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sinklab.claims._streaming import COSTS, DRAWS, draw, keep
-from sinklab.jobs.claim import Claim, Difference, Numbers, Part, Scale
+from sinklab.claims._streaming import COSTS, DRAWS, LongTexts, at_scale, keep, on_checkpoint
+from sinklab.jobs.claim import Claim, Difference, Numbers, OnCheckpoint, Part
 from sinklab.registry import claims
 
 __all__ = ["cache_size_not_monotone"]
@@ -14,9 +14,8 @@ LEAST = 0.02
 """Nats. In three of the four published models the loss rises by 0.040 to 0.055 from half of the context to the whole."""
 
 
-def measure(seed: int, scale: Scale) -> Numbers:
+def measured(texts: LongTexts) -> Numbers:
     """Losses past twice the trained context with four sinks; cache and query together fill the part of the context."""
-    texts = draw(seed, scale)
     return {
         label: {"loss": float(texts.losses(keep(4, texts.trained // divisor - 1)).mean())} for label, divisor in PARTS.items()
     }
@@ -34,7 +33,8 @@ def cache_size_not_monotone() -> Claim:
         "12.84, 12.34, 12.84; MPT-7B 14.12, 14.25, 14.33, 14.99; Pythia-12B 13.17, 12.52, 12.08, 12.09; Llama-2-7B 9.73, 9.32, "
         "9.08, 9.59.",
         parts=(Part("the whole is worse than half", Difference("loss", "the whole", "half"), more_than=LEAST),),
-        measure=measure,
+        measure=at_scale(measured),
+        checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
         costs=COSTS,
         evidence=DRAWS,
     )

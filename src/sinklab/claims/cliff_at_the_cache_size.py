@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from sinklab.claims._streaming import MODELS, opened
-from sinklab.jobs.claim import Claim, Numbers, Part, Scale, Value
+from sinklab.errors import ConfigurationError, DoesNotApply, InputError
+from sinklab.jobs.checkpoint import Checkpoint
+from sinklab.jobs.claim import Claim, Numbers, OnCheckpoint, Part, Scale, Value
+from sinklab.models.loading import LoadedModel
 from sinklab.registry import claims, tasks
 from sinklab.results.metric import Metric
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.depend.score import score_sheet
 
-__all__ = ["METRICS", "cliff_at_the_cache_size"]
+__all__ = ["METRICS", "cliff_at_the_cache_size", "of_checkpoint"]
 
 METRICS = (
     Metric("held by both", "of digits", "Share of right digits among ten where both caches hold the asked line."),
@@ -33,22 +36,48 @@ CHANCE = 0.15
 """Share of digits below which nothing was found: chance and the smallest difference of the task, 0.05."""
 
 
+HOLDERS = ("held by none", "held by the larger", "held by both")
+
+
 def measure(seed: int, scale: Scale) -> Numbers:
-    """Share of the right digits among ten, by whether the asked line is held by both caches, by the larger, or by none."""
-    loaded = opened(MODELS[scale])
+    """The numbers of the model of a scale."""
+    return _looked_up(opened(MODELS[scale]), TEXTS * (4 if scale == "small" else 1), seed, bos=True)
+
+
+def of_checkpoint(checkpoint: Checkpoint) -> Numbers:
+    """The same of a checkpoint; its lines have other numbers of tokens, and answers from lines held in part are left out."""
+    loaded, largest = checkpoint.loaded, max(CACHES.values()) + 4
+    if checkpoint.trained_on < largest:
+        raise DoesNotApply(f"it was trained on {checkpoint.trained_on} tokens, and the larger cache holds {largest}")
+    line = len(loaded.encoder.encode("line 417: REGISTER_CONTENT is 5802\n"))
+    try:
+        return _looked_up(loaded, TEXTS, checkpoint.draw, bos=checkpoint.bos is not None, line=line)
+    except (ConfigurationError, InputError) as error:
+        raise DoesNotApply(f"its tokenizer cannot write the task: {error}") from None
+
+
+def _looked_up(loaded: LoadedModel, rows: int, seed: int, *, bos: bool, line: int = 0) -> Numbers:
+    """Share of the right digits among ten, by whether the asked line is held by both caches, by the larger, or by none.
+
+    Args:
+        line: tokens of a line; answers from lines of which a cache holds a part are left out.
+    """
     task = tasks.make({"name": "line_lookup", "back": LINES, "shares": ()})
-    rows = TEXTS * (4 if scale == "small" else 1)
-    sheets = list(task.sheets(loaded.encoder, budget=max(CACHES.values()) + 4, rows=rows, seed=seed, bos=True))
+    sheets = list(task.sheets(loaded.encoder, budget=max(CACHES.values()) + 4, rows=rows, seed=seed, bos=bos))
     numbers: dict[str, dict[str, float]] = {}
     for label, window in CACHES.items():
         reader = open_reader(loaded.model, {"name": "sink_window", "num_sinks": 4, "window": window})
-        values_of: dict[str, list[float]] = {"held by both": [], "held by the larger": [], "held by none": []}
+        values_of: dict[str, list[float]] = {holders: [] for holders in HOLDERS}
         for sheet in sheets:
             for answer in score_sheet(reader, sheet):
-                if answer.question.start > max(CACHES.values()) + 4:  # before, nothing has been evicted
-                    held = sum(answer.question.distance <= size for size in CACHES.values())
-                    holders = ("held by none", "held by the larger", "held by both")[held]
-                    values_of[holders].append(float(answer.values["choice"].mean()))
+                distance = answer.question.distance
+                in_part = any(size < distance < size + line for size in CACHES.values())
+                if answer.question.start > max(CACHES.values()) + 4 and not in_part:  # before, nothing has been evicted
+                    held = sum(distance <= size for size in CACHES.values())
+                    values_of[HOLDERS[held]].append(float(answer.values["choice"].mean()))
+        if not all(values_of.values()):
+            missing = " or ".join(holders for holders, values in values_of.items() if not values)
+            raise DoesNotApply(f"with lines of {line} tokens none is {missing}")
         numbers[label] = {holders: sum(values) / len(values) for holders, values in values_of.items()}
     return numbers
 
@@ -81,6 +110,7 @@ def cliff_at_the_cache_size() -> Claim:
             Part("what has left the larger is not found", Value("held by none", "larger cache"), less_than=CHANCE),
         ),
         measure=measure,
+        checkpoint=OnCheckpoint(measure=of_checkpoint),
         costs={"tiny": "minutes", "small": "minutes"},
         evidence={
             "tiny": "one trained model, embedded:softmax, and seeds are draws of 24 texts; the score is the share of digits "

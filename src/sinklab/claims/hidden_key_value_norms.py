@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_massive, has_sink
-from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Value
+from sinklab.jobs.claim import BASELINE, Claim, Difference, OnCheckpoint, Part, Value
 from sinklab.registry import claims
 
 __all__ = ["hidden_key_value_norms", "stands_out"]
@@ -22,6 +22,7 @@ def hidden_key_value_norms() -> Claim:
         published="LLaMA3-8B: |h_1| 370 where others have 1 to 60; |k_1| 3 to 5 and 20; |v_1| below 1 and 2 to 5.7; cosine "
         "with queries 0.5 and -0.2 in the head shown.",
         variants=(UNCHANGED,),
+        checkpoint=OnCheckpoint(about="text"),
         read_outs=("sinks", "norms"),
         presupposes=(has_sink(),),
         parts=stands_out(BASELINE),

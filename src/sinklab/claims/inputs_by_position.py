@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_no_sink, has_sink, position
-from sinklab.jobs.claim import Claim, Part, Ratio
+from sinklab.claims._positions import not_learned
+from sinklab.jobs.claim import Claim, OnCheckpoint, Part, Ratio
 from sinklab.registry import claims
 
 __all__ = ["inputs_by_position"]
@@ -29,6 +30,13 @@ def inputs_by_position() -> Claim:
         "That the three other schemes lose it is derived, not measured.",
         variants=(UNCHANGED, LEARNED, *OTHERS),
         read_outs=("sinks", "inputs"),
+        checkpoint=OnCheckpoint(
+            label=LEARNED.label,
+            about="text",
+            presupposes=(has_sink(LEARNED.label),),
+            parts=(keeps_half(LEARNED.label), has_sink(LEARNED.label, "sink_rate_repeated_no_bos")),
+            not_about=not_learned,
+        ),
         presupposes=(has_sink(LEARNED.label), *(has_sink(variant.label) for variant in OTHERS)),
         parts=(
             keeps_half(LEARNED.label),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_no_sink, has_sink, position
+from sinklab.claims._positions import not_rotary
 from sinklab.claims.inputs_by_position import keeps_half
-from sinklab.jobs.claim import Claim
+from sinklab.jobs.claim import Claim, OnCheckpoint
 from sinklab.registry import claims
 
 __all__ = ["inputs_with_rotary_positions"]
@@ -23,6 +24,7 @@ def inputs_with_rotary_positions() -> Claim:
         "75.21, 0.00.",
         variants=(UNCHANGED, ROTARY),
         read_outs=("sinks", "inputs"),
+        checkpoint=OnCheckpoint(label=ROTARY.label, not_about=not_rotary),
         presupposes=(has_sink(ROTARY.label),),
         parts=(keeps_half(ROTARY.label), has_no_sink(ROTARY.label, "sink_rate_repeated_no_bos")),
     )

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, draw, keep
-from sinklab.jobs.claim import Claim, Difference, Numbers, Part, Scale
+from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, LongTexts, at_scale, keep, on_checkpoint
+from sinklab.errors import DoesNotApply
+from sinklab.jobs.claim import Claim, Difference, Numbers, OnCheckpoint, Part
+from sinklab.models.loading import LoadedModel
 from sinklab.registry import claims
 
 __all__ = ["line_breaks_as_sinks"]
 
 
-def measure(seed: int, scale: Scale) -> Numbers:
+def measured(texts: LongTexts) -> Numbers:
     """Losses past twice the trained context, of texts whose first four tokens are their own or line breaks."""
-    texts = draw(seed, scale)
     broken = texts.rows.clone()
-    broken[:, :4] = texts.loaded.encoder.encode("\n")[0]
+    broken[:, :4] = _line_break(texts.loaded)
     return {
         "no sinks": {"loss": float(texts.losses(keep(0, texts.budget)).mean())},
         "four first tokens": {"loss": float(texts.losses(keep(4, texts.budget)).mean())},
         "four line breaks": {"loss": float(texts.losses(keep(4, texts.budget), broken).mean())},
     }
+
+
+def _line_break(loaded: LoadedModel) -> int:
+    """Id of a line break; some tokenizers put a space in front of whatever they are given, so it is the last id."""
+    ids = loaded.encoder.encode("\n")
+    tokenizer = loaded.tokenizer
+    if not ids or tokenizer is None or "\n" not in tokenizer.decode(ids[-1:]):
+        raise DoesNotApply("its tokenizer has no token for a line break")
+    return ids[-1]
 
 
 @claims.register("line_breaks_as_sinks")
@@ -42,7 +52,8 @@ def line_breaks_as_sinks() -> Claim:
                 less_than=MARGIN,
             ),
         ),
-        measure=measure,
+        measure=at_scale(measured),
+        checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
         costs=COSTS,
         evidence={
             **DRAWS,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sinklab.claims._streaming import COSTS, DRAWS, LAST, MARGIN, draw, keep
-from sinklab.jobs.claim import Claim, Difference, Numbers, Part, Scale
+from sinklab.claims._streaming import COSTS, DRAWS, LAST, MARGIN, LongTexts, at_scale, keep, on_checkpoint
+from sinklab.jobs.claim import Claim, Difference, Numbers, OnCheckpoint, Part
 from sinklab.registry import claims
 from sinklab.results.metric import LOSS, Metric
 
@@ -15,9 +15,8 @@ METRICS = (
 )
 
 
-def measure(seed: int, scale: Scale) -> Numbers:
+def measured(texts: LongTexts) -> Numbers:
     """Losses past twice the trained context, and of the last tokens, where re-computation is taken too."""
-    texts = draw(seed, scale)
     loss = {
         "dense": texts.losses("full"),
         "no sinks": texts.losses(keep(0, texts.budget)),
@@ -46,7 +45,8 @@ def long_streams() -> Claim:
                 less_than=MARGIN,
             ),
         ),
-        measure=measure,
+        measure=at_scale(measured),
+        checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
         costs=COSTS,
         evidence=DRAWS,
     )

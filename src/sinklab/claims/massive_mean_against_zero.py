@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED
-from sinklab.jobs.claim import BASELINE, Claim, Part, Value
-from sinklab.jobs.trained import TrainedModel
+from sinklab.errors import DoesNotApply
+from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part, Value
+from sinklab.jobs.trained import MeasuredModel
+from sinklab.models.losses import is_causal_lm
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.studies.causes.massive import SUN, massive_activations
-from sinklab.studies.causes.samples import token_samples
+from sinklab.studies.causes.samples import Samples, masked_samples, token_samples
 
 __all__ = ["METRICS", "edited", "massive_mean_against_zero"]
 
@@ -29,12 +31,12 @@ METRICS = (
 TEXTS = 32
 
 
-def edited(trained: TrainedModel) -> dict[str, float]:
+def edited(trained: MeasuredModel) -> dict[str, float]:
     """Massive activations by the published thresholds or, where there are none, by a ratio of 50 alone, and what editing costs.
 
     All are :data:`METRICS`.
     """
-    massive = massive_activations(trained.loaded.model, token_samples([("held-out", trained.rows(TEXTS))]))
+    massive = massive_activations(trained.loaded.model, _samples(trained))
     numbers = {
         "largest": max(peak["value"] for peak in massive.peaks),
         "times_median": max(peak["times_median"] for peak in massive.peaks),
@@ -43,6 +45,17 @@ def edited(trained: TrainedModel) -> dict[str, float]:
     if massive.found:
         numbers["deviation"] = max(activation.deviation / abs(activation.value) for activation in massive.found)
     return {**numbers, **{name: edit.loss.mean for name, edit in massive.edits.items()}}
+
+
+def _samples(trained: MeasuredModel) -> Samples:
+    """Held-out rows; of a model that fills gaps, with gaps."""
+    groups, loaded = [("held-out", trained.rows(TEXTS))], trained.loaded
+    if is_causal_lm(loaded.model):
+        return token_samples(groups)
+    mask = None if loaded.tokenizer is None else loaded.tokenizer.mask_token_id
+    if mask is None:
+        raise DoesNotApply("its tokenizer has no token for a gap, so there is no loss to compare")
+    return masked_samples(groups, mask)
 
 
 @claims.register("massive_mean_against_zero")
@@ -62,5 +75,6 @@ def massive_mean_against_zero() -> Claim:
             Part("the mean does not", Value("mean", BASELINE), less_than=0.02),
         ),
         variants=(UNCHANGED,),
+        checkpoint=OnCheckpoint(about="text", reads="context"),
         read_outs=(edited,),
     )

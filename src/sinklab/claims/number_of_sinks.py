@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, draw, keep
-from sinklab.jobs.claim import Claim, Difference, Numbers, Part, Scale
+from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, LongTexts, at_scale, keep, on_checkpoint
+from sinklab.jobs.claim import Claim, Difference, Numbers, OnCheckpoint, Part
 from sinklab.registry import claims
 
 __all__ = ["number_of_sinks"]
@@ -11,9 +11,8 @@ __all__ = ["number_of_sinks"]
 SINKS = (0, 1, 2, 4, 8)
 
 
-def measure(seed: int, scale: Scale) -> Numbers:
+def measured(texts: LongTexts) -> Numbers:
     """Losses past twice the trained context; every cache holds as many tokens as the others."""
-    texts = draw(seed, scale)
     return {f"{number} sinks": {"loss": float(texts.losses(keep(number, texts.budget)).mean())} for number in SINKS}
 
 
@@ -31,7 +30,8 @@ def number_of_sinks() -> Claim:
             Part("none is too few", Difference("loss", "0 sinks", "4 sinks"), more_than=MARGIN),
             Part("eight are no better than four", Difference("loss", "4 sinks", "8 sinks"), less_than=MARGIN),
         ),
-        measure=measure,
+        measure=at_scale(measured),
+        checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
         costs=COSTS,
         evidence=DRAWS,
     )

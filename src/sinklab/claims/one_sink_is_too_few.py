@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from sinklab.claims._first_tokens import LOSS, SAME, first_tokens
-from sinklab.jobs.claim import Claim, Difference, Part, Variant
+from sinklab.jobs.checkpoint import Checkpoint
+from sinklab.jobs.claim import Claim, Difference, OnCheckpoint, Part, Variant
 from sinklab.registry import claims
 
-__all__ = ["one_sink_is_too_few"]
+__all__ = ["begins_alike", "one_sink_is_too_few"]
 
 PLAIN, SINK = "no BOS", "sink token, no BOS"
+
+
+TOO_FEW = Part("one first token is too few", Difference("window_1", PLAIN, PLAIN, other="window_4"), more_than=SAME)
+
+
+def begins_alike(checkpoint: Checkpoint) -> str:
+    """Why a model is not the plain one of the claim."""
+    return "" if checkpoint.bos is None else "every text that it reads begins with one token, which can be the sink alone"
 
 
 @claims.register("one_sink_is_too_few")
@@ -29,7 +38,7 @@ def one_sink_is_too_few() -> Claim:
             ),
         ),
         parts=(
-            Part("one first token is too few", Difference("window_1", PLAIN, PLAIN, other="window_4"), more_than=SAME),
+            TOO_FEW,
             Part("one sink token is enough", Difference("window_1", SINK, SINK, other="window_4"), less_than=SAME),
         ),
         variants=(
@@ -37,4 +46,11 @@ def one_sink_is_too_few() -> Claim:
             Variant(SINK, {"data.bos": "none", "model.operation": {"name": "sink_token"}}),
         ),
         read_outs=(first_tokens,),
+        checkpoint=OnCheckpoint(
+            label=PLAIN,
+            parts=(TOO_FEW,),
+            reads="context",
+            not_about=begins_alike,
+            remark="A checkpoint answers for the model without a sink token.",
+        ),
     )

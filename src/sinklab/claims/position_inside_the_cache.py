@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, draw, keep
-from sinklab.jobs.claim import Claim, Difference, Numbers, Part, Scale
+from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, LongTexts, at_scale, keep, on_checkpoint
+from sinklab.jobs.claim import Claim, Difference, Numbers, OnCheckpoint, Part
 from sinklab.registry import claims
 from sinklab.results.metric import LOSS, Metric
 
@@ -12,9 +12,8 @@ __all__ = ["METRICS", "position_inside_the_cache"]
 METRICS = (LOSS, Metric("loss_within", "nats", "Loss within the trained context, once the cache is full."))
 
 
-def measure(seed: int, scale: Scale) -> Numbers:
+def measured(texts: LongTexts) -> Numbers:
     """Losses within the trained context, once the cache is full, and past twice its length."""
-    texts = draw(seed, scale)
     numbers = {}
     for label, positions in (("inside the cache", "in_cache"), ("in the text", "original")):
         losses = texts.losses(keep(4, texts.budget, positions=positions), first=2 * texts.budget)
@@ -46,7 +45,8 @@ def position_inside_the_cache() -> Claim:
                 less_than=MARGIN,
             ),
         ),
-        measure=measure,
+        measure=at_scale(measured),
+        checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
         costs=COSTS,
         evidence=DRAWS,
     )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from sinklab.claims._streaming import COSTS, DRAWS, LAST, MARGIN, draw, keep
-from sinklab.jobs.claim import Claim, Difference, Numbers, Part, Scale
+from sinklab.claims._streaming import COSTS, DRAWS, LAST, MARGIN, LongTexts, at_scale, keep, on_checkpoint
+from sinklab.jobs.claim import Claim, Difference, Numbers, OnCheckpoint, Part
 from sinklab.registry import claims
 
 __all__ = ["recomputation_equals_sinks"]
 
 
-def measure(seed: int, scale: Scale) -> Numbers:
+def measured(texts: LongTexts) -> Numbers:
     """Losses of the last tokens; re-computation also with BOS put in front of every window, where there is one."""
-    texts = draw(seed, scale)
     first = texts.rows.shape[1] - LAST
     numbers = {
         "no sinks": {"loss": float(texts.losses(keep(0, texts.budget), first=first).mean())},
@@ -41,7 +40,8 @@ def recomputation_equals_sinks() -> Claim:
                 less_than=MARGIN,
             ),
         ),
-        measure=measure,
+        measure=at_scale(measured),
+        checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
         costs=COSTS,
         evidence={
             **DRAWS,

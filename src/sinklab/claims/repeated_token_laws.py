@@ -5,13 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sinklab.jobs.claim import Claim, Numbers, Part, Scale, Value
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.probe import Watcher
+from sinklab.attention.session import attend
+from sinklab.claims._positions import not_rotary
+from sinklab.jobs.checkpoint import Checkpoint
+from sinklab.jobs.claim import Claim, Numbers, OnCheckpoint, Part, Scale, Value
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.studies.theory.repeated_tokens import alibi_weights, relative_weights, rotary_bounds, uniform_weights
 
-__all__ = ["METRICS", "measure", "repeated_token_laws"]
+__all__ = ["METRICS", "measure", "of_checkpoint", "repeated_token_laws"]
 
 METRICS = (
     Metric("law_error", "weight", "Largest difference, over layers, heads, queries and keys, of a weight and its closed form."),
@@ -19,6 +24,7 @@ METRICS = (
         "over_bound", "ratio", "Largest weight over its upper bound, over layers, heads and queries that see more than one key."
     ),
     Metric("under_bound", "ratio", "Largest lower bound over the weight."),
+    Metric("bound_violation", "ratio", "By how much over_bound or under_bound exceeds 1; 0 where neither does."),
 )
 
 EXACT = 1e-9
@@ -27,6 +33,46 @@ EXACT = 1e-9
 LENGTH, HEADS, HEAD_DIM = 64, 4, 16
 STD = 0.05
 """Of random weights: scores of about one, with which the bounds of rotary positions say something and no law is trivial."""
+
+
+ROUNDING = 1e-3
+"""Of weights in float32: a score is a sum of at most 256 products that together are at most 50 or so, and errs by less than
+256 · 2**-24 · 50 = 8e-4; so does its exponential, relatively."""
+
+DRAWN = 8
+"""Tokens of a draw, each of which is repeated in a row of its own."""
+
+
+class _Bounds(Watcher):
+    """Largest weight over its upper bound, and largest lower bound over its weight, of rows of one token repeated."""
+
+    name, needs = "bounds", frozenset[str]()
+
+    def __init__(self) -> None:
+        self.over = self.under = 0.0
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        # Rotations keep norms, so those of all positions are the same but for rounding.
+        queries, keys = (tensor.double().norm(dim=-1).amax(dim=-1) for tensor in (call.queries, call.keys))
+        norms = queries * keys.repeat_interleave(call.groups, dim=1) * abs(call.scaling)
+        lower, upper = (bound[..., None] for bound in rotary_bounds(norms, call.q_len))
+        weights = call.weights(0, call.q_len).double()
+        visible = torch.ones(call.q_len, call.kv_len, dtype=torch.bool, device=weights.device).tril()
+        self.over = max(self.over, (weights / upper)[..., 1:, :].max().item())
+        self.under = max(self.under, (lower / weights.where(visible, 1.0))[..., 1:, :].max().item())
+
+
+def of_checkpoint(checkpoint: Checkpoint) -> Numbers:
+    """How near weights of a checkpoint come to the bounds, on rows of one token of its text, repeated 64 times."""
+    model, generator = checkpoint.loaded.model, torch.Generator().manual_seed(checkpoint.draw)
+    ids = checkpoint.text_ids
+    tokens = ids[torch.randint(len(ids), (DRAWN, 1), generator=generator)].repeat(1, LENGTH)
+    found = _Bounds()
+    with torch.no_grad(), attend(model, (found,)):
+        model(input_ids=tokens.to(checkpoint.loaded.device), use_cache=False)
+    # How far weights stay inside says nothing for or against a bound; how far one lies outside does.
+    violation = max(0.0, found.over - 1, found.under - 1)
+    return {"rotary positions": {"over_bound": found.over, "under_bound": found.under, "bound_violation": violation}}
 
 
 @claims.register("repeated_token_laws")
@@ -40,6 +86,14 @@ def repeated_token_laws() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), propositions 1 to 4",
         published="Proved: 1/t; exp g(t-i) over its sum; the same with g(d) = -m d; at most e^(2ξ) / (e^(2ξ) + t - 1).",
         measure=measure,
+        checkpoint=OnCheckpoint(
+            measure=of_checkpoint,
+            parts=(
+                Part("no weight is outside of its bounds", Value("bound_violation", "rotary positions"), less_than=ROUNDING),
+            ),
+            not_about=not_rotary,
+            remark="Of a checkpoint with rotary positions the two bounds are tested, in the precision that it computes in.",
+        ),
         costs={"tiny": "seconds"},
         parts=(
             *(

@@ -2,17 +2,74 @@
 
 from __future__ import annotations
 
-from sinklab.claims._architecture import UNCHANGED, has_sink, operation
-from sinklab.jobs.claim import BASELINE, Claim, Part, Ratio, Value, Variant
-from sinklab.registry import claims
+import torch
 
-__all__ = ["sinks_and_outliers_part"]
+from sinklab.attention.call import LayerOutput
+from sinklab.attention.intervention import Intervention
+from sinklab.attention.probe import Watcher
+from sinklab.attention.session import attend
+from sinklab.claims._architecture import UNCHANGED, has_sink, operation
+from sinklab.interventions.clamp_activation import ClampActivation
+from sinklab.interventions.hide_key import HideKey
+from sinklab.jobs.checkpoint import Checkpoint
+from sinklab.jobs.claim import BASELINE, Claim, Numbers, OnCheckpoint, Part, Ratio, Value, Variant
+from sinklab.probes.massive_activation import MassiveActivation
+from sinklab.read_outs._attention import FIRST_ATTENTION, FirstToken, batches, first_rows
+from sinklab.registry import claims, read_outs
+from sinklab.results.table import unpacked
+
+__all__ = ["edited", "sinks_and_outliers_part"]
 
 SANDWICH = Variant("sandwich norm", {"model.norm_placement": "sandwich"})
 PLUS_ONE = operation("softmax plus one", "softmax_plus_one")
 
 OUTLIER = 50.0
 """Largest activation over the median of its hidden state from which there is anything to take away; 1000 is massive."""
+
+
+CLAMPED, HIDDEN = "outliers clamped", "sink hidden"
+
+LIMIT = 20.0
+"""Times the median of a layer to which its hidden state is clamped; with outliers of 50 and more that is less than half."""
+
+
+class _Medians(Watcher):
+    """Median absolute value of the hidden states of every layer, over the batches that were seen."""
+
+    name, needs = "medians", frozenset({"hidden_states"})
+
+    def __init__(self) -> None:
+        self.seen: dict[int, list[float]] = {}
+
+    def update_layer(self, output: LayerOutput) -> None:
+        if output.kind == "layer":
+            self.seen.setdefault(output.site.layer, []).append(output.hidden_states.float().abs().median().item())
+
+
+@torch.no_grad()
+def edited(checkpoint: Checkpoint) -> Numbers:
+    """Sink and outliers of a checkpoint as it is, with its outliers clamped in every layer, and with its sink hidden."""
+    model, rows, medians = checkpoint.loaded.model, first_rows(checkpoint), _Medians()
+
+    def seen(*edits: Intervention, watch: Watcher | None = None) -> dict[str, float]:
+        first, massive = FirstToken(checkpoint.front), MassiveActivation()
+        with attend(model, (first, massive, *([] if watch is None else [watch])), edits):
+            for part in batches(rows):
+                model(input_ids=part, use_cache=False)
+        ratios = [row["value"] for row in unpacked(massive.rows()) if row["metric"] == "max_to_median" and row["layer"] >= 0]
+        return {"first_attention": first.whole(FIRST_ATTENTION), "massive_ratio": max(ratios)}
+
+    plain = seen(watch=medians)
+    clamps = [
+        ClampActivation(layers=(layer,), limit=LIMIT * sum(values) / len(values))
+        for layer, values in medians.seen.items()
+        if layer >= 0
+    ]
+    return {
+        BASELINE: {**plain, "sink_rate": read_outs["sinks"](checkpoint)["sink_rate"]},
+        CLAMPED: seen(*clamps),
+        HIDDEN: seen(HideKey(place=checkpoint.front)),
+    }
 
 
 @claims.register("sinks_and_outliers_part")
@@ -37,4 +94,15 @@ def sinks_and_outliers_part() -> Claim:
         ),
         variants=(UNCHANGED, SANDWICH, PLUS_ONE),
         read_outs=("sinks", "norms"),
+        checkpoint=OnCheckpoint(
+            measure=edited,
+            parts=(
+                Part("clamping halves outliers", Ratio("massive_ratio", CLAMPED, BASELINE), less_than=0.5),
+                Part("it leaves half of the sink", Ratio("first_attention", CLAMPED, BASELINE), more_than=0.5),
+                Part("hidden, half of the sink is gone", Ratio("first_attention", HIDDEN, BASELINE), less_than=0.5),
+                Part("hiding it leaves half of the outliers", Ratio("massive_ratio", HIDDEN, BASELINE), more_than=0.5),
+            ),
+            remark="On a checkpoint the hidden states are clamped to 20 times their median, and the first key is hidden from "
+            "all heads, in the place of the two trainings.",
+        ),
     )

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, draw, keep
-from sinklab.jobs.claim import Claim, Difference, Numbers, Part, Scale
+from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, LongTexts, at_scale, keep, on_checkpoint
+from sinklab.jobs.claim import Claim, Difference, Numbers, OnCheckpoint, Part
 from sinklab.registry import claims
 
 __all__ = ["stable_over_long_texts"]
 
 
-def measure(seed: int, scale: Scale) -> Numbers:
+def measured(texts: LongTexts) -> Numbers:
     """Loss of the same texts early and late in one stream of all of them.
 
     The texts are joined in one order and in the reverse order, behind a first one that is not scored, and those at the ends
     of the order are read early in one stream and late in the other: what is compared is the same tokens.
     """
-    texts = draw(seed, scale)
     first, others = texts.rows[:1], texts.rows[1:, texts.bos is not None :]
     number, size = others.shape
     policy = keep(4, texts.budget)
@@ -51,7 +50,8 @@ def stable_over_long_texts() -> Claim:
                 less_than=MARGIN,
             ),
         ),
-        measure=measure,
+        measure=at_scale(measured),
+        checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
         costs=COSTS,
         evidence=DRAWS,
     )

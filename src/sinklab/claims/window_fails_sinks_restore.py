@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sinklab.claims._first_tokens import LOSS, first_tokens
-from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Value, Variant
+from sinklab.jobs.claim import BASELINE, Claim, Difference, OnCheckpoint, Part, Value, Variant
 from sinklab.registry import claims
 
 __all__ = ["window_fails_sinks_restore"]
@@ -36,5 +36,6 @@ def window_fails_sinks_restore() -> Claim:
             ),
         ),
         variants=(Variant(BASELINE),),
+        checkpoint=OnCheckpoint(reads="context"),
         read_outs=("sinks", first_tokens),
     )

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from sinklab.claims._first_tokens import LOSS, SAME, first_tokens
-from sinklab.jobs.claim import Claim, Difference, Part, Variant
+from sinklab.jobs.checkpoint import Checkpoint
+from sinklab.jobs.claim import Claim, Difference, OnCheckpoint, Part, Variant
 from sinklab.registry import claims
 
-__all__ = ["zero_sink"]
+__all__ = ["other_operation", "zero_sink"]
 
 PLAIN, ZERO = "no BOS", "zero sink, no BOS"
+
+
+LEANS = (
+    Part("without first tokens a window fails", Difference("window_0", ZERO, ZERO, other="window_4"), more_than=LOSS),
+    Part("one of them repairs most of it", Difference("window_0", ZERO, ZERO, other="window_1"), more_than=LOSS),
+)
+"""What one model can answer."""
+
+
+def other_operation(checkpoint: Checkpoint) -> str:
+    """Why a model has no zero sink."""
+    operation = checkpoint.loaded.operation
+    return "" if operation == "softmax_plus_one" else f"its attention is {operation}, and the claim is about softmax plus one"
 
 
 @claims.register("zero_sink")
@@ -22,12 +36,7 @@ def zero_sink() -> Claim:
         published="Perplexity at 160 million parameters with 0, 1, 2 and 4 first tokens beside the window: zero sink 29214, "
         "19.90, 18.27, 18.01; plain model 27.87, 18.49, 18.05, 18.05.",
         parts=(
-            Part(
-                "without first tokens a window fails",
-                Difference("window_0", ZERO, ZERO, other="window_4"),
-                more_than=LOSS,
-            ),
-            Part("one of them repairs most of it", Difference("window_0", ZERO, ZERO, other="window_1"), more_than=LOSS),
+            *LEANS,
             Part(
                 "the loss is the plain model's",
                 Difference("held_out_loss", ZERO, PLAIN),
@@ -40,6 +49,7 @@ def zero_sink() -> Claim:
             Variant(ZERO, {"data.bos": "none", "model.operation": {"name": "softmax_plus_one"}}),
         ),
         read_outs=(first_tokens, "sinks"),
+        checkpoint=OnCheckpoint(label=ZERO, parts=LEANS, reads="context", not_about=other_operation),
         evidence={
             "tiny": "Without BOS nothing here depends on first tokens: their rate is 0.1, 0 and 0 in the plain model. The zero "
             "sink takes 66.6, 66.3 and 100."

@@ -17,12 +17,15 @@ from sinklab.errors import ConfigurationError
 from sinklab.results.metric import catalogue
 
 if TYPE_CHECKING:
+    from sinklab.jobs.checkpoint import Checkpoint, Reads
     from sinklab.jobs.trained import TrainedModel
     from sinklab.training.config import PretrainingConfig
 
 __all__ = [
     "BASELINE",
+    "CHECKPOINT",
     "COSTS",
+    "RECORDED",
     "SCALES",
     "TRAINED_COSTS",
     "Changes",
@@ -33,6 +36,8 @@ __all__ = [
     "Extreme",
     "Measure",
     "Numbers",
+    "OfCheckpoint",
+    "OnCheckpoint",
     "Part",
     "Peak",
     "Ratio",
@@ -46,6 +51,12 @@ __all__ = [
 
 Scale = Literal["tiny", "small", "60m", "1b"]
 SCALES: tuple[Scale, ...] = ("tiny", "small", "60m", "1b")
+
+CHECKPOINT = "checkpoint"
+"""In the place of a scale: nothing is trained, and claims are measured on models as they are."""
+
+RECORDED = (*SCALES, CHECKPOINT)
+"""What a record may have for its scale, which is the folder that it lies in."""
 
 Cost = Literal["seconds", "minutes", "hours", "gpu"]
 COSTS: tuple[Cost, ...] = ("seconds", "minutes", "hours", "gpu")
@@ -330,6 +341,44 @@ class Measure(Protocol):
     def __call__(self, seed: int, scale: Scale, /) -> Numbers: ...
 
 
+class OfCheckpoint(Protocol):
+    """Numbers of a checkpoint on the texts of one draw, by label; it must be deterministic under the seed of the draw.
+
+    Raises:
+        DoesNotApply, UnsupportedModelError: the claim is not about such a model, or it cannot be measured; both say why.
+    """
+
+    def __call__(self, checkpoint: Checkpoint, /) -> Numbers: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnCheckpoint:
+    """How a claim is measured on any checkpoint, without training.
+
+    By default the checkpoint stands in the place of the variant :data:`BASELINE`: it is read out as a model trained under it
+    would be, and the parts are those of the claim.
+
+    Args:
+        label: another variant in whose place it stands.
+        measure: numbers by label, in the place of the read-outs of the claim.
+        parts: what is said of them, if the claim says more than one model can answer.
+        presupposes: likewise.
+        about: ``decoder``, models that predict the next token; ``text``, encoders too.
+        reads: the longest texts that it takes.
+        not_about: why it says nothing about a checkpoint of that kind, such as one with other positions; empty where it does.
+        remark: how what is measured differs from what the claim says of trained models, in a sentence.
+    """
+
+    label: str = BASELINE
+    measure: OfCheckpoint | None = None
+    parts: tuple[Part, ...] = ()
+    presupposes: tuple[Part, ...] | None = None
+    about: Literal["decoder", "text"] = "decoder"
+    reads: Reads = "samples"
+    not_about: Callable[[Checkpoint], str] | None = None
+    remark: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Claim:
     """A published statement that can be run.
@@ -350,6 +399,7 @@ class Claim:
         measure: numbers from elsewhere.
         costs: scale to cost class. At scales that are not named the claim cannot be run; by default those of pre-training.
         evidence: scale to a remark about the result there that other numbers support; never a guess.
+        checkpoint: how it is measured on a model as it is; ``None`` where it takes training.
 
     Raises:
         ConfigurationError: fields that cannot go together; the message says which.
@@ -366,6 +416,7 @@ class Claim:
     measure: Measure | None = None
     costs: Mapping[Scale, Cost] = dataclasses.field(default_factory=lambda: dict(TRAINED_COSTS))
     evidence: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
+    checkpoint: OnCheckpoint | None = None
 
     def __post_init__(self) -> None:
         labels = [variant.label for variant in self.variants]

@@ -1,11 +1,13 @@
-"""A trained model as read-outs get it: its run folder, its weights in evaluation mode, and rows of held-out text."""
+"""What read-outs get: a model in evaluation mode and rows of text for it; and such a model from a run folder."""
 
 from __future__ import annotations
 
+import abc
 import functools
 from pathlib import Path
 
 import pandas as pd
+import torch
 from torch import Tensor
 
 from sinklab.models.loading import LoadedModel, load_model
@@ -14,10 +16,63 @@ from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.record import weights_sha256
 
-__all__ = ["TrainedModel"]
+__all__ = ["MeasuredModel", "TrainedModel"]
 
 
-class TrainedModel:
+class MeasuredModel(abc.ABC):
+    """A model and text for it: all that a read-out needs that does not ask how the model was trained."""
+
+    @property
+    @abc.abstractmethod
+    def loaded(self) -> LoadedModel:
+        """The model with its tokenizer, in evaluation mode; read-outs share it, so one that changes weights works on a copy."""
+
+    @property
+    @abc.abstractmethod
+    def context(self) -> int:
+        """Tokens of the longest rows, at most as many as the model was trained on at once."""
+
+    @property
+    @abc.abstractmethod
+    def front(self) -> int:
+        """Learned tokens that the model itself puts in front of every row."""
+
+    @property
+    @abc.abstractmethod
+    def bos(self) -> int | None:
+        """Id of the token in front of texts; ``None`` where there is none."""
+
+    @property
+    @abc.abstractmethod
+    def every_row_has_bos(self) -> bool:
+        """Whether :attr:`bos` stands in front of every row, and not only where a document begins."""
+
+    @property
+    @abc.abstractmethod
+    def fixed(self) -> tuple[int, int] | None:
+        """Position and id of a token that stands there in every row; ``None`` where there is none."""
+
+    @abc.abstractmethod
+    def rows(self, samples: int = 100, seq_len: int | None = None) -> Tensor:
+        """Text, int64 ``(samples, seq_len)`` on the model's device, as a model of its training reads it.
+
+        Args:
+            samples: at most; a small text may have fewer.
+            seq_len: at most :attr:`context`, which is the default.
+        """
+
+    @property
+    @abc.abstractmethod
+    def draw(self) -> int:
+        """Seed of what a read-out draws by itself."""
+
+    @property
+    @abc.abstractmethod
+    def text_ids(self) -> Tensor:
+        """Ids that occur in the text, without special ones; int64, ascending."""
+
+
+class TrainedModel(MeasuredModel):
     """One model that pre-training has left in a run folder.
 
     Everything is read when it is first asked for.
@@ -59,13 +114,39 @@ class TrainedModel:
         """The text: ``data.held_out`` has the held-out rows, ``data.probe_rows`` their beginnings."""
         return prepare_data(self.config, self.cache)
 
+    @property
+    def context(self) -> int:
+        """Tokens of the context of the training."""
+        return self.config.model.max_position_embeddings
+
+    @property
+    def front(self) -> int:
+        return self.config.model.tokens_in_front
+
+    @property
+    def bos(self) -> int | None:
+        return None if self.config.data.bos == "none" else self.data.tokenizer.bos_token_id
+
+    @property
+    def every_row_has_bos(self) -> bool:
+        return self.config.data.bos == "rows"
+
+    @property
+    def fixed(self) -> tuple[int, int] | None:
+        data = self.config.data
+        return None if data.fixed_position is None else (data.fixed_position, data.fixed_token)
+
     def rows(self, samples: int = 100, seq_len: int | None = None) -> Tensor:
-        """Held-out text as in training, int64 ``(samples, seq_len)`` on the model's device.
+        """Held-out text as in training; there are at most ``config.data.held_out_rows`` rows."""
+        length = self.context if seq_len is None else min(seq_len, self.context)
+        return self.data.probe_rows(min(samples, self.config.data.held_out_rows), length).to(self.loaded.device)
 
-        There are at most ``config.data.held_out_rows`` of them.
+    @property
+    def draw(self) -> int:
+        """The same for all trainings, so that models of one vocabulary are read on the same draws."""
+        return 0
 
-        Args:
-            seq_len: at most the context of the training, which is the default.
-        """
-        length = self.config.model.max_position_embeddings if seq_len is None else seq_len
-        return self.data.probe_rows(samples, length).to(self.loaded.device)
+    @property
+    def text_ids(self) -> Tensor:
+        ids = self.data.held_out.unique()
+        return ids[~torch.isin(ids, torch.tensor(self.data.tokenizer.all_special_ids, dtype=torch.int64))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
 from sinklab.attention.probe import Probe, Watcher
 from sinklab.attention.session import attend
-from sinklab.jobs.trained import TrainedModel
+from sinklab.jobs.trained import MeasuredModel
 from sinklab.probes._accumulate import Means, by_head, filled
 from sinklab.probes.entropy import ENTROPY
 from sinklab.probes.null_mass import NULL_MASS, NullMass
@@ -30,7 +31,7 @@ __all__ = [
     "FirstToken",
     "attention_numbers",
     "batches",
-    "held_out_rows",
+    "first_rows",
     "look",
 ]
 
@@ -133,9 +134,11 @@ def look(model: nn.Module, rows: Tensor, probes: Sequence[Probe]) -> None:
         model: in evaluation mode.
         rows: int64 ``(rows, seq_len)``, on the model's device.
     """
+    # Encoders have no cache and do not take the word.
+    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     with torch.no_grad(), attend(model, probes):
         for part in batches(rows):
-            model(input_ids=part, use_cache=False)
+            model(input_ids=part, **options)
 
 
 def attention_numbers(model: nn.Module, rows: Tensor, front: int = 0) -> dict[str, float]:
@@ -159,10 +162,9 @@ def attention_numbers(model: nn.Module, rows: Tensor, front: int = 0) -> dict[st
     return numbers | ({"null_mass": of_nothing["null_mass"]} if "null_mass" in of_nothing else {})
 
 
-def held_out_rows(trained: TrainedModel, samples: int = SAMPLES, seq_len: int = SEQ_LEN) -> Tensor:
-    """Held-out text, at most so many rows and tokens, on the model's device."""
-    config = trained.config
-    return trained.rows(min(samples, config.data.held_out_rows), min(seq_len, config.model.max_position_embeddings))
+def first_rows(model: MeasuredModel) -> Tensor:
+    """The rows of Gu et al.: 100 of 64 tokens, or as many as there are, on the model's device."""
+    return model.rows(SAMPLES, SEQ_LEN)
 
 
 def batches(rows: Tensor) -> Iterator[Tensor]:

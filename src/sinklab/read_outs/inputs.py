@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sinklab.jobs.trained import TrainedModel
+from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import SAMPLES, SEQ_LEN, attention_numbers
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
@@ -30,19 +30,17 @@ The first token is the one at position 0: the token in front where there is one.
 
 
 @read_outs.register("inputs")
-def inputs(trained: TrainedModel) -> dict[str, float]:
+def inputs(trained: MeasuredModel) -> dict[str, float]:
     """Numbers of :data:`METRICS` on 100 rows of 64 tokens that are drawn once for all models of a vocabulary.
 
     A fixed token of the training (``data.fixed_position``) stands where it stood. Special tokens are not drawn.
     """
-    config, model = trained.config, trained.loaded.model
-    length = min(SEQ_LEN, config.model.max_position_embeddings)
-    front = config.model.tokens_in_front
-    bos = None if config.data.bos == "none" else trained.data.tokenizer.bos_token_id
+    model, front, bos = trained.loaded.model, trained.front, trained.bos
+    length = min(SEQ_LEN, trained.context)
     numbers: dict[str, float] = {}
     for text, rows in _drawn(trained, length).items():
-        if config.data.fixed_position is not None and config.data.fixed_position < length:
-            rows[:, config.data.fixed_position] = config.data.fixed_token
+        if trained.fixed is not None and trained.fixed[0] < length:
+            rows[:, trained.fixed[0]] = trained.fixed[1]
         by_condition = {"_no_bos": attention_numbers(model, rows, front)}
         by_condition[""] = by_condition["_no_bos"]
         if bos is not None:
@@ -53,12 +51,9 @@ def inputs(trained: TrainedModel) -> dict[str, float]:
     return numbers
 
 
-def _drawn(trained: TrainedModel, length: int) -> dict[str, Tensor]:
+def _drawn(trained: MeasuredModel, length: int) -> dict[str, Tensor]:
     """Rows of random tokens and of one token repeated, int64 ``(SAMPLES, length)`` each, on the model's device."""
-    special = torch.tensor(trained.data.tokenizer.all_special_ids, dtype=torch.int64)
-    ids = trained.data.held_out.unique()
-    ids = ids[~torch.isin(ids, special)]
-    generator = torch.Generator().manual_seed(0)
+    ids, generator = trained.text_ids, torch.Generator().manual_seed(trained.draw)
     random = ids[torch.randint(len(ids), (SAMPLES, length), generator=generator)]
     repeated = ids[torch.randint(len(ids), (SAMPLES, 1), generator=generator)].repeat(1, length)
     device = trained.loaded.device

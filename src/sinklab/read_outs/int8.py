@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.jobs.trained import TrainedModel
-from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches, held_out_rows
+from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches
 from sinklab.read_outs._quantized import quantized
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
@@ -48,8 +48,7 @@ def quantization_gap(trained: TrainedModel, *, weight_bits: int, activation_bits
         ConfigurationError: bits outside 2 to 16.
     """
     model = copy.deepcopy(trained.loaded.model).float()
-    context = trained.config.model.max_position_embeddings
-    rows = held_out_rows(trained, max(LEAST_ROWS, TOKENS // context), context)
+    rows = trained.rows(max(LEAST_ROWS, TOKENS // trained.context))
     coarse = quantized(model, calibration_batches(trained), weight_bits=weight_bits, activation_bits=activation_bits)
     return _loss(model, rows), _loss(coarse, rows)
 

@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from sinklab.attention.probe import Probe
-from sinklab.jobs.trained import TrainedModel
+from sinklab.jobs.trained import MeasuredModel
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.key_norm import KeyNorm
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.probes.query_key_angle import QueryKeyAngle
 from sinklab.probes.value_norm import ValueNorm
-from sinklab.read_outs._attention import FIRST_ATTENTION, THRESHOLD, FirstToken, held_out_rows, look
+from sinklab.read_outs._attention import FIRST_ATTENTION, THRESHOLD, FirstToken, first_rows, look
 from sinklab.registry import read_outs
 from sinklab.results.metric import VALUE_RATIO, Metric
 from sinklab.results.table import unpacked
@@ -54,15 +54,15 @@ Curves = dict[tuple[int, int], dict[int, tuple[float, int]]]
 
 
 @read_outs.register("norms")
-def norms(trained: TrainedModel) -> dict[str, float]:
+def norms(trained: MeasuredModel) -> dict[str, float]:
     """Numbers of :data:`METRICS` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training.
 
     Learned tokens that the model puts in front are neither the first token nor one of the others, but for ``massive_ratio``.
     """
-    front = trained.config.model.tokens_in_front
+    front = trained.front
     hidden, massive, keys, values, angle = HiddenNorm(), MassiveActivation(), KeyNorm(), ValueNorm(), QueryKeyAngle()
     first = FirstToken(front)
-    look(trained.loaded.model, held_out_rows(trained), (hidden, massive, keys, values, angle, first))
+    look(trained.loaded.model, first_rows(trained), (hidden, massive, keys, values, angle, first))
     numbers = {
         "hidden_ratio": max(_first_to_others(curve, front) for curve in _curves(hidden, "hidden_norm").values()),
         "massive_ratio": max(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sinklab.jobs.trained import TrainedModel
+from sinklab.jobs.trained import MeasuredModel
 from sinklab.probes.outliers import KURTOSIS, LAYER_KURTOSIS, LAYER_MAX_INF_NORM, MAX_INF_NORM, Outliers
-from sinklab.read_outs._attention import held_out_rows, look
+from sinklab.read_outs._attention import first_rows, look
 from sinklab.registry import read_outs
 from sinklab.results.table import unpacked
 
@@ -15,11 +15,11 @@ METRICS = (MAX_INF_NORM, KURTOSIS, LAYER_MAX_INF_NORM, LAYER_KURTOSIS)
 
 
 @read_outs.register("outliers")
-def outliers(trained: TrainedModel) -> dict[str, float]:
+def outliers(trained: MeasuredModel) -> dict[str, float]:
     """Numbers of :data:`METRICS` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training.
 
     Learned tokens that the model puts in front count like others.
     """
     probe = Outliers()
-    look(trained.loaded.model, held_out_rows(trained), (probe,))
+    look(trained.loaded.model, first_rows(trained), (probe,))
     return {row["metric"]: row["value"] for row in unpacked(probe.rows()) if "layer" not in row}

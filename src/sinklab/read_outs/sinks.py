@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sinklab.jobs.trained import TrainedModel
-from sinklab.read_outs._attention import ATTENTION, attention_numbers, held_out_rows
+from sinklab.jobs.trained import MeasuredModel
+from sinklab.read_outs._attention import ATTENTION, attention_numbers, first_rows
 from sinklab.registry import read_outs
 
 __all__ = ["METRICS", "sinks"]
@@ -13,6 +13,6 @@ METRICS = ATTENTION
 
 
 @read_outs.register("sinks")
-def sinks(trained: TrainedModel) -> dict[str, float]:
+def sinks(trained: MeasuredModel) -> dict[str, float]:
     """Numbers of :data:`METRICS` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training."""
-    return attention_numbers(trained.loaded.model, held_out_rows(trained), trained.config.model.tokens_in_front)
+    return attention_numbers(trained.loaded.model, first_rows(trained), trained.front)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from sinklab.jobs.trained import TrainedModel
-from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches, held_out_rows
+from sinklab.jobs.trained import MeasuredModel
+from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
 from sinklab.training.windowed import token_losses, windowed_losses
@@ -35,13 +35,12 @@ METRICS = (
 
 @read_outs.register("window")
 @torch.no_grad()
-def window(trained: TrainedModel) -> dict[str, float]:
+def window(trained: MeasuredModel) -> dict[str, float]:
     """Numbers of :data:`METRICS` on held-out rows of the length of the training."""
-    model, architecture = trained.loaded.model, trained.config.model
-    context = architecture.max_position_embeddings
-    size, visible = max(1, context // 4), range(architecture.tokens_in_front + SINKS)
+    model, context = trained.loaded.model, trained.context
+    size, visible = max(1, context // 4), range(trained.front + SINKS)
     dense, with_sinks, alone = [], [], []
-    for part in batches(held_out_rows(trained, max(LEAST_ROWS, TOKENS // context), context)):
+    for part in batches(trained.rows(max(LEAST_ROWS, TOKENS // context))):
         dense.append(token_losses(model, part, after=size))
         losses = windowed_losses(model, part, size, visible)
         with_sinks.append(losses[0])

@@ -25,6 +25,7 @@ VERDICT_COLOURS = {
     "not reproduced": "#b3261e",
     "inconclusive": "#8a5a06",
     "not tested at this scale": "#59616b",
+    "not applicable": "#59616b",
 }
 """Verdict to its colour on a light page; it is never said by colour alone."""
 

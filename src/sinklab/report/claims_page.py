@@ -11,7 +11,7 @@ from markupsafe import Markup
 from sinklab.report.claim_figure import VERDICT_COLOURS
 from sinklab.report.page import render, write_page
 from sinklab.report.words import number
-from sinklab.results.summaries import ClaimPart, ClaimRecord
+from sinklab.results.summaries import ClaimOfModel, ClaimPart, ClaimRecord
 
 __all__ = ["effect_words", "write_claims_page"]
 
@@ -29,6 +29,8 @@ def write_claims_page(results: Sequence[tuple[Path, ClaimRecord]], path: Path) -
         "counts": {verdict: count for verdict, count in counts.items() if count},
         "results": [(record, _image(folder / "figure.png")) for folder, record in results],
         "words": effect_words,
+        "models": list(dict.fromkeys(model["name"] for _, record in results for model in record.get("models", ()))),
+        "model_effect": _effect_of,
     }
     return write_page(render("claims.html.j2", context, {"page": "claims"}, {}), path)
 
@@ -39,6 +41,11 @@ def effect_words(part: ClaimPart) -> str:
         return "–"
     interval = "" if part["interval"] is None else f" [{', '.join(number(end) for end in part['interval'])}]"
     return f"{number(part['mean'])}{interval} {part['unit']}"
+
+
+def _effect_of(model: ClaimOfModel) -> ClaimPart:
+    """The part that decides the verdict of one model."""
+    return next((part for part in model["parts"] if part["verdict"] == model["verdict"]), model["parts"][0])
 
 
 def _image(path: Path) -> Markup | None:

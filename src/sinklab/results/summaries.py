@@ -11,6 +11,7 @@ __all__ = [
     "CausesSummary",
     "Certificate",
     "CertifiedHead",
+    "ClaimOfModel",
     "ClaimPart",
     "ClaimRecord",
     "Comparison",
@@ -197,8 +198,24 @@ class Judged(TypedDict):
     parts: list[ClaimPart]
 
 
+class ClaimOfModel(Judged):
+    """What was found about a claim on one checkpoint; ``by_seed`` of its parts is by draw of texts."""
+
+    name: str
+    revision: str
+    kind: str
+    operation: str
+    parameters: int
+    text: str
+    reason: str
+    effect: float | None
+    interval: list[float] | None
+    unit: str | None
+    presupposes: list[ClaimPart]
+
+
 class ClaimRecord(Judged):
-    """``run.json`` of a claim."""
+    """``run.json`` of a claim; of one on checkpoints ``by_seed`` is by name of the model, and ``models`` has each by itself."""
 
     kind: str
     claim: str
@@ -214,6 +231,8 @@ class ClaimRecord(Judged):
     presupposes: list[ClaimPart]
     conditions: dict[str, object]
     environment: dict[str, dict[str, object]]
+    evidence: NotRequired[str]
+    models: NotRequired[list[ClaimOfModel]]
 
 
 class SchemeEntry(TypedDict):

@@ -52,9 +52,10 @@ def check_claim(claim: Claim | Callable[[], Claim]) -> None:
     check.require(isinstance(made, Claim), "type", "a Claim", type(made).__name__)
     _words(check, made)
     _configurations(check, made)
-    _produced(check, made)
+    produced = _produced(check, made)
     for part in (*made.parts, *made.presupposes):
         _either_way(check, part)
+    _on_checkpoint(check, made, produced)
 
 
 def _words(check: Checks, claim: Claim) -> None:
@@ -77,8 +78,12 @@ def _configurations(check: Checks, claim: Claim) -> None:
             check.require(False, "variants", f"valid configurations at scale {scale}", first_line(error))
 
 
-def _produced(check: Checks, claim: Claim) -> None:
-    """What is measured cannot be known without measuring; of trained models the read-outs say what they give."""
+def _produced(check: Checks, claim: Claim) -> set[str] | None:
+    """What is measured cannot be known without measuring; of trained models the read-outs say what they give.
+
+    Returns:
+        The numbers of a trained model; ``None`` where a read-out does not declare its own.
+    """
     trained = {variant.label for variant in claim.variants}
     produced: set[str] | None = set(ALWAYS)
     for read_out in claim.read_outs:
@@ -94,6 +99,24 @@ def _produced(check: Checks, claim: Claim) -> None:
             if variant in trained and produced is not None:
                 given = ", ".join(sorted(produced))
                 check.require(metric in produced, "metrics", f"{part.says!r} to need one of {given}", metric)
+    return produced
+
+
+def _on_checkpoint(check: Checks, claim: Claim, produced: set[str] | None) -> None:
+    """A checkpoint in the place of a variant gives what its read-outs give, and nothing that training alone knows."""
+    how = claim.checkpoint
+    if how is None:
+        return
+    labels = [variant.label for variant in claim.variants]
+    if how.measure is None:
+        check.require(how.label in labels, "checkpoint", f"a label of {', '.join(labels)}", how.label)
+    parts = (*(how.parts or claim.parts), *(claim.presupposes if how.presupposes is None else how.presupposes))
+    for part in parts:
+        _either_way(check, part)
+        for label, metric in sorted(part.effect.needs()) if how.measure is None else ():
+            known = label == how.label and metric not in ALWAYS and (produced is None or metric in produced)
+            found = f"{metric} of {label}"
+            check.require(known, "checkpoint", f"{part.says!r} to need numbers of its read-outs", found)
 
 
 def _either_way(check: Checks, part: Part) -> None:

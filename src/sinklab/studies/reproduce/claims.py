@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sinklab.errors import UnknownNameError
-from sinklab.jobs.claim import SCALES
+from sinklab.jobs.claim import CHECKPOINT, RECORDED
 from sinklab.registry import claims as registered
 from sinklab.results.run import Listing
 from sinklab.studies.arguments import command
@@ -35,7 +35,7 @@ def claims(
     Args:
         names: All by default; of one, everything is shown.
         source: Only those of a paper, such as gu2024.
-        scale: tiny, small, 60m, 1b: the scale that cost and verdict are about.
+        scale: tiny, small, 60m, 1b: the scale that cost and verdict are about; or checkpoint, for models as they are.
         results: Output directory of sinklab reproduce; by default ./sinklab-claims if there are results in it, else those that
             come with sinklab.
 
@@ -45,7 +45,7 @@ def claims(
         sinklab claims --source gu2024 --json
         sinklab reproduce repeated_token_laws  (to run one)
     """
-    check_word(scale, SCALES, "scale")
+    check_word(scale, RECORDED, "scale")
     listed = [stated(name) for name in names or registered]
     if source is not None:
         check_word(source, sorted({stated(name).source for name in registered}), "source")
@@ -82,7 +82,7 @@ def _last_verdicts(folder: Path | None, scale: str) -> tuple[dict[str, KeptVerdi
 
 
 def _row(claim: Stated, result: KeptVerdict | None, scale: str) -> ListedClaim:
-    cost = claim.costs.get(scale)
+    cost = ("minutes" if claim.checkpoint else None) if scale == CHECKPOINT else claim.costs.get(scale)
     verdict = None if cost is not None else "not tested at this scale"
     found: KeptVerdict = {
         "name": claim.name,
@@ -101,7 +101,7 @@ def _row(claim: Stated, result: KeptVerdict | None, scale: str) -> ListedClaim:
     return {
         **found,
         "cost": cost,
-        "costs": claim.costs,
+        "costs": {**claim.costs, **({CHECKPOINT: "minutes"} if claim.checkpoint else {})},
         "statement": claim.statement,
         "reference": claim.reference,
         "published": claim.published,

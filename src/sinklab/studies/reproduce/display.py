@@ -15,7 +15,7 @@ from sinklab.results.run import Result
 if TYPE_CHECKING:
     from sinklab.studies.reproduce.kept import ClaimAnswer, ClaimVerdict, ListedClaim
 
-__all__ = ["display", "display_claims", "display_one", "display_parts", "format_effect"]
+__all__ = ["display", "display_claims", "display_models", "display_one", "display_parts", "format_effect"]
 
 COLOURS = {"reproduced": "green", "not reproduced": "red", "inconclusive": "yellow"}
 
@@ -23,6 +23,13 @@ COLOURS = {"reproduced": "green", "not reproduced": "red", "inconclusive": "yell
 def display(result: Result) -> Iterator[RenderableType]:
     """Of several claims a table of verdicts; of one its parts too, and where its figure and table are."""
     rows = result.listed or []
+    if any("models" in row for row in rows):
+        yield from display_models(rows)
+        for row in rows:
+            if len(rows) == 1:
+                yield from _display_each(row)
+        yield Text(f"\npage  {result.summary['page']}")
+        return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("claim", "verdict", "effect", "seeds"):
         table.add_column(heading, no_wrap=heading != "effect")
@@ -38,6 +45,43 @@ def display(result: Result) -> Iterator[RenderableType]:
     for row in rows:
         if len(rows) == 1 and row["folder"] is not None:
             yield Text(f"figure  {row['folder']}/figure.png\ntable  {row['folder']}/table.parquet")
+
+
+def display_models(rows: Sequence[ClaimAnswer]) -> Iterator[RenderableType]:
+    """Claims against models: what was found about each, over models, and below the table why a claim does not apply to one."""
+    names = [model["name"] for model in rows[0]["models"]]
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("claim", no_wrap=True)
+    for name in names:
+        table.add_column(escape(name))
+    if len(names) > 1:
+        table.add_column("over models")
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        cells = []
+        for model in row["models"]:
+            effect = format_effect(model["effect"], model["interval"], model["unit"])
+            applies = model["verdict"] != "not applicable"
+            cells.append(f"{_verdict(model['verdict'])}{chr(10) + escape(effect) if applies and effect else ''}")
+            if not applies:
+                reasons.setdefault(f"{model['name']}: {model['reason']}", []).append(row["name"])
+        table.add_row(row["name"], *cells, *([_verdict(row["verdict"])] if len(names) > 1 else []))
+    yield table
+    if reasons:
+        yield Text("\nnot applicable", style="dim")
+    for reason, claims in reasons.items():
+        yield Text(f"{', '.join(claims)}: {reason}")
+
+
+def _display_each(row: ClaimAnswer) -> Iterator[RenderableType]:
+    """What was found about every part of a claim on every model that it applies to."""
+    for model in row["models"]:
+        for part in model["parts"] if model["verdict"] != "not applicable" else ():
+            effect = format_effect(part["mean"], part["interval"], part["unit"])
+            yield f"\n{escape(model['name'])}, {escape(part['says'])}: {_verdict(part['verdict'])}"
+            yield Text(f"  {part['effect']} = {effect or 'no number'}; claimed: {part['expected']}")
+    if row["reason"]:
+        yield Text(f"\nover models: {row['reason']}")
 
 
 def display_parts(row: ClaimAnswer) -> Iterator[RenderableType]:

@@ -32,7 +32,7 @@ from sinklab.training.process import default_cache
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["answer", "plan_runs", "reproduce"]
+__all__ = ["answer", "plan_runs", "reproduce", "undeclared"]
 
 DIVERGED = Metric("diverged", "fraction", "1 for a training that diverged, else 0; of several the share of them.")
 OF_A_CLAIM = Metric("of_a_claim", "number", "Stands for a number that the claim of another package declares nowhere.")
@@ -194,7 +194,7 @@ def _conclude(
 def answer(
     name: str,
     source: str,
-    scale: Scale,
+    scale: str,
     judgement: Conclusion,
     *,
     seeds: Sequence[int] = (),
@@ -258,7 +258,7 @@ def _table(request: _Request, numbers: Mapping[int, Numbers], run_id: str) -> pd
             "model": label,
             "operation": operations.get(label, (None, None))[0],
             "corpus": operations.get(label, (None, None))[1],
-            "metric": known[metric].metric if metric in known else dataclasses.replace(OF_A_CLAIM, name=metric),
+            "metric": known[metric].metric if metric in known else undeclared(metric),
             "seed": seed,
             "value": value,
             "count": 1,
@@ -268,6 +268,11 @@ def _table(request: _Request, numbers: Mapping[int, Numbers], run_id: str) -> pd
         for metric, value in values.items()
     ]
     return make_table(rows, run_id=run_id, probe="claim")
+
+
+def undeclared(metric: str) -> Metric:
+    """Stands for a number that the claim of another package declares nowhere."""
+    return dataclasses.replace(OF_A_CLAIM, name=metric)
 
 
 def _record(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import NotRequired, TypedDict, cast
 
 from sinklab.errors import InputError
-from sinklab.jobs.claim import SCALES
+from sinklab.jobs.claim import RECORDED
 from sinklab.jobs.verdict import VERDICTS
-from sinklab.results.summaries import ClaimPart, ClaimRecord, Judged
+from sinklab.results.summaries import ClaimOfModel, ClaimPart, ClaimRecord, Judged
 from sinklab.results.table import read_run
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "ClaimVerdict",
     "KeptVerdict",
     "ListedClaim",
+    "ModelVerdict",
     "StoredClaim",
     "deciding_part",
     "hardware_of",
@@ -66,7 +67,7 @@ def read_results(folder: Path) -> list[StoredClaim]:
     """
     found = [
         StoredClaim(path.parent, _checked(path))
-        for scale in SCALES
+        for scale in RECORDED
         for path in sorted((folder / scale).glob("*/run.json"))
         if read_run(path.parent).get("kind") != "pathways"  # kept beside claims, and read by its own page
     ]
@@ -88,11 +89,24 @@ class ClaimVerdict(TypedDict):
     seeds: list[int]
 
 
+class ModelVerdict(TypedDict):
+    """What became of a claim on one checkpoint."""
+
+    name: str
+    revision: str
+    verdict: str
+    reason: str
+    effect: float | None
+    interval: list[float] | None
+    unit: str | None
+
+
 class KeptVerdict(ClaimVerdict):
     """The same of a record: when it was made, and on what."""
 
     created: str | None
     hardware: str | None
+    models: NotRequired[list[ModelVerdict]]
 
 
 class ListedClaim(KeptVerdict):
@@ -112,6 +126,7 @@ class ClaimAnswer(ClaimVerdict):
     parts: list[ClaimPart]
     folder: str | None
     errors: list[str]
+    models: NotRequired[list[ClaimOfModel]]
 
 
 def deciding_part(record: Judged) -> ClaimPart | None:
@@ -123,7 +138,7 @@ def deciding_part(record: Judged) -> ClaimPart | None:
 def summary_of(record: ClaimRecord) -> KeptVerdict:
     """A record in the fields of ``sinklab claims --json``; the effect is that of :func:`deciding_part`."""
     part = deciding_part(record)
-    return {
+    row: KeptVerdict = {
         "name": record["claim"],
         "source": record["source"],
         "scale": record["scale"],
@@ -135,6 +150,20 @@ def summary_of(record: ClaimRecord) -> KeptVerdict:
         "created": record["created"],
         "hardware": hardware_of(record),
     }
+    if "models" in record:
+        row["models"] = [
+            {
+                "name": model["name"],
+                "revision": model["revision"],
+                "verdict": model["verdict"],
+                "reason": model["reason"],
+                "effect": model["effect"],
+                "interval": model["interval"],
+                "unit": model["unit"],
+            }
+            for model in record["models"]
+        ]
+    return row
 
 
 def hardware_of(record: ClaimRecord) -> str:

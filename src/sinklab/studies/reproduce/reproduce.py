@@ -9,10 +9,10 @@ from typing import Annotated, Any
 from rich.text import Text
 
 from sinklab.errors import ConfigurationError
-from sinklab.jobs.claim import COSTS, SCALES
+from sinklab.jobs.claim import CHECKPOINT, COSTS, SCALES
 from sinklab.registry import claims as registered
 from sinklab.results.run import Result
-from sinklab.studies.arguments import Jobs, Retries, Seeds, command, parse_seeds
+from sinklab.studies.arguments import WHOLE, Jobs, Retries, Seeds, command, parse_seeds
 from sinklab.studies.reproduce.claims import check_word
 from sinklab.studies.reproduce.display import display
 from sinklab.studies.reproduce.stated import stated
@@ -24,6 +24,8 @@ __all__ = ["chosen", "reproduce"]
 def reproduce(
     names: list[str] | None = None,
     *,
+    models: Annotated[list[str] | None, WHOLE] = None,
+    corpora: Annotated[list[str] | None, WHOLE, "--corpus"] = None,
     source: str | None = None,
     cost: str | None = None,
     all_claims: Annotated[bool, "--all"] = False,
@@ -41,15 +43,21 @@ def reproduce(
     Writes SCALE/CLAIM/table.parquet, run.json and figure.png for every claim, and claims.html over all, into the output
     directory. Status 1: runs failed, and the others' results are kept.
 
+    With models nothing is trained: claims are measured on them as they are, on texts that the seeds draw. There is a verdict
+    about each model, and one over models, which takes three or more that the claim applies to.
+
     The same command again goes on where it was stopped; what is there is not run twice.
 
     Args:
         names: Names from 'sinklab claims'.
+        models: A directory, a hub id, or embedded:softmax; NAME=DIR gives a directory the name NAME in results.
+        corpora: Text for the models, one for all or one for each: a name from 'sinklab list corpora', or a UTF-8 text file.
+            By default python_source.
         source: All claims of a paper, such as gu2024.
         cost: Only those of a cost at the scale: seconds, minutes, hours, gpu.
         all_claims: All claims.
         seeds: Both ends included; a verdict needs three or more.
-        scale: One of tiny, small, 60m, 1b.
+        scale: One of tiny, small, 60m, 1b, for what is trained.
         out: Output directory; the models in it are shared by all claims.
         ray: Train on a Ray cluster; OUT must be shared by its nodes.
         plan: Train nothing: print a torchrun command for every training that is missing, for a cluster.
@@ -59,8 +67,9 @@ def reproduce(
 
     Raises:
         UnknownNameError: a claim, source, cost or scale that is not there, with the nearest one that is.
-        ConfigurationError: nothing is asked for, or nothing is left; seeds twice or none; a machine that cannot run a cell.
-        InputError: a text or a directory that cannot be used.
+        ConfigurationError: nothing is asked for, or nothing is left; seeds twice or none; a machine that cannot run a cell;
+            models for a claim that takes training.
+        InputError: a model, a text or a directory that cannot be used.
         KeyboardInterrupt: after running trainings have stopped with a checkpoint.
 
     Examples:
@@ -68,11 +77,18 @@ def reproduce(
         sinklab reproduce sigmoid_has_no_sink sink_moves_to_bias  (minutes on two cores)
         sinklab reproduce --source gu2024 --cost minutes
         sinklab reproduce --all  (all that the tiny scale can test: an hour and a half on two cores)
+        sinklab reproduce --all --model org/model --corpus notes.txt  (all that can be measured without training)
         sinklab reproduce learning_rate --scale small --seeds 0..4  (hours)
         sinklab reproduce --source gu2024 --scale 60m --ray auto --out /shared/claims  (GPUs)
         sinklab reproduce learning_rate --scale 1b --plan --out /shared/claims  (commands for a scheduler)
     """
-    wanted = chosen(names or [], source=source, cost=cost, all_claims=all_claims, scale=scale)
+    wanted = chosen(names or [], source=source, cost=cost, all_claims=all_claims, scale=scale, on_models=models is not None)
+    if models is None and corpora is not None:
+        raise ConfigurationError("reproduce: `corpora` are for `models`; what is trained has the text of its scale")
+    if models is not None and (plan or ray is not None or scale != "tiny" or cost is not None):
+        raise ConfigurationError(
+            "reproduce: `plan`, `ray`, `scale` and `cost` are about training, and `models` are measured as they are"
+        )
     import pandas as pd
 
     from sinklab.report.claim_figure import write_claim_figure
@@ -87,12 +103,24 @@ def reproduce(
     if plan:
         commands = engine.plan_runs(wanted, **settings)
         return Result({}, pd.DataFrame(), about, None, lambda result: [Text("\n".join(commands))], listed=commands)
-    if (out / "runs" / scale).is_dir():
+    if (out / "runs" / scale if models is None else out / "measured" / CHECKPOINT).is_dir():
         tell(f"going on in {out}: what has been trained and measured there is not done again")
-    results = engine.reproduce(wanted, **settings, jobs=jobs, ray=ray, retries=retries)
-    for result in results:
-        if result.folder is not None:
-            write_claim_figure(result.folder)
+    if models is not None:
+        from sinklab.studies.reproduce.checkpoints import reproduce_on
+
+        about_models = {
+            "corpora": corpora or ["python_source"],
+            "seeds": settings["seeds"],
+            "out": out,
+            "jobs": jobs,
+            "say": tell,
+        }
+        results = reproduce_on(models, wanted, **about_models)
+    else:
+        results = engine.reproduce(wanted, **settings, jobs=jobs, ray=ray, retries=retries)
+        for result in results:
+            if result.folder is not None:
+                write_claim_figure(result.folder)
     page = write_claims_page([(earlier.folder, earlier.record) for earlier in read_results(out)], out / "claims.html")
     rows = [result.summary for result in results]
     errors = list(dict.fromkeys(error for row in rows for error in row["errors"]))
@@ -102,7 +130,9 @@ def reproduce(
     return Result(summary, pd.concat([result.table for result in results]), about, out, display, listed=rows)
 
 
-def chosen(names: list[str], *, source: str | None, cost: str | None, all_claims: bool, scale: str) -> list[str]:
+def chosen(
+    names: list[str], *, source: str | None, cost: str | None, all_claims: bool, scale: str, on_models: bool = False
+) -> list[str]:
     """The claims that a command line asks for.
 
     Raises:
@@ -122,6 +152,14 @@ def chosen(names: list[str], *, source: str | None, cost: str | None, all_claims
             "as minutes, or `all_claims`"
         )
     claims = [stated(name) for name in names or registered]
+    if on_models:
+        trained = [claim.name for claim in claims if not claim.checkpoint]
+        if names and trained:
+            can = ", ".join(name for name in registered if stated(name).checkpoint)
+            raise ConfigurationError(
+                f"reproduce: {', '.join(trained)} take training, which `models` have behind them; measured without it are {can}"
+            )
+        claims = [claim for claim in claims if claim.checkpoint]
     claims = [claim for claim in claims if source in (None, claim.source) and (cost is None or claim.costs.get(scale) == cost)]
     if not claims:
         raise ConfigurationError(

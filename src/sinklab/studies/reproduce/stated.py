@@ -17,7 +17,7 @@ TEXTS = ("statement", "source", "reference", "published")
 
 @dataclasses.dataclass(frozen=True)
 class Stated:
-    """The words of a claim and the cost at every scale at which it can be run."""
+    """The words of a claim, the cost at every scale at which it can be run, and whether it can be measured on a checkpoint."""
 
     name: str
     statement: str
@@ -25,6 +25,7 @@ class Stated:
     reference: str
     published: str
     costs: dict[str, str]
+    checkpoint: bool = False
 
 
 def stated(name: str) -> Stated:
@@ -51,7 +52,7 @@ def _read(name: str, tree: ast.Module) -> Stated | None:
     words = {field: _literal(given[field], constants) for field in TEXTS if field in given}
     if len(words) < len(TEXTS) or not all(isinstance(text, str) for text in words.values()) or not isinstance(costs, dict):
         return None
-    return Stated(name=name, costs=costs, **words)
+    return Stated(name=name, costs=costs, checkpoint="checkpoint" in given, **words)
 
 
 def _constants(tree: ast.Module) -> dict[str, ast.expr]:
@@ -82,4 +83,5 @@ def _literal(node: ast.expr, constants: dict[str, ast.expr]) -> Any:
 def _imported(name: str) -> Stated:
     claim: Claim = claims[name]()
     costs = {str(scale): str(cost) for scale, cost in claim.costs.items()}
-    return Stated(name, claim.statement, claim.source, claim.reference, claim.published, costs)
+    on_checkpoint = claim.checkpoint is not None
+    return Stated(name, claim.statement, claim.source, claim.reference, claim.published, costs, on_checkpoint)

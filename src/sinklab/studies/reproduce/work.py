@@ -22,20 +22,33 @@ from typing import Any, cast
 
 import torch
 
-from sinklab.errors import ConfigurationError
+from sinklab.corpora import resolve_corpus
+from sinklab.errors import ConfigurationError, DoesNotApply, UnsupportedModelError
 from sinklab.jobs.cell import SweepPlan
+from sinklab.jobs.checkpoint import Checkpoint
 from sinklab.jobs.claim import Claim, ReadOut, Scale
 from sinklab.jobs.grid import Cell
 from sinklab.jobs.processes import run_processes, serve
 from sinklab.jobs.trained import TrainedModel
 from sinklab.jobs.watch import watching
+from sinklab.models.loading import load_model
 from sinklab.registry import Registry, claims, corpora, interventions, operations, policies, positions, probes, read_outs, tasks
 from sinklab.results.sources import digest_of
 from sinklab.results.store import Store
 from sinklab.results.table import read_run
 from sinklab.studies.reproduce.cells import open_store, train_cells
 
-__all__ = ["Measurement", "Reading", "claim_called", "name_of", "read_numbers", "run_missing", "sources_of", "train_and_read"]
+__all__ = [
+    "Measurement",
+    "OfModel",
+    "Reading",
+    "claim_called",
+    "name_of",
+    "read_numbers",
+    "run_missing",
+    "sources_of",
+    "train_and_read",
+]
 
 BATCH = 12
 """Models read in one process: enough that starting it, five seconds, is the smaller part."""
@@ -94,6 +107,11 @@ class Measurement:
         assert measure is not None  # whoever asks has looked
         return self.claim, {"seed": self.seed, "scale": self.scale}, sources_of(measure)
 
+    @property
+    def batch(self) -> str:
+        """What one process does."""
+        return f"{self.claim} seed {self.seed}"
+
     def cached(self) -> Numbers | None:
         """What was measured before, by the code as it is now."""
         entry = Store(self.folder).get(*self._key())
@@ -110,6 +128,75 @@ class Measurement:
             raise ConfigurationError(f"claim {self.claim!r} measures nothing by itself")
         numbers = _timed(lambda: {label: _plain(of) for label, of in measure(self.seed, self.scale).items()})
         Store(self.folder).put(*self._key(), numbers)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfModel:
+    """What a claim measures on a checkpoint and a draw of texts; kept in one folder for all of them.
+
+    Args:
+        model: what the model is loaded by.
+        revision: identity of its weights.
+        operation: its attention operation.
+        corpus: what the corpus is made by.
+        text: identity of the text.
+    """
+
+    folder: Path
+    claim: str
+    seed: int
+    model: str
+    revision: str
+    operation: str
+    corpus: str
+    text: str
+
+    def _key(self) -> tuple[str, dict[str, object], str]:
+        plugins = (operations[self.operation],) if self.operation in operations else ()
+        sources = [sources_of(function, *plugins) for function in functions_of(self.claim)]
+        return self.claim, {"seed": self.seed, "weights": self.revision, "text": self.text}, " ".join(sources)
+
+    @property
+    def batch(self) -> str:
+        """What one process does: all claims of one model on one draw."""
+        return f"{Path(self.model).name} {self.revision[-8:]} seed {self.seed}"
+
+    def cached(self) -> Numbers | None:
+        """What was measured before, by the code as it is now: ``numbers``, and ``reason`` where the claim does not apply."""
+        entry = Store(self.folder).get(*self._key())
+        return None if entry is None else entry.record
+
+    def take(self, checkpoint: Checkpoint) -> None:
+        """Measure and keep the numbers, or why there are none."""
+        started = time.monotonic()
+        record: Numbers = {"numbers": {}}
+        try:
+            record["numbers"] = {label: _plain(of) for label, of in self._measured(checkpoint).items()}
+        except (DoesNotApply, UnsupportedModelError) as error:
+            record["reason"] = str(error)
+        Store(self.folder).put(*self._key(), {**record, "seconds": round(time.monotonic() - started, 2)})
+
+    def _measured(self, checkpoint: Checkpoint) -> Mapping[str, Mapping[str, float]]:
+        how = claim_called(self.claim).checkpoint
+        assert how is not None  # whoever asks has looked
+        reason = how.not_about(checkpoint) if how.not_about is not None else ""
+        if reason:
+            raise DoesNotApply(reason)
+        if how.measure is not None:
+            return how.measure(checkpoint)
+        numbers: dict[str, float] = {}
+        for function in functions_of(self.claim):
+            numbers |= function(checkpoint)
+        return {how.label: numbers}
+
+
+def functions_of(claim: str) -> list[Callable[..., Any]]:
+    """What measures a claim on a checkpoint: its own function, or its read-outs."""
+    stated = claim_called(claim)
+    assert stated.checkpoint is not None  # whoever asks has looked
+    if stated.checkpoint.measure is not None:
+        return [stated.checkpoint.measure]
+    return [function_of(name_of(claim, read_out)) for read_out in stated.read_outs]
 
 
 def claim_called(name: str) -> Claim:
@@ -237,17 +324,17 @@ def train_and_read(
 
 def run_missing(
     readings: Sequence[Reading],
-    measurements: Sequence[Measurement] = (),
+    measurements: Sequence[Measurement | OfModel] = (),
     *,
     logs: Path,
     cache: Path,
     jobs: int,
     progress: bool,
 ) -> dict[str, str]:
-    """Take what is missing, several processes at a time: one for a batch of models, one for a measurement.
+    """Take what is missing, several processes at a time: one for a batch of models, for a measurement, for a checkpoint.
 
     Returns:
-        The errors of those that failed: by ``read-outs N``, and by claim and seed.
+        The errors of those that failed: by ``read-outs N``, by claim and seed, and by checkpoint and seed.
     """
     missing: dict[Path, list[Reading]] = {}
     for reading in dict.fromkeys(readings):
@@ -255,11 +342,13 @@ def run_missing(
             missing.setdefault(reading.folder, []).append(reading)
     folders = list(missing)
     size = max(1, min(BATCH, math.ceil(len(folders) / jobs)))
-    batches: dict[str, list[Reading | Measurement]] = {
+    batches: dict[str, list[Reading | Measurement | OfModel]] = {
         f"read-outs {start // size + 1}": [reading for folder in folders[start : start + size] for reading in missing[folder]]
         for start in range(0, len(folders), size)
     }
-    batches |= {f"{task.claim} seed {task.seed}": [task] for task in measurements if task.cached() is None}
+    for task in measurements:
+        if task.cached() is None:
+            batches.setdefault(task.batch, []).append(task)
     if not batches:
         return {}
     commands = {
@@ -296,12 +385,19 @@ def _timed(compute: Callable[[], object]) -> Numbers:
 
 
 def _work(cache: Path, batch: str) -> None:
-    """Take one batch; the read-outs of a model share what is loaded of it."""
-    trained = TrainedModel(Path(), cache)
+    """Take one batch; the read-outs of a model share what is loaded of it, and so do the claims on a checkpoint."""
+    trained, checkpoint = TrainedModel(Path(), cache), None
     for kind, fields in json.loads(batch):
         fields["folder"] = Path(fields["folder"])
         if kind == "Measurement":
             Measurement(**fields).take()
+            continue
+        if kind == "OfModel":
+            task = OfModel(**fields)
+            if checkpoint is None:  # a batch is about one
+                checkpoint = Checkpoint(load_model(task.model), resolve_corpus(task.corpus), task.seed)
+            print(task.claim, file=sys.stderr, flush=True)
+            task.take(checkpoint)
             continue
         reading = Reading(**fields)
         trained = trained if trained.folder == reading.folder else TrainedModel(reading.folder, cache)

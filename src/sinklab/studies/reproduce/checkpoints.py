@@ -1,0 +1,300 @@
+"""Claims on checkpoints: models as they are, each with texts of its own; a verdict for each model, and one over models."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from rich.console import RenderableType
+
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora._reading import read_samples
+from sinklab.corpora.base import Corpus
+from sinklab.errors import ConfigurationError, DoesNotApply, InputError
+from sinklab.jobs.checkpoint import Checkpoint, Kind, check_texts, kind_of, not_about
+from sinklab.jobs.claim import CHECKPOINT, Claim, Numbers, OnCheckpoint
+from sinklab.jobs.verdict import Conclusion, judge_model, judge_models
+from sinklab.models.loading import load_model
+from sinklab.results.environment import environment
+from sinklab.results.folder import FolderLock, check_name
+from sinklab.results.metric import catalogue
+from sinklab.results.run import Result, new_run_id
+from sinklab.results.summaries import ClaimOfModel
+from sinklab.results.table import make_table, write_json, write_table
+from sinklab.studies.reproduce.display import display_models, display_parts
+from sinklab.studies.reproduce.engine import answer, undeclared
+from sinklab.studies.reproduce.kept import ClaimAnswer, deciding_part
+from sinklab.studies.reproduce.work import OfModel, claim_called, run_missing
+from sinklab.training.process import default_cache
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Subject", "opened_subject", "parse_model", "reproduce_on"]
+
+COST = "minutes"
+"""Of a claim on a checkpoint of the size that a machine without a GPU runs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A model that claims are measured on, and its text.
+
+    Attributes:
+        name: what results call it, such as a hub id.
+        source: what it is loaded by.
+        revision: identity of the weights.
+        corpus: what the corpus is made by.
+        text: name and identity of the corpus; empty for a model of images.
+        refused: what the claims may read to why they cannot; text of another length than the model has.
+    """
+
+    name: str
+    source: str
+    kind: Kind
+    revision: str
+    operation: str
+    parameters: int
+    corpus: str
+    text: str
+    refused: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def task(self, claim: str, seed: int, folder: Path) -> OfModel:
+        """What is measured of it on a draw of texts."""
+        return OfModel(folder, claim, seed, self.source, self.revision, self.operation, self.corpus, self.text)
+
+    def not_about(self, how: OnCheckpoint) -> str:
+        """Why a claim says nothing about it, as far as that is known before anything is measured."""
+        return not_about(self.kind, how.about) or self.refused.get(how.reads, "")
+
+
+def parse_model(text: str) -> tuple[str, str]:
+    """Name and source of ``NAME=DIR``; of a hub id, an embedded model or a directory alone both are the text itself.
+
+    Raises:
+        ConfigurationError: nothing on a side of the equals sign.
+    """
+    name, equals, source = text.partition("=")
+    if not equals or Path(text).exists():
+        return text, text
+    if not name or not source:
+        raise ConfigurationError(f"`models` {text!r}: expected a directory or a hub id, or NAME=DIR to call a directory NAME")
+    return name, source
+
+
+def reproduce_on(
+    models: Sequence[str],
+    names: Sequence[str],
+    *,
+    corpora: Sequence[str] = ("python_source",),
+    seeds: Sequence[int] = (0, 1, 2),
+    out: Path = Path("sinklab-claims"),
+    jobs: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    progress: bool = True,
+) -> list[Result]:
+    """Measure claims on models as they are, or go on with it, and judge them: for each model, and over models.
+
+    ``out`` gets ``checkpoint/CLAIM`` with ``table.parquet`` and ``run.json``, and ``measured/checkpoint`` with every number
+    under the weights, the text and the code that it is of.
+
+    Args:
+        models: directories, hub ids, embedded models; ``NAME=DIR`` calls a directory NAME in results.
+        names: claims, all of them with a ``checkpoint``.
+        corpora: one for all models, or one for each.
+        seeds: of draws of texts; three or more for a verdict about a model.
+        say: gets warnings about texts.
+
+    Raises:
+        InputError: a model or a text that cannot be used, or that is too short.
+        ConfigurationError: a number of corpora that is neither one nor that of the models, one model twice, seeds twice.
+        KeyboardInterrupt: what has been measured is kept.
+    """
+    if not models:
+        raise ConfigurationError("`models` are none; give directories or hub ids")
+    if len(corpora) not in (1, len(models)):
+        raise ConfigurationError(f"`corpora` are {len(corpora)} for {len(models)} models; give one for all, or one for each")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigurationError(f"`seeds` {list(seeds)}; expected one or more, and none twice")
+    if jobs is not None and jobs < 1:
+        raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
+    called = [parse_model(text) for text in models]
+    if len({name for name, _ in called}) < len(called):
+        raise ConfigurationError(f"`models` {', '.join(models)}: one of them is given twice; name directories by NAME=DIR")
+    out = out.expanduser().absolute()
+    check_name(out)
+    wanted = {name: claim_called(name) for name in dict.fromkeys(names)}
+    texts = corpora if len(corpora) == len(models) else [corpora[0]] * len(models)
+    subjects = [opened_subject(*of, text, list(wanted.values()), say) for of, text in zip(called, texts, strict=True)]
+    folder = out / "measured" / CHECKPOINT
+    tasks = [
+        subject.task(name, seed, folder)
+        for subject in subjects
+        for name, claim in wanted.items()
+        if not subject.not_about(_how(claim))
+        for seed in seeds
+    ]
+    with contextlib.ExitStack() as using:
+        for name in sorted(wanted):
+            using.enter_context(FolderLock(out / CHECKPOINT / name))
+        workers = jobs or torch.cuda.device_count() or os.cpu_count() or 1
+        errors = run_missing((), tasks, logs=out / "logs", cache=default_cache(), jobs=workers, progress=progress)
+        return [_conclude(name, claim, subjects, seeds, out, errors) for name, claim in wanted.items()]
+
+
+def opened_subject(
+    name: str, source: str, corpus: str, wanted: Sequence[Claim], say: Callable[[str], None] = lambda text: None
+) -> Subject:
+    """A model with its text, after both have been tried.
+
+    Raises:
+        InputError: see :func:`reproduce_on`.
+    """
+    loaded = load_model(source)
+    kind = kind_of(loaded)
+    facts = {"kind": kind, "revision": loaded.revision, "operation": loaded.operation, "parameters": loaded.num_parameters}
+    reads = {_how(claim).reads for claim in wanted if not not_about(kind, _how(claim).about)}
+    if not reads:
+        return Subject(name, source, corpus=corpus, text="", **facts)  # type: ignore[arg-type]  # facts are of the fields' types
+    text: Corpus = resolve_corpus(corpus)
+    if loaded.tokenizer is None:
+        raise InputError(f"{name} came without a tokenizer, and claims are measured on text; add the files of its tokenizer")
+    checkpoint = Checkpoint(loaded, text)
+    refused = {}
+    for each in sorted(reads):
+        try:
+            check_texts(checkpoint, each)
+        except DoesNotApply as error:
+            refused[each] = str(error)
+        except InputError as error:
+            raise InputError(f"{str(error).partition(';')[0]}; claims on {name} read as much: give a longer text") from None
+    reading = read_samples(text, loaded.encoder, seq_len=64, samples=32, seed=0, bos=checkpoint.bos is not None)
+    if reading is not None and reading.warning:
+        say(f"{name}: {reading.warning}")
+    identity = f"{text.label}, {text.identity.revision}"
+    return Subject(name, source, corpus=corpus, text=identity, refused=refused, **facts)  # type: ignore[arg-type]
+
+
+def _how(claim: Claim) -> OnCheckpoint:
+    assert claim.checkpoint is not None, "whoever asks has looked"
+    return claim.checkpoint
+
+
+def _conclude(
+    name: str, claim: Claim, subjects: Sequence[Subject], seeds: Sequence[int], out: Path, errors: dict[str, str]
+) -> Result:
+    """Judge a claim by what there is, and write it down."""
+    how = _how(claim)
+    parts = how.parts or claim.parts
+    presupposes = claim.presupposes if how.presupposes is None else how.presupposes
+    store = out / "measured" / CHECKPOINT
+    found: dict[str, Conclusion] = {}
+    numbers: dict[str, dict[int, Numbers]] = {}
+    seconds, failed = 0.0, list[str]()
+    for subject in subjects:
+        reason = subject.not_about(how)
+        of_seeds: dict[int, Numbers] = {}
+        for task in [] if reason else [subject.task(name, seed, store) for seed in seeds]:
+            entry = task.cached()
+            if entry is None:
+                of_seeds[task.seed] = {}
+                failed += [f"{task.batch}: {errors[task.batch]}"] if task.batch in errors else []
+                continue
+            reason = reason or entry.get("reason", "")
+            of_seeds[task.seed] = {
+                label: {metric: value for metric, value in of.items() if value is not None}
+                for label, of in entry["numbers"].items()
+            }
+            seconds += entry["seconds"]
+        numbers[subject.name] = {} if reason else of_seeds
+        if reason:
+            found[subject.name] = Conclusion("not applicable", (), (), reason)
+        else:
+            found[subject.name] = judge_model(parts, presupposes, of_seeds)
+    judgement = judge_models(parts, found)
+    models = [_of_model(subject, found[subject.name]) for subject in subjects]
+    folder, run_id = out / CHECKPOINT / name, new_run_id()
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {
+        "kind": "claim",
+        "run_id": run_id,
+        "claim": name,
+        "statement": claim.statement,
+        "source": claim.source,
+        "reference": claim.reference,
+        "published": claim.published,
+        "scale": CHECKPOINT,
+        "cost": COST,
+        "seeds": list(seeds),
+        "verdict": judgement.verdict,
+        "reason": judgement.reason,
+        "evidence": how.remark,
+        "parts": [finding.to_dict() for finding in judgement.findings],
+        "presupposes": [],
+        "conditions": {},
+        "models": models,
+        "environment": environment(),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 1),
+        "errors": failed,
+    }
+    table = _table(subjects, numbers, run_id)
+    write_table(table, folder / "table.parquet")
+    write_json(record, folder / "run.json")
+    summary = answer(name, claim.source, CHECKPOINT, judgement, seeds=seeds, folder=folder, errors=failed)
+    return Result({**summary, "models": models}, table, record, folder, _display)
+
+
+def _display(result: Result) -> Iterator[RenderableType]:
+    row = cast(ClaimAnswer, result.summary)
+    yield from display_models([row])
+    yield from display_parts(row)
+
+
+def _of_model(subject: Subject, found: Conclusion) -> ClaimOfModel:
+    parts = [finding.to_dict() for finding in found.findings]
+    deciding = deciding_part({"parts": parts, "verdict": found.verdict})
+    return {
+        "name": subject.name,
+        "revision": subject.revision,
+        "kind": subject.kind,
+        "operation": subject.operation,
+        "parameters": subject.parameters,
+        "text": subject.text,
+        "verdict": found.verdict,
+        "reason": found.reason,
+        "effect": None if deciding is None else deciding["mean"],
+        "interval": None if deciding is None else deciding["interval"],
+        "unit": None if deciding is None else deciding["unit"],
+        "parts": parts,
+        "presupposes": [finding.to_dict() for finding in found.presupposed],
+    }
+
+
+def _table(subjects: Sequence[Subject], numbers: dict[str, dict[int, Numbers]], run_id: str) -> pd.DataFrame:
+    """One row is one number of one model on one draw; the label of the numbers is the intervention."""
+    known = catalogue()
+    rows = [
+        {
+            "model": subject.name,
+            "revision": subject.revision,
+            "operation": subject.operation,
+            "corpus": subject.text.partition(",")[0],
+            "intervention": label,
+            "metric": known[metric].metric if metric in known else undeclared(metric),
+            "seed": seed,
+            "value": value,
+            "count": 1,
+        }
+        for subject in subjects
+        for seed, by_label in numbers[subject.name].items()
+        for label, values in by_label.items()
+        for metric, value in values.items()
+    ]
+    return make_table(rows, run_id=run_id, probe="claim")

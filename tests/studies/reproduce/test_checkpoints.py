@@ -1,0 +1,302 @@
+"""Claims on checkpoints: what a model and its text are tried for, how it is judged, what is kept, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.command_line import CliRunner
+from tests.test_real_models import real
+from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, ViTConfig, ViTModel
+
+from sinklab.attention.session import attend
+from sinklab.claims.mass_thrown_on_content import SEQ_LEN, SILENT, TEXTS, of_checkpoint
+from sinklab.cli.app import app
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora.text_file import TextFile
+from sinklab.errors import ConfigurationError, DoesNotApply, InputError
+from sinklab.interventions.hide_key import HideKey
+from sinklab.interventions.zero_value import ZeroValue
+from sinklab.jobs.checkpoint import LONGEST, Checkpoint, kind_of, not_about
+from sinklab.jobs.claim import Part, Value
+from sinklab.jobs.verdict import judge_model, judge_models
+from sinklab.models.loading import load_model, wrap_model
+from sinklab.read_outs._attention import attention_numbers
+from sinklab.read_outs.norms import norms
+from sinklab.registry import claims
+from sinklab.report.claims_page import write_claims_page
+from sinklab.studies.reproduce import checkpoints
+from sinklab.studies.reproduce.checkpoints import parse_model, reproduce_on
+from sinklab.studies.reproduce.kept import read_results, summary_of
+from sinklab.studies.reproduce.work import OfModel, claim_called
+from sinklab.training.windowed import token_losses
+
+SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+FAST = "repeated_token_laws"
+RISES = Part("it rises", Value("loss", "a"), more_than=1.0)
+SINKS = Part("there is a sink", Value("sink_rate", "a"), more_than=5.0)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Measure in this process; what was asked for and not yet kept is added to the list."""
+    taken: list[tuple[str, str, int]] = []
+
+    def run(readings, tasks, **_):
+        for task in tasks:
+            if task.cached() is None:
+                taken.append((task.model, task.claim, task.seed))
+                task.take(Checkpoint(load_model(task.model), resolve_corpus(task.corpus), task.seed))
+        return {}
+
+    monkeypatch.setattr(checkpoints, "run_missing", run)
+    return taken
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text("\n\n".join(f"def line_{number}():\n    return {number}  # of a text" for number in range(400)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory, tokenizer) -> Path:
+    """A random Llama with rotary positions and grouped queries, and the tokenizer of the tests."""
+    folder = tmp_path_factory.mktemp("llama") / "llama"
+    torch.manual_seed(0)
+    config = LlamaConfig(**SIZE, num_key_value_heads=1, vocab_size=300, max_position_embeddings=128, initializer_range=0.5)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("vit") / "vit"
+    ViTModel(ViTConfig(**SIZE, image_size=8, patch_size=4)).save_pretrained(folder)
+    return folder
+
+
+# --- a checkpoint and its rows ------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_drawn_by_the_seed_and_begin_with_bos(llama, text):
+    loaded = load_model(str(llama))
+    one, again, other = (Checkpoint(loaded, TextFile(text), seed).rows(4, 32) for seed in (0, 0, 1))
+    assert one.shape == (4, 32)
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert set(one[:, 0].tolist()) == {0}
+    checkpoint = Checkpoint(loaded, TextFile(text))
+    assert (checkpoint.context, checkpoint.trained_on, checkpoint.bos, checkpoint.front) == (128, 128, 0, 0)
+    assert checkpoint.streams(2).shape == (2, 512)
+    assert 0 not in checkpoint.text_ids
+
+
+def test_a_long_context_is_read_in_part_and_never_four_times(tokenizer, text):
+    config = LlamaConfig(**SIZE, vocab_size=300, max_position_embeddings=8192)
+    checkpoint = Checkpoint(wrap_model(LlamaForCausalLM(config), tokenizer), TextFile(text))
+    assert checkpoint.context == LONGEST
+    with pytest.raises(DoesNotApply, match="trained on 8,192 tokens, and texts 4 times as long, 32,768 tokens, are more"):
+        checkpoint.streams()
+
+
+def test_kinds_and_what_claims_are_about(tokenizer, checkpoint, vit):
+    bert = wrap_model(BertForMaskedLM(BertConfig(**SIZE, vocab_size=300)), tokenizer)
+    kinds = [kind_of(loaded) for loaded in (load_model(str(checkpoint)), bert, load_model(str(vit)))]
+    assert kinds == ["decoder", "encoder", "image model"]
+    assert not_about("decoder", "decoder") == not_about("encoder", "text") == ""
+    assert "fills gaps" in not_about("encoder", "decoder")
+    assert "reads images" in not_about("image model", "text")
+
+
+# --- the verdict --------------------------------------------------------------------------------------------------------------
+
+
+def draws(**values) -> dict:
+    length = len(next(iter(values.values())))
+    return {seed: {"a": {name: series[seed] for name, series in values.items()}} for seed in range(length)}
+
+
+@pytest.mark.parametrize(
+    ("rates", "losses", "verdict", "reason"),
+    [
+        ((20, 21, 22), (2.0, 2.01, 2.02), "reproduced", ""),
+        ((20, 21, 22), (0.1, 0.11, 0.12), "not reproduced", ""),
+        ((1, 1.1, 1.2), (2.0, 2.01, 2.02), "not applicable", "presupposes that there is a sink: sink_rate of a is 1.1"),
+        ((4, 6, 8), (2.0, 2.01, 2.02), "inconclusive", "reaches over that"),
+        ((20,), (2.0,), "inconclusive", "1 draw; a verdict needs 3"),
+        ((1,), (2.0,), "not applicable", "is 1 percent"),
+    ],
+)
+def test_a_model_is_judged_over_draws_and_what_is_presupposed_too(rates, losses, verdict, reason):
+    found = judge_model((RISES,), (SINKS,), draws(sink_rate=rates, loss=losses))
+    assert found.verdict == verdict
+    assert reason in found.reason
+
+
+def test_over_models_each_to_which_it_applies_is_one_observation():
+    good = {name: judge_model((RISES,), (SINKS,), draws(sink_rate=(20, 21, 22), loss=(2.0, 2.1, 2.2))) for name in "abc"}
+    without = judge_model((RISES,), (SINKS,), draws(sink_rate=(0, 0, 0), loss=(9.0, 9.1, 9.2)))
+    undecided = judge_model((RISES,), (SINKS,), draws(sink_rate=(4, 6, 8), loss=(9.0, 9.1, 9.2)))
+    found = judge_models((RISES,), {**good, "without": without, "undecided": undecided})
+    assert found.verdict == "reproduced"
+    assert found.findings[0].by_seed == pytest.approx(dict.fromkeys("abc", 2.1))
+    few = judge_models((RISES,), {"a": good["a"], "without": without})
+    assert (few.verdict, few.reason) == ("inconclusive", "'it rises': 1 model; a verdict needs 3")
+    assert judge_models((RISES,), {"without": without}).verdict == "not applicable"
+    assert judge_models((RISES,), {"undecided": undecided}).verdict == "inconclusive"
+
+
+# --- the run ------------------------------------------------------------------------------------------------------------------
+
+
+def test_models_against_claims_are_kept_under_their_public_names(here, llama, checkpoint, vit, text, tmp_path, capsys):
+    models = [f"nobody/llama={llama}", f"nobody/vit={vit}"]
+    about = {"corpora": [str(text)], "out": tmp_path / "out", "progress": False}
+    laws, zero = reproduce_on(models, [FAST, "zero_sink"], **about)
+    assert len(here) == 6  # two claims, three draws; of the model of images nothing is measured
+    first, second = laws.summary["models"]
+    assert (first["name"], first["verdict"], first["kind"]) == ("nobody/llama", "reproduced", "decoder")
+    assert first["revision"] == load_model(str(llama)).revision
+    assert (second["verdict"], second["reason"]) == (
+        "not applicable",
+        "it reads images, and the claim is about tokens of a text",
+    )
+    assert laws.summary["verdict"] == "inconclusive"  # of one model nothing follows about models
+    assert zero.summary["verdict"] == "not applicable"
+    assert "its attention is softmax" in zero.summary["models"][0]["reason"]
+    assert set(laws.table["model"]) == {"nobody/llama"}
+    assert len(laws.table) == 9
+    kept = {one.record["claim"]: summary_of(one.record) for one in read_results(tmp_path / "out")}
+    assert [model["verdict"] for model in kept[FAST]["models"]] == ["reproduced", "not applicable"]
+    assert kept[FAST]["scale"] == "checkpoint"
+    written = [path.read_text() for path in (tmp_path / "out" / "checkpoint").glob("*/run.json")]
+    assert len(written) == 2
+    assert not any(str(llama) in record or str(text.parent) in record for record in written)
+    page = write_claims_page([(one.folder, one.record) for one in read_results(tmp_path / "out")], tmp_path / "claims.html")
+    shown = page.read_text(encoding="utf-8")
+    assert '<th scope="col">nobody/llama</th><th scope="col">nobody/vit</th><th scope="col">over models</th>' in shown
+    assert "<td>nobody/vit</td>" in shown
+    assert "nobody/llama: no weight is outside of its bounds" in shown
+    here.clear()
+    reproduce_on(models, [FAST, "zero_sink"], seeds=(0, 1, 2, 3), **about)
+    assert here == [(str(llama), FAST, 3), (str(llama), "zero_sink", 3)]  # the rest was kept
+    laws.show()
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "nobody/llama nobody/vit over models" in shown
+    assert f"{FAST}: nobody/vit: it reads images, and the claim is about tokens of a text" in shown
+
+
+def test_the_bounds_hold_where_keys_are_shared_and_can_fail(llama, text):
+    numbers = claim_called(FAST).checkpoint.measure(Checkpoint(load_model(str(llama)), TextFile(text)))["rotary positions"]
+    assert 0.5 < numbers["over_bound"] < 1.0 + 1e-4
+    assert numbers["under_bound"] < 1.0 + 1e-4
+    assert numbers["bound_violation"] == max(0.0, numbers["over_bound"] - 1, numbers["under_bound"] - 1)
+    learned = load_model("embedded:softmax")
+    assert (
+        claim_called("inputs_by_position").checkpoint.not_about(Checkpoint(learned, TextFile(text))).startswith("it has rotary")
+    )
+
+
+def test_the_sink_silenced_is_the_sink_hidden_without_renormalisation(llama, text):
+    """In one layer both take what the sink says from all queries but the first, and leave all other weights."""
+    checkpoint = Checkpoint(load_model(str(llama)), TextFile(text))
+    rows, model = checkpoint.rows(TEXTS, SEQ_LEN), checkpoint.loaded.model
+    losses = []
+    for edits in ((), (ZeroValue(place=0),), (HideKey(place=0, renormalize=False),)):
+        with torch.no_grad(), attend(model, (), edits):
+            losses.append(token_losses(model, rows).double())
+    plain, silent, hidden = losses
+    # Float32 losses of order 5.
+    assert torch.allclose(silent[:, 1:], hidden[:, 1:], atol=1e-5)
+    assert not torch.allclose(silent, plain, atol=1e-3)
+    numbers = of_checkpoint(checkpoint)
+    assert numbers[SILENT]["cost"] == pytest.approx(float((silent - plain).mean()), abs=1e-6)
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------------------
+
+
+def refused(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["reproduce", *arguments])
+    assert result.exit_code == 2, result.output
+    lines = result.stderr.strip().splitlines()
+    assert lines[0].startswith("error:")
+    return " ".join(result.stderr.split())
+
+
+def test_refusals_are_one_line_and_come_first(here, llama, own_checkpoint, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = ["--model", str(llama)]
+    said = refused("learning_rate", *model)
+    assert "learning_rate take training" in said
+    assert "repeated_token_laws" in said
+    assert "there is no" in refused(FAST, "--model", "./nowhere")
+    (tmp_path / "short.txt").write_text("Too short.")
+    assert "short.txt" in refused("number_of_sinks", *model, "--corpus", "short.txt")
+    for file in own_checkpoint.glob("tokenizer*"):
+        file.unlink()
+    assert "came without a tokenizer" in refused(FAST, "--model", str(own_checkpoint), "--corpus", str(text))
+    assert "are 3 for 1 models" in refused(FAST, *model, "--corpus", "a", "--corpus", "b", "--corpus", "c")
+    assert "given twice" in refused(FAST, *model, *model)
+    assert "--plan, --ray, --scale and --cost are about training" in refused(FAST, *model, "--scale", "small")
+    assert "are for --models" in refused(FAST, "--corpus", str(text))
+    assert here == []
+    assert not (tmp_path / "sinklab-claims" / "checkpoint").exists()
+
+
+def test_names_of_models(tmp_path):
+    assert parse_model("org/model") == ("org/model", "org/model")
+    assert parse_model("org/model=some/where") == ("org/model", "some/where")
+    odd = tmp_path / "a=b"
+    odd.mkdir()
+    assert parse_model(str(odd)) == (str(odd), str(odd))
+    with pytest.raises(ConfigurationError, match="NAME=DIR"):
+        parse_model("=somewhere")
+    with pytest.raises(InputError):
+        checkpoints.opened_subject("x", str(tmp_path / "nowhere"), "python_source", [claim_called(FAST)])
+
+
+def test_a_text_that_the_tokenizer_cannot_read_is_said(here, llama, tmp_path):
+    said: list[str] = []
+    strange = tmp_path / "strange.txt"
+    strange.write_text("\n\n".join("漢字仮名交じり文です。" * 12 for _ in range(160)), encoding="utf-8")
+    reproduce_on([f"nobody/llama={llama}"], [FAST], corpora=[str(strange)], seeds=(0,), out=tmp_path / "out", say=said.append)
+    assert said == []  # bytes are read, if not well
+    assert json.loads((tmp_path / "out" / "checkpoint" / FAST / "run.json").read_text())["models"][0]["text"].startswith(
+        "strange"
+    )
+
+
+# --- known answers ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_llama_of_others_has_its_sink_with_bos_and_none_without(tmp_path):
+    """Measured by independent code: 0.00 % without BOS, and with it a sink whose hidden norm is 10.3 times that of others."""
+    stories = [
+        f"Once upon a time, there was a little {who} named {name}. {name} liked to play with a {thing} in the {place}. One "
+        f'day, {name} could not find the {thing}. {name} was very sad. A big dog came and said, "Do not cry, I can help you."'
+        for who in ("girl", "boy", "cat", "bird", "bear")
+        for name in ("Lily", "Tom", "Mia", "Sam", "Ben")
+        for thing in ("red ball", "toy car")
+        for place in ("park", "garden", "house")
+    ]
+    (tmp_path / "stories.txt").write_text("\n\n".join(stories))
+    checkpoint = Checkpoint(load_model(str(real("tiny1m"))), TextFile(tmp_path / "stories.txt"))
+    rows = checkpoint.rows(100, 64)
+    with_bos, without = (attention_numbers(checkpoint.loaded.model, some)["sink_rate"] for some in (rows, rows[:, 1:]))
+    assert with_bos > 5  # 17.9 to 20.7 % on stories that vary more
+    assert without < 0.5
+    # Of other texts, and over the layer outputs where it is largest.
+    assert norms(checkpoint)["hidden_ratio"] == pytest.approx(10.3, rel=0.1)  # of other texts
+
+
+def test_claims_on_checkpoints_need_no_training():
+    on_models = [name for name in claims if claim_called(name).checkpoint is not None]
+    assert len(on_models) >= 18
+    task = OfModel(Path("x"), FAST, 0, "org/model", "sha256-0123456789", "softmax", "python_source", "text")
+    assert task.batch == "model 23456789 seed 0"
