@@ -46,11 +46,11 @@ def refused(result, out: Path) -> str:
 
 
 def off_the_seam(folder: Path) -> Path:
-    """A model whose attention is its own code."""
-    config = transformers.GPTNeoConfig(
-        vocab_size=64, hidden_size=32, num_layers=2, num_heads=2, attention_types=[[["global"], 2]], max_position_embeddings=64
+    """A model whose attention is its own code, and whose weights are no matrix of queries and keys."""
+    config = transformers.LongformerConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, attention_window=4
     )
-    transformers.GPTNeoForCausalLM(config).save_pretrained(folder)
+    transformers.LongformerModel(config).save_pretrained(folder)
     return folder
 
 
@@ -100,7 +100,10 @@ MODELS = {
     "unknown operation": (lambda f: with_config(f, operation={"name": "sigmoit"}), r"Did you mean 'sigmoid'"),
     "NaN weights": (with_nan, r"has NaN or infinite weights: 1 of 1536 numbers in layers\.0\.mlp\.up_proj\.weight"),
     "corrupt tokenizer": (lambda f: with_file(f, "tokenizer.json", b"[]"), r"the tokenizer of .* cannot be loaded"),
-    "off the seam": (lambda f: off_the_seam(f.parent / "gpt_neo"), r"GPTNeo"),
+    "off the seam": (
+        lambda f: off_the_seam(f.parent / "longformer"),
+        r"LongformerModel computes attention in its own code and has windows",
+    ),
 }
 
 

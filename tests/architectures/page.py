@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from .zoo import MEASURED, OFF_SEAM, Entry
+from sinklab.attention.returned import unavailable
+from sinklab.registry import probes
+
+from .zoo import MEASURED, OFF_SEAM, SECOND_TIER, Entry
 
 PATH = Path(__file__).parents[2] / "docs" / "architectures.md"
 
@@ -25,8 +28,25 @@ architectures call their attention function. There are two tiers.
 - **On the interface**: measured. Outputs are bit-identical with and without a session, every call is counted, and on
   a few rows of every call the measured scores, masks, biases and sink logits must reproduce the model's own head
   outputs.
-- **Off the interface**: refused with `UnsupportedModelError`, which names the class and the module. There is no
-  half-measured model.
+- **Off the interface**: measured by `measure`, `audit` and `attend_returned`, as far as the weights go that the model
+  returns itself. Every table, summary, page and terminal says so: *second tier: from the weights that the model returns*.
+  `attend`, and with it everything that edits attention or needs its scores and values, refuses such a model with
+  `UnsupportedModelError`. A model of which only some modules are off the interface belongs to the first tier, and these modules
+  are named; a model that returns nothing that could be checked is refused in both.
+
+| | on the interface | second tier |
+|---|---|---|
+| where weights come from | recomputed, in linear memory | returned by the model (`output_attentions`) |
+| memory | linear in the length | quadratic; said before it is taken, and refused where there is less |
+| outputs of the model | bit-identical with and without | bit-identical with and without |
+| every call | counted | as many tensors as attention modules that ran |
+| proved of it | head outputs from scores, masks, biases, sink logits | row sums; nothing hidden is seen; no unknown window |
+| not proved | | that the returned weights are those that made the output |
+| probes | all | {served}; not {unserved} |
+| certificate, causes, interventions | yes | no, and they say so |
+| cache policies | yes | where the cache itself can serve the model |
+| implementation | any in the table | `eager`, which `measure` and `audit` load by themselves |
+| encoder–decoders, masks of four dimensions | yes | no |
 
 The {measured} families of the first table are built at toy size from their real configs in the test suite and pass
 all of it: unpadded, padded, with a cache where they decode, on every backend in the table. A family that is not here
@@ -67,17 +87,28 @@ def row(entry: Entry) -> tuple[str, ...]:
 
 def page() -> str:
     """The whole document."""
-    parts = [OPENING.format(measured=len(MEASURED))]
+    unserved = [name for name in probes if unavailable(probes[name])]
+    listed = {
+        "served": ", ".join(f"`{name}`" for name in probes if name not in unserved),
+        "unserved": ", ".join(f"`{name}`" for name in unserved),
+    }
+    parts = [OPENING.format(measured=len(MEASURED), **listed)]
     for kind, title in KINDS.items():
         rows = [row(entry) for entry in MEASURED if entry.kind == kind]
         parts.append(
             f"## {title}\n\n" + table(("family", "class", "backends", "calls", "replace", "what is special"), rows) + "\n"
         )
-    refused = [
-        (f"`{entry.id}`", f"`{entry.model}`", f"attention in its own code: `{entry.refused}`", "; ".join(entry.notes))
+    own = [
+        (
+            f"`{entry.id}`",
+            f"`{entry.model}`",
+            "second" if entry in SECOND_TIER else "none",
+            f"attention in its own code: `{entry.refused}`",
+            "; ".join(entry.notes),
+        )
         for entry in OFF_SEAM
     ]
-    parts.append("## Off the interface\n\n" + table(("family", "class", "why", "what is special"), refused) + "\n")
+    parts.append("## Off the interface\n\n" + table(("family", "class", "tier", "why", "what is special"), own) + "\n")
     return "\n".join([*parts, CLOSING])
 
 

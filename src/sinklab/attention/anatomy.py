@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -46,8 +46,11 @@ CROSS = re.compile(r"EncDecAttention|cross_?attn|cross_?attention|encoder_attn",
 class Anatomy:
     """Names and modules found once per session.
 
+    Args:
+        attention: the attention modules; those on the seam by default.
+
     Attributes:
-        attention: qualified name to attention module on the seam, in the order of the model.
+        attention: qualified name to attention module, in the order of the model.
         names: ``id`` of an attention module to its qualified name.
         layers: qualified name to layer: the members of every ``ModuleList`` that holds an attention module.
         layer_of: name of an attention module to the name of its layer.
@@ -55,10 +58,10 @@ class Anatomy:
         encoder: of an encoder–decoder, the module that reads the source, and its qualified name; else ``None`` and nothing.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, attention: Mapping[str, nn.Module] | None = None) -> None:
         self.model = model
         self.modules = dict(model.named_modules())
-        self.attention = on_seam_modules(model)
+        self.attention = on_seam_modules(model) if attention is None else dict(attention)
         self.names = {id(module): name for name, module in self.attention.items()}
         self.layer_of = {name: layer for name in self.attention if (layer := self._layer(name)) is not None}
         lists = dict.fromkeys(layer.rpartition(".")[0] for layer in self.layer_of.values())

@@ -99,13 +99,13 @@ class Session:
         self.calls: Counter[str] = Counter()
         self.off_seam = off_seam_modules(model)
         self.checks = {"calls_verified": 0, "rows_verified": 0, "largest_error": 0.0}
-        self._anatomy = Anatomy(model)
+        self._anatomy = self._dissected(model)
         if not self._anatomy.attention:
             where = f" ({self.off_seam[0]} and {len(self.off_seam) - 1} more)" if len(self.off_seam) > 1 else ""
             raise UnsupportedModelError(
                 f"{type(model).__name__} computes attention in its own code{where}, not through the attention interface of "
-                "transformers, so nothing can be measured. If a newer version of transformers has the family on the interface, "
-                "use that version"
+                "transformers, so no call can be seen or edited. If a newer version of transformers has the family on the "
+                "interface, use that version; `measure`, `audit` and attend_returned() work from the weights that it returns"
             )
         self._editing = Editing(self.interventions, self._anatomy)
         self._ranks = ranks_of(model)
@@ -117,6 +117,10 @@ class Session:
             model, self._anatomy, self._editing, self._needs, lambda: self in seam.active_observers(), self._show_layer
         )
         self.sites = self._hooks.sites
+
+    def _dissected(self, model: nn.Module) -> Anatomy:
+        """The modules that the session looks at."""
+        return Anatomy(model)
 
     # --- results ---
 

@@ -176,7 +176,7 @@ def _numbers(audit: Audit) -> dict[str, object]:
     null = mean_by_head(audit, "null_mass", "null_mass")
     numbers: dict[str, Any] = {
         "model": audit.model,
-        "operation": audit.operation,
+        "operation": f"{audit.operation} ({summary['tier']})" if summary.get("tier") else audit.operation,
         f"loss ({loss_unit(summary)})": _float(summary.get("loss")),
         "loss (bits per byte)": _float(summary.get("bits_per_byte")),
         "sink rate, gu2024 (%)": _float(summary.get("sink_rate_gu2024")),

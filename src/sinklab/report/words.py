@@ -236,6 +236,8 @@ def rest_sentence(audit: Audit) -> str:
     parts = []
     if is_number(config.get("samples")) and is_number(config.get("seq_len")):
         parts.append(f"{number(config['samples'])} samples of {number(config['seq_len'])} tokens")
+    if isinstance(audit.summary.get("tier"), str):
+        parts.append(audit.summary["tier"])
     if audit.numbers.main:
         parts.append(condition_name(*audit.numbers.main, audit.summary.get("bos_name")))
     for key in ("dtype",):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sinklab.errors import ConfigurationError
 
-__all__ = ["BYTES_OF_NUMBER", "machine_memory", "require_memory"]
+__all__ = ["BYTES_OF_NUMBER", "in_units", "machine_memory", "require_memory"]
 
 BYTES_OF_NUMBER = 36
 """Of an integer in a list: an object of Python, and the pointer to it."""
@@ -34,7 +34,8 @@ def require_memory(needed: int, what: str) -> None:
     there = machine_memory()
     if needed > there:
         raise ConfigurationError(
-            f"{what}: at least {_shown(needed)} of memory would be needed, and there is {_shown(there)} in all; ask for less"
+            f"{what}: at least {in_units(needed)} of memory would be needed, and there is {in_units(there)} in all; ask for "
+            "less"
         )
 
 
@@ -50,7 +51,8 @@ def machine_memory() -> int:
     return min(limits)
 
 
-def _shown(size: int) -> str:
+def in_units(size: int) -> str:
+    """A number of bytes in the largest unit that leaves a whole number, rounded down: ``12 GB``."""
     for unit in _UNITS:  # noqa: B007
         if size < 1000:
             break

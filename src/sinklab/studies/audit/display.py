@@ -25,6 +25,7 @@ def display(result: Result) -> Iterator[RenderableType]:
     lines = {
         "model": f"{summary['model']} ({summary['operation']} attention, {_heads(summary)})",
         "text": f"{_named(summary, summary)}, {summary['samples']} samples of {summary['seq_len']} tokens",
+        "tier": _tier(summary),
         "read as": _reading(summary.get("reading")),
         "loss": "not defined for this model" if loss is None else f"{loss:.3f} {loss_unit(summary)}{_of_what(summary)}",
         "pairs": summary.get("samples_definition") or "",
@@ -63,6 +64,12 @@ def _conditions(part: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     """What was found under the other conditions."""
     between = ", " if summary.get("parts") else "; "
     return between.join(f"{_named(condition, summary)}: {_elsewhere(condition)}" for condition in part["conditions"][1:])
+
+
+def _tier(summary: Mapping[str, Any]) -> str:
+    """Where the weights come from and what is therefore missing; nothing for models on the attention interface."""
+    missing = ", ".join(summary.get("not_measured") or ())
+    return f"{summary['tier']}; not measured: {missing}" if summary.get("tier") else ""
 
 
 def _forced(certificate: Mapping[str, Any] | None) -> str:

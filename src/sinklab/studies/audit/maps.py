@@ -17,6 +17,9 @@ from sinklab.results.metric import Row
 
 __all__ = ["AttentionMaps"]
 
+_LEAST = 1e-12
+"""Of which the logarithm is shown in place of that of 0."""
+
 
 class AttentionMaps(Probe):
     """Keeps one tile map per sample and head of self-attention, and of an encoder–decoder's cross-attention.
@@ -48,7 +51,9 @@ class AttentionMaps(Probe):
         scores = torch.full_like(weights, -math.inf)
         for start, stop in call.blocks(tile):
             visible = call.visible.block(start, stop, 0, call.kv_len)
-            raw = call.scores(start, stop).masked_fill(~visible, -math.inf)
+            # Where only weights are known, their logarithms: scores but for a constant of the row.
+            raw = call.scores(start, stop) if call.has_scores else call.weights(start, stop).clamp_min(_LEAST).log()
+            raw = raw.masked_fill(~visible, -math.inf)
             into = slice(start // tile, math.ceil(stop / tile))
             weights[:, :, into] = _max_pool(call.weights(start, stop), tile, 0.0)
             scores[:, :, into] = _max_pool(raw, tile, -math.inf)

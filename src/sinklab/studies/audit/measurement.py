@@ -45,6 +45,7 @@ from sinklab.studies.measure.probing import (
     labelled,
     make_probe,
     model_facts,
+    not_measured,
     run_probes,
     uses_bos,
 )
@@ -97,6 +98,7 @@ def measure_audit(
     main_bos = uses_bos(loaded.encoder, bos)
     require_positions(loaded.model, seq_len)
     kind = loss_kind(loaded.model)
+    missing = not_measured(loaded.model)
     reading = read_samples(text, loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=main_bos)
 
     tables: list[pd.DataFrame] = []
@@ -109,7 +111,7 @@ def measure_audit(
         drawn = draw_samples(loaded, source, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         if main is None:
             identity = check_identity(loaded.model, drawn)
-        names = list(probe_registry) if main is None else ["sink_rate"]
+        names = [name for name in probe_registry if name not in missing] if main is None else ["sink_rate"]
         probes = [make_probe(name, threshold) for name in names]
         finders = {part: SinkFinder(threshold, part=part) for part in parts}
         first = [*(probe for probe in probes if not isinstance(probe, SinkProbe)), *finders.values()]
@@ -166,6 +168,8 @@ def measure_audit(
         off_seam=probed.session.off_seam,
         seed=seed,
         samples_definition=drawn.definition,
+        tier=probed.session.tier,
+        missing=missing,
     )
     summary["cache"] = None
     if cache:

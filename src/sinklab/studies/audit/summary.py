@@ -52,6 +52,8 @@ def summarize(
     off_seam: list[str],
     seed: int,
     samples_definition: str | None = None,
+    tier: str | None = None,
+    missing: Mapping[str, str] | None = None,
 ) -> dict[str, object]:
     """Keys of ``summary.json``.
 
@@ -62,6 +64,8 @@ def summarize(
         reading: how the tokenizer read them; ``None`` for samples that are no text.
         normalized: whether rows of weights sum to one (with or without a null mass).
         samples_definition: what source and target are, where samples are pairs.
+        tier: where the weights come from, if not from the attention interface.
+        missing: probes that this tier does not serve, each with what it reads.
 
     Returns:
         ``model, operation, loss, loss_kind, loss_definition, bits_per_byte, reading, warnings, sinks, sink_rate_gu2024,
@@ -99,6 +103,8 @@ def summarize(
         "samples": int(tokens.shape[0]),
         "threshold": threshold,
         "off_seam_modules": off_seam,
+        "tier": tier,
+        "not_measured": dict(missing or {}),
     }
     parts = [_found(part, conditions, by_token[part], summary) for part in main.sinks]
     details = [sentence for part in parts for sentence in part.pop("details")]
@@ -106,7 +112,8 @@ def summarize(
     if len(parts) > 1:
         summary.pop("part")
         summary |= {"parts": parts, "finding": " ".join(str(part["finding"]) for part in parts)}
-    summary["text"] = [summary["finding"], *filter(None, [samples_definition]), *summary["warnings"], *details]
+    tiers = [_tier(tier, summary["not_measured"])] if tier else []
+    summary["text"] = [summary["finding"], *tiers, *filter(None, [samples_definition]), *summary["warnings"], *details]
     return summary
 
 
@@ -154,6 +161,17 @@ def _loss_definition(loaded: LoadedModel, kind: LossKind | None, seed: int) -> s
         "class": "cross-entropy of the class",
     }
     return None if kind is None else definitions[kind]
+
+
+def _tier(tier: str, missing: Mapping[str, str]) -> str:
+    """What numbers of the second tier rest on, and what it does not give."""
+    absent = ", ".join(f"{name} ({words})" for name, words in missing.items())
+    return (
+        f"{tier[0].upper()}{tier[1:]} itself: its attention does not go through the attention interface of transformers. "
+        "Proved: unchanged outputs, a tensor of weights for every attention module, rows that sum to one, causality; not that "
+        f"these weights made the outputs. Not measured: {absent}; sections that edit attention or read values. In place of "
+        "scores, maps show the logarithm of the weights."
+    )
 
 
 def _position(sink: Sink) -> dict[str, object]:

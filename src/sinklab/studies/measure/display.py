@@ -29,5 +29,7 @@ def display(result: Result) -> Iterator[RenderableType]:
         keys = "position 0" if at_first else "all positions"
         shown.add_row(str(probe), str(metric), keys, str(len(rows)), *numbers, str(unit))
     yield shown
+    if tiers := sorted(result.table["tier"].dropna().unique()):
+        yield Text(f"\ntier   {'; '.join(tiers)}")
     if result.folder is not None:
         yield Text(f"\ntable  {result.folder / 'table.parquet'}")

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pandas as pd
@@ -17,6 +18,7 @@ from sinklab.attention.operation import Operation
 from sinklab.attention.placement import input_device, placement_of
 from sinklab.attention.probe import Probe
 from sinklab.attention.ranks import ranks_of
+from sinklab.attention.returned import attend_returned, bytes_of_weights, unavailable, uses_returned
 from sinklab.attention.session import Session, attend
 from sinklab.corpora.base import Encoder
 from sinklab.corpora.samples import Samples
@@ -24,6 +26,7 @@ from sinklab.errors import ConfigurationError, InputError, MeasurementError, Uns
 from sinklab.models.loading import LoadedModel, load_model, wrap_model
 from sinklab.models.losses import IGNORED, cross_entropies
 from sinklab.registry import probes as probe_registry
+from sinklab.results.memory import in_units, require_memory
 from sinklab.results.run import Progress, silent
 
 __all__ = [
@@ -33,8 +36,10 @@ __all__ = [
     "checks",
     "classes_of",
     "labelled",
+    "looking_at",
     "make_probe",
     "model_facts",
+    "not_measured",
     "opened",
     "run_probes",
     "sample_losses",
@@ -44,6 +49,8 @@ __all__ = [
 
 TOKENS_PER_BATCH = 8192
 IDENTITY_TOKENS = 64
+WEIGHTS_AT_ONCE = 2**28
+"""Bytes of returned weights that a batch is cut down to; one sample may have more."""
 UNKNOWN_POSITIONS = 1024
 """What a sample is counted as that does not say how many positions it has: a recording, a picture of its own size."""
 
@@ -59,7 +66,11 @@ class Seen:
 def opened(model: str | LoadedModel | PreTrainedModel, **options: Any) -> LoadedModel:
     """The model, loaded if it was named."""
     if isinstance(model, str):
-        return load_model(model, **options)
+        loaded = load_model(model, **options)
+        if uses_returned(loaded.model) and loaded.model.config._attn_implementation != "eager":
+            del loaded  # Falcon on sdpa is not causal while its weights are asked for
+            loaded = load_model(model, **options, attn_implementation="eager")
+        return loaded
     return model if isinstance(model, LoadedModel) else wrap_model(model)
 
 
@@ -123,7 +134,10 @@ def run_probes(
         )
         seen = run_probes(model, samples, probes, batch_size=batch_size, progress=progress, stage=stage)
         return dataclasses.replace(seen, loss=apart.loss)
-    with attend(model, probes) as session:
+    if uses_returned(model):
+        size, stage = _room_for_weights(model, samples, batch_size, size, stage)
+        progress(stage, 0, len(samples))
+    with looking_at(model, probes) as session:
         for batch in samples.batches(size):
             output = model(**_arguments(model, batch, full_logits=loss))
             if loss:
@@ -145,6 +159,33 @@ def sample_losses(model: PreTrainedModel, samples: Samples, *, batch_size: int |
         logits, targets = _scored(model(**_arguments(model, batch, full_logits=True)).logits, batch)
         losses.append(cross_entropies(logits, targets).cpu().masked_fill(targets.cpu() == IGNORED, torch.nan))
     return torch.cat(losses)
+
+
+def looking_at(model: PreTrainedModel, probes: Sequence[Probe] = ()) -> AbstractContextManager[Session]:
+    """A session on the model; of the second tier (:mod:`sinklab.attention.returned`) if its attention is its own code."""
+    return attend_returned(model, probes) if uses_returned(model) else attend(model, probes)
+
+
+def not_measured(model: PreTrainedModel) -> dict[str, str]:
+    """Registered probes that the tier of a model does not serve, each with what it reads; none on the attention interface."""
+    return (
+        {name: words for name in probe_registry if (words := unavailable(probe_registry[name]))} if uses_returned(model) else {}
+    )
+
+
+def _room_for_weights(
+    model: PreTrainedModel, samples: Samples, batch_size: int | None, size: int, stage: str
+) -> tuple[int, str]:
+    """Samples of a batch whose weights a model can return at once, and the stage with the memory that they take.
+
+    Raises:
+        ConfigurationError: the machine has less.
+    """
+    positions = samples.positions or UNKNOWN_POSITIONS
+    one = bytes_of_weights(model, 1, positions)
+    size = min(len(samples), batch_size or max(1, min(size, WEIGHTS_AT_ONCE // one)))
+    require_memory(size * one, f"the weights that {type(model).__name__} returns of {size} samples of {positions} positions")
+    return size, f"{stage} (second tier: {in_units(size * one)} of weights at a time)"
 
 
 def as_samples(samples: Samples | Tensor) -> Samples:
@@ -184,7 +225,7 @@ def check_identity(model: PreTrainedModel, samples: Samples | Tensor) -> dict[st
         first = Samples({name: tensor[:, :IDENTITY_TOKENS] for name, tensor in first.arguments.items()})
     arguments = _arguments(model, first, full_logits=True)
     plain = [tensor for tensor in _tensors(model(**arguments))]
-    with attend(model):
+    with looking_at(model):
         observed = [tensor for tensor in _tensors(model(**arguments))]
     if not plain:
         raise MeasurementError(
@@ -226,6 +267,7 @@ def model_facts(loaded: LoadedModel, session: Session) -> dict[str, object]:
         "num_heads": getattr(config, "num_attention_heads", None),
         "attention_modules": [{"module": s.module, "layer": s.layer, "kind": s.kind} for s in session.sites],
         "off_seam_modules": session.off_seam,
+        "tier": session.tier,
     }
 
 

@@ -1,0 +1,282 @@
+"""The second tier: models that compute attention in their own code, measured from the weights that they return themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers.utils.generic import ModelOutput
+
+from sinklab.attention import seam
+from sinklab.attention.anatomy import Anatomy, off_seam_modules, on_seam_modules
+from sinklab.attention.call import Site, Statistics
+from sinklab.attention.given import UNAVAILABLE, GivenCall, find_fault, given_call, reach
+from sinklab.attention.positions import Positions
+from sinklab.attention.probe import Probe
+from sinklab.attention.session import Session
+from sinklab.attention.statistics.columns import column_statistics
+from sinklab.attention.visibility import Causal, Everything, Visibility, Window
+from sinklab.errors import MeasurementError, SessionError, UnsupportedModelError
+from sinklab.results.memory import require_memory
+
+__all__ = ["TIER", "ReturnedSession", "attend_returned", "bytes_of_weights", "unavailable", "uses_returned"]
+
+TIER = "second tier: from the weights that the model returns"
+"""What tables, summaries, pages and the terminal say of every number of this tier."""
+
+_HINTS = {
+    "number": "",
+    "negative": "",
+    "hidden": ", which it does not see",
+    "future": ", which comes later: it is not causal while its weights are asked for. Load it with attn_implementation='eager'",
+    "sum": ", and not to 1: is the model in training mode (dropout)? Call model.eval()",
+}
+"""What follows the words of a :class:`~sinklab.attention.given.Fault`, by kind."""
+
+
+def uses_returned(model: nn.Module) -> bool:
+    """Whether none of a model's attention goes through the attention interface and some is computed in its own code."""
+    return not on_seam_modules(model) and bool(off_seam_modules(model))
+
+
+def unavailable(probe: Probe | type[Probe]) -> str:
+    """What a probe reads that this tier does not have, in words; empty where it has everything."""
+    return ", ".join(words for need, words in UNAVAILABLE.items() if need in probe.needs)
+
+
+def bytes_of_weights(model: nn.Module, samples: int, length: int) -> int:
+    """Bytes that the weights of all layers take at once, and those of one layer twice more in float32 while it is computed.
+
+    A lower bound where the config does not give the number of heads.
+    """
+    config = getattr(model, "config", None)
+    heads = getattr(config.get_text_config(), "num_attention_heads", None) if config is not None else None
+    one = samples * (heads if isinstance(heads, int) else 1) * length * length
+    size = next((parameter.element_size() for parameter in model.parameters()), 4)
+    return len(off_seam_modules(model)) * one * size + 2 * one * 4
+
+
+@contextlib.contextmanager
+def attend_returned(model: nn.Module, probes: Sequence[Probe] = ()) -> Iterator[ReturnedSession]:
+    """Show ``probes`` the attention weights that ``model`` returns when it is asked for them, until the block ends.
+
+    For models that :func:`~sinklab.attention.session.attend` refuses because none of their attention goes through the attention
+    interface; of others it gives the numbers that ``attend`` gives, as far as weights do. The model is asked with
+    ``output_attentions=True``, and its output reaches the caller without them. What is proved of every forward: a tensor of
+    weights for each attention module that ran, over all keys; rows that sum to one; nothing for padding, and nothing for later
+    keys if the model is causal; some weight as far away as the rule of visibility allows, so that no window is missed. That
+    these weights made the output is the model's word.
+
+    Memory is what the weights of all layers take (:func:`bytes_of_weights`), quadratic in the length.
+
+    Args:
+        model: of transformers, with one stack of layers, its implementation being ``eager``.
+        probes: what to measure; those that read scores, queries, keys, values or outputs of heads and attention are refused.
+
+    Yields:
+        The session, with ``tier`` set; its table has it in the column of that name.
+
+    Raises:
+        UnsupportedModelError: a model of another kind, or one that returns no weights or weights of another shape; a probe that
+            reads what weights do not give.
+        MeasurementError: weights that cannot be those of the attention that the model is said to have.
+        ConfigurationError: weights that need more memory than the machine has.
+        SessionError: as for :func:`~sinklab.attention.session.attend`.
+    """
+    session = ReturnedSession(model, probes)
+    with session._recording():
+        yield session
+
+
+class ReturnedSession(Session):
+    """What is being seen of one model in this tier; made by :func:`attend_returned`."""
+
+    tier = TIER
+
+    def __init__(self, model: nn.Module, probes: Sequence[Probe] = ()) -> None:
+        super().__init__(model, probes)
+        self.off_seam = []  # they are measured
+        for probe in self.probes:
+            if missing := unavailable(probe):
+                raise UnsupportedModelError(f"probe {probe.name!r} reads {missing}, which {self._name} does not give ({TIER})")
+        config = getattr(model, "config", None)
+        parameters = inspect.signature(model.forward).parameters
+        takes = "output_attentions" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        if config is None or not takes:
+            raise UnsupportedModelError(
+                f"{self._name} computes attention in its own code and does not take `output_attentions`"
+            )
+        implementation = getattr(config, "_attn_implementation", None)
+        if implementation not in (None, "eager"):
+            raise UnsupportedModelError(
+                f"{self._name} computes attention in its own code, and on {implementation!r} it may compute "
+                "something else when it is asked for its weights; load it with attn_implementation='eager'"
+            )
+        if self._ranks is not None:
+            raise UnsupportedModelError(
+                f"{self._name} is spread over processes, each of which returns the weights of its own heads"
+            )
+        if config.is_encoder_decoder or getattr(config, "attention_window", None) is not None:
+            what = "an encoder and a decoder" if config.is_encoder_decoder else "windows of its own layout (`attention_window`)"
+            raise UnsupportedModelError(
+                f"{self._name} computes attention in its own code and has {what}, which is not measured"
+            )
+        self._is_decoder = bool(getattr(config, "is_decoder", False)) or (
+            hasattr(model, "can_generate") and model.can_generate()
+        )
+        self._causal: bool | None = None
+        self._farthest: Counter[str] = Counter()
+        self._ran: list[str] = []
+        self._wanted = False
+        self._known: dict[str, Site] = {}
+
+    @property
+    def _name(self) -> str:
+        return type(self.model).__name__
+
+    def _dissected(self, model: nn.Module) -> Anatomy:
+        modules = dict(model.named_modules())
+        return Anatomy(model, {name: modules[name] for name in self.off_seam} if uses_returned(model) else None)
+
+    def owns(self, module: nn.Module) -> bool:
+        """Never: calls of the attention interface are not looked at here."""
+        return False
+
+    @contextlib.contextmanager
+    def _recording(self) -> Iterator[None]:
+        if any(isinstance(other, Session) and other.model is self.model for other in seam.active_observers()):
+            raise SessionError(f"a session on this {self._name} is already active; pass all probes to one attend_returned()")
+        with contextlib.ExitStack() as stack:
+            # Before the hooks of the base class, which end the forward.
+            for name, module in self._anatomy.attention.items():
+                stack.callback(module.register_forward_pre_hook(self._note(name)).remove)
+            stack.callback(self.model.register_forward_pre_hook(self._ask, with_kwargs=True).remove)
+            stack.callback(self.model.register_forward_hook(self._take).remove)
+            stack.enter_context(super()._recording())
+            yield
+
+    @property
+    def _active(self) -> bool:
+        return self in seam.active_observers()
+
+    def _note(self, name: str) -> Callable[[nn.Module, tuple[object, ...]], None]:
+        def hook(module: nn.Module, args: tuple[object, ...]) -> None:
+            if self._active:
+                self._ran.append(name)
+
+        return hook
+
+    def _ask(
+        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
+        if not self._active:
+            return None
+        mask = kwargs.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.ndim != 2:
+            raise UnsupportedModelError(
+                f"{self._name} was given an attention mask of shape {tuple(mask.shape)}; in this tier only padding (batch, "
+                "tokens) is known to be hidden"
+            )
+        first = next((one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.ndim >= 2), None)
+        if first is not None:
+            samples, length = first.shape[:2]
+            needed = bytes_of_weights(self.model, samples, length)
+            require_memory(needed, f"the weights that {self._name} returns of {samples} samples of {length} tokens")
+        self._ran.clear()
+        self._wanted = bool(kwargs.get("output_attentions"))
+        return args, {**kwargs, "output_attentions": True}
+
+    def _take(self, module: nn.Module, args: tuple[object, ...], output: object) -> object:
+        if not self._active:
+            return None
+        now = self._hooks.now
+        now.called.update(now.starts)
+        returned = getattr(output, "attentions", None)
+        weights = [one for one in returned or () if isinstance(one, Tensor)]
+        if not isinstance(output, ModelOutput) or len(weights) != len(self._ran):
+            raise UnsupportedModelError(
+                f"{self._name} was asked for its attention weights and returned those of {len(weights)} layers, while "
+                f"{len(self._ran)} attention modules ran ({', '.join(self._ran[:2])}, …); it cannot be measured"
+            )
+        with torch.no_grad(), torch.autocast(weights[0].device.type, enabled=False):
+            runs: Counter[str] = Counter()
+            calls = []
+            for name, given in zip(self._ran, weights, strict=True):
+                calls.append(self._call(name, runs[name], given.detach()))
+                runs[name] += 1
+            self._settle(calls)
+            for call in calls:
+                self._prove(call)
+                self._show(call)
+        if self._wanted:
+            return output
+        return type(output)(**{name: value for name, value in output.items() if name != "attentions"})
+
+    def _call(self, name: str, run: int, given: Tensor) -> GivenCall:
+        """The call of one module, under a rule that hides nothing but padding."""
+        now = self._hooks.now
+        tokens = now.token_ids[-1].shape[1] if now.token_ids else None
+        q_len = given.shape[2] if given.ndim == 4 else None
+        if q_len is None or given.shape[3] != now.cached + q_len or (tokens is not None and q_len != tokens):
+            of = "its tokens" if tokens is None else f"{tokens} tokens"
+            raise UnsupportedModelError(
+                f"{name} ({type(self._anatomy.attention[name]).__name__}) returns weights of shape {tuple(given.shape)} "
+                f"for {of}; expected (batch, heads, queries, keys) over all keys ({now.cached} cached). It cannot be measured"
+            )
+        batch, _, q_len, kv_len = given.shape
+        mask = next((mask for mask in reversed(now.token_masks) if tuple(mask.shape) == (batch, kv_len)), None)
+        keys = Positions.plain(batch, kv_len, given.device)
+        if mask is not None:
+            keys = Positions.counted(mask, 0, kv_len, given.device)
+        queries = now.counted(batch, q_len, given.device)
+        label = name if run == 0 else f"{name}#{run}"
+        if label not in self._known:
+            self._known[label] = Site(module=label, layer=len(self._known))
+            self.sites.append(self._known[label])
+        self.calls[name] += 1
+        key_tokens = now.key_tokens(keys.positions, q_len, None)
+        return given_call(
+            given, self._known[label], Everything(given.device), queries, keys, key_tokens=key_tokens, cached_keys=now.cached
+        )
+
+    def _settle(self, calls: Sequence[GivenCall]) -> None:
+        """Give the calls their rules; a model is causal by what it is, or by its first weights, with nothing for later keys."""
+        if self._causal is None and calls[0].q_len > 1:
+            self._causal = self._is_decoder or all(reach(call).ahead <= 0 for call in calls)
+        if self._causal is False:
+            return
+        for call in calls:
+            module = self._anatomy.attention[call.site.module.partition("#")[0]]
+            rule: Visibility = Causal(call.kv_len - call.q_len, call.given.device)
+            if getattr(module, "attention_type", None) == "local":  # GPT-Neo
+                rule &= Window(self.model.config.window_size, call.kv_len - call.q_len, call.given.device)
+            call.visible = rule if isinstance(call.visible, Everything) else rule & call.visible
+
+    def _prove(self, call: GivenCall) -> None:
+        module = call.site.module
+        fault, error = find_fault(call, "one")
+        if fault is not None:
+            raise MeasurementError(f"the weights that {module} of {self._name} returns: {fault.text}{_HINTS[fault.kind]}")
+        if call.kv_len > self._farthest[module]:  # a window shows at lengths beyond it
+            self._farthest[module] = call.kv_len
+            seen = reach(call)
+            if not seen.whole:
+                raise UnsupportedModelError(
+                    f"the weights that {module} of {self._name} returns have nothing for keys more than "
+                    f"{max(seen.back, seen.ahead)} away, in no head and no sample of {call.kv_len} tokens: a window that "
+                    "sinklab does not know. It cannot be measured"
+                )
+        self._record_check(int(call.counted.sum()) * call.num_heads, error)
+
+    def _show(self, call: GivenCall) -> None:
+        self._operations.add(call.operation)
+        if not self.probes:
+            return
+        statistics = column_statistics(call, self._statistics_needs) if self._statistics_needs else Statistics()
+        for probe in self.probes:
+            if type(probe).update is not Probe.update:
+                probe.update(call, statistics)
