@@ -321,6 +321,7 @@ class QuantizeSummary(TypedDict):
     texts: int
     calibration: int
     tokens: int | None
+    loss_of: str
     unit: str
     residual: bool
     minimal_effect: float

@@ -11,7 +11,7 @@ import torch
 import yaml
 from tests.conftest import make_sinklm
 from tests.studies.quantize.planted import TOKENS, bigram, rows
-from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
@@ -362,6 +362,13 @@ def test_a_model_that_is_quantised_already_is_refused():
         Twin(packed.model)
 
 
+def test_a_model_on_several_devices_is_refused():
+    model = bigram().model
+    model.lm_head.to("meta")
+    with pytest.raises(ConfigurationError, match=r"spread over cpu, meta, and codes are made of weights on one device"):
+        Twin(model)
+
+
 def test_models_without_linear_maps_or_a_loss_are_refused():
     config = BertConfig(
         vocab_size=TOKENS, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
@@ -373,6 +380,28 @@ def test_models_without_linear_maps_or_a_loss_are_refused():
     model.model.layers = torch.nn.ModuleList()
     with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM has no linear map inside a block"):
         Twin(model)
+
+
+def test_pictures_without_classes_are_measured_on_the_models_own_answers():
+    torch.manual_seed(0)
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4,
+        num_labels=5,
+    )  # fmt: skip
+    model = ViTForImageClassification(config).eval()
+    pictures = torch.randn(8, 3, 8, 8)
+    with torch.no_grad():
+        answers = model(pixel_values=pictures).logits.argmax(-1)
+    names = ("[CLS]", "patch 0,0", "patch 0,1", "patch 1,0", "patch 1,1")
+    labelled, own = (
+        quantize(
+            model, inputs=Samples({"pixel_values": pictures}, "image", targets, names), calibration=3, schemes=["w8a8"]
+        ).summary
+        for targets in (answers, None)
+    )
+    assert (labelled["loss_of"], own["loss_of"]) == ("class", "class, the model's own answer")
+    assert own["schemes"] == labelled["schemes"]
+    assert own["tokens"] == 5
 
 
 @pytest.mark.parametrize(

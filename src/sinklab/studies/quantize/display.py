@@ -25,10 +25,11 @@ def display(result: Result) -> Iterator[RenderableType]:
     """Three tables and a few sentences; two tables fewer where there is no gap."""
     summary = cast(QuantizeSummary, result.summary)  # of a result of this command
     unit = summary["unit"]
+    share = 100 * summary["quantized_share"]
     yield Text(
         f"{summary['model']}: {summary['texts']} samples of {summary['corpus']}, ranges from {summary['calibration']} others; "
-        f"loss {summary['clean_loss']['mean']:.3f} {unit}; weights on grids: {100 * summary['quantized_share']:.0f} % of all "
-        f"parameters, {size(summary['float_bytes'])} in 16 bits\n"
+        f"loss of the {summary['loss_of']} {summary['clean_loss']['mean']:.3f} {unit}; {share:.0f} % of parameters on grids, "
+        f"{size(summary['float_bytes'])} in 16 bits\n"
     )
     table = _table("scheme", "loss", "gap [95 %]", "verdict", "weights", "computed by")
     for scheme in summary["schemes"]:

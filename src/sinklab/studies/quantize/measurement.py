@@ -9,6 +9,7 @@ from typing import Unpack
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, MeasurementError, SinklabError, UnsupportedModelError
@@ -35,6 +36,9 @@ MANY = 4
 
 RISING = 8
 """Tokens that are listed."""
+
+OWN = "class, the model's own answer"
+"""What the loss is taken of where samples have no classes: the gap is then about answers that change, right or wrong."""
 
 CHECKED = 2
 """Calibration samples on which integer and simulated products are compared."""
@@ -130,9 +134,16 @@ def examine(
         raise UnsupportedModelError(
             f"{type(loaded.model).__name__} has no loss, so there is no gap to measure; load the model with its head"
         )
-    if samples.tokens is None and samples.targets is None:
-        raise ConfigurationError("samples without targets have no loss; give `inputs` with targets, or a corpus with labels")
-    return _Examination(loaded, calibration, samples, request, corpus, bos, progress).run()
+    loss_of = str(loss_kind(loaded.model))
+    if samples.targets is None and loss_of == "class":
+        calibration, samples = (_with_own_answers(loaded.model, part) for part in (calibration, samples))
+        loss_of = OWN
+    elif samples.targets is None and loss_of != "next token":
+        raise UnsupportedModelError(
+            f"the loss of {type(loaded.model).__name__} is taken of a {loss_of}, and these samples have no targets; give "
+            "`inputs` with them from Python"
+        )
+    return _Examination(loaded, calibration, samples, request, loss_of, corpus, bos, progress).run()
 
 
 class _Examination:
@@ -142,12 +153,13 @@ class _Examination:
         calibration: Samples,
         samples: Samples,
         request: Request,
+        loss_of: str,
         corpus: str,
         bos: int,
         progress: Progress,
     ) -> None:
         self.loaded, self.calibration, self.samples, self.request = loaded, calibration, samples, request
-        self.corpus, self.bos, self.progress = corpus, bos, progress
+        self.loss_of, self.corpus, self.bos, self.progress = loss_of, corpus, bos, progress
         self.twin = Twin(loaded.model, residual=request.residual, integer=request.integer)
         self.rows: list[Row] = []
 
@@ -198,6 +210,7 @@ class _Examination:
             "texts": len(self.samples),
             "calibration": len(self.calibration),
             "tokens": self.samples.positions,
+            "loss_of": self.loss_of,
             "unit": "nats",
             "residual": request.residual,
             "minimal_effect": request.minimal_effect,
@@ -231,6 +244,8 @@ class _Examination:
     def _sinks(self) -> tuple[tuple[int, ...] | None, str | None]:
         """Positions of the sinks on the calibration samples; ``None`` with the reason where they cannot be found."""
         model = self.loaded.model
+        if model.config.is_encoder_decoder:
+            return None, "encoder and decoder have positions of their own, and tokens are left whole by position"
         try:
             arguments = self.calibration.on(model.device, model.dtype)
             found = find_sinks(model, arguments, threshold=self.request.threshold)
@@ -433,6 +448,15 @@ class _Examination:
     def _interval_rows(self, metric: Metric, mean: float, low: float, high: float, **at: Unpack[Coordinates]) -> None:
         for one, value in zip((metric, *BOUNDS[metric]), (mean, low, high), strict=True):
             self.rows.append({"probe": PROBE, **at, "metric": one, "value": value})
+
+
+def _with_own_answers(model: PreTrainedModel, samples: Samples) -> Samples:
+    """The samples with the classes that the model itself gives them."""
+    answers = []
+    with torch.inference_mode():
+        for batch in samples.batches(CHECKED):
+            answers.append(model(**batch.on(model.device, model.dtype)).logits.argmax(-1).cpu())
+    return dataclasses.replace(samples, targets=torch.cat(answers))
 
 
 def _means(losses: Tensor) -> np.ndarray:

@@ -166,11 +166,17 @@ class Twin:
 
     Raises:
         UnsupportedModelError: no linear map inside a block, or one that is no plain one.
-        ConfigurationError: the model is quantised already.
+        ConfigurationError: the model is quantised already, or spread over devices.
     """
 
     def __init__(self, model: PreTrainedModel, *, residual: bool = False, integer: bool = True) -> None:
         require_unquantized(model)
+        places = {str(parameter.device) for parameter in model.parameters()}
+        if len(places) > 1 or "meta" in places:
+            raise ConfigurationError(
+                f"the weights of the model are spread over {', '.join(sorted(places))}, and codes are made of weights on one "
+                "device; load it with `device`"
+            )
         # The weights are read and never written, so a copy of what is float32 already shares them.
         shared = {id(parameter): parameter for parameter in model.parameters() if parameter.dtype == torch.float32}
         self.model, self.integer = copy.deepcopy(model, shared).eval(), integer
