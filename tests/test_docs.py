@@ -329,6 +329,7 @@ def test_summary_keys_are_documented(checkpoint, tmp_path):
         "8",
         "--certificate",
         "--causes",
+        "--origin",
     ]
     assert CliRunner().invoke(app, [*arguments, "--out", str(out)]).exit_code == 0
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")

@@ -24,6 +24,7 @@ FOLDERS = {
     "measure": ["nowhere", "--probe", "entropy"],
     "cache": ["nowhere"],
     "causes": ["nowhere"],
+    "origin": ["nowhere"],
     "depend": ["nowhere"],
     "trigger": ["--seeds", "0"],
     "retrieval": ["--seeds", "0"],

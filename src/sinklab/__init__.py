@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sinklab.studies.causes.causes import find_causes
     from sinklab.studies.measure.from_weights import from_weights
     from sinklab.studies.measure.measure import measure
+    from sinklab.studies.origin.origin import find_origin
     from sinklab.studies.pretrain.pretrain import pretrain
     from sinklab.studies.quantize.quantize import quantize
     from sinklab.training.callback import SinkCallback
@@ -43,6 +44,7 @@ _HOMES = {
     "attention_statistics": "sinklab.attention.statistics.of_tensors",
     "audit": "sinklab.studies.audit.audit",
     "find_causes": "sinklab.studies.causes.causes",
+    "find_origin": "sinklab.studies.origin.origin",
     "from_weights": "sinklab.studies.measure.from_weights",
     "load_model": "sinklab.models.loading",
     "measure": "sinklab.studies.measure.measure",
@@ -68,6 +70,7 @@ __all__ = [
     "attention_statistics",
     "audit",
     "find_causes",
+    "find_origin",
     "from_weights",
     "load_model",
     "measure",

@@ -9,6 +9,7 @@ from sinklab.report.causes import causes_section, write_causes_report
 from sinklab.report.certificate import certificate_plot, certificate_section
 from sinklab.report.data import Audit, Maps, read_audit
 from sinklab.report.figures import add_maps, cards, head_data, layer_figures, layer_table
+from sinklab.report.origin import origin_section, write_origin_report
 from sinklab.report.page import environment, facts_of, json_text, render, write_page
 from sinklab.report.policies import Curves, is_comparison, policy_curves, policy_section
 from sinklab.report.words import (
@@ -41,7 +42,7 @@ def write_report(folder: Path) -> Path:
     recorded, are said to be missing.
 
     Args:
-        folder: output directory of an audit, or of ``sinklab causes``.
+        folder: output directory of an audit, of ``sinklab causes``, or of ``sinklab origin``.
 
     Returns:
         The path of the page.
@@ -51,8 +52,9 @@ def write_report(folder: Path) -> Path:
         ResultError: the table or the maps do not follow their schema.
     """
     folder = Path(folder)
-    if read_run(folder).get("kind") == "causes":
-        return write_causes_report(folder)
+    kind = read_run(folder).get("kind")
+    if kind in ("causes", "origin"):
+        return write_causes_report(folder) if kind == "causes" else write_origin_report(folder)
     return write_page(render_report(read_audit(folder)), folder / "report.html")
 
 
@@ -76,6 +78,7 @@ def render_report(audit: Audit) -> str:
         "policies": policy_section(audit.summary["cache"]) if "cache" in audit.summary else None,
         "certificate": certificate_section(audit.summary.get("certificate")),
         "causes": causes_section(audit.summary.get("causes")),
+        "origin": origin_section(audit.summary.get("origin")),
         "definitions": _definitions(audit),
         "metrics": _metrics(audit),
         "checks": _checks(audit.run.get("checks")),

@@ -862,7 +862,7 @@
 
   makeRamps();
   repaint();
-  const pages = { compare: comparison, causes: async () => {}, claims: async () => {} }; // these have nothing that a script draws
+  const pages = { compare: comparison, causes: async () => {}, origin: async () => {}, claims: async () => {} }; // these have nothing that a script draws
   (pages[data.page] ?? report)().then(
     () => { repaint(); root.dataset.ready = "true"; },
     (error) => {

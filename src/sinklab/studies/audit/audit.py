@@ -54,6 +54,7 @@ def audit(
     cache: bool = True,
     certificate: bool = False,
     causes: bool = False,
+    origin: bool = False,
     out: Annotated[Path | None, WrittenTo("sinklab-audit/{model}")] = None,
     overwrite: Overwrite = False,
     progress: Progress | None = None,
@@ -69,6 +70,7 @@ def audit(
         cache: Read a few long texts under cache policies too: what a window loses without the sinks, and with them.
         certificate: Certify on a few samples which heads could not be silent without their sink (docs/theory.md).
         causes: Find out what every head does with the sink, by taking it away (docs/causes.md); a minute or more.
+        origin: Find out where the sinks are born, and what goes without it (docs/origin.md).
         out: Output directory, whole or not at all; a result in Python is written nowhere without it.
 
     Raises:
@@ -98,7 +100,7 @@ def audit(
         min_queries = max(1, seq_len // 2)
         audit = measure_audit(
             loaded, text, **settings, batch_size=batch_size, cache=cache, certificate=certificate,
-            causes=causes, run_id=run.id, progress=run.progress,
+            causes=causes, origin=origin, run_id=run.id, progress=run.progress,
         )  # fmt: skip
         return run.finish(
             summary=audit.summary,

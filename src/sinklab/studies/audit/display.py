@@ -37,6 +37,7 @@ def display(result: Result) -> Iterator[RenderableType]:
         "cache": (summary.get("cache") or {}).get("recommendation", ""),
         "forced": _forced(summary.get("certificate")),
         "causes": _causes(summary.get("causes")),
+        "origin": _origin(summary.get("origin")),
         "report": "" if result.folder is None else str(result.folder / "report.html"),
     }
     for name, text in lines.items():
@@ -84,6 +85,13 @@ def _causes(causes: Mapping[str, Any] | None) -> str:
     if causes is None:
         return ""
     return str(causes["text"]) if "heads" in causes else f"not examined: {causes['refused']}"
+
+
+def _origin(origin: Mapping[str, Any] | None) -> str:
+    """Where the sinks are born, or why it is not known though it was asked for."""
+    if origin is None:
+        return ""
+    return str(origin["text"]) if "origins" in origin else f"not followed: {origin['refused']}"
 
 
 def _reading(reading: Mapping[str, Any] | None) -> str:

@@ -49,6 +49,7 @@ from sinklab.studies.measure.probing import (
     run_probes,
     uses_bos,
 )
+from sinklab.studies.origin.measurement import origin_section
 
 __all__ = ["Audited", "measure_audit"]
 
@@ -91,6 +92,7 @@ def measure_audit(
     cache: bool,
     certificate: bool,
     causes: bool,
+    origin: bool,
     run_id: str,
     progress: Progress,
 ) -> Audited:
@@ -186,6 +188,11 @@ def measure_audit(
             loaded, text, summary, sinks, run_id=run_id, seed=seed, progress=progress
         )
         tables.append(causes_table)
+    if origin:
+        summary["origin"], origin_table = origin_section(
+            loaded, drawn, sinks, run_id=run_id, corpus=text.label, bos=int(main_bos), seed=seed, progress=progress
+        )
+        tables.append(origin_table)
     record = {
         "model": model_facts(loaded, probed.session),
         "corpus": corpus_record(text, reading),

@@ -35,6 +35,7 @@ __all__ = [
     "check_identity",
     "checks",
     "classes_of",
+    "forward_arguments",
     "labelled",
     "looking_at",
     "make_probe",
@@ -43,6 +44,7 @@ __all__ = [
     "opened",
     "run_probes",
     "sample_losses",
+    "scored_pairs",
     "uses_bos",
     "writes",
 ]
@@ -139,9 +141,9 @@ def run_probes(
         progress(stage, 0, len(samples))
     with looking_at(model, probes) as session:
         for batch in samples.batches(size):
-            output = model(**_arguments(model, batch, full_logits=loss))
+            output = model(**forward_arguments(model, batch, full_logits=loss))
             if loss:
-                logits, targets = _scored(output.logits, batch)
+                logits, targets = scored_pairs(output.logits, batch)
                 total += cross_entropies(logits, targets).sum().item()
                 scored += int((targets != IGNORED).sum())
                 del logits
@@ -156,7 +158,7 @@ def sample_losses(model: PreTrainedModel, samples: Samples, *, batch_size: int |
     size = batch_size or max(1, TOKENS_PER_BATCH // (samples.positions or UNKNOWN_POSITIONS))
     losses = []
     for batch in samples.batches(size):
-        logits, targets = _scored(model(**_arguments(model, batch, full_logits=True)).logits, batch)
+        logits, targets = scored_pairs(model(**forward_arguments(model, batch, full_logits=True)).logits, batch)
         losses.append(cross_entropies(logits, targets).cpu().masked_fill(targets.cpu() == IGNORED, torch.nan))
     return torch.cat(losses)
 
@@ -202,7 +204,7 @@ def as_samples(samples: Samples | Tensor) -> Samples:
     return samples
 
 
-def _scored(logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+def scored_pairs(logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
     """Logits ``(samples, positions, classes)`` and the targets ``(samples, positions)`` that they are compared with."""
     if samples.targets is None:
         assert samples.tokens is not None, "only a text has next tokens"
@@ -223,7 +225,7 @@ def check_identity(model: PreTrainedModel, samples: Samples | Tensor) -> dict[st
     first = as_samples(samples).take(slice(0, 1))
     if first.kind == "text":
         first = Samples({name: tensor[:, :IDENTITY_TOKENS] for name, tensor in first.arguments.items()})
-    arguments = _arguments(model, first, full_logits=True)
+    arguments = forward_arguments(model, first, full_logits=True)
     plain = [tensor for tensor in _tensors(model(**arguments))]
     with looking_at(model):
         observed = [tensor for tensor in _tensors(model(**arguments))]
@@ -283,7 +285,12 @@ def checks(session: Session, identity: dict[str, int]) -> dict[str, object]:
     return {**identity, "attention_modules_seen": len(session.calls), **session.checks}
 
 
-def _arguments(model: PreTrainedModel, samples: Samples, *, full_logits: bool) -> dict[str, object]:
+def forward_arguments(model: PreTrainedModel, samples: Samples, *, full_logits: bool) -> dict[str, object]:
+    """Arguments of a model's forward for some samples, without a cache, and with logits of the last token alone if these do.
+
+    Raises:
+        UnsupportedModelError: the model does not read such samples.
+    """
     known = inspect.signature(model.forward).parameters
     missing = [name for name in samples.arguments if name not in known]
     if missing:

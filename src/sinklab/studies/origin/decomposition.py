@@ -1,0 +1,273 @@
+"""Decomposition: what every unit of a sublayer adds to its write at a place; the parts sum to the write, which is checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from sinklab.corpora.samples import Samples
+from sinklab.studies.origin.structure import Structure, Sublayer
+from sinklab.studies.origin.tap import Tap
+from sinklab.studies.origin.writers import Experts, Routing, Writer
+
+__all__ = ["Channel", "Decomposition", "Part", "decompose"]
+
+COVERED, MOST = 0.9, 8
+"""Units are named until they write this share of the whole, and no more than so many."""
+
+CHANNELS = 5
+"""Channels that are listed at most: those that make up most of the squared norm of the write."""
+
+EXACT = {torch.float64: 1e-9, torch.float32: 1e-3}
+"""By how much of the write the parts may miss it in sum: they are added in another order than by the product itself, whose
+rounding grows with the number of terms (of half precision each write has three digits at most)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What one unit writes, mean over samples and places.
+
+    Attributes:
+        unit, name: number, and in words.
+        along: in the direction of the mean write; over all units, with the rest, these sum to the norm of the write.
+        size: L2 norm of its own mean write, in whatever direction.
+        in_channel: into the first channel of the write.
+    """
+
+    unit: int
+    name: str
+    along: float
+    size: float
+    in_channel: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Channel:
+    """One channel of the mean write: its value, its share of the squared norm, and the mean there of what leaves the block."""
+
+    channel: int
+    value: float
+    share: float
+    state: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decomposition:
+    """A write at a place as a sum.
+
+    Attributes:
+        norm: of the mean write over samples and places; of the difference from other tokens where ``against_others``.
+        channels: the largest ones, as far as they make up :data:`COVERED` of the squared norm.
+        parts: units in falling order, up to :data:`COVERED` of the norm together.
+        rest: what is not from units: bias, and of mixtures what stands beside the experts.
+        error: largest deviation of the sum of all parts from the norm, as a share of it.
+        against_others: whether the mean over other tokens was subtracted.
+        why: why the write is not split; empty where it is.
+    """
+
+    norm: float
+    channels: tuple[Channel, ...]
+    parts: tuple[Part, ...]
+    rest: float
+    error: float
+    against_others: bool
+    why: str
+
+
+class _Means(Tap):
+    """Mean write at a place and at other tokens, and the mean at the place of what leaves the block."""
+
+    def __init__(self, sublayer: Sublayer) -> None:
+        self.sublayer = sublayer
+        self.here = self.there = self.state = torch.zeros(())
+        self.numbers = [0, 0]
+        self.at = self.others = torch.zeros(0)
+        self._entered: Tensor | None = None
+
+    def shown(self, at: Tensor, others: Tensor) -> None:
+        self.at, self.others = at, others
+
+    def enter(self, block: int, hidden: Tensor) -> None:
+        self._entered = hidden if block == self.sublayer.block and self.sublayer.kind == "block" else None
+
+    def write(self, sublayer: Sublayer, values: Tensor) -> None:
+        if sublayer.stage == self.sublayer.stage:
+            values = sublayer.scale * values.reshape(*self.at.shape, -1)
+            at, others = self.at.to(values.device), self.others.to(values.device)
+            self.here = self.here + values[at].double().sum(0).cpu()
+            self.there = self.there + values[others].double().sum(0).cpu()
+            self.numbers = [self.numbers[0] + int(at.sum()), self.numbers[1] + int(others.sum())]
+
+    def leave(self, block: int, hidden: Tensor) -> None:
+        if self._entered is not None:
+            self.write(self.sublayer, hidden - self._entered)
+            self._entered = None
+        if block == self.sublayer.block:
+            self.state = self.state + hidden[self.at.to(hidden.device)].double().sum(0).cpu()
+
+
+class _Products(Tap):
+    """Products of every unit's write with a direction, summed over the tokens of a place and over the others."""
+
+    def __init__(
+        self, sublayer: Sublayer, writer: Writer, direction: Tensor, channel: int, others: bool, model_dtype: torch.dtype
+    ) -> None:
+        self.sublayer, self.writer, self.direction, self.wants_others = sublayer, writer, direction, others
+        self.model_dtype = model_dtype
+        self.channel = channel
+        self.sums = [torch.zeros(writer.units, dtype=torch.float64) for _ in range(4)]
+        self.bias = [0.0, 0.0]
+        self.at = self.others = torch.zeros(0)
+        self.misfit = 0.0
+        self.kept: list[tuple[Tensor, Tensor]] = []
+        self._acts: Tensor | None = None
+        self._bias: Tensor | None = None
+
+    def shown(self, at: Tensor, others: Tensor) -> None:
+        self.at, self.others = at, others
+
+    def size(self, unit: int) -> float:
+        """L2 norm of the mean write of a unit at the place."""
+        columns = self.writer.columns([unit])
+        directions = self.writer.directions(columns).double()
+        written = [(acts[:, columns.to(acts.device)].double() @ directions * factor) for acts, factor in self.kept]
+        return float(torch.cat(written).mean(0).norm())
+
+    def activations(self, sublayer: Sublayer, values: Tensor) -> None:
+        if sublayer.stage == self.sublayer.stage:
+            bias = self.writer.bias()
+            self._acts = values.detach().flatten(0, -2)
+            self._bias = None if bias is None else bias.expand(len(self._acts), -1)
+
+    def routed(self, sublayer: Sublayer, arguments: Routing, output: Tensor) -> None:
+        if sublayer.stage != self.sublayer.stage or not isinstance(self.writer, Experts):
+            return
+        chosen = torch.nonzero(self.at.flatten().to(output.device))[:, 0]
+        tokens, experts, weights = arguments
+        own = (tokens.flatten(0, -2)[chosen], experts.flatten(0, -2)[chosen], weights.flatten(0, -2)[chosen])
+        read, bias = self.writer.read(own), self.writer.biases(own)
+        total = bias.double()
+        for expert in range(self.writer.units // self.writer.inner):
+            columns = torch.arange(expert * self.writer.inner, (expert + 1) * self.writer.inner)
+            total += read[:, columns].double() @ self.writer.directions(columns).double()
+        real = output.flatten(0, -2)[chosen].double()
+        self.misfit = max(self.misfit, float((total - real).norm() / real.norm().clamp_min(1e-30)))
+        self._acts = read.new_zeros(len(output.flatten(0, -2)), self.writer.units)
+        self._acts[chosen] = read
+        self._bias = torch.zeros_like(output.flatten(0, -2))
+        self._bias[chosen] = bias
+
+    def write(self, sublayer: Sublayer, values: Tensor) -> None:
+        if sublayer.stage != self.sublayer.stage or self._acts is None:
+            return
+        flat = sublayer.scale * values.detach().flatten(0, -2).double()
+        for number, mask in enumerate((self.at, self.others)[: 2 if self.wants_others else 1]):
+            rows = torch.nonzero(mask.flatten().to(flat.device))[:, 0]
+            acts = self._acts[rows].double()
+            factor = self._factor(flat[rows], acts, rows)
+            basis = torch.zeros(1, flat.shape[1], dtype=torch.float64, device=flat.device)
+            basis[0, self.channel] = 1.0
+            direction = self.direction.to(flat.device)[None]
+            if number == 0:
+                self.kept.append((self._acts[rows], factor))
+            self.sums[2 * number] += self.writer.along(acts, factor * direction).sum(0).cpu()
+            self.sums[2 * number + 1] += self.writer.along(acts, factor * basis).sum(0).cpu()
+            if self._bias is not None:
+                self.bias[number] += float((self._bias[rows].double() * factor * direction).sum())
+        self._acts = None
+
+    def _factor(self, written: Tensor, acts: Tensor, rows: Tensor) -> Tensor:
+        """What the output of the map is multiplied with on its way into the residual stream, ``(tokens, width)``."""
+        if isinstance(self.writer, Experts):
+            return torch.full_like(written, self.sublayer.scale)
+        columns = torch.arange(acts.shape[1])
+        plain = acts @ self.writer.directions(columns).double()
+        plain = plain if self._bias is None else plain + self._bias[rows].double()
+        scale = self.sublayer.scale
+        if float((written - scale * plain).norm()) <= _tolerance(self.model_dtype) * float(written.norm()):
+            return torch.full_like(written, scale)
+        # A norm or a scale behind the map, which the structure has shown to be a factor for every token and channel.
+        return torch.where(plain != 0, written / plain.where(plain != 0, torch.ones_like(plain)), torch.zeros_like(plain))
+
+
+@torch.no_grad()
+def decompose(
+    model: nn.Module,
+    structure: Structure,
+    sublayer: Sublayer,
+    writer: Writer | None,
+    samples: Samples,
+    masks: tuple[Tensor, Tensor],
+    forward: Callable[[Samples], object],
+    batch_size: int,
+    *,
+    against_others: bool,
+) -> Decomposition:
+    """Split the mean write of a sublayer at a place.
+
+    Args:
+        masks: which tokens are the place, and which are others, boolean ``(samples, length)``.
+        against_others: subtract the mean over the others: what makes the place differ, and not what all tokens get.
+    """
+
+    def passed(tap: _Means | _Products) -> None:
+        with tap.on(model, structure):
+            for start in range(0, len(samples), batch_size):
+                rows = slice(start, start + batch_size)
+                tap.shown(masks[0][rows], masks[1][rows])
+                forward(samples.take(rows))
+
+    means = _Means(sublayer)
+    passed(means)
+    here, there = means.here / max(means.numbers[0], 1), means.there / max(means.numbers[1], 1)
+    state = means.state / max(means.numbers[0], 1)
+    mean = here - there if against_others else here
+    norm = float(mean.norm())
+    shares = mean.square() / max(norm**2, 1e-300)
+    order = shares.argsort(descending=True)[:CHANNELS].tolist()
+    kept = 1 + next((rank for rank in range(len(order)) if float(shares[order[: rank + 1]].sum()) >= COVERED), len(order) - 1)
+    channels = tuple(Channel(index, float(mean[index]), float(shares[index]), float(state[index])) for index in order[:kept])
+    if writer is None:
+        why = "what it writes is not the rescaled output of one linear map, nor of experts whose weights are known"
+        why = "what the block adds is not the sum of writes that are seen" if sublayer.kind == "block" else why
+        return Decomposition(norm, channels, (), norm, 0.0, against_others, why)
+    if isinstance(writer, Experts) and against_others:
+        against_others, mean = False, here
+        norm = float(mean.norm())
+    products = _Products(sublayer, writer, mean / max(norm, 1e-300), order[0], against_others, _dtype(model))
+    passed(products)
+    along = products.sums[0] / max(means.numbers[0], 1)
+    channel = products.sums[1] / max(means.numbers[0], 1)
+    rest = products.bias[0] / max(means.numbers[0], 1)
+    if against_others:
+        along = along - products.sums[2] / max(means.numbers[1], 1)
+        channel = channel - products.sums[3] / max(means.numbers[1], 1)
+        rest -= products.bias[1] / max(means.numbers[1], 1)
+    missing = norm - float(along.sum()) - rest
+    error = abs(missing) / max(norm, 1e-300)
+    why = ""
+    if isinstance(writer, Experts):  # what stands beside them (a shared expert) is the rest; they are checked by themselves
+        error, rest = products.misfit, rest + missing
+        if error > 0.01:
+            why = f"{writer.path} keeps the weights of its experts in a form that is not known, so they cannot be split"
+    elif error > _tolerance(_dtype(model)):
+        why = f"its parts sum to the write only up to {100 * error:.2g} % of it"
+    if why:
+        return Decomposition(norm, channels, (), norm, error, against_others, why)
+    parts = []
+    for unit in along.argsort(descending=True)[:MOST].tolist():
+        parts.append(Part(unit, writer.name(unit), float(along[unit]), products.size(unit), float(channel[unit])))
+        if sum(part.along for part in parts) >= COVERED * norm:
+            break
+    return Decomposition(norm, channels, tuple(parts), rest, error, against_others, "")
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    return next(model.parameters()).dtype
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return EXACT.get(dtype, 0.1)

@@ -1,0 +1,120 @@
+"""find_origin(): where a sink is born: block and sublayer, channels, the neurons or heads that write it, the weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sinklab.results.run import Result, Run
+from sinklab.studies.arguments import (
+    BatchSize,
+    Bos,
+    CorpusOfModel,
+    Device,
+    Dtype,
+    ModelSource,
+    Out,
+    Overwrite,
+    Progress,
+    Revision,
+    Samples,
+    Seed,
+    SeqLen,
+    Threshold,
+    TrustRemoteCode,
+    command,
+)
+
+if TYPE_CHECKING:
+    from sinklab.corpora.samples import Samples as Shown
+    from sinklab.sinks import Sinks
+
+__all__ = ["find_origin"]
+
+
+@command("origin")
+def find_origin(
+    model: ModelSource,
+    *,
+    corpus: CorpusOfModel = "auto",
+    seq_len: SeqLen = 64,
+    samples: Samples = 32,
+    threshold: Threshold = 0.3,
+    controls: int = 5,
+    inputs: Shown | None = None,
+    sinks: Sinks | None = None,
+    seed: Seed = 0,
+    bos: Bos = "auto",
+    batch_size: BatchSize = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    progress: Progress | None = None,
+) -> Result:
+    """Find out where each sink is born, what writes it, and what goes when that is taken away: attention, spike, loss.
+
+    For every sink, and every position whose norm stands out though no head looks at it alone: the block and sublayer in which
+    its norm jumps (or that its key's scores come from), the channels that carry it, the neurons, heads or experts that write
+    them and how much of it, and the weights behind these. The units are then silenced, set to the mean of other positions and
+    resampled, beside as many random units of the same layer. docs/origin.md has the definitions and their limits.
+
+    Args:
+        controls: Draws of random units of the same layer, as many as were found.
+        inputs: samples of your own, of any kind that the model reads, instead of a corpus.
+        sinks: what find_sinks found on samples like these; they are searched for otherwise.
+        out: Directory for report.html, summary.json, table.parquet and run.json; none by default.
+
+    Raises:
+        SinklabError: see the errors of loading and corpora; fewer than two samples, or blocks that cannot be followed.
+
+    Examples:
+        sinklab origin embedded:softmax
+        sinklab origin ORG/MODEL --corpus notes.txt --samples 64 --out build/origin
+        sinklab origin ./my-checkpoint --controls 10 --json
+    """
+    from sinklab.corpora import resolve_corpus
+    from sinklab.models.drawing import AUTO, default_corpus, draw_samples
+    from sinklab.models.lengths import require_positions
+    from sinklab.report.html import write_report
+    from sinklab.results.table import make_table
+    from sinklab.sinks import find_sinks
+    from sinklab.studies.measure.probing import opened, uses_bos
+    from sinklab.studies.origin.display import display
+    from sinklab.studies.origin.measurement import ROWS_AT_ONCE, decoded, locate_origins, require_settings
+
+    settings = {
+        "seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos, "controls": controls,
+    }  # fmt: skip
+    require_settings(samples if inputs is None else len(inputs), controls, batch_size)
+    with Run("origin", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
+        loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+        facts = {"model": loaded.name, "revision": loaded.revision, "operation": loaded.operation}
+        label, with_bos = "inputs", None
+        if inputs is None:
+            text = default_corpus(loaded) if corpus == AUTO else resolve_corpus(corpus)
+            with_bos = uses_bos(loaded.encoder, bos)
+            require_positions(loaded.model, seq_len)
+            label = text.label
+            inputs = draw_samples(loaded, text, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
+        if sinks is None:
+            sinks = find_sinks(
+                loaded.model, inputs.on(loaded.device, loaded.dtype), threshold=threshold, decode=decoded(loaded),
+                corpus=label, bos=None if with_bos is None else int(with_bos),
+            )  # fmt: skip
+        located = locate_origins(
+            loaded.model, inputs, sinks, controls=controls, batch_size=batch_size or ROWS_AT_ONCE, seed=seed,
+            progress=run.progress,
+        )  # fmt: skip
+        constants = {"corpus": label, "bos": None if with_bos is None else int(with_bos)}
+        return run.finish(
+            summary={**facts, **constants, "sinks": sinks.to_dict(), **located.summary},
+            table=make_table(located.rows, run_id=run.id, seed=seed, **constants, **facts),
+            display=display,
+            page=write_report,
+            loaded=loaded,
+            config={"corpus": label, "samples": len(inputs)},
+            model={"name": loaded.name, "class": type(loaded.model).__name__, "revision": loaded.revision},
+            token_sha256=inputs.sha256,
+        )

@@ -1,0 +1,328 @@
+"""Structure: what every block of a model adds to the residual stream, found from the numbers of one pass and not from names.
+
+A block is a member of a list of modules that holds attention. What comes out of it is what went in plus what its sublayers
+write, whatever they are called; which tensors these are is seen from sums that come out (``x + write`` is what a later module
+is given, or what the block returns), so that pre-norm, post-norm, sandwich norms, scales and parallel sublayers are one case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers.pytorch_utils import Conv1D
+
+from sinklab.attention.anatomy import Anatomy
+from sinklab.errors import UnsupportedModelError
+
+__all__ = ["Block", "Structure", "Sublayer", "find_structure", "hooked", "is_experts", "is_linear"]
+
+Kind = Literal["attention", "cross-attention", "mlp", "block"]
+_CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
+"""Norm of what a sum leaves unexplained, over the norm of the write; half precision rounds the sum itself to three digits."""
+_HALF = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Sublayer:
+    """One write into the residual stream.
+
+    Attributes:
+        block: running number of the call of the block.
+        stage: running number of the write, 1 for the first of the model; 0 is what enters the first block.
+        kind: what it is; ``block`` for all that a block adds, where that could not be accounted for.
+        source: qualified name of the module whose output, times ``scale``, is added; of a whole block the block itself.
+        scale: constant factor, 1 in nearly all models.
+        writer: qualified name of the linear map, or of the experts of a mixture, that the source's output is a rescaling of;
+            ``None`` where there is none.
+        norm: module that the sum goes through before the next sublayer or the end of the block (post-norm), if any.
+        turn: which call of the source within the block it is, from 0: one dropout may serve two sublayers.
+        attention: qualified name of the attention module, of a sublayer of attention.
+    """
+
+    block: int
+    stage: int
+    kind: Kind
+    source: str
+    scale: float = 1.0
+    writer: str | None = None
+    norm: str | None = None
+    turn: int = 0
+    attention: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """One call of a block.
+
+    Attributes:
+        number: running number of the call, in the order in which the model makes them.
+        module: qualified name of the module.
+        call: which call of this module it is, from 0: above 0 where layers share their weights (ALBERT).
+        sublayers: its writes in order; one of kind ``block`` where its output could not be accounted for.
+    """
+
+    number: int
+    module: str
+    call: int
+    sublayers: tuple[Sublayer, ...]
+
+    @property
+    def split(self) -> bool:
+        """Whether its sublayers are known."""
+        return all(sublayer.kind != "block" for sublayer in self.sublayers)
+
+    @property
+    def name(self) -> str:
+        """``model.layers.3``, with the number of the call where the module is called more than once."""
+        return self.module if not self.call else f"{self.module} (call {self.call})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """The blocks of a model in the order of their calls, with all their writes."""
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def sublayers(self) -> list[Sublayer]:
+        """All writes in order."""
+        return [sublayer for block in self.blocks for sublayer in block.sublayers]
+
+    @property
+    def unsplit(self) -> list[str]:
+        """Names of blocks whose output could not be accounted for."""
+        return [block.name for block in self.blocks if not block.split]
+
+
+@contextlib.contextmanager
+def hooked(register: Callable[[list[RemovableHandle]], None]) -> Iterator[None]:
+    """Hooks for the length of a ``with`` block, taken away whatever happens."""
+    handles: list[RemovableHandle] = []
+    try:
+        register(handles)
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is a linear map with its weights as floating-point numbers."""
+    return isinstance(module, (nn.Linear, Conv1D)) and module.weight.is_floating_point()
+
+
+@dataclasses.dataclass(eq=False)
+class _Event:
+    """A call of a module inside a block: its name, first tensor given and returned, each ``(batch, length, width)``."""
+
+    name: str
+    given: Tensor | None
+    returned: Tensor | None
+
+
+@torch.no_grad()
+def find_structure(model: nn.Module, forward: Callable[[], object]) -> Structure:
+    """Run the model once on a few samples and see what its blocks add.
+
+    Args:
+        forward: runs the model.
+
+    Raises:
+        UnsupportedModelError: no block gives hidden states of shape (batch, seq_len, hidden_size).
+    """
+    anatomy = Anatomy(model)
+    found: list[Block] = []
+    calls: Counter[str] = Counter()
+    stack: list[tuple[str, Tensor, list[_Event]]] = []
+
+    def begin(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            hidden = args[0] if args else kwargs.get("hidden_states")
+            if isinstance(hidden, Tensor) and hidden.ndim == 3:
+                stack.append((name, hidden.detach().clone(), []))
+
+        return hook
+
+    def inner(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
+            if stack:
+                shape = stack[-1][1].shape
+                given = args[0] if args else kwargs.get("hidden_states")
+                stack[-1][2].append(_Event(name, _shaped(given, shape), _shaped(output, shape)))
+
+        return hook
+
+    def end(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
+            if not stack or stack[-1][0] != name:
+                return
+            _, hidden, events = stack.pop()
+            result = _shaped(output, hidden.shape)
+            number, stage = len(found), 1 + sum(len(block.sublayers) for block in found)
+            steps = [] if result is None else _account(hidden, result, events, anatomy)
+            steps = steps or [Sublayer(number, stage, "block", name)]
+            sublayers = tuple(dataclasses.replace(step, block=number, stage=stage + index) for index, step in enumerate(steps))
+            found.append(Block(number, name, calls[name], sublayers))
+            calls[name] += 1
+
+        return hook
+
+    def register(handles: list[RemovableHandle]) -> None:
+        for name, layer in anatomy.layers.items():
+            handles.append(layer.register_forward_pre_hook(begin(name), with_kwargs=True))
+            for child, module in layer.named_modules():
+                if child:
+                    handles.append(module.register_forward_hook(inner(f"{name}.{child}"), with_kwargs=True))
+            handles.append(layer.register_forward_hook(end(name)))
+
+    with hooked(register):
+        forward()
+    if not found:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no blocks that give hidden states of shape (batch, seq_len, hidden_size), so it "
+            "cannot be seen where a sink is born; sinklab origin needs the blocks of transformers' modules"
+        )
+    return Structure(tuple(found))
+
+
+def _shaped(value: object, shape: torch.Size) -> Tensor | None:
+    """The first tensor of an output if it has a number for every channel of every token; flat tokens are folded again."""
+    tensor = value[0] if isinstance(value, (tuple, list)) and value else value
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.shape[-1] != shape[-1]:
+        return None
+    return tensor.detach().reshape(shape) if tensor.numel() == shape.numel() else None
+
+
+def _account(hidden: Tensor, result: Tensor, events: list[_Event], anatomy: Anatomy) -> list[Sublayer]:
+    """The writes that lead from what entered a block to what left it; none where they cannot be found."""
+    state, position, steps = hidden, -1, list[Sublayer]()
+    pending: _Event | None = None  # a norm that was given the last sum, and may pass it on in its place
+    while not _equal(state, result):
+        step = _next(state, position, events, result)
+        if step is None and pending is not None and pending.returned is not None:
+            steps[-1] = dataclasses.replace(steps[-1], norm=pending.name)
+            state, pending = pending.returned, None
+            continue
+        if step is None:
+            both = _parallel(state, position, events, result)
+            return [] if both is None else [*steps, *(_sublayer(index, 1.0, events, anatomy) for index in both)]
+        index, scale, target, given_to = step
+        steps.append(_sublayer(index, scale, events, anatomy))
+        state, position, pending = target, index, given_to
+    return steps
+
+
+def _next(
+    state: Tensor, position: int, events: list[_Event], result: Tensor
+) -> tuple[int, float, Tensor, _Event | None] | None:
+    """The next write: index of its event, its scale, the sum, and the module that is given the sum (``None``: the block's end).
+
+    Of nested modules that return the same tensor the outermost one is taken, which ends last.
+    """
+    targets = [(number, event.given, event) for number, event in enumerate(events) if event.given is not None]
+    for number, target, owner in [*targets, (len(events), result, None)]:
+        assert target is not None
+        change = target - state
+        if not bool(change.any()):
+            continue
+        # A module that is given the sum ends after the modules inside it have; its own number may be later than the write's.
+        for index in range(min(number, len(events)) - 1, position, -1):
+            write = events[index].returned
+            if write is None or write is state or _equal(write, target):
+                continue
+            scale = _fitted(change, write)
+            if scale is not None:
+                return index, scale, target, owner
+    return None
+
+
+def _parallel(state: Tensor, position: int, events: list[_Event], result: Tensor) -> tuple[int, int] | None:
+    """Two writes that are added to the same state: attention and MLP beside each other."""
+    change, later = result - state, [index for index in range(position + 1, len(events)) if events[index].returned is not None]
+    for second in reversed(later):
+        for first in later:
+            one, two = events[first].returned, events[second].returned
+            if first < second and one is not None and two is not None and _fitted(change - one, two) == 1.0:
+                return first, second
+    return None
+
+
+def _fitted(change: Tensor, write: Tensor) -> float | None:
+    """The factor with which a write is the change, 1 where it is about 1; ``None`` where it is not."""
+    wide = torch.promote_types(change.dtype, torch.float32)
+    change, write = change.to(wide), write.to(wide)
+    size = float(write.square().sum())
+    if not size:
+        return None
+    scale = float((change * write).sum()) / size
+    left = float((change - scale * write).norm()) / max(float(change.norm()), 1e-30)
+    if left > _tolerance(change) or not scale:
+        return None
+    return 1.0 if abs(scale - 1.0) < _tolerance(change) else scale
+
+
+def _tolerance(tensor: Tensor) -> float:
+    return _CLOSE.get(tensor.dtype, _HALF)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one is other or torch.equal(one, other)
+
+
+def _sublayer(index: int, scale: float, events: list[_Event], anatomy: Anatomy) -> Sublayer:
+    """A write with its kind and the linear map behind it; its numbers are filled in by the caller."""
+    source = events[index]
+    assert source.returned is not None
+    projections = {anatomy.projection_name(name): name for name in anatomy.attention}
+    writer = None
+    for event in reversed(events[: index + 1]):
+        module = anatomy.modules[event.name]
+        if event.returned is None or not (is_linear(module) or is_experts(module)):
+            continue
+        if _rescaled(event.returned, source.returned):
+            writer = event.name
+            break
+    mixture = [event.name for event in events[: index + 1] if is_experts(anatomy.modules[event.name])]
+    if writer is None:  # of experts and what stands beside them (shared experts) the experts are split
+        writer = next((name for name in reversed(mixture) if name.startswith(f"{source.name}.")), None)
+    near = projections.get(writer) or next(
+        (name for name in anatomy.attention if _related(name, source.name) and _ran(name, events)), None
+    )
+    kind: Kind = "mlp" if near is None else "cross-attention" if anatomy.is_cross(near) else "attention"
+    turn = sum(event.name == source.name for event in events[:index])
+    return Sublayer(0, 0, kind, source.name, scale, writer, turn=turn, attention=near)
+
+
+def _related(one: str, other: str) -> bool:
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+
+
+def _ran(name: str, events: list[_Event]) -> bool:
+    return any(event.name == name for event in events)
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether it is the experts of a mixture as two parameters with a row for every expert."""
+    down, up = (getattr(module, name, None) for name in ("down_proj", "gate_up_proj"))
+    return isinstance(down, nn.Parameter) and isinstance(up, nn.Parameter) and down.ndim == up.ndim == 3
+
+
+def _rescaled(write: Tensor, source: Tensor) -> bool:
+    """Whether a tensor is another one times a factor for each token and a factor for each channel (RMS norm, layer scale)."""
+    if _equal(write, source):
+        return True
+    wide = torch.promote_types(write.dtype, torch.float32)
+    x, y = write.flatten(0, 1).to(wide), source.flatten(0, 1).to(wide)
+    token = torch.ones(len(x), 1, dtype=wide, device=x.device)
+    channel = torch.ones(1, x.shape[1], dtype=wide, device=x.device)
+    for _ in range(12):  # alternating least squares; of an exact product it converges at once
+        channel = (token * x * y).sum(0, keepdim=True) / (token * x).square().sum(0, keepdim=True).clamp_min(1e-30)
+        token = (channel * x * y).sum(1, keepdim=True) / (channel * x).square().sum(1, keepdim=True).clamp_min(1e-30)
+    return float((y - token * channel * x).norm()) <= _tolerance(y) * float(y.norm())

@@ -1,0 +1,310 @@
+"""Tracing: how the norm of some places grows from write to write against that of other tokens, and what is written there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.chosen_keys import scores_of_keys, weights_of_keys
+from sinklab.attention.probe import Watcher
+from sinklab.corpora.samples import Samples
+from sinklab.errors import UnsupportedModelError
+from sinklab.sinks import Sink
+from sinklab.studies.origin.structure import Structure, Sublayer
+from sinklab.studies.origin.tap import Tap
+
+__all__ = [
+    "LEAST_JUMP",
+    "SPIKE_TIMES",
+    "Birth",
+    "Growth",
+    "Place",
+    "PlaceWeights",
+    "birth_of",
+    "largest_over_median",
+    "measure_growth",
+    "positions_of",
+    "spike_places",
+]
+
+LEAST_JUMP = 2.0
+"""Times the norm of other tokens that the norm at a place must reach to be called a jump."""
+
+SPIKE_TIMES = 4.0
+"""Times the norm of other tokens above which a position counts as a spike, whether heads give it much attention or not."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Place:
+    """One or several places of the same origin.
+
+    Attributes:
+        sinks: what was found there, as :class:`~sinklab.sinks.Sinks` has it; for a spike that is no sink of its own a position.
+        spike: whether it was found by its norm and not by its attention.
+    """
+
+    sinks: tuple[Sink, ...]
+    spike: bool = False
+
+    @property
+    def name(self) -> str:
+        """``position 0``, ``positions 1, 14, 183 and 196``, ``the first '.'``."""
+        positions = [sink.position for sink in self.sinks if sink.kind == "position"]
+        others = [sink.name for sink in self.sinks if sink.kind != "position"]
+        if len(positions) == 1:
+            others.insert(0, f"position {positions[0]}")
+        elif positions:
+            listed = [str(position) for position in positions]
+            others.insert(0, f"positions {', '.join(listed[:-1])} and {listed[-1]}")
+        return " and ".join(others)
+
+    def mask(self, positions: Tensor, tokens: Tensor | None) -> Tensor:
+        """Which tokens are the place, boolean ``(samples, length)``, from positions, -1 for padding."""
+        documents = torch.where(positions >= 0, 0, -1)
+        masks = [sink.mask(positions, documents, tokens) for sink in self.sinks]
+        return torch.stack(masks).any(0) & (positions >= 0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Growth:
+    """Norms at every stage of the residual stream, 0 for what enters the first block and one for every write.
+
+    Attributes:
+        norms: float32 ``(samples, stages, length)``; of post-norm models, of the sum before the norm.
+        blocks: float32 ``(samples, blocks + 1, length)``: what enters the first block, and what leaves every block.
+        spikes: float64 ``(samples, blocks + 1)``: largest over median size of the hidden state.
+        positions: int64 ``(samples, length)``, in the document; -1 for padding.
+        tokens: ids of the same shape, -1 where there is none (padding, learned tokens); ``None`` for samples that are no text.
+    """
+
+    norms: Tensor
+    blocks: Tensor
+    spikes: Tensor
+    positions: Tensor
+    tokens: Tensor | None
+
+    def means(self, at: Tensor, *, blocks: bool = False) -> Tensor:
+        """Mean norm over some tokens of each sample, ``(samples, stages)``, or at the blocks; NaN where a sample has none.
+
+        Args:
+            at: boolean ``(samples, length)``.
+        """
+        norms, chosen = self.blocks if blocks else self.norms, at[:, None].to(self.norms)
+        return (norms * chosen).sum(2) / chosen.sum(2)
+
+
+class _Norms(Tap):
+    def __init__(self, structure: Structure, samples: Samples) -> None:
+        self.structure, self.samples = structure, samples
+        self.positions = torch.zeros(0, 0, dtype=torch.int64)
+        self.stages: list[Tensor] = []
+        self.blocks: list[Tensor] = []
+        self.spikes: list[Tensor] = []
+        self._state = torch.zeros(0)
+        self._real: Tensor | None = None
+
+    def enter(self, block: int, hidden: Tensor) -> None:
+        self._state = hidden
+        if not self.stages:
+            self.positions = positions_of(self.samples, hidden.shape[1])
+            padded = (self.positions < 0).any()
+            self._real = (self.positions >= 0).to(hidden.device) if padded else None
+            self.stages.append(_norm(hidden))
+            self._left(hidden)
+        if hidden.shape[1] != self.positions.shape[1]:
+            raise UnsupportedModelError(
+                f"{self.structure.blocks[block].name} is given {hidden.shape[1]} positions and the first block "
+                f"{self.positions.shape[1]}: a place cannot be followed through a model whose blocks have other positions"
+            )
+
+    def write(self, sublayer: Sublayer, values: Tensor) -> None:
+        self._state = self._state + sublayer.scale * values.reshape(self._state.shape)
+        self.stages.append(_norm(self._state))
+
+    def normed(self, sublayer: Sublayer, values: Tensor) -> None:
+        self._state = values
+
+    def leave(self, block: int, hidden: Tensor) -> None:
+        if not self.structure.blocks[block].split:
+            self.stages.append(_norm(hidden))
+        self._left(hidden)
+
+    def _left(self, hidden: Tensor) -> None:
+        self.blocks.append(_norm(hidden))
+        self.spikes.append(largest_over_median(hidden, self._real))
+
+
+def largest_over_median(hidden: Tensor, real: Tensor | None) -> Tensor:
+    """Largest over median size of the hidden states of every sample, float64 ``(samples,)``.
+
+    Args:
+        real: which tokens are no padding, boolean ``(samples, length)``; ``None`` for all of them.
+    """
+    sizes = hidden.float().abs()
+    if real is None:
+        flat = sizes.flatten(1)
+        return (flat.amax(1) / flat.median(1).values.clamp_min(1e-30)).double().cpu()
+    own = [row[kept] for row, kept in zip(sizes, real, strict=True)]
+    return torch.stack([row.max() / row.median().clamp_min(1e-30) for row in own]).double().cpu()
+
+
+def _norm(hidden: Tensor) -> Tensor:
+    return hidden.float().norm(dim=-1).cpu()
+
+
+def positions_of(samples: Samples, length: int) -> Tensor:
+    """Positions in the document, int64 ``(samples, length)``, -1 for padding.
+
+    Args:
+        length: of the hidden states; above that of the tokens where the model puts learned ones in front.
+    """
+    mask, tokens = samples.arguments.get("attention_mask"), samples.tokens
+    if mask is None or mask.ndim != 2 or tokens is None:
+        return torch.arange(length).expand(len(samples), -1)
+    front = length - tokens.shape[1]
+    real = nn.functional.pad(mask.cpu().long(), (front, 0), value=1)
+    return torch.where(real > 0, real.cumsum(1) - 1, -1)
+
+
+def _ids_of(samples: Samples, length: int, positions: Tensor) -> Tensor | None:
+    tokens = samples.tokens
+    if tokens is None:
+        return None
+    return nn.functional.pad(tokens.cpu(), (length - tokens.shape[1], 0), value=-1).masked_fill(positions < 0, -1)
+
+
+@torch.no_grad()
+def measure_growth(
+    model: nn.Module, structure: Structure, samples: Samples, forward: Callable[[Samples], object], batch_size: int
+) -> Growth:
+    """Norms of all samples at every stage.
+
+    Args:
+        forward: runs the model on some samples.
+
+    Raises:
+        UnsupportedModelError: blocks that do not have the same positions.
+    """
+    parts, ids = [], list[Tensor]()
+    for batch in samples.batches(batch_size):
+        norms = _Norms(structure, batch)
+        with norms.on(model, structure):
+            forward(batch)
+        own = _ids_of(batch, norms.positions.shape[1], norms.positions)
+        ids += [] if own is None else [own]
+        parts.append(
+            (torch.stack(norms.stages, 1), torch.stack(norms.blocks, 1), torch.stack(norms.spikes, 1), norms.positions)
+        )
+    stages, blocks, spikes, positions = (torch.cat([part[which] for part in parts]) for which in range(4))
+    return Growth(stages, blocks, spikes, positions, torch.cat(ids) if ids else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Birth:
+    """Where the norm at a place jumps.
+
+    Attributes:
+        stage: of the write behind which it has jumped; 0 where it does so before the first block.
+        before, after: mean over samples of the norm there over that of other tokens, before and behind it.
+        peak: the largest such ratio of all stages.
+    """
+
+    stage: int
+    before: float
+    after: float
+    peak: float
+
+    @property
+    def jumps(self) -> bool:
+        """Whether the norm stands out at any stage."""
+        return self.peak >= LEAST_JUMP
+
+
+def birth_of(growth: Growth, at: Tensor, others: Tensor) -> Birth:
+    """The stage at which the norm at a place grows most against that of other tokens.
+
+    Growth is the step of ``ln max(ratio, 1)``, mean over samples: what lies below the other tokens does not count, so that a
+    small embedding that reaches the size of the others has not jumped.
+
+    Args:
+        at, others: which tokens are the place, and with which they are compared, boolean ``(samples, length)``.
+    """
+    ratios = growth.means(at) / growth.means(others)
+    ratios = ratios[~ratios.isnan().any(1)]
+    logs = ratios.clamp_min(1.0).log().mean(0)
+    steps = torch.diff(logs, prepend=logs.new_zeros(1))
+    stage = int(steps.argmax())
+    means = ratios.mean(0)
+    return Birth(stage, float(means[stage - 1]) if stage else 1.0, float(means[stage]), float(means.max()))
+
+
+def spike_places(growth: Growth, known: Sequence[Sink]) -> list[Sink]:
+    """Positions whose norm is :data:`SPIKE_TIMES` that of other tokens at some stage in half of the samples, none of the known.
+
+    Other tokens are those of the sample in the middle: their median, since the spikes themselves would raise the mean.
+    """
+    real = (growth.positions >= 0)[:, None]
+    middle = growth.norms.masked_fill(~real, float("nan")).nanmedian(2, keepdim=True).values
+    high = ((growth.norms > SPIKE_TIMES * middle) & real).any(1)
+    places = []
+    for position in range(int(growth.positions.max()) + 1):
+        here = growth.positions == position
+        if 2 * int((high & here).sum()) >= int(here.sum()) > 0:
+            places.append(Sink(kind="position", position=position))
+    taken = {sink.position for sink in known if sink.kind == "position"}
+    return [sink for sink in places if sink.position not in taken]
+
+
+class PlaceWeights(Watcher):
+    """What every head gives to some places of a sample, all of them together, and how far their scores stand above the others.
+
+    Queries that stand on one of the places are left out, and such that see none.
+
+    Args:
+        at: boolean ``(samples, length)``; of calls over other lengths nothing is taken.
+
+    Attributes:
+        weights, pulls: by module, float64 ``(samples, heads)``: mean over queries of the weight on the places together, and of
+            the largest score of them less the mean score of the other visible keys; NaN for a sample without such a query.
+        uniform: by module, float64 ``(samples, heads)``: the weight if every visible key had the same.
+    """
+
+    name, needs = "place_weights", frozenset({"mass", "log_sum_exp", "scores"})
+
+    def __init__(self, at: Tensor) -> None:
+        self.at = at
+        self.weights: dict[str, Tensor] = {}
+        self.pulls: dict[str, Tensor] = {}
+        self.uniform: dict[str, Tensor] = {}
+        self.layers: dict[str, int] = {}
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        if call.site.kind != "self" or call.kv_len != self.at.shape[1] or len(call.queries) != len(self.at):
+            return
+        assert statistics.score_mean is not None
+        at = self.at.to(call.queries.device)
+        count = int(at.sum(1).max())
+        order = (~at).int().argsort(dim=1, stable=True)[:, :count]
+        index = order.masked_fill(~at.gather(1, order), -1)[:, None].expand(-1, call.q_len, -1)
+        scores, visible = scores_of_keys(call, index)
+        weights = weights_of_keys(call, index, statistics.log_sum_exp).sum(-1).double()
+        if not call.operation.normalized:
+            assert statistics.row_mass is not None
+            weights = weights / statistics.row_mass.clamp_min(1e-8)
+        seen = torch.cat(
+            [call.visible.block(start, stop, 0, call.kv_len).sum(-1).expand(len(at), call.num_heads, -1)
+             for start, stop in call.blocks()], dim=2,
+        )  # fmt: skip
+        places = visible.sum(-1)
+        asked = (places > 0) & (call.counted & ~at[:, call.kv_len - call.q_len :])[:, None] & (seen > places)
+        others = (seen * statistics.score_mean - scores.sum(-1)) / (seen - places).clamp_min(1)
+        pull = scores.masked_fill(~visible, float("-inf")).amax(-1) - others
+        number = asked.sum(-1)
+        for kept, values in ((self.weights, weights), (self.pulls, pull), (self.uniform, places / seen.clamp_min(1))):
+            sums = values.double().masked_fill(~asked, 0.0).sum(-1)
+            kept[call.site.module] = (sums / number).cpu()  # 0 / 0 is NaN
+        self.layers[call.site.module] = call.site.layer

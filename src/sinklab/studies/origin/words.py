@@ -1,0 +1,205 @@
+"""The origin of sinks in sentences: where each is born, what writes it, and whether spike and sink go together or part."""
+
+from __future__ import annotations
+
+from sinklab.report.words import number
+from sinklab.results.summaries import Difference, OriginEdit, OriginFound, OriginHead, OriginSummary
+
+__all__ = ["sentences", "verdict"]
+
+JUMP = 2.0
+"""Times the norm of other tokens from which on a norm has jumped, as in tracing.py, which this file cannot import (torch)."""
+
+GONE, STAYS = 0.25, 0.5
+"""Share of a spike, or of a sink's weight above a uniform one, up to which it is gone, and from which on it stays."""
+
+LISTED = 6
+"""Heads that a sentence names at most."""
+
+_SUBLAYERS = {"attention": "attention", "cross-attention": "cross-attention", "mlp": "MLP", "block": "whole"}
+_CHANGES = {"zero": "silenced", "mean": "at the mean of other positions", "resampled": "resampled"}
+
+
+def sentences(summary: OriginSummary) -> str:
+    """All that was found, in plain words."""
+    return " ".join([*(origin["verdict"] for origin in summary["origins"]), *summary["notes"]])
+
+
+def verdict(origin: OriginFound) -> str:
+    """Where one place is born, what writes it, and what goes when that is taken away."""
+    return " ".join(text for text in (_birth(origin), _writers(origin), _parting(origin), _cost(origin)) if text)
+
+
+def grade(kept: float) -> str:
+    """``gone``, ``weakened`` or ``stays``, by the share that is left."""
+    return "gone" if kept <= GONE else "stays" if kept >= STAYS else "weakened"
+
+
+def _birth(origin: OriginFound) -> str:
+    what = f"The {'spike' if origin['kind'] == 'spike' else 'sink'} at {origin['description']}"
+    if origin["kind"] == "spike" and origin["weight"] is not None:
+        peak = max((weight for weight in origin["weight_by_block"] if weight is not None), default=0.0)
+        what += f" ({_each(origin)}{number(peak, 2)} of the attention in the block that gives most)"
+    if origin["by"] == "norm" and origin["sublayer"] == "embeddings":
+        return f"{what} is there before the first block: its embedding has {_times(origin['after'])} the norm of other tokens."
+    if origin["by"] == "norm":
+        return (
+            f"{what} is born in block {origin['block']}, in its {_sublayer(origin)}: the norm there goes from "
+            f"{_times(origin['before'])} to {_times(origin['after'])} that of other tokens."
+        )
+    late = origin["peak"] >= JUMP
+    norm = f"its norm is never more than {_times(origin['peak'])} that of other tokens"
+    if late:
+        norm = f"it grows to {_times(origin['peak'])} that of other tokens only behind the heads that look at it"
+    jump = "no jump of its norm where it matters" if late else "no jump of its norm"
+    if origin["by"] == "pull" and origin["pull_lost"] is None:
+        return (
+            f"{what} has {jump} ({norm}); the heads that give it most are in the first block, so its pull is "
+            "there before anything is written: in its embedding."
+        )
+    if origin["by"] == "pull":
+        assert origin["pull"] is not None
+        assert origin["pull_lost"] is not None
+        return (
+            f"{what} has {jump} ({norm}); its pull comes from block {origin['block']}, from its "
+            f"{_sublayer(origin)}: with that write replaced by the mean of other tokens, the scores of its key fall from "
+            f"{number(origin['pull'], 2)} above the others by {_bounds(origin['pull_lost'], 2)}."
+        )
+    lost = "" if origin["pull_lost"] is None else f" (the most that one carries is {_bounds(origin['pull_lost'], 2)})"
+    return f"{what} has {jump} ({norm}), and no single write carries its pull{lost}: its origin is not one place."
+
+
+def _each(origin: OriginFound) -> str:
+    return "together " if len(origin["positions"]) > 1 else ""
+
+
+def _writers(origin: OriginFound) -> str:
+    if origin["norm"] is None:
+        return ""
+    if origin["not_split"]:
+        return f"Its write of norm {number(origin['norm'])} is not split into units: {origin['not_split']}."
+    units = origin["units"]
+    if not units:
+        return ""
+    written = sum(unit["along"] for unit in units)
+    names = _listed([unit["name"] for unit in units])
+    more = " of the difference from other tokens" if origin["against_others"] else ""
+    verb = "writes" if len(units) == 1 else "write"
+    text = f"{names[0].upper()}{names[1:]} {verb} {number(written)} of {number(origin['norm'])}{more} there"
+    if written < 0.5 * origin["norm"]:
+        text += f" ({origin['num_units']} {origin['unit_kind']}s share the rest: the write is spread)"
+    first = origin["channels"][0]
+    if first["share"] >= 0.5:
+        inside = sum(unit["in_channel"] for unit in units)
+        text += f", {number(inside)} of {number(first['value'])} in channel {int(first['channel'])}"
+    return f"{text}."
+
+
+def _parting(origin: OriginFound) -> str:
+    """Whether spike and sink go together: the sentence that the experiment is for."""
+    edit = _edit(origin, "units", "zero")
+    if edit is None:
+        return ""
+    spike = grade(edit["spike_kept"]["mean"])
+    spikes = f"{number(origin['spike'])} to {number(edit['spike'])} times the median"
+    silenced = "Silenced, it" if len(origin["units"]) == 1 else "Silenced, they"
+    leaves = "leaves" if len(origin["units"]) == 1 else "leave"
+    takes = "takes" if len(origin["units"]) == 1 else "take"
+    if edit["weight_kept"] is None or edit["weight"] is None or origin["weight"] is None:
+        return f"{silenced} {'removes' if spike == 'gone' else leaves} the spike ({spikes})."
+    weight = edit["weight_kept"]
+    sink = grade(weight["mean"])
+    weights = (
+        f"weight {number(origin['weight'], 2)} to {number(edit['weight'], 2)}, {_percents(weight)} of what exceeds uniform"
+        " attention is kept"
+    )
+    lost, kept = _by_head(origin)
+    if lost and kept:
+        listed = [f"{head['layer']}.{head['head']}: {_change(head)}" for head in (*lost, *kept)[:LISTED]]
+        text = f"{silenced} {takes} the sink of {len(lost)} of {len(lost) + len(kept)} heads away"
+        spiked = f"the spike too ({spikes})" if spike == "gone" else f"the spike {_left(spike)} ({spikes})"
+        joined = f" and {spiked}" if spike == "gone" else f"; {spiked}"
+        rest = "the other head keeps" if len(kept) == 1 else "the other heads keep"
+        return f"{text}{joined}; {rest} part of it or all (weight {', '.join(listed)})."
+    if spike == "gone" and sink == "stays":
+        return f"Spike and sink part. {silenced} {takes} the spike away ({spikes}), and the sink stays ({weights})."
+    if spike == "gone" and sink == "gone":
+        return f"Spike and sink go together. {silenced} {takes} both away: the spike ({spikes}) and the sink ({weights})."
+    if spike == "gone":
+        return f"{silenced} {takes} the spike away ({spikes}), and the sink is weakened ({weights})."
+    if sink == "gone":
+        return f"Spike and sink part. {silenced} {takes} the sink away ({weights}), and the spike {_left(spike)} ({spikes})."
+    if sink == "weakened":
+        return f"{silenced} {takes} part of the sink away ({weights}); the spike {_left(spike)} ({spikes})."
+    return f"{silenced} {leaves} the sink as it is ({weights}); the spike {_left(spike)} ({spikes})."
+
+
+def _by_head(origin: OriginFound) -> tuple[list[OriginHead], list[OriginHead]]:
+    """The heads of a place that lose it with the units silenced, by what exceeds uniform attention, and those that do not."""
+    lost, kept = list[OriginHead](), list[OriginHead]()
+    for head in origin["heads"]:
+        weight, uniform, edited = head["weight"], head["uniform"], head["edited"].get("units zero")
+        if head["own"] and weight is not None and uniform is not None and edited is not None and weight > uniform:
+            (lost if grade((edited - uniform) / (weight - uniform)) == "gone" else kept).append(head)
+    return lost, kept
+
+
+def _change(head: OriginHead) -> str:
+    return f"{number(head['weight'], 2)} to {number(head['edited']['units zero'], 2)}"
+
+
+def _left(spike: str) -> str:
+    return "stays" if spike == "stays" else "is smaller"
+
+
+def _cost(origin: OriginFound) -> str:
+    """What the edits of units cost beside those of random ones."""
+    edit, control = _edit(origin, "units", "zero"), _edit(origin, "controls", "zero")
+    if edit is None or edit["loss"] is None:
+        return ""
+    text = f"The loss changes by {_bounds(edit['loss'])}"
+    if control is not None and control["loss"] is not None:
+        text += f", with as many random {origin['unit_kind']}s of the same layer by {_bounds(control['loss'])}"
+    others = [
+        f"{_CHANGES[name]} by {_bounds(other['loss'])}"
+        for name in ("mean", "resampled")
+        if (other := _edit(origin, "units", name)) is not None and other["loss"] is not None
+    ]
+    text += f"; {' and '.join(others)}" if others else ""
+    whole = _edit(origin, "write", "zero")
+    if whole is not None and whole["loss"] is not None:
+        weight = "" if whole["weight"] is None else f", and the weight goes to {number(whole['weight'], 2)}"
+        text += f". With the whole write there at 0 it changes by {_bounds(whole['loss'])}{weight}"
+    zero, mean = _edit(origin, "channels", "zero"), _edit(origin, "channels", "mean")
+    if zero is not None and mean is not None and zero["loss"] is not None and mean["loss"] is not None:
+        channels = [str(int(channel["channel"])) for channel in origin["channels"]]
+        name = f"channel {channels[0]}" if len(channels) == 1 else f"channels {_listed(channels)}"
+        text += f". With {name} 0 at the sink it changes by {_bounds(zero['loss'])}, at the mean by {_bounds(mean['loss'])}"
+    return f"{text}."
+
+
+def _edit(origin: OriginFound, on: str, name: str) -> OriginEdit | None:
+    return next((edit for edit in origin["edits"] if (edit["on"], edit["edit"]) == (on, name)), None)
+
+
+def _sublayer(origin: OriginFound) -> str:
+    return _SUBLAYERS[str(origin["sublayer"])]
+
+
+def _times(value: float) -> str:
+    return f"{number(value)} times"
+
+
+def _percents(interval: Difference) -> str:
+    ends = "" if interval["low"] is None else f" [{100 * interval['low']:.0f}, {100 * (interval['high'] or 0.0):.0f}]"
+    return f"{100 * interval['mean']:.0f}{ends} %".replace("-", "\u2212")
+
+
+def _bounds(interval: Difference, places: int = 4) -> str:
+    low, high = interval["low"], interval["high"]
+    ends = "" if low is None or high is None else f" [{low:+z.{places}f}, {high:+z.{places}f}]"
+    return f"{interval['mean']:+z.{places}f}{ends}".replace("-", "\u2212")
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

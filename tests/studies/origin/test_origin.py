@@ -1,0 +1,356 @@
+"""Origins: planted neurons are found, parts sum to writes, edits are what they say, and verdicts follow from the numbers."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+import transformers as T
+
+from sinklab.corpora.samples import Samples
+from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.sinks import Sinks
+from sinklab.studies.measure.probing import forward_arguments
+from sinklab.studies.origin.ablation import Edit, new_values, run_edits
+from sinklab.studies.origin.decomposition import decompose
+from sinklab.studies.origin.measurement import locate_origins
+from sinklab.studies.origin.structure import find_structure
+from sinklab.studies.origin.tracing import measure_growth
+from sinklab.studies.origin.words import verdict
+from sinklab.studies.origin.writers import Experts, writer_of
+
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+NEURON, SPIKE, MARK, CONSTANT = 17, 7, 5, 0
+"""Of the planted model: the neuron, the channel that it writes, one that marks the first token, one that is 1 everywhere."""
+
+
+def tokens(samples: int = 6, length: int = 12) -> torch.Tensor:
+    ids = torch.randint(3, 60, (samples, length), generator=torch.Generator().manual_seed(1))
+    ids[:, 0] = 0
+    return ids
+
+
+def forward_of(model):
+    return lambda batch: model(**forward_arguments(model, batch, full_logits=True))
+
+
+def planted(*, writes: float, reads: int) -> T.LlamaForCausalLM:
+    """Block 0 has a neuron that writes into one channel at the first token; the heads of block 1 look for a channel there."""
+    torch.manual_seed(0)
+    model = T.LlamaForCausalLM(T.LlamaConfig(**SIZES, **ENDS, head_dim=8, tie_word_embeddings=False)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.02)
+        embedding = model.model.embed_tokens.weight
+        embedding[:, CONSTANT], embedding[:, [SPIKE, MARK]], embedding[0, MARK] = 1.0, 0.0, 1.0
+        for layer in model.model.layers:
+            layer.input_layernorm.weight.fill_(1.0)
+            layer.post_attention_layernorm.weight.fill_(1.0)
+        model.model.norm.weight.fill_(1.0)
+        mlp = model.model.layers[0].mlp
+        for rows in (mlp.gate_proj.weight, mlp.up_proj.weight):
+            rows[NEURON] = 0.0
+            rows[NEURON, MARK] = 1.0
+        mlp.down_proj.weight[:, NEURON] = 0.0
+        mlp.down_proj.weight[SPIKE, NEURON] = writes
+        attention = model.model.layers[1].self_attn
+        for head in range(4):  # the slowest pair of the rotation hardly turns over a few tokens
+            query, key = attention.q_proj.weight[8 * head : 8 * head + 8], attention.k_proj.weight[8 * head : 8 * head + 8]
+            query.zero_(), key.zero_()
+            query[3, CONSTANT], key[3, reads] = 6.0, 20.0
+    return model
+
+
+@pytest.fixture(scope="module")
+def samples() -> Samples:
+    return Samples.of_tokens(tokens())
+
+
+def origin_of(model, samples, **options):
+    (found,) = locate_origins(model, samples, Sinks.at(0), **options).summary["origins"]
+    return found
+
+
+def edit_of(found, on, name):
+    return next(edit for edit in found["edits"] if (edit["on"], edit["edit"]) == (on, name))
+
+
+def test_a_planted_neuron_is_found_with_its_channel_and_weights(samples):
+    model = planted(writes=3.0, reads=SPIKE)
+    found = origin_of(model, samples, controls=3)
+    assert (found["by"], found["block"], found["sublayer"], found["module"]) == ("norm", 0, "mlp", "model.layers.0")
+    assert [unit["unit"] for unit in found["units"]] == [NEURON]
+    assert found["channels"][0]["channel"] == SPIKE
+    assert found["channels"][0]["share"] > 0.99
+    # By hand: what the neuron is given at the first token, times its column.
+    given = []
+    handle = model.model.layers[0].mlp.down_proj.register_forward_pre_hook(lambda module, args: given.append(args[0][:, 0]))
+    with torch.no_grad():
+        model(samples.tokens)
+    handle.remove()
+    written = given[0].double() @ model.model.layers[0].mlp.down_proj.weight.detach().double().T
+    own = (given[0][:, NEURON].double().mean() * 3.0).abs()
+    assert found["norm"] == pytest.approx(float(written.mean(0).norm()), rel=1e-6)
+    assert found["units"][0]["size"] == pytest.approx(float(own), rel=1e-6)
+    assert found["units"][0]["in_channel"] == pytest.approx(float(given[0][:, NEURON].double().mean() * 3.0), rel=1e-6)
+    assert found["error"] < 1e-6  # float32 products against float64 sums of 48 terms
+    writes = found["weights"][0]
+    assert (writes["parameter"], writes["part"]) == ("model.layers.0.mlp.down_proj.weight", f"[:, {NEURON}]")
+    assert (writes["channel"], writes["value"], writes["rank"]) == (SPIKE, 3.0, 1)
+    reads = [(weight["parameter"], weight["part"], weight["channel"]) for weight in found["weights"][1:]]
+    assert reads == [(f"model.layers.0.mlp.{name}_proj.weight", f"[{NEURON}]", MARK) for name in ("gate", "up")]
+
+
+@pytest.mark.parametrize(
+    ("reads", "says"),
+    [
+        (SPIKE, "Spike and sink go together. Silenced, it takes both away"),
+        (MARK, "Spike and sink part. Silenced, it takes the spike"),
+    ],
+)  # fmt: skip
+def test_spike_and_sink_go_together_or_part_as_they_were_planted(samples, reads, says):
+    found = origin_of(planted(writes=3.0, reads=reads), samples, controls=3)
+    assert says in found["verdict"]
+    zero, control = (edit_of(found, on, "zero") for on in ("units", "controls"))
+    assert found["weight"] > 0.9
+    assert zero["spike_kept"]["mean"] < 0.25 < 0.9 < control["spike_kept"]["mean"]
+    assert control["weight_kept"]["mean"] > 0.95
+    assert (zero["weight_kept"]["mean"] > 0.9) == (reads == MARK)
+    # The first token is the same in all texts, and so is what the neuron does there.
+    constant = edit_of(found, "units", "constant")
+    assert constant["spike"] == pytest.approx(found["spike"], rel=1e-5)
+    assert edit_of(found, "channels", "mean")["loss"]["mean"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_without_a_jump_of_the_norm_the_write_behind_the_pull_is_found(samples):
+    found = origin_of(planted(writes=0.06, reads=SPIKE), samples)
+    assert found["peak"] < 2.0
+    assert (found["by"], found["block"], found["sublayer"]) == ("pull", 0, "mlp")
+    assert found["against_others"]
+    assert found["units"][0]["unit"] == NEURON
+    assert found["pull_lost"]["mean"] == pytest.approx(found["pull"], rel=0.2)
+    assert "has no jump of its norm" in found["verdict"]
+
+
+def test_a_spike_that_is_no_sink_is_followed_too(samples):
+    located = locate_origins(planted(writes=3.0, reads=MARK), samples, Sinks())
+    (found,) = located.summary["origins"]
+    assert (found["kind"], found["positions"], found["units"][0]["unit"]) == ("spike", [0], NEURON)
+    nothing = locate_origins(planted(writes=0.0, reads=MARK), samples, Sinks()).summary
+    assert nothing["origins"] == []
+    assert "no sink at a token" in nothing["text"]
+
+
+FAMILIES = {
+    "llama": (T.LlamaForCausalLM, T.LlamaConfig(**SIZES, **ENDS)),
+    "phi3": (T.Phi3ForCausalLM, T.Phi3Config(**SIZES, **ENDS)),  # gate and up in one map
+    "gpt2": (T.GPT2LMHeadModel, T.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, **ENDS)),  # Conv1D
+    "neox": (T.GPTNeoXForCausalLM, T.GPTNeoXConfig(**SIZES, **ENDS)),  # parallel, no gate
+    "gemma2": (T.Gemma2ForCausalLM, T.Gemma2Config(**SIZES, **ENDS, num_key_value_heads=2, head_dim=8)),  # sandwich norms
+    "granite": (T.GraniteForCausalLM, T.GraniteConfig(**SIZES, **ENDS, residual_multiplier=0.3)),
+    "bert": (T.BertForMaskedLM, T.BertConfig(**SIZES, pad_token_id=2)),  # post-norm
+    "albert": (T.AlbertForMaskedLM, T.AlbertConfig(**SIZES, **ENDS, embedding_size=16)),  # one layer, called twice
+    "mixtral": (T.MixtralForCausalLM, T.MixtralConfig(**SIZES, **ENDS, num_key_value_heads=2, num_local_experts=4)),
+    "gpt_oss": (
+        T.GptOssForCausalLM,
+        T.GptOssConfig(**SIZES, **ENDS, num_local_experts=4, head_dim=8, num_key_value_heads=2),
+    ),
+}
+
+
+def family(name):
+    torch.manual_seed(0)
+    kind, config = FAMILIES[name]
+    model = kind(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.isnan().any() or not parameter.any():  # some experts are allocated and not filled
+                parameter.normal_(std=0.02)
+    return model
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_parts_sum_to_the_write_and_edits_are_exact_in_every_family(name, samples):
+    model = family(name)
+    forward = forward_of(model)
+    structure = find_structure(model, lambda: forward(samples.take(slice(0, 2))))
+    assert structure.unsplit == []
+    assert [sublayer.kind for sublayer in structure.sublayers] == ["attention", "mlp"] * 2
+    growth = measure_growth(model, structure, samples, forward, 4)
+    at = growth.positions == 0
+    with torch.no_grad():
+        clean = model(**forward_arguments(model, samples, full_logits=True)).logits
+    for sublayer in structure.sublayers[2:]:  # of the second block
+        writer = writer_of(model, sublayer, 4 if sublayer.kind == "attention" else None)
+        split = decompose(
+            model, structure, sublayer, writer, samples, (at, ~at), forward, 4, against_others=False
+        )  # fmt: skip
+        assert split.why == ""
+        # Sums of at most 192 float32 terms, taken in float64, against the product that the model itself rounds; a mixture adds
+        # experts in another order.
+        assert split.error < 1e-5
+        # With every unit at 0 the sublayer writes what is left: the bias, or nothing.
+        columns = torch.arange(writer.units * writer.size)
+        silent = Edit("zero", stage=sublayer.stage, columns=columns, values=torch.zeros(1, 1, len(columns)).expand(6, 12, -1))
+        written = []
+        tap = model.get_submodule(sublayer.source).register_forward_hook(
+            lambda module, args, output, written=written: written.append(output[0] if isinstance(output, tuple) else output)
+        )
+        (seen,) = run_edits(
+            model, structure, [silent], {sublayer.stage: writer}, samples, (at, ~at, at | ~at), forward, 64,
+            progress=lambda *_: None, stage="",
+        )  # fmt: skip
+        tap.remove()
+        bias = writer.bias()
+        last = written[-1].reshape(6, 12, -1)
+        if isinstance(writer, Experts):
+            assert name != "mixtral" or last.abs().max() < 1e-7
+        elif sublayer.scale == 1.0 and name != "gemma2":
+            assert torch.allclose(last, torch.zeros_like(last) if bias is None else bias.expand_as(last), atol=1e-7)
+        assert not torch.equal(seen.loss, torch.zeros(6))
+    with torch.no_grad():  # nothing of it stays with the model
+        assert torch.equal(model(**forward_arguments(model, samples, full_logits=True)).logits, clean)
+
+
+def test_a_layer_that_is_called_twice_is_two_blocks():
+    model, shown = family("albert"), Samples.of_tokens(tokens())
+    structure = find_structure(model, lambda: forward_of(model)(shown))
+    assert [block.name.rpartition("layers.0")[2] for block in structure.blocks] == ["", " (call 1)"]
+    assert len({block.module for block in structure.blocks}) == 1
+
+
+def test_a_silenced_neuron_is_a_column_of_zeros_and_batches_change_nothing(samples):
+    model = planted(writes=3.0, reads=SPIKE)
+    forward = forward_of(model)
+    structure = find_structure(model, lambda: forward(samples.take(slice(0, 2))))
+    at = torch.zeros(6, 12, dtype=torch.bool)
+    at[:, 0] = True
+    sublayer = structure.sublayers[1]
+    writer = writer_of(model, sublayer, None)
+    edits = [
+        Edit("as it is"),
+        Edit("zero", stage=2, columns=torch.tensor([NEURON]), values=torch.zeros(6, 12, 1)),
+        Edit("write", stage=2, write=torch.zeros(1, 1, 1)),
+    ]
+    arguments = (model, structure, edits, {2: writer}, samples, (at, ~at, at | ~at), forward)
+    together, single = (run_edits(*arguments, size, progress=lambda *_: None, stage="") for size in (64, 1))
+    for one, other in zip(together, single, strict=True):
+        assert torch.allclose(one.loss, other.loss, atol=1e-6)
+        assert torch.allclose(one.spikes, other.spikes, rtol=1e-5)
+        for label in one.weights:
+            assert torch.allclose(one.weights[label], other.weights[label], atol=1e-6)
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        changed.model.layers[0].mlp.down_proj.weight[:, NEURON] = 0.0
+        logits = changed(samples.tokens).logits
+    own = torch.nn.functional.cross_entropy(
+        logits[:, :-1].transpose(1, 2), samples.tokens[:, 1:], reduction="none"
+    ).double().mean(1)  # fmt: skip
+    assert torch.allclose(together[1].loss, own, atol=1e-6)
+    assert not torch.allclose(together[0].loss, own, atol=1e-4)
+
+
+def test_weights_and_pulls_of_a_place_are_those_of_the_attention_itself(samples):
+    model = planted(writes=3.0, reads=SPIKE)
+    model.set_attn_implementation("eager")
+    forward = forward_of(model)
+    structure = find_structure(model, lambda: forward(samples))
+    at = torch.zeros(6, 12, dtype=torch.bool)
+    at[:, [0, 3]] = True
+    (seen,) = run_edits(
+        model, structure, [Edit("as it is")], {}, samples, (at, ~at, at | ~at), forward, 64, progress=lambda *_: None, stage=""
+    )
+    with torch.no_grad():
+        attention = model(samples.tokens, output_attentions=True).attentions[1].double()
+    asked = [query for query in range(12) if query not in (0, 3)]
+    both = attention[:, :, asked][..., [0, 3]].sum(-1)
+    assert torch.allclose(seen.weights["model.layers.1.self_attn"], both.mean(-1), atol=1e-6)
+    uniform = [(1 if query < 3 else 2) / (query + 1) for query in asked]
+    assert torch.allclose(seen.uniform["model.layers.1.self_attn"], torch.tensor(uniform, dtype=torch.float64).mean())
+
+
+def test_new_activations_are_what_the_modes_say():
+    clean = torch.arange(24.0).reshape(3, 4, 2)
+    at = torch.zeros(3, 4, dtype=torch.bool)
+    at[:, 0] = True
+    draw = torch.Generator().manual_seed(0)
+    assert (new_values("zero", clean, at, ~at, draw) == 0).all()
+    mean = new_values("mean", clean, at, ~at, draw)
+    assert mean[~at].isnan().all()
+    assert torch.equal(mean[:, 0], clean[:, 1:].reshape(-1, 2).mean(0).expand(3, 2))
+    resampled = new_values("resampled", clean, at, ~at, draw)[:, 0]
+    for row, values in enumerate(resampled):
+        foreign = clean[[other for other in range(3) if other != row], 1:].reshape(-1, 2)
+        assert (foreign == values).all(1).any()
+    constant = new_values("constant", clean, at, ~at, draw)[:, 0]
+    assert torch.equal(constant[0], clean[1:, 0].mean(0))
+
+
+def test_experts_whose_arithmetic_is_not_known_are_not_split(samples):
+    model = family("mixtral")
+    experts = model.model.layers[1].mlp.experts
+    experts.register_forward_hook(lambda module, args, output: output + 0.1 * args[0])  # another formula than the known one
+    forward = forward_of(model)
+    structure = find_structure(model, lambda: forward(samples))
+    at = torch.zeros(6, 12, dtype=torch.bool)
+    at[:, 0] = True
+    sublayer = structure.sublayers[3]
+    split = decompose(
+        model, structure, sublayer, writer_of(model, sublayer, None), samples, (at, ~at), forward, 64, against_others=False
+    )
+    assert split.parts == ()
+    assert (
+        split.why
+        == "model.layers.1.mlp.experts keeps the weights of its experts in a form that is not known, so they cannot be split"
+    )
+
+
+def test_a_block_that_cannot_be_split_is_taken_as_a_whole(samples):
+    model = planted(writes=3.0, reads=SPIKE)
+    layer = model.model.layers[0]
+    layer.register_forward_hook(lambda module, args, output: output + 0.1 * output.roll(1, 2))  # no module writes that
+    located = locate_origins(model, samples, Sinks.at(0)).summary
+    (found,) = located["origins"]
+    assert (found["block"], found["sublayer"], found["units"]) == (0, "block", [])
+    assert "1 of 2 blocks (model.layers.0) return something else" in located["text"]
+    assert "what the block adds is not the sum of writes that are seen" in found["verdict"]
+
+
+def test_what_cannot_be_followed_is_refused_in_a_line(samples):
+    model = planted(writes=3.0, reads=SPIKE)
+    with pytest.raises(ConfigurationError, match="`samples` 1: an interval over samples needs two or more"):
+        locate_origins(model, samples.take(slice(0, 1)), Sinks.at(0))
+    with pytest.raises(ConfigurationError, match="`controls` 0 must be 1 to"):
+        locate_origins(model, samples, Sinks.at(0), controls=0)
+    t5 = T.T5ForConditionalGeneration(
+        T.T5Config(d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=4, vocab_size=64, decoder_start_token_id=0)
+    )
+    with pytest.raises(UnsupportedModelError, match="has an encoder and a decoder"):
+        locate_origins(t5, samples, Sinks.at(0))
+
+
+def test_the_verdict_names_heads_that_differ(samples):
+    found = origin_of(planted(writes=3.0, reads=SPIKE), samples)
+    heads = [{**head, "weight": 0.9, "uniform": 0.1, "edited": {"units zero": edited}, "own": True}
+             for head, edited in zip(found["heads"][:2], (0.1, 0.9), strict=True)]  # fmt: skip
+    text = verdict({**found, "heads": heads})
+    assert "takes the sink of 1 of 2 heads away" in text
+    assert "0.90 to 0.10" in text
+
+
+def test_rows_name_their_metrics_and_the_place(samples):
+    located = locate_origins(planted(writes=3.0, reads=SPIKE), samples, Sinks.at(0), controls=2)
+    names = {row["metric"].name for row in located.rows}
+    assert {
+        "place_norm_ratio",
+        "unit_write",
+        "channel_write",
+        "spike_times_median",
+        "place_weight",
+        "origin_loss_change",
+    } <= names
+    assert {row["sink"] for row in located.rows} == {"position 0"}
+    assert dataclasses.is_dataclass(located)
