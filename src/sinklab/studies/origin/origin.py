@@ -89,11 +89,12 @@ def find_origin(
     }  # fmt: skip
     require_settings(samples if inputs is None else len(inputs), controls, batch_size)
     with Run("origin", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
+        given = None if corpus == AUTO or inputs is not None else resolve_corpus(corpus)
         loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
         facts = {"model": loaded.name, "revision": loaded.revision, "operation": loaded.operation}
         label, with_bos = "inputs", None
         if inputs is None:
-            text = default_corpus(loaded) if corpus == AUTO else resolve_corpus(corpus)
+            text = given or default_corpus(loaded)
             with_bos = uses_bos(loaded.encoder, bos)
             require_positions(loaded.model, seq_len)
             label = text.label
