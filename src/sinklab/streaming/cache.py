@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pandas as pd
 import torch
@@ -30,7 +30,7 @@ from sinklab.streaming.host import (
 )
 from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.ordered import OrderedLayer, OrderedStep, OrderedTable, has_ordered_bias, require_ordered
-from sinklab.streaming.quantized import QuantizedLayer
+from sinklab.streaming.quantized import QuantizedLayer, Workspace, read_bits
 from sinklab.streaming.refusals import extent, require_decoder, require_positions
 from sinklab.streaming.rotation import KeyRotations, read_rotations
 from sinklab.streaming.slot_table import SlotTable
@@ -45,8 +45,8 @@ __all__ = ["PolicyCache", "SinkCache"]
 
 _REBASE, _REBASE_HALF = 2_048, 32_768
 """Position at which positions are counted anew. Models compute angles in float32, off by up to 6e-8 times the position: below
-2,048 that moves the logits of the small models of the tests by 1e-4 at most, and by 3e-2 at a million. Keys of 16 bits are
-rounded by more than the angles are up to 32,768, and once more whenever they are moved."""
+2,048 that moves the logits of the small models of the tests by 1e-4 at most, and by 3e-2 at a million. Keys of 16 bits
+and integers are rounded by more than the angles are up to 32,768, and once more whenever they are moved."""
 
 
 class PolicyCache(Cache, Planner):
@@ -61,8 +61,10 @@ class PolicyCache(Cache, Planner):
         model: the model; if it is left out, the first one that is given the cache.
         chunk: most tokens that are processed at once; more make a prompt faster and take more memory.
         rebase_at: positions are counted from the oldest token held as soon as they would reach this. By default 2,048, or
-            twice what the policy holds and a chunk, 32,768 for keys of 16 bits; less where the model's frequencies change with
-            the position or come from a table.
+            twice what the policy holds and a chunk, 32,768 for keys of 16 bits and for integers; less where the model's
+            frequencies change with the position or come from a table.
+        quantized: keep keys and values that are neither pinned nor among the newest as integers of 8 or 4 bits; see
+            :class:`~sinklab.streaming.quantized.QuantizedLayer`.
 
     Raises:
         ConfigurationError: sizes that do not fit together, a cache used with another model or batch size, gradients.
@@ -82,7 +84,7 @@ class PolicyCache(Cache, Planner):
         *,
         chunk: int = 128,
         rebase_at: int | None = None,
-        quantized: bool = False,
+        quantized: Literal["int8", "int4"] | None = None,
     ) -> None:
         if not isinstance(policy, self.takes):
             raise ConfigurationError(
@@ -93,7 +95,7 @@ class PolicyCache(Cache, Planner):
             raise ConfigurationError(f"chunk {chunk} must be 1 or more")
         super().__init__(layers=[])
         self.policy = policy
-        self.chunk, self.rebase_at, self.quantized = chunk, rebase_at, quantized
+        self.chunk, self.rebase_at, self.quantized, self._bits = chunk, rebase_at, quantized, read_bits(quantized)
         self._table: Table | None = None
         self._outputs: list[ModelOutput] = []  # of the chunks before the last, with the number of logits that the caller gets
         self._kept_logits = 0
@@ -145,7 +147,7 @@ class PolicyCache(Cache, Planner):
             require_ordered(self.policy, model)
             if self.quantized:
                 raise ConfigurationError(
-                    f"quantized is for keys in slots; {type(model).__name__} needs them in the order of the text"
+                    f"`quantized` is for keys in slots; {type(model).__name__} needs them in the order of the text"
                 )
             ordered = OrderedTable(self.policy, input_device(model), model)
             self.layers = [OrderedLayer(ordered) for _ in range(model.config.get_text_config().num_hidden_layers)]
@@ -153,9 +155,12 @@ class PolicyCache(Cache, Planner):
             return
         rotations = self._fit_positions(model)
         assert isinstance(self.policy, SlotPolicy)
-        kind = QuantizedLayer if self.quantized else SlotLayer
         self._table = slots = SlotTable(self.policy, input_device(model), model)
-        self.layers = [kind(slots, rotation) for rotation in rotations.layers.values()]
+        if self._bits is None:
+            self.layers = [SlotLayer(slots, rotation) for rotation in rotations.layers.values()]
+        else:
+            workspace = Workspace()
+            self.layers = [QuantizedLayer(slots, rotation, self._bits, workspace) for rotation in rotations.layers.values()]
 
     def _fit_positions(self, model: PreTrainedModel) -> KeyRotations:
         """Rotations of the keys of all layers; from now on positions stay below what the model can tell apart."""
@@ -164,7 +169,8 @@ class PolicyCache(Cache, Planner):
         require_positions(self.policy, rotations.limit, type(model).__name__)
         reach = self.policy.reach
         room = reach + self.chunk
-        usual = max(2 * room, _REBASE_HALF if model.dtype in (torch.float16, torch.bfloat16) else _REBASE)
+        coarse = self._bits is not None or model.dtype in (torch.float16, torch.bfloat16)
+        usual = max(2 * room, _REBASE_HALF if coarse else _REBASE)
         limit = min(self.rebase_at or usual, rotations.limit or sys.maxsize)
         if limit < room:
             self.chunk = max(1, limit - reach) if self.rebase_at is None else self.chunk

@@ -1,54 +1,124 @@
-"""Quantised layer: the ring of a cache in int8, its sinks in full precision; a quarter of the memory of float32."""
+"""Quantised layer: the ring of a cache in int8 or int4, its sinks and its newest tokens in full precision."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import dataclasses
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from sinklab.models.grids import symmetric_grid
+from sinklab.errors import ConfigurationError
+from sinklab.models.grids import Grid, affine_grid
+from sinklab.results.memory import require_memory
 from sinklab.streaming.layer import SlotLayer
+from sinklab.streaming.rotation import Rotation
+from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.step import Step
 
-__all__ = ["QuantizedLayer"]
+__all__ = ["BITS", "GROUP", "QuantizedLayer", "Workspace", "read_bits"]
 
-BITS = 8
+BITS: dict[str, int] = {"int8": 8, "int4": 4}
+"""What ``quantized`` may be, and how many bits a number then takes."""
+
+GROUP = 64
+"""Most slots that share the grid of a channel of the keys; a ring of fewer than four times as many has smaller groups."""
+
+Side = Literal["key", "value"]
+SIDES: tuple[Side, Side] = ("key", "value")
+
+
+def read_bits(quantized: str | None) -> int | None:
+    """Bits of a number of the ring; ``None`` for one that is not quantised.
+
+    Raises:
+        ConfigurationError: anything but ``"int8"``, ``"int4"`` and ``None``.
+    """
+    if quantized is not None and (not isinstance(quantized, str) or quantized not in BITS):
+        raise ConfigurationError(f"`quantized` {quantized!r} is none of {', '.join(BITS)}; None keeps the dtype of the model")
+    return None if quantized is None else BITS[quantized]
+
+
+class Workspace:
+    """Tensors that the layers of one cache widen their codes into, one layer after the other."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple[object, ...], Tensor] = {}
+
+    def empty(self, side: Side, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """A tensor of that shape, of the dtype and on the device of ``like``; what it holds is of no use to anybody."""
+        key = side, shape, like.dtype, like.device
+        if key not in self._tensors:
+            with torch.inference_mode(False):
+                self._tensors = {known: tensor for known, tensor in self._tensors.items() if known[0] != side}
+                self._tensors[key] = torch.empty(shape, dtype=like.dtype, device=like.device)
+        return self._tensors[key]
 
 
 class QuantizedLayer(SlotLayer):
-    """A :class:`SlotLayer` whose keys and values are int8 between the steps, with one scale for each head of a token.
+    """A :class:`SlotLayer` whose ring holds integer codes between the steps.
 
-    A key or value ``x`` is kept as ``round(x / scale)`` with ``scale = max |x| / 127``, so it comes back within ``scale / 2``.
-    Keys of the window are never rotated again, so a token is rounded once, when it is written, and once more whenever
-    positions are counted anew. Pinned tokens keep their dtype: so much attention rests on their keys that rounding these
-    would cost most.
+    Keys have outliers in a few channels and values have none (Liu et al. 2024, KIVI, arXiv 2402.02750), so a grid of keys
+    belongs to one channel of a group of slots that follow each other, and a grid of values to one token. A number comes
+    back within half a step of its grid, whose range is that of the numbers it stands for, widened to 0.
 
-    A step widens the whole layer, one layer at a time: it takes more time than without, and less memory. Tokens of
-    one chunk see each other unrounded, so results depend on the size of chunks as far as rounding goes.
+    Tokens are rounded once, when their group of slots is full; until then they wait in full precision. Pinned tokens never are
+    rounded: so much attention rests on their keys that this would cost most. Where positions are counted anew, keys of the ring
+    are rotated and rounded once more.
+
+    A step widens the whole layer into a workspace that all layers share: it takes more time than without, and less memory.
+    Tokens of one chunk see each other unrounded, so results depend on the size of chunks as far as rounding goes.
 
     Attributes:
-        codes: int8 keys and values ``(batch, num_kv_heads, slots, head_dim)``.
-        scales: float32, ``(batch, num_kv_heads, slots, 1)`` each.
+        key_codes, value_codes: int8 ``(batch, num_kv_heads, groups, group, head_dim)``; of 4 bits, uint8 with two
+            numbers in a byte, those of the first half of the channels in the lower bits: the last axis is half as long.
+        key_scales, key_zeros: float16 and int8 ``(batch, num_kv_heads, groups, 1, head_dim)``.
+        value_scales, value_zeros: likewise, ``(batch, num_kv_heads, groups, group, 1)``.
+        key_newest, value_newest: tokens that wait, in the dtype of the model, ``(batch, num_kv_heads, group, head_dim)``.
+        waiting: boolean ``(batch, groups, group)``, the slots of the ring whose tokens wait.
+        ring: slots that are not pinned.
+        group: slots of a group.
         sinks: values of the pinned tokens, ``(batch, num_kv_heads, pinned, head_dim)``, in the dtype of the model.
     """
 
-    buffers: ClassVar[tuple[str, ...]] = ("key_codes", "key_scales", "value_codes", "value_scales", "masters", "sinks")
+    buffers: ClassVar[tuple[str, ...]] = (
+        *(f"{side}_{part}" for side in SIDES for part in ("codes", "scales", "zeros", "newest")),
+        "waiting",
+        "masters",
+        "sinks",
+    )
 
-    key_codes: Tensor
-    key_scales: Tensor
-    value_codes: Tensor
-    value_scales: Tensor
+    waiting: Tensor
     sinks: Tensor
 
+    def __init__(self, table: SlotTable, rotation: Rotation | None, bits: int, workspace: Workspace) -> None:
+        super().__init__(table, rotation)
+        self.bits, self.workspace = bits, workspace
+        self.ring = table.policy.num_slots - self.fixed
+        self.group = max(1, min(GROUP, self.ring // 4))
+        self._open: int | None = None
+
     def allocate(self, key_states: Tensor, value_states: Tensor) -> None:
-        super().allocate(key_states, value_states)
-        self.key_codes, self.value_codes = (states.to(torch.int8) for states in (self.keys, self.values))
-        self.key_scales, self.value_scales = (
-            torch.zeros_like(states[..., :1], dtype=torch.float32) for states in (self.keys, self.values)
-        )
-        self.sinks = self.values[:, :, : self.fixed].clone()
-        self._drop()
+        if self.bits == 4 and (key_states.shape[-1] % 2 or value_states.shape[-1] % 2):
+            raise ConfigurationError(
+                f"`quantized` int4 puts two channels into a byte; heads of {key_states.shape[-1]} (keys) and "
+                f"{value_states.shape[-1]} (values) channels have an odd one, use int8"
+            )
+        (batch, heads), groups = key_states.shape[:2], -(-self.ring // self.group)
+        channels = key_states.shape[-1] + value_states.shape[-1]
+        if key_states.device.type == "cpu":
+            needed = batch * heads * self.ring * channels * self.bits // 8
+            require_memory(needed, f"one layer of a cache of {self.ring} tokens in {self.bits} bits")
+        for side, states in zip(SIDES, (key_states, value_states), strict=True):
+            size = states.shape[-1]
+            codes = states.new_zeros(batch, heads, groups, self.group, size * self.bits // 8, dtype=self._code_dtype)
+            grids = (batch, heads, groups, 1, size) if side == "key" else (batch, heads, groups, self.group, 1)
+            scales = states.new_zeros(grids, dtype=torch.float16)
+            self._set(side, codes, scales, scales.to(torch.int8), states.new_zeros(batch, heads, self.group, size))
+        self.waiting = torch.zeros(batch, groups, self.group, dtype=torch.bool, device=key_states.device)
+        wide = torch.promote_types(self.dtype, torch.float32)
+        self.masters = key_states.new_zeros(batch, heads, self.fixed, key_states.shape[-1], dtype=wide)
+        self.sinks = value_states.new_zeros(batch, heads, self.fixed, value_states.shape[-1])
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
@@ -56,60 +126,168 @@ class QuantizedLayer(SlotLayer):
         self._widen()
         try:
             result = super().update(key_states, value_states)
-            assert isinstance(self.table.step, Step)
-            self._narrow(self.table.step)
+            step = self.table.step
+            assert isinstance(step, Step)
+            self._keep(step)
         finally:
             self._drop()
         return result
 
     def move(self, steps: Tensor) -> None:
-        if self.is_initialized:
+        if self.is_initialized and self.rotation is not None:
             self._widen()
             super().move(steps)
-            self._narrow(None)
+            keys = self._grouped(self.keys)
+            self._round("key", slice(None), keys)
+            self.key_newest.copy_(torch.where(self.waiting[:, None, :, :, None], keys, 0).sum(dim=2))
             self._drop()
 
     def restore(self, buffers: dict[str, Tensor]) -> None:
         super().restore(buffers)
-        self.dtype = self.sinks.dtype
+        self.dtype, self._open = self.sinks.dtype, None
+
+    def take(self, rows: Tensor) -> None:
+        super().take(rows)
+        self._open = None
+
+    # --- between the steps there are codes -----------------------------------------------------------------------------------
+
+    @property
+    def _code_dtype(self) -> torch.dtype:
+        return torch.int8 if self.bits == 8 else torch.uint8
+
+    def _set(self, side: Side, codes: Tensor, scales: Tensor, zeros: Tensor, newest: Tensor) -> None:
+        for part, tensor in {"codes": codes, "scales": scales, "zeros": zeros, "newest": newest}.items():
+            setattr(self, f"{side}_{part}", tensor)
+
+    def _get(self, side: Side, part: str) -> Tensor:
+        tensor = getattr(self, f"{side}_{part}")
+        assert isinstance(tensor, Tensor)
+        return tensor
 
     def _drop(self) -> None:
-        """Between the steps there are the codes alone."""
         for name in ("keys", "values"):
             setattr(self, name, None)
 
+    def _grouped(self, held: Tensor) -> Tensor:
+        """The ring of keys or values by groups, ``(batch, num_kv_heads, groups, group, head_dim)``.
+
+        Behind the last slot of the ring stand, in its last group, copies of that slot: they widen no range.
+        """
+        ring = held[:, :, self.fixed :]
+        short = -self.ring % self.group
+        ring = torch.cat((ring, ring[:, :, -1:].expand(-1, -1, short, -1)), dim=2) if short else ring
+        return ring.unflatten(2, (-1, self.group))
+
     def _widen(self) -> None:
         """Keys and values of this layer in the dtype of the model, for one step."""
-        self.keys = (self.key_codes * self.key_scales).to(self.dtype)
-        self.values = (self.value_codes * self.value_scales).to(self.dtype)
-        self.values[:, :, : self.fixed] = self.sinks
-        # As long as none has been moved; a step that moves them does so from the masters too.
-        self.keys[:, :, : self.fixed] = self.masters
-
-    def _narrow(self, step: Step | None) -> None:
-        """Round what the step has written, or without one everything; what was rounded before stays as it is."""
-        for held, codes, scales in (
-            (self.keys, self.key_codes, self.key_scales),
-            (self.values, self.value_codes, self.value_scales),
-        ):
-            if step is not None and isinstance(step.slot, int):
-                given = slice(step.slot, step.slot + 1)
-                codes[:, :, given], scales[:, :, given] = _rounded(held[:, :, given])
-                continue
-            if step is None:
-                written = torch.ones(1, held.shape[2], dtype=torch.bool, device=held.device)
-            elif step.source is not None:
-                written = step.source >= 0
+        for side, whole in zip(SIDES, (self.masters, self.sinks), strict=True):
+            codes, newest = self._get(side, "codes"), self._get(side, "newest")
+            batch, heads, groups, _, size = *codes.shape[:4], newest.shape[-1]
+            held = self.workspace.empty(side, newest, (batch, heads, self.fixed + groups * self.group, size))
+            ring = held[:, :, self.fixed :].unflatten(2, (groups, self.group))
+            zeros, scales = self._get(side, "zeros"), self._get(side, "scales").to(newest.dtype)
+            if self.bits == 8:
+                torch.sub(codes, zeros.to(newest.dtype), out=ring)
             else:
-                assert isinstance(step.slot, Tensor)
-                written = torch.nn.functional.one_hot(step.slot, held.shape[2]).bool()
-            new_codes, new_scales = _rounded(held)
-            codes.copy_(torch.where(written[:, None, :, None], new_codes, codes))
-            scales.copy_(torch.where(written[:, None, :, None], new_scales, scales))
+                half = size // 2
+                shared = zeros.shape[-1] == 1
+                torch.sub(codes & 15, (zeros if shared else zeros[..., :half]).to(newest.dtype) + 8, out=ring[..., :half])
+                torch.sub(codes >> 4, (zeros if shared else zeros[..., half:]).to(newest.dtype) + 8, out=ring[..., half:])
+            ring *= scales
+            if self._open is None:
+                ring.copy_(torch.where(self.waiting[:, None, :, :, None], newest[:, :, None], ring))
+            else:
+                of_group = ring[:, :, self._open]
+                of_group.copy_(torch.where(self.waiting[:, None, self._open, :, None], newest, of_group))
+            # As long as no pinned key has been moved; a step that moves them does so from the masters too.
+            held[:, :, : self.fixed] = whole
+            setattr(self, f"{side}s", held[:, :, : self.fixed + self.ring])
+
+    def _round(self, side: Side, groups: slice | Tensor, states: Tensor) -> None:
+        """Codes of whole groups, ``(batch, num_kv_heads, chosen groups, group, head_dim)``."""
+        axis = 3 if side == "key" else 4
+        grid = affine_grid(states.amin(dim=axis, keepdim=True), states.amax(dim=axis, keepdim=True), self.bits)
+        scales = grid.scale.clamp(min=2**-24).to(torch.float16)
+        grid = dataclasses.replace(grid, scale=scales.float())  # numbers are rounded on the grid that is kept
+        self._get(side, "codes")[:, :, groups] = self._packed(grid, states)
+        self._get(side, "scales")[:, :, groups] = scales
+        self._get(side, "zeros")[:, :, groups] = grid.zero.to(torch.int8)
+
+    def _packed(self, grid: Grid, states: Tensor) -> Tensor:
+        codes = grid.codes(states)
+        if self.bits == 8:
+            return codes
+        lower, upper = (codes + 8).to(torch.uint8).chunk(2, dim=-1)
+        return lower | (upper << 4)
+
+    def _keep(self, step: Step) -> None:
+        """Take in what a step has written: new tokens wait, and groups that are full are rounded."""
         self.sinks = self.values[:, :, : self.fixed].clone()
+        if isinstance(step.slot, int):
+            self._keep_token(step.slot - self.fixed)
+            return
+        slots = self.fixed + self.ring
+        if step.source is not None:
+            order = step.source.expand(len(self.waiting), -1)
+        else:
+            assert isinstance(step.slot, Tensor)
+            order = torch.nn.functional.one_hot(step.slot, slots).long() - 1
+        self._keep_columns(order[:, self.fixed :])
 
+    def _keep_token(self, slot: int) -> None:
+        """One token in the same slot of the ring of all rows; a negative slot is a pinned one."""
+        if slot < 0:
+            return
+        group, place = divmod(slot, self.group)
+        if group != self._open and (place or bool(self.waiting.any())):  # a rollback, or a state from elsewhere
+            order = torch.full((len(self.waiting), self.ring), -1, device=self.waiting.device)
+            order[:, slot] = 0
+            self._keep_columns(order)
+            return
+        self._open = group
+        for side, held in zip(SIDES, (self.keys, self.values), strict=True):
+            self._get(side, "newest")[:, :, place] = held[:, :, self.fixed + slot]
+        self.waiting[:, group, place] = True
+        if place == self.group - 1 or slot == self.ring - 1:
+            self._close(torch.tensor([group], device=self.waiting.device), None)
+            self.waiting[:, group] = False
 
-def _rounded(states: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes and scales of keys or values ``(…, head_dim)``."""
-    grid = symmetric_grid(states.abs().amax(dim=-1, keepdim=True), BITS)
-    return grid.codes(states), grid.scale
+    def _keep_columns(self, order: Tensor) -> None:
+        """Tokens of a chunk, or of rows that do not agree: ``order`` ``(batch, ring)`` is the column written there, or -1."""
+        short = -self.ring % self.group
+        order = torch.nn.functional.pad(order, (0, short), value=-1)
+        newest, any_written = order.argmax(dim=1), (order >= 0).any(dim=1)
+        written = (order >= 0).unflatten(1, (-1, self.group))
+        before = self.waiting.any(dim=2).int().argmax(dim=1)
+        opened = torch.where(any_written, newest // self.group, before)
+        is_open = torch.nn.functional.one_hot(opened, self.waiting.shape[1]).bool()[:, :, None]
+        ended = any_written & ((newest % self.group == self.group - 1) | (newest == self.ring - 1))
+        waiting = self.waiting | written
+        full = waiting & (~is_open | ended[:, None, None])
+        of_row = full.any(dim=2)
+        chosen = of_row.any(dim=0).nonzero()[:, 0]
+        now = waiting & ~full
+        if len(chosen):
+            self._close(chosen, of_row[:, chosen])
+        if bool(now.any()):
+            for side, held in zip(SIDES, (self.keys, self.values), strict=True):
+                rows = torch.arange(len(opened), device=opened.device)
+                of_group = self._grouped(held)[rows, :, opened]
+                mine = (written & now)[rows, opened]
+                buffer = self._get(side, "newest")
+                buffer.copy_(torch.where(mine[:, None, :, None], of_group, buffer))
+        self.waiting = now
+        agreed = bool((opened == opened[0]).all())
+        self._open = int(opened[0]) if agreed else None
+
+    def _close(self, groups: Tensor, rows: Tensor | None) -> None:
+        """Round groups of slots, of all rows or of those in boolean ``(batch, groups)``."""
+        for side, held in zip(SIDES, (self.keys, self.values), strict=True):
+            states = self._grouped(held)[:, :, groups]
+            parts = {part: self._get(side, part) for part in ("codes", "scales", "zeros")}
+            old = {} if rows is None else {part: tensor[:, :, groups] for part, tensor in parts.items()}
+            self._round(side, groups, states)
+            for part, tensor in old.items():
+                assert rows is not None
+                parts[part][:, :, groups] = torch.where(rows[:, None, :, None, None], parts[part][:, :, groups], tensor)

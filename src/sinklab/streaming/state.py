@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -31,7 +31,7 @@ __all__ = ["SavedState", "fingerprint", "load_state", "read_state", "save_state"
 
 Json: TypeAlias = dict[str, Any]
 
-_FORMAT = 1
+_FORMAT = 2
 """Of the file; raised when an older reader would misread it."""
 
 _WRITTEN = {"shifted": "turned"}
@@ -64,7 +64,7 @@ class Written(BaseModel):
     policy: dict[str, Any]
     chunk: Annotated[int, Field(ge=1)] | None
     rebase_at: Annotated[int, Field(ge=1)] | None
-    quantized: bool
+    quantized: Literal["int8", "int4"] | None
     books: dict[str, bool | int]
     notes: dict[str, Any]
 
