@@ -28,6 +28,7 @@ __all__ = [
     "PolicyEntry",
     "QuantizeRecipe",
     "QuantizeSummary",
+    "QuantizedEntry",
     "Refused",
     "SchemeEntry",
     "SiteEntry",
@@ -82,6 +83,18 @@ class PolicyEntry(TypedDict):
     loss_by_position: list[float | None]
 
 
+class QuantizedEntry(TypedDict):
+    """One cache of integers of a comparison, against the same cache in the model's dtype."""
+
+    quantized: str
+    whole: str
+    positions: list[int]
+    window: int | None
+    tokens: int
+    gap: Difference
+    bytes_ratio: float
+
+
 class Comparison(TypedDict):
     """``summary.json`` of ``sinklab cache``, and the entry ``cache`` of that of an audit."""
 
@@ -102,6 +115,7 @@ class Comparison(TypedDict):
     sinks_needed: str | None
     recommended: Size | None
     recommendation: str
+    quantized: NotRequired[list[QuantizedEntry]]
 
 
 class CertifiedHead(TypedDict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 import torch
@@ -63,7 +63,7 @@ class PolicyCache(Cache, Planner):
         rebase_at: positions are counted from the oldest token held as soon as they would reach this. By default 2,048, or
             twice what the policy holds and a chunk, 32,768 for keys of 16 bits and for integers; less where the model's
             frequencies change with the position or come from a table.
-        quantized: keep keys and values that are neither pinned nor among the newest as integers of 8 or 4 bits; see
+        quantized: ``"int8"`` or ``"int4"``: keep keys and values that are neither pinned nor among the newest as integers; see
             :class:`~sinklab.streaming.quantized.QuantizedLayer`.
 
     Raises:
@@ -84,7 +84,7 @@ class PolicyCache(Cache, Planner):
         *,
         chunk: int = 128,
         rebase_at: int | None = None,
-        quantized: Literal["int8", "int4"] | None = None,
+        quantized: str | None = None,
     ) -> None:
         if not isinstance(policy, self.takes):
             raise ConfigurationError(

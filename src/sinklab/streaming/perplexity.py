@@ -37,6 +37,7 @@ def losses(
     *,
     first: int = 1,
     chunk: int = 64,
+    quantized: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
     """Losses of tokens in nats: ``-ln p(token | what the policy lets the token before it see)``.
@@ -50,6 +51,7 @@ def losses(
         policy: the object, its name, or ``{"name": …, setting: …}``.
         first: position of the first token that is scored; those before it are only read.
         chunk: most tokens of a row that are read at once; fewer where batch and vocabulary are large.
+        quantized: of the cache; see :func:`~sinklab.streaming.reader.open_reader`.
         progress: called with the tokens that have been read and those to read, rows times columns.
 
     Returns:
@@ -66,7 +68,7 @@ def losses(
         )
     vocabulary = int(model.config.get_text_config().vocab_size)
     chunk = max(1, min(chunk, LOGITS_AT_ONCE // (batch * vocabulary)))
-    reader = open_reader(model, policy, chunk=chunk)
+    reader = open_reader(model, policy, chunk=chunk, quantized=quantized)
     parts = []
     for start in range(0, first - 1, chunk):
         reader.pass_over(tokens[:, start : min(start + chunk, first - 1)])

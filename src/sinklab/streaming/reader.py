@@ -84,17 +84,25 @@ class CacheReader(Reader):
         self._columns = 0
 
 
-def open_reader(model: PreTrainedModel, policy: PolicySpec, *, chunk: int = 128) -> Reader:
+def open_reader(model: PreTrainedModel, policy: PolicySpec, *, chunk: int = 128, quantized: str | None = None) -> Reader:
     """A reader of ``model`` under a policy: the object, its name, or ``{"name": …, setting: …}``.
 
     Args:
         chunk: most tokens that a cache takes at once; the result does not depend on it.
+        quantized: ``"int8"`` or ``"int4"``: keep what is neither pinned nor new as integers, under a policy of slots.
 
     Raises:
-        UnknownNameError, ConfigurationError: no such policy, or a setting it refuses.
+        UnknownNameError, ConfigurationError: no such policy, a setting it refuses, or one that cannot be quantised.
         UnsupportedModelError: it cannot be had with this model; see :class:`~sinklab.streaming.cache.PolicyCache`.
     """
-    return reader_of(policies.make(policy), model, chunk=chunk)
+    made = policies.make(policy)
+    if quantized is None:
+        return reader_of(made, model, chunk=chunk)
+    if not isinstance(made, SlotPolicy):
+        raise ConfigurationError(
+            f"`quantized` is for policies whose tokens stay in their slots; {made.name!r} is none, sink_window and pinned are"
+        )
+    return CacheReader(model, made, PolicyCache(made, model, chunk=chunk, quantized=quantized))
 
 
 @functools.singledispatch

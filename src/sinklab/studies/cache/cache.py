@@ -37,6 +37,7 @@ def compare_policies(
     sinks: Sequence[int] = (0, 1, 2, 4, 8),
     tokens: int | None = None,
     documents: int = 8,
+    quantized: Sequence[str] = (),
     seed: Seed = 0,
     bos: Bos = "auto",
     device: Device = "auto",
@@ -66,6 +67,7 @@ def compare_policies(
         sinks: Numbers of first tokens that sink_window keeps; 0 is the plain window.
         tokens: Tokens of a text, BOS included; by default 4 times the trained length, at most 8192, at least 4 windows.
         documents: Texts to average over, at most.
+        quantized: Measure a cache of integers too, int8 or int4: what it costs, by the tokens that stay in full precision.
         seed: Seed of corpora that are drawn from.
         out: Directory for summary.json, table.parquet, run.json and loss.png; none by default.
 
@@ -79,22 +81,28 @@ def compare_policies(
         sinklab cache embedded:softmax
         sinklab cache ./my-checkpoint --text book.txt --window 256,1024 --sinks 0,1,4
         sinklab cache org/model --policies window,sink_window,full --tokens 4096 --documents 4 --out build/cache
+        sinklab cache embedded:softmax --policies sink_window,full --quantized int8,int4
         sinklab cache embedded:sigmoid --json > policies.json
     """
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record
     from sinklab.corpora.base import hash_tokens
     from sinklab.report.policies import write_policy_plot
+    from sinklab.results.table import append
+    from sinklab.streaming.quantized import read_bits
     from sinklab.studies.cache.cache_policies import compared
     from sinklab.studies.cache.display import display
     from sinklab.studies.cache.long_texts import long_texts
     from sinklab.studies.cache.policy_plan import checked_budgets, checked_names, default_length
+    from sinklab.studies.cache.rounding import quantized_caches, quantized_table
     from sinklab.studies.measure.probing import opened, uses_bos, writes
 
     with Run(
         "cache", out=out, overwrite=overwrite, settings={"seed": seed, "bos": bos}, progress=progress, writes=writes(model)
     ) as run:
         names = checked_names(policies)
+        for kind in quantized:
+            read_bits(kind)
         text = resolve_corpus(corpus)
         loaded = opened(
             model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
@@ -108,6 +116,12 @@ def compare_policies(
             loaded, rows, names=names, budgets=budgets, sinks=sinks, corpus=text.label, bos=with_bos, run_id=run.id, seed=seed,
             briefly=policies is None, progress=run.progress,
         )  # fmt: skip
+        if quantized:
+            summary["quantized"] = quantized_caches(loaded, rows, quantized, max(budgets), progress=run.progress)
+            integers = quantized_table(
+                summary["quantized"], loaded, corpus=text.label, bos=with_bos, run_id=run.id, seed=seed
+            )  # fmt: skip
+            table = append([table, integers])
         return run.finish(
             summary=summary,
             table=table,

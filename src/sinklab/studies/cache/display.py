@@ -11,7 +11,7 @@ from rich.text import Text
 
 from sinklab.report.policies import HEADINGS, left_out_lines, policy_rows
 from sinklab.results.run import Result
-from sinklab.results.summaries import Comparison
+from sinklab.results.summaries import Comparison, QuantizedEntry
 
 __all__ = ["display"]
 
@@ -31,5 +31,21 @@ def display(result: Result) -> Iterator[RenderableType]:
     for line in left_out_lines(summary):
         yield Text(f"left out  {line}")
     yield Text(f"\n{summary['recommendation']}")
+    if "quantized" in summary:
+        yield from _quantized(summary["quantized"])
     if result.folder is not None:
         yield Text(f"\nplot  {result.folder / 'loss.png'}")
+
+
+def _quantized(entries: list[QuantizedEntry]) -> Iterator[RenderableType]:
+    shown = Table(box=None, pad_edge=False)
+    for heading in ("integers", "held", "in full precision", "loss added, nats", "95 %", "bytes"):
+        shown.add_column(heading, justify="left" if heading in ("integers", "in full precision") else "right")
+    for entry in entries:
+        gap, held = entry["gap"], "all" if entry["window"] is None else f"window {entry['window']}"
+        interval = "" if gap["low"] is None or gap["high"] is None else f"{gap['low']:+.4f} to {gap['high']:+.4f}"
+        shown.add_row(
+            entry["quantized"], held, entry["whole"], f"{gap['mean']:+.4f}", interval, f"{entry['bytes_ratio']:.2f} ×"
+        )
+    yield Text("\nA cache of integers, against the same cache in the model's dtype:\n")
+    yield shown

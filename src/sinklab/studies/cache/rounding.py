@@ -1,0 +1,143 @@
+"""A quantised cache, measured: what integers cost in loss, by bits and by the tokens that stay in full precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sinklab.attention.placement import input_device
+from sinklab.models.lengths import trained_length
+from sinklab.models.loading import LoadedModel
+from sinklab.policies.pinned import Pinned
+from sinklab.policies.sink_window import SinkWindow
+from sinklab.results.metric import Coordinates, Metric, Row
+from sinklab.results.run import Progress, silent
+from sinklab.results.summaries import QuantizedEntry
+from sinklab.results.table import make_table
+from sinklab.sinks import find_sinks
+from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.perplexity import estimate, losses
+from sinklab.streaming.quantized import read_bits
+
+__all__ = ["quantized_caches", "quantized_table"]
+
+GAP = Metric(
+    "cache_quantization_gap",
+    "nats",
+    "Mean next-token loss with a cache of integers, less that with the same cache in the model's dtype; of the same tokens.",
+)
+BYTES = Metric(
+    "cache_bytes_ratio",
+    "ratio",
+    "Bytes of a cache of integers over those of the same cache in the model's dtype.",
+    range=(0, None),
+)
+
+READ = 64
+"""Most tokens read at once, and an eighth of a short text: they see each other unrounded, and a decoder's do not."""
+
+FOUND_IN = 256
+"""Tokens of a text in which sinks and largest activations are looked for."""
+
+
+def quantized_caches(
+    loaded: LoadedModel, rows: Tensor, kinds: Sequence[str], budget: int, *, progress: Progress = silent
+) -> list[QuantizedEntry]:
+    """Loss with a cache of integers less the loss with one in the model's dtype, text by text.
+
+    All tokens of a text (as many as the model was trained on) are held, so that rounding is all that differs, with nothing,
+    the first four tokens, the sinks that are found or the tokens of the largest activations in full precision; and then
+    ``budget`` tokens are held besides the sinks, of the whole text. Tokens whose group is not full are never rounded.
+
+    Args:
+        rows: texts, int64 ``(documents, tokens)``.
+        kinds: see :data:`~sinklab.streaming.quantized.BITS`.
+
+    Raises:
+        ConfigurationError: bits that do not exist.
+        UnsupportedModelError: a model whose keys cannot be kept in slots.
+    """
+    for kind in kinds:
+        read_bits(kind)
+    model, short = loaded.model, rows[:, : trained_length(loaded.model) or rows.shape[1]]
+    found = find_sinks(model, rows[:, :FOUND_IN])
+    whole: dict[str, tuple[int, ...]] = {
+        "nothing": (),
+        "the first 4 tokens": (0, 1, 2, 3),
+        "the sinks found": tuple(found.positions),
+        "the largest activations": _largest(model, rows[:, :FOUND_IN]),
+    }
+    cells = [(names, pinned, short.shape[1], short) for pinned, names in _by_positions(whole).items()]
+    sinks = tuple(found.positions)
+    cells.append((_by_positions(whole)[sinks], sinks, budget, rows))
+    entries: list[QuantizedEntry] = []
+    exact: dict[int, Tensor] = {}
+    total = len(cells) * len(kinds)
+    for names, pinned, window, texts in cells:
+        policy = Pinned(pinned=pinned, window=window) if pinned else SinkWindow(num_sinks=0, window=window)
+        chunk = max(1, min(READ, texts.shape[1] // 8))
+        # Where all tokens are held, what is pinned makes no difference but to what is rounded.
+        if window not in exact:
+            exact[window] = losses(model, texts, policy, chunk=chunk)
+        unrounded = _bytes(model, policy, texts, None)
+        for kind in kinds:
+            rounded = losses(model, texts, policy, chunk=chunk, quantized=kind)
+            gap = estimate(rounded - exact[window])
+            entries.append(
+                {
+                    "quantized": kind, "whole": names, "positions": list(pinned), "window": None if texts is short else window,
+                    "tokens": texts.shape[1], "gap": {"mean": gap.mean, "low": gap.low, "high": gap.high},
+                    "bytes_ratio": _bytes(model, policy, texts, kind) / unrounded,
+                }
+            )  # fmt: skip
+            progress("quantised caches", len(entries), total)
+    return entries
+
+
+def _by_positions(whole: dict[str, tuple[int, ...]]) -> dict[tuple[int, ...], str]:
+    """Sets of positions, each once, and what they are."""
+    names: dict[tuple[int, ...], list[str]] = {}
+    for name, positions in whole.items():
+        names.setdefault(positions, []).append(name)
+    return {positions: ", ".join(those) for positions, those in names.items()}
+
+
+@torch.no_grad()
+def _largest(model: PreTrainedModel, rows: Tensor) -> tuple[int, ...]:
+    """Positions at which the largest coordinate of any hidden state stands in at least a quarter of the texts, four at most."""
+    where = []
+    for row in rows:
+        states = model(row[None].to(input_device(model)), output_hidden_states=True, use_cache=False).hidden_states
+        # The last one has been through the final norm, which hides what is large.
+        where.append(torch.stack([state[0].abs().amax(dim=-1) for state in states[:-1]]).amax(dim=0).argmax())
+    positions, counts = torch.stack(where).cpu().unique(return_counts=True)
+    often = counts * 4 >= len(rows)
+    return tuple(sorted(positions[often][counts[often].argsort(descending=True)][:4].tolist()))
+
+
+@torch.no_grad()
+def _bytes(model: PreTrainedModel, policy: Pinned | SinkWindow, rows: Tensor, kind: str | None) -> int:
+    """Bytes of a cache for one text, as allocated."""
+    cache = PolicyCache(policy, model, quantized=kind)
+    model(rows[:1, :1].to(input_device(model)), past_key_values=cache, use_cache=True)
+    return cache.bytes_held()
+
+
+def quantized_table(
+    entries: Sequence[QuantizedEntry], loaded: LoadedModel, *, corpus: str, bos: bool, run_id: str, seed: int
+) -> pd.DataFrame:
+    """The entries in the long schema; ``policy`` says what is held, in which bits, and what of it is whole."""
+    rows: list[Row] = []
+    for entry in entries:
+        held = "all tokens" if entry["window"] is None else f"window of {entry['window']}"
+        of_cache: Coordinates = {"policy": f"{entry['quantized']}, {held}, whole: {entry['whole']}"}
+        rows.append({**of_cache, "metric": GAP, "value": entry["gap"]["mean"], "count": entry["tokens"]})
+        rows.append({**of_cache, "metric": BYTES, "value": entry["bytes_ratio"], "count": 1})
+    return make_table(
+        rows, run_id=run_id, model=loaded.name, revision=loaded.revision, operation=loaded.operation, corpus=corpus,
+        bos=int(bos), seed=seed, probe="quantized_caches",
+    )  # fmt: skip

@@ -1,0 +1,89 @@
+"""Caches of integers, measured: what is compared with what, which tokens are whole, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.architectures.zoo import ZOO, build
+
+from sinklab import load_model
+from sinklab.errors import ConfigurationError
+from sinklab.models.loading import wrap_model
+from sinklab.policies.pinned import Pinned
+from sinklab.policies.sink_window import SinkWindow
+from sinklab.streaming.perplexity import estimate, losses
+from sinklab.streaming.reader import open_reader
+from sinklab.studies.cache.cache import compare_policies
+from sinklab.studies.cache.rounding import _largest, quantized_caches, quantized_table
+
+ROWS = torch.randint(4, 40, (4, 160), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    torch.manual_seed(0)
+    return wrap_model(build(ZOO["llama"], "sdpa").eval())
+
+
+@pytest.fixture(scope="module")
+def entries(loaded):
+    return quantized_caches(loaded, ROWS, ["int8", "int4"], 32)
+
+
+def test_every_set_of_whole_tokens_is_compared_with_the_same_cache_unrounded(loaded, entries):
+    model = loaded.model
+    for entry in entries:
+        rows = ROWS if entry["window"] else ROWS[:, :64]  # as many as the model was made for
+        window = entry["window"] or 64
+        pinned = tuple(entry["positions"])
+        policy = Pinned(pinned=pinned, window=window) if pinned else SinkWindow(num_sinks=0, window=window)
+        chunk = rows.shape[1] // 8
+        rounded = losses(model, rows, policy, chunk=chunk, quantized=entry["quantized"])
+        expected = estimate(rounded - losses(model, rows, policy, chunk=chunk)).mean
+        # Unrounded, what is pinned changes only the order of float32 sums: some 1e-6 of a loss of 4.
+        assert entry["gap"]["mean"] == pytest.approx(expected, abs=1e-5)
+        assert entry["gap"]["low"] < entry["gap"]["mean"] < entry["gap"]["high"]
+        assert entry["tokens"] == rows.shape[1]
+
+
+def test_sets_of_the_same_tokens_are_one_row_and_the_last_row_is_bounded(entries):
+    kinds = [entry["quantized"] for entry in entries]
+    assert kinds == ["int8", "int4"] * (len(entries) // 2)
+    assert [entry["window"] for entry in entries] == [None] * (len(entries) - 2) + [32, 32]
+    held = [tuple(entry["positions"]) for entry in entries if entry["window"] is None and entry["quantized"] == "int8"]
+    assert len(set(held)) == len(held)
+    assert {(), (0, 1, 2, 3)} <= set(held)
+
+
+def test_integers_of_eight_bits_are_nearer_than_those_of_four_and_take_more_bytes(entries):
+    for eight, four in zip(entries[::2], entries[1::2], strict=True):
+        assert abs(eight["gap"]["mean"]) < 0.01
+        assert four["bytes_ratio"] < eight["bytes_ratio"] < 1
+
+
+def test_rows_of_the_table_say_what_is_held_and_what_is_whole(loaded, entries):
+    table = quantized_table(entries, loaded, corpus="drawn", bos=False, run_id="r", seed=0)
+    gaps = table[table["metric"] == "cache_quantization_gap"]
+    assert gaps["value"].tolist() == [entry["gap"]["mean"] for entry in entries]
+    assert gaps["policy"].is_unique
+    assert gaps["policy"].iloc[-1].startswith("int4, window of 32, whole: ")
+
+
+def test_a_planted_activation_is_found_where_it_stands():
+    model = build(ZOO["llama"], "sdpa").eval()
+    rows = ROWS.clone()
+    rows[:, 5] = 3
+    with torch.no_grad():
+        model.get_input_embeddings().weight[3] = 0.0
+        model.get_input_embeddings().weight[3, 3] = 1e4
+    assert _largest(model, rows) == (5,)
+
+
+def test_what_cannot_be_rounded_is_refused_in_a_line():
+    loaded = load_model("embedded:softmax")
+    with pytest.raises(ConfigurationError, match="`quantized` 'int3' is none of int8, int4"):
+        compare_policies(loaded, quantized=["int8", "int3"])
+    with pytest.raises(
+        ConfigurationError, match="`quantized` is for policies whose tokens stay in their slots; 'heavy_hitter'"
+    ):
+        open_reader(loaded.model, "heavy_hitter", quantized="int8")
