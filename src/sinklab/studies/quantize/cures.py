@@ -70,6 +70,7 @@ def of_activations(
     base: Treatment,
     spikes: Mapping[str, Spike],
     sinks: Sequence[int],
+    carrying: Sequence[int],
     without: Mapping[tuple[int, ...], Ranges],
 ) -> list[Cure]:
     """Cures that change how activations are put on grids.
@@ -77,6 +78,7 @@ def of_activations(
     Args:
         base: the scheme without a cure.
         sinks: positions of the sinks.
+        carrying: positions that carry spikes.
         without: ranges that leave some positions out, by these positions.
     """
     every = {key: spike.channels for key, spike in spikes.items() if spike.large}
@@ -88,10 +90,9 @@ def of_activations(
             configurable=True,
         )
     ]
-    carrying = spike_positions(spikes)
     for name, label, positions in (
         ("sinks whole", "the activations of the sinks kept whole", tuple(sinks)),
-        ("spike tokens whole", "the activations of the tokens with the spike kept whole", carrying),
+        ("spike tokens whole", "the activations of the tokens with the spike kept whole", tuple(carrying)),
     ):
         if positions and not (name == "spike tokens whole" and positions == tuple(sinks)):
             ranges = without[positions]

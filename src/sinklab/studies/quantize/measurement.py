@@ -328,9 +328,11 @@ class _Examination:
     ) -> tuple[list[CureEntry], float]:
         base, tried = bases[0], list[Cure]()
         if base.scheme.activations != WHOLE_BITS:
-            places = {tuple(sinks or ()), spike_positions(spikes)} - {()}
+            # Of two sides, a position is another token on each, and what is left whole is given by position.
+            carrying = () if self.loaded.model.config.is_encoder_decoder else spike_positions(spikes)
+            places = {tuple(sinks or ()), carrying} - {()}
             without = {places_: self.twin.ranges(self.calibration, places_) for places_ in places}
-            tried += of_activations(base, spikes, sinks or (), without)
+            tried += of_activations(base, spikes, sinks or (), carrying, without)
         counts = [count for count in (1, MANY) if count == 1 or len(keys) >= MANY * count]
         tried += [modules_whole(base, gaps, keys, count) for count in counts]
         if base.scheme.activations != WHOLE_BITS:

@@ -104,7 +104,7 @@ def _marks(sample: Samples) -> set[Hashable]:
         for _, tensor in sorted(sample.arguments.items()):
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         return {digest.digest()}
-    ids = _unmasked(tokens, sample.targets)[0].tolist()
+    ids = (_unmasked(tokens, sample.targets) if sample.kind == "text" else tokens)[0].tolist()
     length = min(RUN, max(1, len(ids) - 1))  # a common first token, such as BOS, makes no two texts alike
     return {tuple(ids[start : start + length]) for start in range(len(ids) - length + 1)}
 
