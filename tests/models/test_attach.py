@@ -211,3 +211,46 @@ def test_a_parameterised_operation_by_name_alone(gated_sink):
         ConfigurationError, match=r"has learned parameters, which LlamaAttention does not carry; attach it first"
     ):
         model(TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("operation", "says"),
+    [
+        ("gated", r"'gated': gates start near 0\.5: .* start at 0\.5 of what they were; initial_bias=4 starts at 0\.98"),
+        ({"name": "gated", "floor": 0.5}, r"gates start near 0\.75"),
+        ("gated_heads", r"'gated_heads': gates start at 0\.5: .*; double=true with opening=0\.5 starts at 1"),
+    ],
+)
+def test_a_gate_that_starts_half_closed_is_said(operation, says, recwarn):
+    with pytest.warns(UserWarning, match=says):
+        attach(llama(), operation)
+
+
+def test_an_open_gate_and_a_loaded_one_are_not(tmp_path, recwarn):
+    """At initial_bias 4 the outputs are what they were, to the 2 % that the warning says."""
+    plain = llama()
+    before = plain(TOKENS).logits
+    opened = attach(llama(), {"name": "gated", "initial_bias": 4.0})
+    closeness = torch.nn.functional.cosine_similarity(before.flatten(), opened(TOKENS).logits.flatten(), dim=0)
+    assert closeness > 0.99
+    attach(llama(), {"name": "gated_heads", "double": True})
+    attach(llama(), "sink_logit")
+    assert not [warning for warning in recwarn if "attach" in str(warning.message)]
+    with pytest.warns(UserWarning, match="gates start"):
+        save_model(attach(llama(), "gated"), tmp_path)
+    recwarn.clear()
+    load_model(str(tmp_path))
+    assert not [warning for warning in recwarn if "attach" in str(warning.message)]
+
+
+def test_the_tokenizer_goes_with_the_model(checkpoint, tmp_path):
+    """Of the directory that it came from, whether sinklab or transformers loaded it; one that is given comes first."""
+    loaded = load_model(str(checkpoint))
+    save_model(loaded, tmp_path / "ours")
+    save_model(loaded.model, tmp_path / "model")
+    save_model(llama(), tmp_path / "memory")
+    for name, kept in (("ours", True), ("model", True), ("memory", False)):
+        tokenizer = load_model(str(tmp_path / name)).tokenizer
+        assert (tokenizer is not None) == kept
+        if kept:
+            assert tokenizer("def main():")["input_ids"] == loaded.tokenizer("def main():")["input_ids"]

@@ -79,6 +79,12 @@ class Operation(abc.ABC):
         """
 
     @property
+    def at_start(self) -> str:
+        """What becomes of a pre-trained model that is given the operation with parameters as they start, in a sentence; empty
+        where its outputs stay near what they are."""
+        return ""
+
+    @property
     def tokens_in_front(self) -> int:
         """Learned tokens that the model must put in front of every sequence."""
         return 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Protocol, Unpack
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -22,12 +24,26 @@ from sinklab.attention.state import ATTRIBUTE, OperationState, bind
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.checkpoint import weight_files
 from sinklab.models.language_model import SinkLMConfig
+from sinklab.models.tokenizer import load_tokenizer
 from sinklab.registry import operations
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["CONFIG_FIELD", "attach", "restore", "save_model"]
+
+
+class WithTokenizer(Protocol):
+    """What :func:`~sinklab.models.loading.load_model` gives, as far as it is saved."""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """Its tokenizer, if it has one."""
+
 
 CONFIG_FIELD = "sinklab"
 """Field of a foreign model's config that carries the operation: transformers does not save the name of an implementation."""
@@ -41,6 +57,9 @@ def attach(
     example: Mapping[str, Tensor] | None = None,
 ) -> PreTrainedModel:
     """Replace the attention of every layer of ``model`` by ``operation``; in place, and returned for convenience.
+
+    Of a gate that starts half open a warning says so: a pre-trained model loses half of its attention outputs at once, which
+    ``initial_bias`` of ``gated`` and ``opening`` of ``gated_heads`` spare it.
 
     Learned parameters appear as ``<attention module>.operation_state.<name>`` and belong to ``model.parameters()``, so make the
     optimiser afterwards. Save with :func:`save_model`; :func:`sinklab.load_model` brings the operation back.
@@ -68,6 +87,15 @@ def attach(
             "load the model again to give it another"
         )
     chosen: Operation = operations.make(operation)
+    attached = _attached(model, chosen, path, example)
+    if chosen.at_start:
+        warnings.warn(f"attach: operation {chosen.name!r}: {chosen.at_start}", stacklevel=2)
+    return attached
+
+
+def _attached(
+    model: PreTrainedModel, chosen: Operation, path: str = "auto", example: Mapping[str, Tensor] | None = None
+) -> PreTrainedModel:
     if chosen.tokens_in_front:
         raise UnsupportedModelError(
             f"operation {chosen.name!r} puts learned tokens in front, which only SinkLM does by itself; for a "
@@ -95,15 +123,25 @@ def attach(
     return model
 
 
-def save_model(model: PreTrainedModel, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+def save_model(
+    model: PreTrainedModel | WithTokenizer, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None
+) -> None:
     """Save a model, with the operation that was attached to it, as an ordinary transformers checkpoint.
 
     ``model.save_pretrained`` writes the same files; loaded by transformers alone, such a checkpoint is a softmax model again,
     and its operation's parameters are dropped. :func:`sinklab.load_model` reads it back whole.
 
+    Args:
+        model: or what :func:`sinklab.load_model` gave, whose tokenizer is then saved too.
+        folder: of the checkpoint.
+        tokenizer: saved beside the model; by default its own: that of the directory, or of the copy of a hub repository on this
+            machine, that the model was loaded from. A model made in memory has none.
+
     Raises:
         ConfigurationError: the model runs an operation by name that its config does not carry; it would come back as softmax.
     """
+    if not isinstance(model, PreTrainedModel):
+        model, tokenizer = model.model, tokenizer or model.tokenizer
     implementation = model.config._attn_implementation
     named = isinstance(implementation, str) and implementation.startswith(seam.implementation_name(""))
     if named and not isinstance(model.config, SinkLMConfig) and getattr(model.config, CONFIG_FIELD, None) is None:
@@ -111,9 +149,27 @@ def save_model(model: PreTrainedModel, folder: str | Path, tokenizer: PreTrained
             f"this {type(model).__name__} runs {implementation!r} by name alone, which a checkpoint does not keep: it would be "
             "loaded as softmax. Use sinklab.attach(model, operation) instead of attn_implementation"
         )
+    tokenizer = tokenizer or _own_tokenizer(model)  # before the model is written: it may be written to where it came from
     model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+
+
+def _own_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of the checkpoint that a model was loaded from; nothing is downloaded."""
+    name = model.name_or_path
+    if not name:
+        return None
+    folder = Path(name)
+    if not folder.is_dir():
+        try:
+            cached = try_to_load_from_cache(name, "tokenizer_config.json")
+        except ValueError:  # no name that a repository can have
+            return None
+        if not isinstance(cached, str):
+            return None
+        folder = Path(cached).parent
+    return load_tokenizer(folder, name, False, 0)
 
 
 def restore(model: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
@@ -127,7 +183,7 @@ def restore(model: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
         return model
     delattr(model.config, CONFIG_FIELD)
     before = set(model.state_dict())
-    attach(model, recorded["operation"])
+    _attached(model, operations.make(recorded["operation"]))
     wanted = {key: tensor for key, tensor in model.state_dict().items() if key not in before}
     for file in weight_files(folder, name):
         with safe_open(os.fspath(file), "pt") as tensors:

@@ -17,6 +17,9 @@ from sinklab.registry import operations
 
 __all__ = ["Gated"]
 
+OPEN = 0.9
+"""A gate that starts above it leaves a pre-trained model nearly as it was."""
+
 INITIAL_STD = 0.02
 """Standard deviation of the gate's map at the start."""
 
@@ -64,6 +67,16 @@ class Gated(Softmax):
         if self.initial_bias is not None or not self.input_dependent:
             values["bias"] = torch.full(size, float(self.initial_bias or 0.0))
         return values
+
+    @property
+    def at_start(self) -> str:
+        start = self.floor + (1 - self.floor) / (1 + math.exp(-max(-700.0, self.initial_bias or 0.0)))
+        if start >= OPEN:
+            return ""
+        return (
+            f"gates start near {start:.2g}: attention outputs of a pre-trained model start at {start:.2g} of what they were; "
+            "initial_bias=4 starts at 0.98"
+        )
 
     def gain(self, state: State) -> Tensor:
         if not self.input_dependent:

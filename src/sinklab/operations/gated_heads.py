@@ -17,6 +17,9 @@ from sinklab.results.memory import require_memory
 
 __all__ = ["GatedHeads"]
 
+OPEN = 0.9
+"""Gates that start above it leave a pre-trained model nearly as it was."""
+
 INITIAL_STD = 0.02
 """Standard deviation of the hidden layer of an MLP gate at the start."""
 
@@ -78,6 +81,16 @@ class GatedHeads(Softmax):
         values["weight"] = torch.zeros(heads, width)
         values["bias"] = torch.full((heads,), math.log(self.opening / (1 - self.opening)))
         return values
+
+    @property
+    def at_start(self) -> str:
+        start = self.opening * (2 if self.double else 1)
+        if start >= OPEN:
+            return ""
+        return (
+            f"gates start at {start:.2g}: attention outputs of a pre-trained model start at {start:.2g} of what they were; "
+            "double=true with opening=0.5 starts at 1"
+        )
 
     def gain(self, state: State) -> Tensor:
         given = state["layer_input"]

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from sinklab import audit, measure
 from sinklab.corpora import resolve_corpus
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.drawing import draw_samples
 from sinklab.models.loading import LoadedModel, wrap_model
 from sinklab.models.losses import IGNORED
@@ -211,3 +211,20 @@ def test_what_cannot_be_read_is_refused_in_one_line(tsv, checkpoint):
         measure(t5(), probes=["entropy"], corpus=str(tsv), seq_len=8, samples=17)
     with pytest.raises(ConfigurationError, match=r"has no decoder_start_token_id; set decoder_start_token_id in config\.json"):
         measure(t5(decoder_start_token_id=None), probes=["entropy"], corpus=str(tsv), seq_len=8, samples=2)
+
+
+def test_other_commands_refuse_in_one_line(tmp_path):
+    from sinklab import find_causes
+    from sinklab.studies.cache.cache import compare_policies
+    from sinklab.studies.depend.depend import depend
+
+    model = t5()
+    with pytest.raises(UnsupportedModelError, match=r"predicts no next token of its own text, .* is for decoders"):
+        depend(model, tasks=["long_text"], window=16, items=2)
+    with pytest.raises(UnsupportedModelError, match="predicts no next token, so policies have no loss to compare"):
+        compare_policies(model, corpus="random_tokens", windows=[16], tokens=64, documents=1)
+    with pytest.raises(UnsupportedModelError, match="no loss is known for a T5ForConditionalGeneration"):
+        find_causes(model, domains=["random_tokens"])
+    summary = audit(model, corpus="random_tokens", seq_len=8, samples=2, certificate=True).summary
+    assert summary["certificate"]["refused"].startswith("an encoder–decoder has three kinds of attention")
+    assert "policies have no loss to compare" in summary["cache"]["refused"]

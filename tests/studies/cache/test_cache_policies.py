@@ -330,3 +330,14 @@ class TestBadInput:
         )
         with pytest.raises(UnsupportedModelError, match="BertModel predicts no next token"):
             compare_policies(wrap_model(bert), **SMALL)
+
+
+def test_no_recommendation_says_why_no_window_could_be_measured():
+    """Learned positions: the reason stands in the sentence itself, in one line."""
+    from sinklab import audit
+
+    model = wrap_model(make_model_with_learned_positions())
+    said = audit(model, corpus="random_tokens", seq_len=16, samples=2).summary["cache"]["recommendation"]
+    assert said.startswith("No recommendation: a window cannot be measured with this model. GPT2LMHeadModel adds positions")
+    assert said.endswith(".")
+    assert "\n" not in said

@@ -61,6 +61,9 @@ def certified(
         What ``summary.json`` has under ``certificate`` (docs/results.md), ``{"refused": why}`` where the model cannot be
         certified; rows of the long table; and the probe that made them, none if refused.
     """
+    if summary.get("parts"):
+        why = "an encoder–decoder has three kinds of attention with sinks of their own, and a certificate is about one sink"
+        return {"refused": why}, make_table([]), []
     sink = sinks.main or Sink(kind="position", position=0)
     probe = NoOpCertificate(sink, max_queries=QUERIES, delta=DELTA)
     tokens = tokens[:SAMPLES]

@@ -31,7 +31,7 @@ __all__ = ["compare_policies"]
 def compare_policies(
     model: ModelSource,
     *,
-    corpus: Annotated[CorpusSource, "--text", "--corpus"] = "python_source",
+    corpus: Annotated[CorpusSource, "--corpus", "--text"] = "python_source",
     policies: Sequence[str] | None = None,
     windows: Annotated[Sequence[int] | None, "--window", "--windows"] = None,
     sinks: Sequence[int] = (0, 1, 2, 4, 8),
@@ -79,7 +79,7 @@ def compare_policies(
 
     Examples:
         sinklab cache embedded:softmax
-        sinklab cache ./my-checkpoint --text book.txt --window 256,1024 --sinks 0,1,4
+        sinklab cache ./my-checkpoint --corpus book.txt --window 256,1024 --sinks 0,1,4
         sinklab cache org/model --policies window,sink_window,full --tokens 4096 --documents 4 --out build/cache
         sinklab cache embedded:softmax --policies sink_window,full --quantized int8,int4
         sinklab cache embedded:sigmoid --json > policies.json

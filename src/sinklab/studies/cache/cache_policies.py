@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 import torch
@@ -255,7 +255,7 @@ def _summary(
         "left_out": left_out,
         "sinks_needed": advice.needed if advice else None,
         "recommended": {"num_sinks": advice.num_sinks, "window": advice.window} if advice else None,
-        "recommendation": advice.sentence if advice else _no_advice(by_sinks),
+        "recommendation": advice.sentence if advice else _no_advice(by_sinks, left_out),
     }
 
 
@@ -273,8 +273,11 @@ def _completed(sampled: Tensor, reference: Tensor, first: int, edges: Sequence[i
     return result
 
 
-def _no_advice(by_sinks: dict[int, dict[int, Tensor]]) -> str:
+def _no_advice(by_sinks: dict[int, dict[int, Tensor]], left_out: Sequence[Mapping[str, str]]) -> str:
     have = sorted({number for sizes in by_sinks.values() for number in sizes})
+    refused = dict.fromkeys(entry["reason"] for entry in left_out if entry["policy"] in ("window", "sink_window"))
+    if not have and refused:
+        return f"No recommendation: a window cannot be measured with this model. {'; '.join(refused)}."
     return (
         "No recommendation: it takes a window without sinks and one with some, and measured were "
         f"{', '.join(map(str, have)) + ' sinks' if have else 'neither'}."

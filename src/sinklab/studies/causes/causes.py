@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
@@ -48,7 +48,7 @@ def find_causes(
     heads: str | Sequence[tuple[int, int]] | None = "all",
     sink: int | str = "auto",
     sinks: Sinks | None = None,
-    domains: Sequence[CorpusSource] = ("python_source",),
+    domains: Annotated[Sequence[CorpusSource], "--corpus", "--domains"] = ("python_source",),
     texts: int | None = None,
     seq_len: int | None = None,
     budget: Literal["fast", "full"] = "fast",
@@ -108,7 +108,7 @@ def find_causes(
     Examples:
         sinklab causes embedded:softmax
         sinklab causes embedded:softmax --heads 2.0,3.1 --texts 64 --out build/causes
-        sinklab causes ORG/MODEL --domains python_source,notes.txt --budget full --out build/causes
+        sinklab causes ORG/MODEL --corpus python_source,notes.txt --budget full --out build/causes
         sinklab causes ORG/MODEL --sink null --json
     """
     import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import (
     Bos,
@@ -86,6 +86,7 @@ def depend(
         sinklab depend ORG/MODEL --task long_text:corpus=book.txt --policies 8+1016,strided --json
         sinklab depend ORG/MODEL --task lm_eval:arc_easy --window 64 --items 200  (needs sinklab[evaluation])
     """
+    from sinklab.models.losses import is_causal_lm
     from sinklab.registry import policies as policy_registry
     from sinklab.registry import tasks as registry
     from sinklab.results.table import append, make_table
@@ -110,6 +111,11 @@ def depend(
             model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
             device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
         )  # fmt: skip
+        if not is_causal_lm(loaded.model):
+            raise UnsupportedModelError(
+                f"{type(loaded.model).__name__} predicts no next token of its own text, so no task can be put to it under a "
+                "cache policy; depend is for decoders"
+            )
         contenders = make_contenders(default_window(loaded) if window is None else window, sinks, policies)
         with_bos = uses_bos(loaded.encoder, bos)
         frames, summaries, records = [], [], []
