@@ -11,6 +11,7 @@ import transformers as T
 
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.losses import IGNORED, hide_tokens
 from sinklab.sinks import Sinks
 from sinklab.studies.measure.probing import forward_arguments
 from sinklab.studies.origin.ablation import Edit, new_values, run_edits
@@ -133,6 +134,33 @@ def test_without_a_jump_of_the_norm_the_write_behind_the_pull_is_found(samples):
     assert found["units"][0]["unit"] == NEURON
     assert found["pull_lost"]["mean"] == pytest.approx(found["pull"], rel=0.2)
     assert "has no jump of its norm" in found["verdict"]
+
+
+def test_a_jump_behind_the_heads_that_look_is_not_the_origin(samples):
+    model = planted(writes=0.06, reads=SPIKE)
+    last = model.model.layers[1].mlp  # behind all attention
+    with torch.no_grad():
+        for rows in (last.gate_proj.weight, last.up_proj.weight):
+            rows[NEURON] = 0.0
+            rows[NEURON, MARK] = 1.0
+        last.down_proj.weight[:, NEURON] = 0.0
+        last.down_proj.weight[9, NEURON] = 3.0
+    found = origin_of(model, samples, controls=1)
+    assert found["peak"] > 10
+    assert (found["by"], found["block"], found["units"][0]["unit"]) == ("pull", 0, NEURON)
+    assert "only behind the heads that look at it" in found["verdict"]
+
+
+def test_the_loss_of_a_masked_encoder_is_that_of_its_masked_texts():
+    model, ids = family("bert"), tokens()
+    hidden, targets = hide_tokens(ids, ids > 2, 63, seed=0)
+    shown = Samples({"input_ids": ids}, scored=Samples({"input_ids": hidden}, targets=targets))
+    with torch.no_grad():
+        losses = torch.nn.functional.cross_entropy(model(hidden).logits.transpose(1, 2), targets, reduction="none")
+    own = losses.sum(1) / (targets != IGNORED).sum(1)
+    assert locate_origins(model, shown, Sinks.at(0), controls=1).summary["loss"] == pytest.approx(float(own.mean()), rel=1e-5)
+    # A text without targets is no sample of a next token for such a model.
+    assert locate_origins(model, Samples.of_tokens(ids), Sinks.at(0), controls=1).summary["loss"] is None
 
 
 def test_a_spike_that_is_no_sink_is_followed_too(samples):
