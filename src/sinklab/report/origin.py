@@ -119,6 +119,13 @@ def _place(origin: OriginFound) -> dict[str, object]:
         "bars": _bars(origin),
         "parts": _parts(origin),
         "edits": edit_rows(origin) if origin["edits"] else [],
+        "heads": [
+            [
+                f"{head['layer']}.{head['head']}", number(head["weight"], 2), number(head["uniform"], 2),
+                number(head["edited"].get("units zero"), 2), number(head["edited"].get("write zero"), 2),
+            ]
+            for head in origin["heads"]
+        ],
         "weights": [
             [
                 f"{weight['parameter']}{weight['part']}", weight["role"], number(weight["norm"]),
@@ -146,7 +153,7 @@ def _norms(origin: OriginFound) -> dict[str, object]:
     step = max(1, math.ceil(count / _TICKS))
     return {
         "across": [{"x": x(index), "text": "in" if index == 0 else str(index - 1)} for index in range(0, count, step)],
-        "up": [{"y": y(10.0**power), "text": number(10.0**power)} for power in range(low, high + 1)],
+        "up": [{"y": y(10.0**power), "text": f"{10.0**power:g}"} for power in range(low, high + 1)],
         "born": None if origin["block"] is None else x(origin["block"] + 1),
         "words": f"{number(values['place'][-1])} at {origin['place']} and {number(values['others'][-1])} elsewhere at the end",
         "lines": [

@@ -258,6 +258,16 @@ class OriginWeight(Record):
     rank: int
 
 
+class OriginHead(Record):
+    """What a head gives to the place."""
+
+    layer: int
+    head: int
+    weight: float | None
+    uniform: float | None
+    edited: dict[str, float | None]
+
+
 class Origin(Record):
     """Where one sink is born."""
 
@@ -273,6 +283,7 @@ class Origin(Record):
     weight: float | None
     spike: float
     edits: list[OriginEdit]
+    heads: list[OriginHead]
     verdict: str
 
 
