@@ -151,4 +151,6 @@ _NOT_ABOUT = {
 
 def not_about(kind: Kind, about: str) -> str:
     """Why a claim about ``decoder`` or ``text`` models is not about a model of a kind; empty where it is."""
+    if kind == "image model" and about == "text":
+        return "it reads images, and what is said here of the first token is measured on texts alone"
     return "" if kind == "decoder" or (kind == "encoder" and about == "text") else _NOT_ABOUT[kind]

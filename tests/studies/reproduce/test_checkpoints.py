@@ -110,7 +110,8 @@ def test_kinds_and_what_claims_are_about(tokenizer, checkpoint, vit):
     assert kinds == ["decoder", "encoder", "image model"]
     assert not_about("decoder", "decoder") == not_about("encoder", "text") == ""
     assert "fills gaps" in not_about("encoder", "decoder")
-    assert "reads images" in not_about("image model", "text")
+    assert "measured on texts alone" in not_about("image model", "text")
+    assert "about tokens of a text" in not_about("image model", "decoder")
 
 
 # --- the verdict --------------------------------------------------------------------------------------------------------------
