@@ -58,6 +58,14 @@ class TestClaims:
         assert "points  (3 seeds)" in printed
         assert printed.endswith("verdicts from mine\n")
 
+    def test_of_a_claim_on_checkpoints_every_model_is_shown(self):
+        (row,) = json.loads(run("claims", "number_of_sinks", "--scale", "checkpoint", "--json").stdout)
+        assert {model["name"]: model["verdict"] for model in row["models"]}["shibatch/tiny1m"] == "reproduced"
+        printed = run("claims", "number_of_sinks", "--scale", "checkpoint").stdout
+        assert "shibatch/tiny1m: reproduced  0.1" in printed
+        (row,) = json.loads(run("claims", "learning_rate", "--scale", "checkpoint", "--json").stdout)
+        assert (row["cost"], row["verdict"]) == (None, "not applicable")
+
     def test_results_beside_the_user_come_before_those_of_the_package(self, tmp_path):
         assert "the results that come with sinklab" in run("claims", NAME).stdout
         write_claim(tmp_path / "sinklab-claims" / "tiny" / NAME, parts=PARTS[:1])

@@ -255,7 +255,8 @@ def test_names_of_models(tmp_path):
     assert parse_model("org/model=some/where") == ("org/model", "some/where")
     odd = tmp_path / "a=b"
     odd.mkdir()
-    assert parse_model(str(odd)) == (str(odd), str(odd))
+    assert parse_model(str(odd)) == ("a=b", str(odd))  # by its own name, and no path
+    assert parse_model("x" * 5000 + "=y") == ("x" * 5000, "y")
     with pytest.raises(ConfigurationError, match="NAME=DIR"):
         parse_model("=somewhere")
     with pytest.raises(InputError):

@@ -75,13 +75,15 @@ class Subject:
 
 
 def parse_model(text: str) -> tuple[str, str]:
-    """Name and source of ``NAME=DIR``; of a hub id, an embedded model or a directory alone both are the text itself.
+    """Name and source of ``NAME=DIR``, of a directory, which is called by its own name and no path, or of a hub id.
 
     Raises:
         ConfigurationError: nothing on a side of the equals sign.
     """
+    if os.path.isdir(text):
+        return Path(text).resolve().name, text
     name, equals, source = text.partition("=")
-    if not equals or Path(text).exists():
+    if not equals:
         return text, text
     if not name or not source:
         raise ConfigurationError(f"`models` {text!r}: expected a directory or a hub id, or NAME=DIR to call a directory NAME")
@@ -158,10 +160,10 @@ def opened_subject(
     """
     loaded = load_model(source)
     kind = kind_of(loaded)
-    facts = {"kind": kind, "revision": loaded.revision, "operation": loaded.operation, "parameters": loaded.num_parameters}
+    subject = Subject(name, source, kind, loaded.revision, loaded.operation, loaded.num_parameters, corpus, text="")
     reads = {_how(claim).reads for claim in wanted if not not_about(kind, _how(claim).about)}
     if not reads:
-        return Subject(name, source, corpus=corpus, text="", **facts)  # type: ignore[arg-type]  # facts are of the fields' types
+        return subject
     text: Corpus = resolve_corpus(corpus)
     if loaded.tokenizer is None:
         raise InputError(f"{name} came without a tokenizer, and claims are measured on text; add the files of its tokenizer")
@@ -177,8 +179,7 @@ def opened_subject(
     reading = read_samples(text, loaded.encoder, seq_len=64, samples=32, seed=0, bos=checkpoint.bos is not None)
     if reading is not None and reading.warning:
         say(f"{name}: {reading.warning}")
-    identity = f"{text.label}, {text.identity.revision}"
-    return Subject(name, source, corpus=corpus, text=identity, refused=refused, **facts)  # type: ignore[arg-type]
+    return dataclasses.replace(subject, text=f"{text.label}, {text.identity.revision}", refused=refused)
 
 
 def _how(claim: Claim) -> OnCheckpoint:

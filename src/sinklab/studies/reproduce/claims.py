@@ -83,7 +83,8 @@ def _last_verdicts(folder: Path | None, scale: str) -> tuple[dict[str, KeptVerdi
 
 def _row(claim: Stated, result: KeptVerdict | None, scale: str) -> ListedClaim:
     cost = ("minutes" if claim.checkpoint else None) if scale == CHECKPOINT else claim.costs.get(scale)
-    verdict = None if cost is not None else "not tested at this scale"
+    without = "not applicable" if scale == CHECKPOINT else "not tested at this scale"
+    verdict = None if cost is not None else without
     found: KeptVerdict = {
         "name": claim.name,
         "source": claim.source,

@@ -114,6 +114,9 @@ def display_one(row: ListedClaim, where: str) -> Iterator[RenderableType]:
     yield Text(f"cost: {', '.join(f'{cost} at {scale}' for scale, cost in row['costs'].items())}")
     seeds = f"  ({len(row['seeds'])} seeds)" if row["seeds"] else ""
     yield f"at scale {row['scale']}: {_verdict(row['verdict'])}  {escape(_effect(row))}{seeds}"
+    for model in row.get("models", ()):
+        effect = format_effect(model["effect"], model["interval"], model["unit"])
+        yield f"  {escape(model['name'])}: {_verdict(model['verdict'])}  {escape(model['reason'] or effect)}"
     yield Text(f"\nverdicts from {where}")
 
 
