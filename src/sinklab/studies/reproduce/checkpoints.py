@@ -175,6 +175,8 @@ def opened_subject(
         except DoesNotApply as error:
             refused[each] = str(error)
         except InputError as error:
+            if "too short" not in str(error):
+                raise
             raise InputError(f"{str(error).partition(';')[0]}; claims on {name} read as much: give a longer text") from None
     reading = read_samples(text, loaded.encoder, seq_len=64, samples=32, seed=0, bos=checkpoint.bos is not None)
     if reading is not None and reading.warning:
