@@ -122,7 +122,7 @@ def test_the_check_lets_the_right_direction_pass(tmp_path):
     assert violations(tmp_path) == []
 
 
-CALLED = {"yaml": "pyyaml"}
+CALLED = {"yaml": "pyyaml", "PIL": "pillow"}
 """Modules that have another name than what is installed to have them."""
 
 

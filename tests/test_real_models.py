@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import ViTForImageClassification
 
+from sinklab import audit
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import read_samples
 from sinklab.corpora.samples import Samples
@@ -91,3 +92,24 @@ def test_a_tokenizer_of_chemistry_reads_reactions_and_no_python():
     assert own.warning == ""
     assert other.unread_share > 0.5
     assert other.warning
+
+
+def test_a_vision_transformer_has_its_sink_at_the_corner_patches(tmp_path):
+    """The corners were found, and their weight in block 10 (0.71), by other code and on other photographs."""
+    result = audit(str(real("vit-tiny-patch16-224")), samples=4, cache=False, out=tmp_path / "audit")
+    (main, *_), corners = result.summary["sinks"]["sinks"], [1, 14, 183, 196]
+    assert (main["kind"], main["name"], main["positions"]) == ("group", "the corner patches", corners)
+    assert main["sinking"] in range(10, 15)
+    assert "attention sink at the corner patches (positions 1, 14, 183 and 196): " in result.summary["finding"]
+    on_noise = result.summary["conditions"][1]
+    assert (on_noise["corpus"], on_noise["sink"]) == ("noise", "the corner patches (positions 1, 14, 183, 196)")
+    table = result.table.query("corpus == 'photographs' and metric == 'mean_weight' and layer == 10")
+    assert table[table["key_position"].isin(corners)]["value"].sum() / 3 == pytest.approx(0.71, abs=0.1)
+    norms = result.table.query("corpus == 'photographs' and metric == 'hidden_norm'").set_index(["layer", "key_position"])[
+        "value"
+    ]
+    ratios = [norms[layer, 1] / norms[layer, 90] for layer in range(12)]
+    assert max(ratios[:7]) < 3 < 6 < min(ratios[7:11]), ratios
+    page = (tmp_path / "audit" / "report.html").read_text()
+    assert "corner patches" in page
+    result.show()

@@ -14,17 +14,22 @@ from sinklab.registry import corpora
 if TYPE_CHECKING:
     from sinklab.corpora.base import Corpus
 
-__all__ = ["resolve_corpus"]
+__all__ = ["PICTURES", "SOUNDS", "resolve_corpus"]
 
 DATA_FILE = re.compile(r"\.(parquet|arrow|jsonl|ndjson|json|csv|tsv)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 TEXTS = (".txt", ".md")
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+"""Endings of the files that count as pictures."""
+SOUNDS = (".wav", ".mp3", ".flac", ".ogg", ".m4a", ".opus", ".aac", ".wma", ".aiff")
+"""Endings of the files that count as sound; wav is read, the others are refused by name."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def resolve_corpus(spec: str | Mapping[str, object] | Corpus, **dataset: str | None) -> Corpus:
     """The corpus of that name, or the texts or dataset at that path, or the dataset of that name on the hub, in this order.
 
-    A folder is a dataset when it holds at least as many data files as texts (``.txt``, ``.md``), and otherwise texts.
+    A folder is what most of its files are: a dataset, texts (``.txt``, ``.md``), pictures or recordings; in a draw, the
+    first of these.
 
     Args:
         spec: a registered name, a path, or ``owner/name``, each with settings if need be (``owner/name:subset=small``), as
@@ -58,17 +63,19 @@ def _kind(name: str) -> str | None:
         names = [
             file.name for file in path.rglob("*") if not any(part.startswith(".") for part in file.relative_to(path).parts)
         ]
-        data = sum(bool(DATA_FILE.search(name)) for name in names)
-        texts = sum(name.lower().endswith(TEXTS) for name in names)
-        return "hub_dataset" if data and data >= texts else "text_folder"
+        kinds = [_kind_of_file(name) for name in names]
+        counts = {kind: kinds.count(kind) for kind in ("hub_dataset", "text_folder", "image_folder", "audio_folder")}
+        return max(counts, key=counts.__getitem__) if any(counts.values()) else "text_folder"
     if path.is_file() and _holds_pairs(path):
         return "pairs"
     if path.exists():
-        return "hub_dataset" if DATA_FILE.search(path.name) else "text_file"
-    if HUB_NAME.fullmatch(name) and not name.lower().endswith(TEXTS) and not DATA_FILE.search(name):
+        return (_kind_of_file(path.name) or "text_file").replace("text_folder", "text_file")
+    if HUB_NAME.fullmatch(name) and _kind_of_file(name) is None:
         return "hub_dataset"
     if path.suffix or len(path.parts) > 1:
-        what = "data" if DATA_FILE.search(name) else "text"
+        what = {"hub_dataset": "data", "image_folder": "picture", "audio_folder": "audio"}.get(
+            _kind_of_file(name) or "", "text"
+        )
         raise InputError(f"there is no {what} file {name!r}; corpora by name: {', '.join(corpora)}")
     try:
         corpora[name]
@@ -93,3 +100,11 @@ def _holds_pairs(path: Path) -> bool:
     except ValueError:
         return False
     return isinstance(entry, dict) and {"source", "target"} <= entry.keys()
+
+
+def _kind_of_file(name: str) -> str | None:
+    """The corpus that reads a folder of files with such an ending; ``None`` for an ending that says nothing."""
+    if DATA_FILE.search(name):
+        return "hub_dataset"
+    endings = {"text_folder": TEXTS, "image_folder": PICTURES, "audio_folder": SOUNDS}
+    return next((kind for kind, those in endings.items() if name.lower().endswith(those)), None)

@@ -12,17 +12,24 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from sinklab.corpora.samples import Kind
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.memory import require_memory
 
 if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
     from transformers import PreTrainedTokenizerBase
 
 __all__ = [
+    "HELD",
     "HELD_OUT_PERCENT",
     "Corpus",
     "Encoder",
     "Identity",
+    "MediaCorpus",
+    "Picture",
+    "Recording",
     "Split",
     "TextCorpus",
     "drawable_ids",
@@ -85,9 +92,10 @@ class Encoder:
     def bos_name(self) -> str:
         """What samples have with ``bos`` and not without, in words.
 
-        ``BOS``; of an encoder its tokens, ``[CLS] and [SEP]``; empty where the tokenizer has closing tokens alone.
+        ``BOS``; of an encoder its tokens, ``[CLS] and [SEP]``; empty where the tokenizer has closing tokens alone, and of a
+        model that reads no text.
         """
-        if self.bos_token_id is None and self.closing_ids:
+        if self.bos_token_id is None and (self.closing_ids or not self.vocab_size):
             return ""
         if self.tokenizer is None or not self.closing_ids:
             return "BOS"
@@ -130,10 +138,44 @@ class Encoder:
         return ids
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Picture:
+    """One picture, as a corpus gives it: of any size, RGB.
+
+    Attributes:
+        image: of mode RGB.
+        source: what it is called, such as the name of its file.
+        label: its class: a name, or a number; ``None`` where that is not known.
+    """
+
+    image: Image
+    source: str
+    label: str | int | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recording:
+    """One recording, as a corpus gives it.
+
+    Attributes:
+        wave: float32 ``(length,)`` in [-1, 1], one channel.
+        source: what it is called, such as the name of its file.
+        label: its class: a name, or a number; ``None`` where that is not known.
+    """
+
+    wave: np.ndarray
+    source: str
+    label: str | int | None = None
+
+
 class Corpus(abc.ABC):
-    """Rows of token ids. Deterministic: the same seed, encoder and lengths give the same rows."""
+    """Rows of token ids. Deterministic: the same seed, encoder and lengths give the same rows.
+
+    A corpus may hold pictures or recordings instead, or besides; ``kinds`` says what.
+    """
 
     name: ClassVar[str]
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"text"})
 
     @property
     def label(self) -> str:
@@ -148,6 +190,18 @@ class Corpus(abc.ABC):
     @abc.abstractmethod
     def rows(self, encoder: Encoder, length: int, seed: int) -> Iterator[list[int]]:
         """Endless or finite rows of exactly ``length`` ids, none of them a special token."""
+
+    def pictures(self, seed: int, size: int) -> Iterator[Picture]:
+        """Of a corpus of pictures: endless or finite, in an order that depends on the seed alone.
+
+        Args:
+            size: edge in pixels of what the model reads, for pictures that are made up.
+        """
+        raise InputError(f"corpus {self.label!r} holds no pictures")
+
+    def recordings(self, seed: int, rate: int, length: int) -> Iterator[Recording]:
+        """Of a corpus of sound: recordings of exactly ``length`` numbers at ``rate`` a second, endless or finite."""
+        raise InputError(f"corpus {self.label!r} holds no recordings")
 
     def documents(self, split: Split) -> Iterator[str]:
         """Optional: every text of a split, whole and one at a time, in a fixed order; what pre-training reads.
@@ -192,6 +246,20 @@ class Corpus(abc.ABC):
             f"corpus {self.name!r} ({self.identity.source}) is too short: it gives {len(rows)} of {samples} samples of "
             f"{seq_len} tokens; lower `samples` or `seq_len`, or give a longer text"
         )
+
+
+class MediaCorpus(Corpus):
+    """A corpus of pictures or of sound, from which nobody can read tokens."""
+
+    def rows(self, encoder: Encoder, length: int, seed: int) -> Iterator[list[int]]:
+        what = " or ".join(HELD[kind] for kind in sorted(self.kinds))
+        raise InputError(
+            f"corpus {self.label!r} holds {what}, and tokens of a text are wanted; give a text file or python_source"
+        )
+
+
+HELD: dict[Kind, str] = {"text": "text", "pairs": "pairs of texts", "image": "pictures", "audio": "recordings"}
+"""What a corpus of each kind holds, in words."""
 
 
 class TextCorpus(Corpus):

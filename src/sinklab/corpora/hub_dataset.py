@@ -8,9 +8,11 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
-from sinklab.corpora.base import Identity, Split, TextCorpus, hash_files, is_held_out
+from sinklab.corpora._pictures import open_picture
+from sinklab.corpora.base import Identity, Picture, Split, TextCorpus, hash_files, is_held_out
+from sinklab.corpora.samples import Kind
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import corpora
 
@@ -25,7 +27,8 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 class HubDataset(TextCorpus):
     """One column of text, one document a row, read as a stream: nothing is downloaded ahead and memory does not grow.
 
-    Passages are held-out rows, mixed by a buffer of a thousand.
+    Passages are held-out rows, mixed by a buffer of a thousand. A model of pictures is given the column of images instead, with
+    the column of class labels, if there is one; all rows of the held-out split, or else of the one that training reads.
 
     Args:
         path: a name on the hub (``owner/name``), a data file, or a folder with data files or made by ``save_to_disk``.
@@ -34,12 +37,16 @@ class HubDataset(TextCorpus):
         train_split: split that training reads.
         held_out_split: split that evaluation reads; by default 5 % of the rows of ``train_split``, by the hash of their text.
         text_column: column with the text; by default ``text``, or else the only column of strings.
+        image_column: column with the pictures; by default ``image``, or else the only column of images.
+        label_column: column with their classes; by default ``label``, or else the only column of class labels, or none.
 
     Raises:
         ConfigurationError: options that do not go together.
         InputError: the hub out of reach, no such dataset, subset, split or column, or a file that cannot be read; on opening,
             which is when rows or (of a branch or tag) the identity are asked for.
     """
+
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"text", "image"})
 
     def __init__(
         self,
@@ -50,6 +57,8 @@ class HubDataset(TextCorpus):
         train_split: str = "train",
         held_out_split: str | None = None,
         text_column: str | None = None,
+        image_column: str | None = None,
+        label_column: str | None = None,
     ) -> None:
         if held_out_split == train_split:
             raise ConfigurationError(
@@ -60,6 +69,7 @@ class HubDataset(TextCorpus):
         self.path = self._local or path
         self.dataset = local.name if self._local else str(path)
         self.subset, self.revision, self.text_column = subset, revision, text_column
+        self.image_column, self.label_column = image_column, label_column
         self.train_split, self.held_out_split = train_split, held_out_split
         self._saved = local.is_dir() and any((local / name).is_file() for name in ("state.json", "dataset_dict.json"))
         if self._local and revision is not None:
@@ -90,14 +100,50 @@ class HubDataset(TextCorpus):
         return Identity(source, revision, f"see https://huggingface.co/datasets/{self.dataset}")
 
     def passages(self, seed: int) -> Iterator[str]:
-        generator = random.Random(seed)
-        rest = self.documents("held_out")
-        buffer = list(islice(rest, SHUFFLED))
-        while buffer:
-            position = generator.randrange(len(buffer))
-            buffer[position], chosen = buffer[-1], buffer[position]
-            buffer[-1:] = islice(rest, 1)
-            yield chosen
+        return _mixed(self.documents("held_out"), SHUFFLED, seed)
+
+    def pictures(self, seed: int, size: int) -> Iterator[Picture]:
+        for number, content, label in _mixed(self._images(), SHUFFLED, seed):
+            name = f"{self.dataset} row {number}"
+            yield Picture(open_picture(content, name), name, label)
+
+    def _images(self) -> Iterator[tuple[int, bytes | Path, str | int | None]]:
+        """Number of the row, its picture as it is stored, and its class; rows without a picture are passed over."""
+        import datasets
+
+        rows = self._rows(self.held_out_split or self.train_split)
+        with self._explained():
+            features = rows.features or {}
+            images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
+            classes = {name: kind for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
+            image = self._chosen(self.image_column, "image", images, features, "column of images")
+            label = self.label_column
+            if label is None and classes:
+                label = "label" if "label" in classes or len(classes) > 1 else next(iter(classes))
+            if label is not None and label not in features:
+                raise InputError(f"dataset {self.dataset} has no column {label!r}; its columns: {_listed(features)}")
+            chosen = rows.select_columns([image, *([label] if label else [])])
+            iterator = iter(chosen.cast_column(image, datasets.Image(decode=False)))
+        number = -1
+        while True:
+            with self._explained():
+                row = next(iterator, None)
+            if row is None:
+                return
+            number += 1
+            stored, value = row[image] or {}, None if label is None else row[label]
+            named = classes[label].int2str(value) if label in classes and isinstance(value, int) and value >= 0 else value
+            content = stored.get("bytes") or (Path(stored["path"]) if stored.get("path") else None)
+            if content is not None:
+                yield number, content, named if isinstance(named, (str, int)) and named != -1 else None
+
+    def _chosen(self, asked: str | None, usual: str, found: list[str], features: Any, what: str) -> str:
+        wanted = asked or (usual if usual in found or len(found) != 1 else found[0])
+        if wanted in found:
+            return wanted
+        several = f"; choose one with image_column: {', '.join(found)}" if found else ""
+        missing = f"no {what}" if not found and asked is None else f"no {what} {wanted!r}"
+        raise InputError(f"dataset {self.dataset} has {missing}; its columns: {_listed(features)}{several}")
 
     def documents(self, split: Split) -> Iterator[str]:
         if self.held_out_split is not None:
@@ -196,6 +242,24 @@ class HubDataset(TextCorpus):
             raise InputError(f"dataset {self.dataset} cannot be read: {_first_line(error)}") from error
         finally:
             datasets.logging.set_verbosity(verbosity)
+
+
+def _listed(features: Any) -> str:
+    return ", ".join(f"{name} ({getattr(kind, 'dtype', kind)})" for name, kind in features.items()) or "none"
+
+
+T = TypeVar("T")
+
+
+def _mixed(rest: Iterator[T], size: int, seed: int) -> Iterator[T]:
+    """The same things in another order, ``size`` of them held at a time."""
+    generator = random.Random(seed)
+    buffer = list(islice(rest, size))
+    while buffer:
+        position = generator.randrange(len(buffer))
+        buffer[position], chosen = buffer[-1], buffer[position]
+        buffer[-1:] = islice(rest, 1)
+        yield chosen
 
 
 def _visible_files(folder: Path) -> list[Path]:

@@ -12,10 +12,17 @@ from torch import Tensor
 
 from sinklab.errors import InputError
 
-__all__ = ["Kind", "Samples"]
+__all__ = ["MOST_TOGETHER", "Kind", "Samples"]
 
 Kind = Literal["text", "pairs", "image", "audio"]
 """What a sample is: a text, a source text with its target text, a picture, a recording."""
+
+
+ROLES = {"corner patch": "the corner patches", "register": "the registers"}
+"""Beginning of the names of positions that share a role, and what they are called together."""
+
+MOST_TOGETHER = 0.1
+"""Share of the positions up to which some of them are taken together."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,7 +35,8 @@ class Samples:
         kind: what a sample is.
         targets: int64, what the loss is taken of: class numbers ``(samples,)`` or token ids ``(samples, positions)``,
             :data:`~sinklab.models.losses.IGNORED` where none is taken. ``None`` for next tokens, and where there is no loss.
-        names: what every position of self-attention is called, where it is no token of a text: ``[CLS]``, ``patch 0,0``, …
+        names: what every position of self-attention is called, where it is no token of a text: ``[CLS]``, ``register 2``,
+            ``corner patch (0, 0)``, ``patch (3, 4)``, ``frame 12``.
         grid: rows and columns of the patches, which come last among the positions; ``None`` where there are none.
         pictures: what to show of a sample, uint8 ``(samples, height, width, 3)``; ``None`` where there is nothing to look at.
         sources: what every sample is called, such as the name of its file; empty where it has no name.
@@ -73,6 +81,22 @@ class Samples:
         if self.tokens is not None:
             return self.tokens.shape[1]
         return None if self.names is None else len(self.names)
+
+    @property
+    def together(self) -> dict[str, tuple[int, ...]]:
+        """Positions that have a role in common, two or more of them, by what they are called together.
+
+        Where they are more than :data:`MOST_TOGETHER` of all, attention that looks everywhere alike might make them a sink.
+        """
+        groups = {
+            called: tuple(number for number, name in enumerate(self.names or ()) if name.startswith(f"{role} "))
+            for role, called in ROLES.items()
+        }
+        return {
+            called: positions
+            for called, positions in groups.items()
+            if 1 < len(positions) <= MOST_TOGETHER * len(self.names or ())
+        }
 
     @property
     def sha256(self) -> str:

@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,8 @@ from sinklab.models.checkpoint import TensorHeader, first_line, hash_files, loca
 from sinklab.models.fitting import bounded_building, require_fit, require_numbers
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.losses import is_causal_lm
+from sinklab.models.processor import Processor, kind_of, load_processor
+from sinklab.models.quiet import only_errors
 from sinklab.models.spread import DeviceMap, MaxMemory, Spread, read_spread, skeleton_of
 from sinklab.models.tokenizer import load_tokenizer
 from sinklab.registry import operations
@@ -61,6 +63,7 @@ class LoadedModel:
         operation: attention operation, such as ``softmax`` or ``softmax with sink logit``.
         num_parameters: learned numbers, tied ones counted once.
         source: directory that the files were read from; ``None`` for a model that was handed over in memory.
+        processor: what makes its inputs of pictures or sound; ``None`` for a model of text, and where there is none.
     """
 
     name: str
@@ -71,6 +74,7 @@ class LoadedModel:
     operation: str
     num_parameters: int
     source: Path | None = None
+    processor: Processor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -149,13 +153,20 @@ def load_model(
         operation=_operation(model),
         num_parameters=_num_parameters(model),
         source=folder,
+        processor=load_processor(folder, name, kind_of(model), trust_remote_code),
     )
 
 
 def wrap_model(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, *, name: str = "in memory"
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    name: str = "in memory",
+    processor: Processor | None = None,
 ) -> LoadedModel:
     """A model that is already in memory, for :func:`sinklab.audit`; it is put into evaluation mode.
+
+    A model of pictures or of sound needs its ``processor`` too.
 
     Raises:
         InputError: NaN or infinity in its weights.
@@ -169,6 +180,7 @@ def wrap_model(
         revision=hash_weights(model),
         operation=_operation(model),
         num_parameters=_num_parameters(model),
+        processor=processor,
     )
 
 
@@ -253,7 +265,7 @@ def _build(
     # Parameters of an attached operation are read by restore(); transformers would list them as unexpected.
     # Of a plan it lists the layers that are no part of it.
     noisy = getattr(config, CONFIG_FIELD, None) is not None or spread.ranks > 1
-    quiet = _only_errors() if noisy else contextlib.nullcontext()
+    quiet = only_errors() if noisy else contextlib.nullcontext()
     try:
         with quiet, bounded_building(name, config, headers):
             if spread.options:
@@ -301,17 +313,6 @@ def _leave() -> None:
     """End the group of processes."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-
-
-@contextlib.contextmanager
-def _only_errors() -> Iterator[None]:
-    """Keep transformers' warnings off the screen for a ``with`` block."""
-    before = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers.utils.logging.set_verbosity(before)
 
 
 def _num_parameters(model: PreTrainedModel) -> int:

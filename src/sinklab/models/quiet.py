@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 
-__all__ = ["quiet_libraries"]
+__all__ = ["only_errors", "quiet_libraries"]
 
 
 def quiet_libraries() -> None:
@@ -17,3 +19,16 @@ def quiet_libraries() -> None:
     logging.disable_progress_bar()
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+@contextlib.contextmanager
+def only_errors() -> Iterator[None]:
+    """Keep transformers' warnings off the screen for a ``with`` block."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

@@ -49,8 +49,9 @@ class Entropy(SinkProbe):
     """Mean row entropy per layer and head, and the same after the sink column is taken out and the rest renormalised.
 
     With ``p`` the sink's share of its row and ``H`` the entropy of the row, the entropy of the rest is
-    ``(H + p ln p) / (1 - p) + ln(1 - p)``: no second look at the weights is needed. Attention entropy follows Zhai et al. 2023
-    (arXiv 2303.06296); rows of operations that do not normalise are divided by their sum first.
+    ``(H + p ln p) / (1 - p) + ln(1 - p)``: no second look at the weights is needed. Of a sink of several
+    keys all are taken out: ``p ln p`` is summed over them, and ``p`` elsewhere is their sum. Attention entropy follows Zhai
+    et al. 2023 (arXiv 2303.06296); rows of operations that do not normalise are divided by their sum first.
 
     Args:
         sink_position: position of the sink inside each document; 0 is the first token.
@@ -73,9 +74,9 @@ class Entropy(SinkProbe):
             (weight,) = filled(statistics, "null_mass")
             without, rest = entropy.cpu().double(), whole
         else:
-            weight = weights_of_keys(call, self.asked.keys(call)[..., None], statistics.log_sum_exp)[..., 0]
-            share = (weight.cpu().double() / whole).clamp(0.0, 1.0)
-            rest = 1.0 - share
-            without = (entropy.cpu().double() + torch.xlogy(share, share)) / rest + torch.log(rest)
+            weights = weights_of_keys(call, self.asked.all_keys(call), statistics.log_sum_exp)
+            shares = (weights.cpu().double() / whole[..., None]).clamp(0.0, 1.0)
+            weight, rest = weights.sum(-1), (1.0 - shares.sum(-1)).clamp(min=0.0)
+            without = (entropy.cpu().double() + torch.xlogy(shares, shares).sum(-1)) / rest + torch.log(rest)
         self._means.add(ENTROPY_WITHOUT_SINK, call.site, *by_head(without.clamp(min=0.0), counted & (rest >= _LEAST_REST)))
         self._means.add(SINK_COLUMN_WEIGHT, call.site, *by_head(weight, queries))

@@ -37,7 +37,8 @@ class ScoreGap(SinkProbe):
     The softmax turns differences of scores into ratios of weights, so a sink of weight 0.99 may stand 5 or 35 above the rest:
     only the scores tell. ``gap_to_rest_lse`` is the score minus the log-sum-exp of all other visible scores, which is the
     logit ``ln(p / (1 - p))`` of the sink's share ``p`` of the real keys; where ``p`` is so near one that its float32 has lost
-    the rest, those rows are computed from their scores.
+    the rest, those rows are computed from their scores. Of a sink of several keys the score is the mean of theirs, the weight
+    and ``p`` are their sums.
 
     Args:
         sink_position: position of the sink inside each document; 0 is the first token.
@@ -52,18 +53,21 @@ class ScoreGap(SinkProbe):
         if self.asked.require().kind == "null":
             self._update_null(call, statistics, mean, seen)
             return
-        index = self.asked.keys(call)[..., None]
-        scores, sees_sink = (values[..., 0] for values in scores_of_keys(call, index))
-        counted = call.counted[:, None] & sees_sink & (seen > 1)
-        other = (seen * mean - scores) / (seen - 1)
+        index = self.asked.all_keys(call)
+        each, visible = scores_of_keys(call, index)
+        number = visible.sum(-1)
+        scores = each.sum(-1) / number.clamp(min=1)  # those that are hidden are 0
+        counted = call.counted[:, None] & (number > 0) & (seen > number)
+        other = (seen * mean - each.sum(-1)) / (seen - number)
         by_metric = {
             SINK_SCORE: scores,
             OTHER_SCORE: other,
             GAP: scores - other,
-            SINK_WEIGHT: weights_of_keys(call, index, statistics.log_sum_exp)[..., 0],
+            SINK_WEIGHT: weights_of_keys(call, index, statistics.log_sum_exp).sum(-1),
         }
         if statistics.log_sum_exp is not None:
-            by_metric[GAP_TO_REST_LSE] = self._gap_to_rest(call, scores, statistics.log_sum_exp, index[..., 0], counted)
+            together = torch.logsumexp(each.masked_fill(~visible, float("-inf")), dim=-1)
+            by_metric[GAP_TO_REST_LSE] = self._gap_to_rest(call, together, statistics.log_sum_exp, index, counted)
         for metric, values in by_metric.items():
             self._means.add(metric, call.site, *by_head(values, counted))
 
@@ -88,7 +92,8 @@ class ScoreGap(SinkProbe):
             block = slice(start, stop)
             if bool(lost[:, :, block].any()):
                 hidden = ~call.visible.block(start, stop, 0, call.kv_len)
-                sink = torch.arange(call.kv_len, device=index.device) == index[:, None, block, None]
+                keys = torch.arange(call.kv_len, device=index.device)
+                sink = (keys == index[:, None, block, :, None]).any(-2)
                 exact = torch.logsumexp(call.scores(start, stop).masked_fill(hidden | sink, float("-inf")), dim=-1)
                 rest[:, :, block] = torch.where(lost[:, :, block], exact.cpu().double(), rest[:, :, block])
         return scores.cpu().double() - rest

@@ -370,7 +370,7 @@ def _conditions(audits: Sequence[tuple[str, Audit]]) -> list[tuple[str, list[flo
     for index, (_, audit) in enumerate(audits):
         for entry in audit.summary.get("conditions") or []:
             if isinstance(entry, dict):
-                name = condition_name(entry.get("corpus"), entry.get("bos"), audit.summary.get("bos_name"))
+                name = condition_name(entry.get("corpus"), entry.get("bos"), audit.summary)
                 rows.setdefault(name, [None] * len(audits))[index] = _float(entry.get("sink_rate_gu2024"))
     return list(rows.items())
 

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,21 +191,22 @@ class Numbers:
         index = self._cells(rows) * num_positions + rows.position
         return rows.mean(index, self.num_cells * num_positions).reshape(len(self.grid), self.num_heads, num_positions)
 
-    def by_layer(self, probe: str, metric: str, positions: str = "none", sink: int = 0) -> dict[int, float] | None:
+    def by_layer(
+        self, probe: str, metric: str, positions: str = "none", sinks: Sequence[int] = (0,)
+    ) -> dict[int, float] | None:
         """Layer to number, heads averaged.
 
         Args:
             probe, metric: what was measured.
-            positions: ``"none"`` for rows without a key position, ``"sink"`` for the one at ``sink``, ``"rest"`` for the mean
-                over all key positions but ``sink``.
-            sink: a key position.
+            positions: ``"none"`` for rows without a key position, ``"sink"`` for those at ``sinks``, ``"rest"`` for the mean
+                over all other key positions.
+            sinks: key positions.
         """
         rows = self.rows(probe, metric)
         if rows is None:
             return None
-        chosen = {"none": rows.position == ABSENT, "sink": rows.position == sink}.get(
-            positions, (rows.position != ABSENT) & (rows.position != sink)
-        )
+        there = np.isin(rows.position, sinks)
+        chosen = {"none": rows.position == ABSENT, "sink": there}.get(positions, (rows.position != ABSENT) & ~there)
         rows = rows.where(chosen & (rows.layer != ABSENT))
         if not rows.value.size:
             return None

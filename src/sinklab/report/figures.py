@@ -43,6 +43,12 @@ def sink_column(audit: Audit) -> int | None:
     return int(sinks[0]["position"]) if sinks and sinks[0]["kind"] == "position" else None
 
 
+def sink_columns(audit: Audit) -> list[int]:
+    """Positions of the strongest sink: one, or those of a group; empty when that is no position, or there is no sink."""
+    sinks, column = sinks_of(audit.summary), sink_column(audit)
+    return [column] if column is not None else list(sinks[0].get("positions") or []) if sinks else []
+
+
 def share_of_sinking_heads(audit: Audit) -> tuple[int, int] | None:
     """Heads that sink at the strongest sink, and all heads.
 
@@ -151,12 +157,13 @@ def _positions(probe: str, metric: str) -> list[Source]:
     """The first position, the strongest sink where it is elsewhere, and the mean of the rest."""
 
     def sink(audit: Audit) -> dict[int, float] | None:
-        return audit.numbers.by_layer(probe, metric, "sink", sink_column(audit) or 0) if sink_column(audit) else None
+        columns = sink_columns(audit)
+        return audit.numbers.by_layer(probe, metric, "sink", columns) if columns not in ([], [0]) else None
 
     return [
-        ("first position", lambda audit: audit.numbers.by_layer(probe, metric, "sink", 0), "sink"),
+        ("first position", lambda audit: audit.numbers.by_layer(probe, metric, "sink", [0]), "sink"),
         (lambda audit: f"strongest sink, {sink_name(audit)}", sink, "other"),
-        ("mean of the rest", lambda audit: audit.numbers.by_layer(probe, metric, "rest", sink_column(audit) or 0), "rest"),
+        ("mean of the rest", lambda audit: audit.numbers.by_layer(probe, metric, "rest", sink_columns(audit) or [0]), "rest"),
     ]
 
 

@@ -131,10 +131,9 @@ def _policies(comparison: object) -> Curves | None:
 
 def _conditions(audit: Audit) -> list[dict[str, Any]]:
     result = []
-    bos_name = audit.summary.get("bos_name")
     for entry in audit.summary.get("conditions") or []:
         if isinstance(entry, dict):
-            name = condition_name(entry.get("corpus"), entry.get("bos"), bos_name)
+            name = condition_name(entry.get("corpus"), entry.get("bos"), audit.summary)
             keys = ("loss", "sink_rate_gu2024", "top_position", "top_rate")
             result.append({"name": name, **{key: entry.get(key) for key in keys}})
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, TypeGuard
 
@@ -22,10 +22,12 @@ __all__ = [
     "number",
     "percent",
     "position_name",
+    "reads_text",
     "rest_sentence",
     "sink_name",
     "sink_positions",
     "sinks_of",
+    "unit_of",
     "verdict",
 ]
 
@@ -86,10 +88,14 @@ def position_name(position: int) -> str:
     return "the first position" if position == 0 else f"position {position}"
 
 
-def condition_name(corpus: str | None, bos: object, bos_name: object = None) -> str:
-    """A corpus and its BOS handling in words; ``bos_name`` as in :func:`bos_words`."""
+def condition_name(corpus: str | None, bos: object, summary: Mapping[str, Any]) -> str:
+    """A corpus in words, and whether its samples begin with BOS, or what the model has for it, where there is such a thing."""
     corpus = corpus or "corpus not recorded"
-    name = {"random_tokens": "random tokens", "repeated_token": "one token repeated"}.get(corpus, f"natural text · {corpus}")
+    kind, bos_name = summary.get("kind", "text"), summary.get("bos_name")
+    made_up = {"random_tokens": "random tokens", "repeated_token": "one token repeated"}
+    made_up |= {"noise": "noise", "constant": "one grey" if kind == "image" else "one tone", "chirps": "synthetic chirps"}
+    what = {"image": "pictures", "audio": "sound"}.get(kind, "natural text")
+    name = made_up.get(corpus, f"{what} · {corpus}")
     words = "" if bos is None else bos_words(bos, bos_name)
     return f"{name}, {words}" if words else name
 
@@ -185,16 +191,17 @@ def finding(summary: Mapping[str, Any]) -> str:
         top = sinks[0]
         token = f", {quote(top['token'])}" if top.get("token") and top["kind"] == "position" else ""
         heads = f"{top['sinking']} of {cells} heads sink there, and " if is_number(top.get("sinking")) and cells else ""
+        it = "them together" if top["kind"] == "group" else "it"
         text = (
             f"{subject} has an attention sink at {_place(top)}{token}: {heads}{percent(top['rate'])} of all heads "
-            f"and samples give it more than {threshold} of their attention on average."
+            f"and samples give {it} more than {threshold} of their attention on average."
         )
-        others = len([sink for sink in sinks[1:] if sink["kind"] == "position"])
+        others = len([sink for sink in sinks[1:] if sink["kind"] == "position" and not sink.get("called")])
         if others:
             text += " One other position is a sink too." if others == 1 else f" {others} other positions are sinks too."
-        elsewhere = [str(sink["name"]) for sink in sinks[1:] if sink["kind"] != "position"]
+        elsewhere = [str(sink["name"]) for sink in sinks[1:] if sink["kind"] != "position" or sink.get("called")]
         if elsewhere:
-            text += f" So {'is' if len(elsewhere) == 1 else 'are'} {' and '.join(elsewhere)}."
+            text += f" So {'is' if len(elsewhere) == 1 else 'are'} {_listed(elsewhere)}."
         return " ".join([text, *(_followed(sink, cells) for sink in followed)])
     if followed:
         return " ".join(
@@ -227,7 +234,23 @@ def _followed(sink: Mapping[str, Any], cells: Any) -> str:
 
 
 def _place(sink: dict[str, Any]) -> str:
-    return position_name(sink["position"]) if sink["kind"] == "position" else str(sink["name"])
+    if sink["kind"] == "group":
+        return f"{sink['name']} (positions {_listed(list(map(str, sink['positions'])))})"
+    return position_name(sink["position"]) if sink["kind"] == "position" and not sink.get("called") else str(sink["name"])
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def reads_text(summary: Mapping[str, Any]) -> bool:
+    """Whether an audit is of a model of texts; those made before there were others are."""
+    return summary.get("kind", "text") in ("text", "pairs")
+
+
+def unit_of(summary: Mapping[str, Any]) -> str:
+    """What a sample is counted in: tokens; positions, where it is no text."""
+    return "tokens" if reads_text(summary) else "positions"
 
 
 def rest_sentence(audit: Audit) -> str:
@@ -235,11 +258,11 @@ def rest_sentence(audit: Audit) -> str:
     config = audit.config
     parts = []
     if is_number(config.get("samples")) and is_number(config.get("seq_len")):
-        parts.append(f"{number(config['samples'])} samples of {number(config['seq_len'])} tokens")
+        parts.append(f"{number(config['samples'])} samples of {number(config['seq_len'])} {unit_of(audit.summary)}")
     if isinstance(audit.summary.get("tier"), str):
         parts.append(audit.summary["tier"])
     if audit.numbers.main:
-        parts.append(condition_name(*audit.numbers.main, audit.summary.get("bos_name")))
+        parts.append(condition_name(*audit.numbers.main, audit.summary))
     for key in ("dtype",):
         if audit.run.get(key):
             parts.append(str(audit.run[key]))

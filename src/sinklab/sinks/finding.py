@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, Self, TypedDict
 
 import numpy as np
@@ -42,6 +42,8 @@ def find_sinks(
     decode: Callable[[int], str] | None = None,
     corpus: str | None = None,
     bos: int | None = None,
+    names: Sequence[str] | None = None,
+    together: Mapping[str, Sequence[int]] | None = None,
 ) -> Sinks:
     """Find the sinks of a model on some texts, and what every head gives to the main one.
 
@@ -53,6 +55,7 @@ def find_sinks(
         batch_size: samples per forward.
         decode: token id to text.
         corpus, bos: of the texts, for the record.
+        names, together: see :class:`SinkFinder`.
 
     Raises:
         ConfigurationError: a threshold outside [0, 1), or a place that these texts and this model do not have.
@@ -65,13 +68,13 @@ def find_sinks(
     number = len(next(iter(inputs.values())))
     finders: list[SinkFinder] = []
     for rows in groups or [torch.arange(number)]:
-        finders.append(SinkFinder(threshold))
+        finders.append(SinkFinder(threshold, names=names, together=together))
         with attend(model, [finders[-1]], verify=len(finders) == 1):
             _run(model, inputs, rows, batch_size)
     tried: dict[int | Literal["null"], float] = {}
     for finder in finders:
         tried |= {key: max(share, tried.get(key, 0.0)) for key, share in finder.tried().items()}
-    whole = SinkFinder(threshold)
+    whole = SinkFinder(threshold, names=names, together=together)
     for finder in finders:
         whole.merge(finder)
     found = whole.sinks(decode=decode, corpus=corpus, bos=bos)
@@ -98,6 +101,7 @@ def _placed(found: Sinks, place: SinkPlace | None, finder: SinkFinder, inputs: M
         return dataclasses.replace(found, sinks=(), followed=(), weak=(), silent=())
     given, null = sink_at(place), finder.has_null
     known = {"position": 0 <= (given.position or 0) < found.length, "null": null, "token": "input_ids" in inputs}
+    known["group"] = bool(given.positions) and min(given.positions) >= 0 and max(given.positions) < found.length
     if not known[given.kind]:
         has = f"positions 0 to {found.length - 1} and {'a null score' if null else 'not a null score in every module'}"
         raise ConfigurationError(f"place {given.place!r}: no such place; on these texts the model has {has}")
@@ -157,6 +161,9 @@ class SinkFinder(Watcher):
     Args:
         threshold: mean weight above which a head sinks in a document, in [0, 1).
         part: of an encoder–decoder, whose sinks to find, cross-attention too; all self-attention where it is empty.
+        names: what each position is, where positions are no tokens of a text.
+        together: positions that have a role in common, by what they are called together; their weight is added before it is
+            compared. Such a group is the place if it accounts for more sinks than each of its positions by itself.
 
     Raises:
         ConfigurationError: another threshold.
@@ -164,12 +171,21 @@ class SinkFinder(Watcher):
 
     name, needs = "sink_finder", frozenset({"columns", "mass", "log_sum_exp"})
 
-    def __init__(self, threshold: float = 0.3, *, part: Part = "") -> None:
+    def __init__(
+        self,
+        threshold: float = 0.3,
+        *,
+        part: Part = "",
+        names: Sequence[str] | None = None,
+        together: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
         if not 0.0 <= threshold < 1.0:
             raise ConfigurationError(
                 f"threshold {threshold} must be in [0, 1): a mean weight is compared with it; usual is 0.3"
             )
         self.threshold, self.part = threshold, part
+        self._names = names
+        self._together = {called: tuple(sorted(positions)) for called, positions in (together or {}).items()}
         self._modules: dict[str, _Module] = {}
         self._normalized = True
         self._samples = self._seq_len = 0
@@ -214,6 +230,12 @@ class SinkFinder(Watcher):
             found["null"] = mean.double().sum((0, 2)).cpu()[:, None]
             found["null_hits"] = self._above(mean).double().sum((0, 2)).cpu()[:, None]
             known.has_null = True
+        for called, positions in self._together.items():
+            member = torch.isin(call.key_positions, torch.tensor(positions, device=call.key_positions.device))
+            of_keys = (share / seen.clamp_min(1.0)).masked_fill(~(early & (member & real)[:, None]), 0.0)
+            alpha = of_keys.new_zeros(*of_keys.shape[:2], int(call.key_documents.max()) + 1)
+            alpha = alpha.scatter_add(2, call.key_documents.clamp(min=0)[:, None].expand(of_keys.shape), of_keys)
+            found[called] = self._above(alpha).double().sum((0, 2)).cpu()[:, None]
         known.add(found, float((queries > 0).sum()), *_codes(call, hits))
 
     def _above(self, means: Tensor) -> Tensor:
@@ -284,14 +306,17 @@ class SinkFinder(Watcher):
         before = np.cumsum([0, *(len(module.heads) for module in modules)])[:-1]
         number = codes[:, 0] + np.repeat(before, [len(module.codes) for module in modules])  # of the head, of all modules
         hits = Hits(number, codes[:, 1], codes[:, 2], codes[:, 3] > 0, codes[:, 4] > 0, counts, ratios)
-        listed = [self._sink(place, hits, heads, decode) for place in places(hits, self._cases())]
+        groups = list(self._groups(hits, heads))
+        alone = ~np.isin(hits.position, [position for group in groups for position in group.positions])
+        hits = Hits(*(getattr(hits, field.name)[alone] for field in dataclasses.fields(Hits)))
+        listed = groups + [self._sink(place, hits, heads, decode) for place in places(hits, self._cases())]
         if any(module.has_null for module in modules):
             null = self._null(heads)
             if null.sinking or (null.rate or 0.0) >= LEAST_RATE:
                 listed.append(null)
         listed.sort(key=lambda sink: -(sink.rate or 0.0))
         weights = [np.where(module.candidates(), module.mean("weight", "seen"), 0.0) for module in modules]
-        loud = sum(int((weight > self.threshold).any(1).sum()) for weight in weights)
+        loud = sum(int((_with_groups(weight, groups) > self.threshold).any(1).sum()) for weight in weights)
         by_weight = {position for weight in weights for position in np.flatnonzero(weight.max(0) > self.threshold).tolist()}
 
         def kind(sink: Sink) -> str:
@@ -350,8 +375,29 @@ class SinkFinder(Watcher):
             text=decode(common) if decode is not None and common >= 0 else None,
             token_share=float(share.max()) if common >= 0 else None,
             mass=float(weight.sum() / seen.sum()), **_by_head(by_head, cases, heads),
-            value_ratio=ratio,
+            value_ratio=ratio, called=self._called(number),
         )  # fmt: skip
+
+    def _called(self, position: int) -> str | None:
+        return self._names[position] if self._names is not None and position < len(self._names) else None
+
+    def _groups(self, hits: Hits, heads: Sequence[Head]) -> Iterator[Sink]:
+        """Groups that are the place: each accounts for more sinks than any of its positions, and enough heads sink there."""
+        cases = self._cases()
+        for called, positions in self._together.items():
+            modules = [module for module in self._modules.values() if called in module.sums]
+            if len(modules) < len(self._modules) or positions[-1] >= self._length:
+                continue
+            by_head = np.concatenate([module.sums[called][:, 0].double().numpy() for module in modules])
+            most = max(hits.count[hits.position == position].sum() for position in positions)
+            columns = [_column(module, position) for module in modules for position in positions]
+            weight, seen = (sum(float(column[which].sum()) for column in columns) for which in (0, 1))
+            sink = Sink(
+                kind="group", positions=positions, called=called, mass=len(positions) * weight / max(seen, 1.0),
+                **_by_head(by_head, cases, heads),
+            )  # fmt: skip
+            if by_head.sum() > most and (sink.sinking or (sink.rate or 0.0) >= LEAST_RATE):
+                yield sink
 
     def _cases(self) -> np.ndarray:
         """Documents by head, all modules together."""
@@ -399,6 +445,12 @@ def _by_document(call: AttentionCall, values: Tensor) -> Tensor:
     size = max(int(call.query_documents.max()), int(call.key_documents.max()), 0) + 1
     sums = values.new_zeros(*values.shape[:2], size)
     return sums.scatter_add(2, documents[:, None].expand(values.shape), values.masked_fill(~call.counted[:, None], 0.0))
+
+
+def _with_groups(weights: np.ndarray, groups: Sequence[Sink]) -> np.ndarray:
+    """Mean weights ``(heads, positions)`` with a column more for each group: the sum of its positions."""
+    columns = [weights[:, list(group.positions)].sum(1, keepdims=True) for group in groups]
+    return np.concatenate([weights, *columns], axis=1)
 
 
 def _column(module: _Module, position: int) -> tuple[np.ndarray, np.ndarray, float]:

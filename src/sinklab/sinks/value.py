@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall
-from sinklab.attention.chosen_keys import first_keys
+from sinklab.attention.chosen_keys import first_keys, keys_of_document
 from sinklab.errors import ConfigurationError
 
 __all__ = ["DEFINITION", "LEAST_SHARE", "PROXY", "Head", "Sink", "SinkPlace", "Sinks", "first_of_kind", "sink_at"]
@@ -52,8 +52,11 @@ class Sink:
     """One place that plays the sink.
 
     Attributes:
-        kind: ``position`` of the document; ``token``; ``null`` score.
+        kind: ``position`` of the document; ``group`` of positions that have a role in common, such as the corners of a picture,
+            whose weight is taken together; ``token``; ``null`` score.
         position: of kind ``position``.
+        positions: of kind ``group``, ascending.
+        called: what a position or a group is, where it is no token of a text: ``[CLS]``, ``patch (3, 4)``, ``the registers``.
         token: id; of kind ``position`` the most frequent one among its sinks, if that is known.
         anywhere: of kind ``token``, whether any of its occurrences in a document plays the sink, or only the first.
         text: the token as text; of kind ``null`` what the null score is.
@@ -64,10 +67,11 @@ class Sink:
         sinking: how many of them sink there: the share of documents in which they do is above :data:`LEAST_SHARE` with its
             whole 95 % interval; ``None`` where a place was given and not found.
         value_ratio: norm of the value that stands there over the mean norm of the document's other values, mean over its sinks:
-            near 0 for a no-op, about 1 for a token like others; ``None`` where no value stands (null score) or all are 0.
+            near 0 for a no-op, about 1 for a token like others; ``None`` where no value stands (null score) or all are 0, and
+            of a group.
     """
 
-    kind: Literal["position", "token", "null"]
+    kind: Literal["position", "group", "token", "null"]
     position: int | None = None
     token: int | None = None
     anywhere: bool = False
@@ -78,12 +82,21 @@ class Sink:
     heads: tuple[tuple[Head, float], ...] = ()
     sinking: int | None = None
     value_ratio: float | None = None
+    positions: tuple[int, ...] = ()
+    called: str | None = None
 
     @property
     def name(self) -> str:
-        """For the middle of a sentence: ``position 2``, ``the first '.'``, ``'.' wherever it stands``, ``the null score``."""
+        """For the middle of a sentence: ``position 2``, ``the first '.'``, ``'.' wherever it stands``, ``the null score``.
+
+        A position that has a name of its own is called so: ``[CLS]``, ``register 2``, ``the corner patches``.
+        """
         if self.kind == "null":
             return "the null score"
+        if self.called is not None:
+            return self.called
+        if self.kind == "group":
+            return f"positions {', '.join(map(str, self.positions))}"
         if self.kind == "token":
             return f"{self._token} wherever it stands" if self.anywhere else f"the first {self._token}"
         return f"position {self.position}"
@@ -92,6 +105,9 @@ class Sink:
         """All that is known of the place: ``position 2, token '.'``, ``the first '.'``, ``null score (key bias)``."""
         if self.kind == "null":
             return f"null score ({self.text})" if self.text else "null score"
+        if self.called is not None:
+            places = (self.position,) if self.kind == "position" else self.positions
+            return f"{self.called} ({'position' if len(places) == 1 else 'positions'} {', '.join(map(str, places))})"
         constant = self.kind == "position" and self.token is not None and (self.token_share or 0.0) > 0.5
         return f"{self.name}, {'' if self.text is None else 'token '}{self._token}" if constant else self.name
 
@@ -105,6 +121,8 @@ class Sink:
         if self.kind == "position":
             assert self.position is not None
             return self.position
+        if self.kind == "group":
+            return f"positions {','.join(map(str, self.positions))}"
         return "null" if self.kind == "null" else f"token {self.token}"
 
     def mask(self, positions: Tensor, documents: Tensor, tokens: Tensor | None) -> Tensor:
@@ -117,6 +135,8 @@ class Sink:
         if self.kind == "position":
             assert self.position is not None
             return positions == self.position
+        if self.kind == "group":
+            return torch.isin(positions, torch.tensor(self.positions, device=positions.device))
         if self.kind == "null" or tokens is None:
             return torch.zeros_like(positions, dtype=torch.bool)
         if self.anywhere:
@@ -196,10 +216,25 @@ class Sinks:
 
         Returns:
             Indices of keys; -1 where the document has no such key, where the sink is the null score, and without a sink.
+
+        Raises:
+            ConfigurationError: the sink is a group; see :meth:`all_keys`.
         """
         if self.main is None or self.main.kind == "null":
             return torch.full_like(call.query_positions, -1)
+        if self.main.kind == "group":
+            raise ConfigurationError(f"the sink is {self.main.describe()}: several keys, where one is asked for")
         return first_keys(call, self.main.mask(call.key_positions, call.key_documents, call.key_tokens))
+
+    def all_keys(self, call: AttentionCall) -> Tensor:
+        """Which keys of a call are the main sink, for every query: int64 ``(batch, q_len, keys)``; several of a group.
+
+        Returns:
+            Indices of keys; -1 where the document has no such key, where the sink is the null score, and without a sink.
+        """
+        if self.main is None or self.main.kind != "group":
+            return self.keys(call)[..., None]
+        return keys_of_document(call, *self.main.positions)
 
     def place_in(self, tokens: Tensor | None, attention_mask: Tensor | None = None) -> int | Tensor | Literal["null"] | None:
         """Where the main sink stands in some texts, in the terms of interventions.
@@ -212,8 +247,10 @@ class Sinks:
             A position; ``"null"``; for a token its positions, int64 ``(samples, 1)`` with -1 for texts that lack it; ``None``.
 
         Raises:
-            ConfigurationError: a token, and texts without ids.
+            ConfigurationError: a token, and texts without ids; a group of positions.
         """
+        if self.main is not None and self.main.kind == "group":
+            raise ConfigurationError(f"the sink is {self.main.describe()}: several positions, where one is asked for")
         if self.main is None or self.main.kind != "token":
             return None if self.main is None else self.main.position if self.main.kind == "position" else "null"
         if tokens is None:
@@ -275,13 +312,14 @@ def sink_at(place: SinkPlace) -> Sink:
 def _sink_dict(sink: Sink) -> dict[str, object]:
     plain = {field.name: getattr(sink, field.name) for field in dataclasses.fields(Sink)}
     heads = [[head.layer, head.head, head.module, rate] for head, rate in sink.heads]
-    return plain | {"heads": heads, "name": sink.name, "description": sink.describe()}
+    return plain | {"positions": list(sink.positions), "heads": heads, "name": sink.name, "description": sink.describe()}
 
 
 def _sink_of(record: Mapping[str, Any]) -> Sink:
     heads = tuple((Head(layer, head, module), rate) for layer, head, module, rate in record.get("heads", ()))
-    names = {field.name for field in dataclasses.fields(Sink)} - {"heads"}
-    return Sink(**{name: value for name, value in record.items() if name in names}, heads=heads)
+    names = {field.name for field in dataclasses.fields(Sink)} - {"heads", "positions"}
+    plain = {name: value for name, value in record.items() if name in names}
+    return Sink(**plain, positions=tuple(record.get("positions", ())), heads=heads)
 
 
 def first_of_kind(positions: Tensor, documents: Tensor, tokens: Tensor) -> Tensor:

@@ -46,15 +46,16 @@ class SinkWeights(Watcher):
             own = torch.zeros(call.num_heads) if null is None else null.double().norm(dim=-1).expand(call.num_heads)
             own_count = torch.ones(call.num_heads)
         else:
-            index = self.given.keys(call)
-            share = weights_of_keys(call, index[..., None], statistics.log_sum_exp)[..., 0]
+            index = self.given.all_keys(call)
+            share = weights_of_keys(call, index, statistics.log_sum_exp).sum(-1)
             if not call.operation.normalized:
                 assert statistics.row_mass is not None
                 share = share / statistics.row_mass.clamp_min(PROXY)  # rows of zeros stay zeros
-            standing = call.key_positions.gather(1, index.clamp(min=0)) == call.query_positions
+            places = call.key_positions.gather(1, index.clamp(min=0).flatten(1)).view_as(index)
+            standing = (places == call.query_positions[..., None]).any(-1)
             if call.site.kind == "cross":  # a query of the target stands on no key of the source
                 standing = torch.zeros_like(standing)
-            queries = scores_of_keys(call, index[..., None])[1][..., 0] & (call.counted & ~standing)[:, None]
+            queries = scores_of_keys(call, index)[1].any(-1) & (call.counted & ~standing)[:, None]
             own = norms.masked_fill(~at[:, None], 0.0).sum((0, 2))
             own_count = at.sum().expand(call.num_heads)
         rest = (real & ~at)[:, None]

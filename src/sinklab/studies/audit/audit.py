@@ -64,7 +64,7 @@ def audit(
     Writes run.json, table.parquet, summary.json, maps.safetensors and report.html into the output directory. The defaults are
     those of Gu et al. 2024 (arXiv 2410.10781): 100 samples of 64 tokens, threshold 0.3. All registered probes run on the
     corpus; the sink rate and the loss are also taken on random tokens, on one repeated token, and with or without the
-    beginning-of-sequence token.
+    beginning-of-sequence token; those of a model of pictures or sound on noise, and on one grey or one tone.
 
     Args:
         cache: Read a few long texts under cache policies too: what a window loses without the sinks, and with them.
@@ -82,7 +82,7 @@ def audit(
         sinklab audit org/model --bos none --json > summary.json
     """
     from sinklab.corpora import resolve_corpus
-    from sinklab.models.drawing import AUTO, default_corpus
+    from sinklab.models.drawing import AUTO, default_corpus, reading_part
     from sinklab.report.html import write_report
     from sinklab.studies.audit.display import display
     from sinklab.studies.audit.measurement import measure_audit, write_maps
@@ -92,12 +92,11 @@ def audit(
     leads = writes(model, tp)
     with Run("audit", out=out, overwrite=overwrite, settings=settings, progress=progress, writes=leads) as run:
         given = None if corpus == AUTO else resolve_corpus(corpus)
-        loaded = opened(
+        loaded = reading_part(opened(
             model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
             device_map=device_map, max_memory=max_memory, offload_folder=offload_folder, tp=tp,
-        )  # fmt: skip
+        ))  # fmt: skip
         text = given or default_corpus(loaded)
-        min_queries = max(1, seq_len // 2)
         audit = measure_audit(
             loaded, text, **settings, batch_size=batch_size, cache=cache, certificate=certificate,
             causes=causes, origin=origin, run_id=run.id, progress=run.progress,
@@ -109,6 +108,11 @@ def audit(
             files=lambda folder: write_maps(audit.maps, loaded, audit.shown, folder / "maps.safetensors"),
             page=write_report,
             loaded=loaded,
-            config={"corpus": text.label, "min_queries": min_queries, "bos_tokens_per_sample": audit.summary["bos"]},
+            config={
+                "corpus": text.label,
+                "seq_len": audit.summary["seq_len"],
+                "min_queries": max(1, audit.summary["seq_len"] // 2),
+                "bos_tokens_per_sample": audit.summary["bos"],
+            },
             **audit.record,
         )

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.markup import escape
 
-from sinklab.report.words import bos_words, finding, loss_unit
+from sinklab.report.words import bos_words, finding, loss_unit, unit_of
 from sinklab.results.run import Result
 
 __all__ = ["display"]
@@ -22,12 +22,13 @@ def display(result: Result) -> Iterator[RenderableType]:
     """A line for each thing that was found."""
     summary = result.summary
     loss = summary["loss"]
+    heading = {"image": "pictures", "audio": "sound"}.get(summary["kind"], "text")
     lines = {
         "model": f"{summary['model']} ({summary['operation']} attention, {_heads(summary)})",
-        "text": f"{_named(summary, summary)}, {summary['samples']} samples of {summary['seq_len']} tokens",
+        heading: f"{_named(summary, summary)}, {summary['samples']} samples of {summary['seq_len']} {unit_of(summary)}",
         "tier": _tier(summary),
         "read as": _reading(summary.get("reading")),
-        "loss": "not defined for this model" if loss is None else f"{loss:.3f} {loss_unit(summary)}{_of_what(summary)}",
+        "loss": _no_loss(summary) if loss is None else f"{loss:.3f} {loss_unit(summary)}{_of_what(summary)}",
         "pairs": summary.get("samples_definition") or "",
         "sink rate": f"{_of_parts(summary, _rate)} (Gu et al. 2024, threshold {summary['threshold']:g})",
         "sinks": summary.get("finding") or finding(summary),
@@ -101,6 +102,11 @@ def _reading(reading: Mapping[str, Any] | None) -> str:
     return f"{reading['characters_per_token']:.2f} characters a token, {100 * reading['unknown_share']:.2g} % of tokens unknown"
 
 
+def _no_loss(summary: Mapping[str, Any]) -> str:
+    """Why there is no loss."""
+    return "none: no sample has a class" if summary["loss_kind"] == "class" else "not defined for this model"
+
+
 def _of_what(summary: Mapping[str, Any]) -> str:
     """Bits per byte of a next-token loss; what another loss is taken of."""
     bits = summary.get("bits_per_byte")
@@ -129,7 +135,7 @@ def _elsewhere(condition: Mapping[str, Any]) -> str:
 def _places(summary: Mapping[str, Any]) -> str:
     """Positions and tokens, strongest first, with their rates."""
     found = [sink for name in ("sinks", "followed") for sink in summary.get("sinks", {}).get(name, [])]
-    tokens = [{**sink, "position": None} for sink in found if sink["kind"] == "token"]
+    tokens = [{**sink, "position": None} for sink in found if sink["kind"] in ("token", "group")]
     sinks = sorted([*summary["sink_positions"], *tokens], key=lambda sink: -sink["rate"])
     return ", ".join(_sink(sink) for sink in sinks[:LISTED])
 

@@ -15,13 +15,13 @@ from sinklab.attention.probe import OfPart, Probe
 from sinklab.attention.session import Session
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import corpus_record, read_samples
-from sinklab.corpora.base import Corpus
-from sinklab.corpora.samples import Samples
+from sinklab.corpora.base import HELD, Corpus
+from sinklab.corpora.samples import Kind, Samples
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.drawing import draw_samples
-from sinklab.models.lengths import require_positions
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import loss_kind
+from sinklab.models.processor import kind_of
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import policies as policy_registry
 from sinklab.registry import probes as probe_registry
@@ -98,8 +98,7 @@ def measure_audit(
 ) -> Audited:
     """Measure what an audit reports; see :func:`~sinklab.studies.audit.audit.audit`."""
     main_bos = uses_bos(loaded.encoder, bos)
-    require_positions(loaded.model, seq_len)
-    kind = loss_kind(loaded.model)
+    loss = loss_kind(loaded.model)
     missing = not_measured(loaded.model)
     reading = read_samples(text, loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=main_bos)
 
@@ -108,22 +107,23 @@ def measure_audit(
     identity: dict[str, int] = {}
     main: tuple[Samples, Seen, list[Probe]] | None = None
     by_token: dict[Part, list[dict[str, object]]] = {}
-    parts: tuple[Part, ...] = PARTS if loaded.model.config.is_encoder_decoder else ("",)
-    for source, with_bos in _plan(text, main_bos, loaded.encoder.bos_token_id is not None):
+    kind = kind_of(loaded.model)
+    parts: tuple[Part, ...] = PARTS if loaded.model.config.is_encoder_decoder and kind == "text" else ("",)
+    for source, with_bos in _plan(text, kind, main_bos, loaded.encoder.bos_token_id is not None):
         drawn = draw_samples(loaded, source, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         if main is None:
             identity = check_identity(loaded.model, drawn)
         names = [name for name in probe_registry if name not in missing] if main is None else ["sink_rate"]
         probes = [make_probe(name, threshold) for name in names]
-        finders = {part: SinkFinder(threshold, part=part) for part in parts}
+        finders = {part: SinkFinder(threshold, part=part, names=drawn.names, together=drawn.together) for part in parts}
         first = [*(probe for probe in probes if not isinstance(probe, SinkProbe)), *finders.values()]
-        stage = f"{source.label}, {bos_words(with_bos, loaded.encoder.bos_name)}"
+        stage = f"{source.label}, {bos_words(with_bos, loaded.encoder.bos_name)}".rstrip(", ")
         probed = run_probes(
             loaded.model,
             drawn,
             first,
             batch_size=batch_size,
-            loss=kind == "next token" or drawn.targets is not None or drawn.scored is not None,
+            loss=loss == "next token" or drawn.targets is not None or drawn.scored is not None,
             progress=progress,
             stage=stage,
         )
@@ -152,8 +152,6 @@ def measure_audit(
         )
     assert main is not None  # the plan always has a first condition
     (drawn, probed, probes), sinks = main, conditions[0].sinks[parts[0]]
-    tokens = drawn.tokens
-    assert tokens is not None
     shown = drawn.take(slice(MAP_SAMPLES))
 
     maps = AttentionMaps(MAP_TILES, _longest(drawn))
@@ -163,7 +161,7 @@ def measure_audit(
         loaded,
         conditions,
         by_token,
-        tokens,
+        drawn,
         threshold=threshold,
         reading=reading,
         normalized=probed.session.normalized,
@@ -174,11 +172,15 @@ def measure_audit(
         missing=missing,
     )
     summary["cache"] = None
+    tokens = drawn.tokens
+    if tokens is None:
+        _refuse_sections(summary, drawn.kind, {"cache": cache, "certificate": certificate, "causes": causes})
+        cache = certificate = causes = False
     if cache:
         summary["cache"], policy_table = _policies(loaded, text, summary, sinks, run_id=run_id, seed=seed, progress=progress)
         tables.append(policy_table)
     also: list[Probe] = []
-    if certificate:
+    if certificate and tokens is not None:
         summary["certificate"], certificate_table, also = certified(
             loaded, tokens, summary, sinks, run_id=run_id, seed=seed, progress=progress
         )
@@ -258,9 +260,23 @@ def decoder(loaded: LoadedModel) -> Callable[[int], str]:
     return lambda token: token_texts(loaded, [token])[0]
 
 
-def _plan(text: Corpus, main_bos: bool, has_bos: bool) -> list[tuple[Corpus, bool]]:
+def _refuse_sections(summary: dict[str, Any], kind: Kind, asked: dict[str, bool]) -> None:
+    """Say of the sections that are about texts that they were not taken, those that were asked for."""
+    reasons = {
+        "cache": "a cache holds what a decoder has read of a text",
+        "certificate": "it is made for samples of a text",
+        "causes": "it is made for models with a loss of tokens",
+    }
+    for section, why in reasons.items():
+        if asked[section]:
+            summary[section] = {"refused": f"not for a model of {HELD[kind]}: {why}"}
+
+
+def _plan(text: Corpus, kind: Kind, main_bos: bool, has_bos: bool) -> list[tuple[Corpus, bool]]:
     """The conditions: first the one that all probes see, then the ones that only the sink rate and the loss are taken under."""
     plan: list[tuple[Corpus, bool]] = [(text, main_bos)]
+    if kind != "text":
+        return [*plan, *((resolve_corpus(name), False) for name in ("noise", "constant") if name != text.name)]
     if has_bos:
         plan.append((text, not main_bos))
     for name in ("random_tokens", "repeated_token"):
@@ -275,11 +291,15 @@ def _plan(text: Corpus, main_bos: bool, has_bos: bool) -> list[tuple[Corpus, boo
 def write_maps(maps: AttentionMaps, loaded: LoadedModel, shown: Samples, path: Path) -> None:
     from safetensors.numpy import save_file
 
+    length = _longest(shown)
+    if length is None:  # modules differ in their positions, or positions are those of windows, which stand in the batch
+        return
     arrays, tokens = maps.arrays(), shown.tokens
-    if arrays and tokens is not None:
-        length = _longest(shown)
+    if arrays:
+        names = [list(shown.names or ())] * len(shown)
+        texts = names if tokens is None else [token_texts(loaded, row) for row in tokens.tolist()]
         metadata = {
-            "tokens": json.dumps([token_texts(loaded, row) for row in tokens.tolist()], ensure_ascii=False),
+            "tokens": json.dumps(texts, ensure_ascii=False),
             "modules": json.dumps(maps.modules),
             "seq_len": str(length),
             "tile": str(-(-length // MAP_TILES)),
@@ -291,8 +311,10 @@ def write_maps(maps: AttentionMaps, loaded: LoadedModel, shown: Samples, path: P
         path.chmod(0o644)  # safetensors makes files private
 
 
-def _longest(samples: Samples) -> int:
-    """Tokens of the longer side of some texts."""
+def _longest(samples: Samples) -> int | None:
+    """Tokens of the longer side of some texts; positions of a picture or of sound, where all modules have the same."""
+    if samples.tokens is None:
+        return None if any("window" in name for name in samples.names or ("window",)) else samples.positions
     sides = (samples.arguments.get(name) for name in ("input_ids", "decoder_input_ids"))
     return max(side.shape[1] for side in sides if side is not None)
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from torch import Tensor
 
 from sinklab.attention.call import Part
 from sinklab.corpora._reading import Reading
+from sinklab.corpora.samples import Samples
 from sinklab.models.lengths import length_warning
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, loss_kind
@@ -44,7 +44,7 @@ def summarize(
     loaded: LoadedModel,
     conditions: list[Condition],
     by_token: Mapping[Part, Sequence[dict[str, object]]],
-    tokens: Tensor,
+    samples: Samples,
     *,
     threshold: float,
     reading: Reading | None,
@@ -60,7 +60,7 @@ def summarize(
     Args:
         conditions: the first one is the main one.
         by_token: of every part, tokens that play the sink under the main one (:meth:`~sinklab.sinks.SinkFinder.by_token`).
-        tokens: samples of the main condition, ``(samples, seq_len)``.
+        samples: of the main condition.
         reading: how the tokenizer read them; ``None`` for samples that are no text.
         normalized: whether rows of weights sum to one (with or without a null mass).
         samples_definition: what source and target are, where samples are pairs.
@@ -78,7 +78,7 @@ def summarize(
     per_byte = kind == "next token"
     warnings = (
         "" if reading is None else reading.warning,
-        length_warning(loaded.model, tokens.shape[1]),
+        _length_warning(loaded, samples),
         f"{type(loaded.model).__name__} predicts hidden tokens, and its tokenizer has no mask token to hide them with: no loss."
         if kind == "masked token" and main.loss is None
         else "",
@@ -99,8 +99,9 @@ def summarize(
         "corpus": main.corpus,
         "bos": int(main.bos),
         "bos_name": loaded.encoder.bos_name,
-        "seq_len": int(tokens.shape[1]),
-        "samples": int(tokens.shape[0]),
+        "kind": samples.kind,
+        "seq_len": main.sinks[next(iter(main.sinks))].seq_len if samples.tokens is None else samples.tokens.shape[1],
+        "samples": len(samples),
         "threshold": threshold,
         "off_seam_modules": off_seam,
         "tier": tier,
@@ -115,6 +116,10 @@ def summarize(
     tiers = [_tier(tier, summary["not_measured"])] if tier else []
     summary["text"] = [summary["finding"], *tiers, *filter(None, [samples_definition]), *summary["warnings"], *details]
     return summary
+
+
+def _length_warning(loaded: LoadedModel, samples: Samples) -> str:
+    return length_warning(loaded.model, samples.tokens.shape[1]) if samples.tokens is not None else ""
 
 
 def _found(
@@ -177,7 +182,7 @@ def _tier(tier: str, missing: Mapping[str, str]) -> str:
 def _position(sink: Sink) -> dict[str, object]:
     return {
         "position": sink.position,
-        "token": sink.text if sink.text is not None else str(sink.token),
+        "token": sink.called or (sink.text if sink.text is not None else str(sink.token)),
         "token_share": sink.token_share,
         "rate": sink.rate,
         "mean_weight": sink.mass,
@@ -228,14 +233,16 @@ def _condition(condition: Condition, part: Part) -> dict[str, object]:
 def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
     """Sentences with what the finding leaves out."""
     heads, main, sentences = summary["num_heads"], sinks.main, []
+    text = summary["kind"] in ("text", "pairs")
+    unit = "tokens" if text else "positions"
     if main is not None:
         sentences.append(
             f"{summary['sink_heads']} of {heads} heads sink at {main.name}: in more than {percent(100 * LEAST_SHARE)} of "
-            f"samples like these {summary['samples']} of {summary['seq_len']} tokens, with 95 % confidence."
+            f"samples like these {summary['samples']} of {summary['seq_len']} {unit}, with 95 % confidence."
         )
         if main.kind == "position" and main.token is not None:
             sentences.append(f"The token there is {_mostly(main)}.")
-        if main.kind != "null" and main.place != 0:
+        if text and main.kind != "null" and main.place != 0:
             sentences.append(f"Position 0 is the sink in {percent(summary['sink_rate_gu2024'])}.")
     if not summary["normalized"]:
         sentences.append(
@@ -244,7 +251,8 @@ def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
         )
     for sink in sinks.sinks[1:]:
         token = f" ({_mostly(sink)})" if sink.kind == "position" and sink.token is not None else ""
-        sentences.append(f"{sink.name[0].upper()}{sink.name[1:]}{token} sinks in {percent(sink.rate)}.")
+        verb = "sink" if sink.kind == "group" else "sinks"
+        sentences.append(f"{sink.name[0].upper()}{sink.name[1:]}{token} {verb} in {percent(sink.rate)}.")
     if summary["null_mass"] and (main is None or main.kind != "null"):
         share = percent(100 * summary["null_mass"])
         sentences.append(

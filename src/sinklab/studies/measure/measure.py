@@ -78,8 +78,7 @@ def measure(
     """
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record, read_samples
-    from sinklab.models.drawing import AUTO, default_corpus, draw_samples
-    from sinklab.models.lengths import require_positions
+    from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
     from sinklab.registry import probes as registry
     from sinklab.results.metric import definitions
     from sinklab.studies.measure import probing
@@ -91,13 +90,12 @@ def measure(
         if not probes:
             raise ConfigurationError(f"name at least one probe; known: {', '.join(registry)}")
         chosen = [probing.make_probe(probe, threshold) for probe in probes]
-        loaded = probing.opened(
+        loaded = reading_part(probing.opened(
             model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
             device_map=device_map, max_memory=max_memory, offload_folder=offload_folder, tp=tp,
-        )  # fmt: skip
+        ))  # fmt: skip
         text = default_corpus(loaded) if corpus == AUTO else resolve_corpus(corpus)
         with_bos = probing.uses_bos(loaded.encoder, bos)
-        require_positions(loaded.model, seq_len)
         drawn = draw_samples(loaded, text, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         reading = read_samples(text, loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         identity = probing.check_identity(loaded.model, drawn)
@@ -108,7 +106,7 @@ def measure(
             table=probing.labelled(session, loaded, run_id=run.id, corpus=text.label, bos=int(with_bos), seed=seed),
             display=display,
             loaded=loaded,
-            config={"corpus": text.label, "probes": [probe.name for probe in chosen]},
+            config={"corpus": text.label, "seq_len": drawn.positions or seq_len, "probes": [probe.name for probe in chosen]},
             model=probing.model_facts(loaded, session),
             corpus=corpus_record(text, reading),
             token_sha256=drawn.sha256,

@@ -1,0 +1,38 @@
+"""Your own pictures: a folder of them, or one picture; folders below it are classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from sinklab.corpora import PICTURES
+from sinklab.corpora._files import Files
+from sinklab.corpora._pictures import open_picture
+from sinklab.corpora.base import Picture
+from sinklab.corpora.samples import Kind
+from sinklab.registry import corpora
+
+__all__ = ["ImageFolder"]
+
+
+@corpora.register("image_folder")
+class ImageFolder(Files):
+    """Every picture below a folder, once each, in the order of the seed.
+
+    The name of the first folder below is the class: a name of the model's ``id2label`` or the number of a class. Pictures at
+    the top have none, and no loss is taken of them.
+
+    Args:
+        path: the folder, or a picture.
+
+    Raises:
+        InputError: nothing there, or no picture in it; while reading, a file that cannot be decoded.
+    """
+
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"image"})
+    suffixes: ClassVar[tuple[str, ...]] = PICTURES
+    what: ClassVar[str] = "pictures"
+
+    def pictures(self, seed: int, size: int) -> Iterator[Picture]:
+        for name, path, label in self.shuffled(seed):
+            yield Picture(open_picture(path, str(path)), name, label)

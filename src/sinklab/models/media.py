@@ -1,0 +1,227 @@
+"""Pictures and recordings of a corpus as samples: what the processor of a checkpoint makes of them, with their classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sinklab.corpora.base import Corpus, Encoder, Picture, Recording
+from sinklab.corpora.samples import Samples
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.models.checkpoint import first_line
+from sinklab.models.classes import class_targets
+from sinklab.models.loading import LoadedModel
+from sinklab.models.positions import positions_of
+from sinklab.models.processor import FILES, Processor, kind_of, load_processor
+from sinklab.results.memory import require_memory
+
+__all__ = ["draw_pictures", "draw_recordings", "reading_part"]
+
+EDGE = 224
+"""Edge of made-up pictures where neither model nor processor says how large theirs are."""
+
+Medium = TypeVar("Medium", Picture, Recording)
+
+
+def reading_part(loaded: LoadedModel) -> LoadedModel:
+    """The part of a model that reads pictures or sound: the tower of pictures beside that of texts, the encoder of two sides.
+
+    A model without such a part is given back as it is.
+    """
+    model = loaded.model
+    parameters = inspect.signature(model.forward).parameters
+    part: object = None
+    if {"input_ids", "pixel_values"} <= parameters.keys() and not model.can_generate():
+        part = getattr(model, "vision_model", None)
+    elif kind_of(model) == "audio" and "decoder_input_ids" in parameters:
+        part = model.get_encoder()
+    if not isinstance(part, PreTrainedModel) or kind_of(part) not in ("image", "audio"):
+        return loaded
+    processor = loaded.processor
+    if processor is None and loaded.source is not None:
+        processor = load_processor(loaded.source, loaded.name, kind_of(part), False)
+    return dataclasses.replace(
+        loaded, model=part, tokenizer=None, encoder=Encoder(0), processor=processor, num_parameters=part.num_parameters()
+    )
+
+
+def draw_pictures(loaded: LoadedModel, corpus: Corpus, *, samples: int, seed: int) -> Samples:
+    """Pictures as the model reads them, with what it sees of each to look at.
+
+    Raises:
+        InputError: no processor, too few pictures, one that cannot be read, or a class that the model has not.
+        UnsupportedModelError: a model of videos.
+    """
+    model, config = loaded.model, loaded.model.config
+    if hasattr(config, "tubelet_size") or hasattr(config, "num_frames"):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} reads videos, and corpora hold pictures; measure it from Python, with attend(model, "
+            "probes=[...]) round a call on its own inputs"
+        )
+    processor = _processor(loaded, "pictures")
+    size = getattr(config, "image_size", None) or EDGE
+    edge = int(size if isinstance(size, int) else max(size))
+    require_memory(16 * samples * edge * edge, f"`samples` {samples} of {edge} × {edge} pixels")
+    pixels: list[Tensor] = []
+
+    def read(picture: Picture) -> None:
+        values = _processed(
+            processor, picture.source, lambda: processor(images=picture.image, return_tensors="pt"), "pixel_values"
+        )
+        if values.ndim != 4:
+            raise UnsupportedModelError(
+                f"the processor of {loaded.name} makes pixel_values of shape {tuple(values.shape)} of a picture; expected (1, "
+                "channels, height, width). Measure the model from Python, with attend(model, probes=[...])"
+            )
+        if pixels and pixels[0].shape != values.shape:
+            raise InputError(
+                f"the processor of {loaded.name} leaves pictures at sizes of their own ({_size(pixels[0])} and "
+                f"{_size(values)}), and samples have one; give pictures of one size"
+            )
+        pixels.append(values)
+
+    drawn = _drawn(corpus, corpus.pictures(seed, edge), samples, read, "pictures")
+    arguments = {"pixel_values": torch.cat(pixels)}
+    where = positions_of(model, {"pixel_values": pixels[0].to(loaded.device, loaded.dtype)})
+    return Samples(
+        arguments,
+        "image",
+        class_targets(model, [label for _, label in drawn], corpus.label),
+        names=where.names,
+        grid=where.grid,
+        pictures=_visible(arguments["pixel_values"], processor),
+        sources=tuple(source for source, _ in drawn),
+    )
+
+
+def draw_recordings(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: int, seed: int) -> Samples:
+    """Recordings as the model reads them.
+
+    Args:
+        seq_len: frames of a sample, for models that read any length; others have their own.
+
+    Raises:
+        InputError: no processor, too few recordings, one that cannot be read, or a class that the model has not.
+        ConfigurationError: no sound has so few frames.
+    """
+    model = loaded.model
+    processor = _processor(loaded, "sound")
+    rate = int(getattr(processor, "sampling_rate", 16_000))
+    length = _numbers(model, processor, rate, seq_len)
+    name = model.main_input_name
+    require_memory(16 * samples * length, f"`samples` {samples} of {length / rate:.2f} s")
+    values: list[Tensor] = []
+
+    def read(recording: Recording) -> None:
+        made = lambda: processor(recording.wave, sampling_rate=rate, return_tensors="pt")  # noqa: E731
+        values.append(_processed(processor, recording.source, made, name))
+
+    drawn = _drawn(corpus, corpus.recordings(seed, rate, length), samples, read, f"recordings of {length / rate:.2f} s")
+    return Samples(
+        {name: torch.cat(values)},
+        "audio",
+        class_targets(model, [label for _, label in drawn], corpus.label),
+        names=positions_of(model, {name: values[0].to(loaded.device, loaded.dtype)}).names,
+        sources=tuple(source for source, _ in drawn),
+    )
+
+
+def _drawn(
+    corpus: Corpus, media: Iterator[Medium], samples: int, read: Callable[[Medium], None], what: str
+) -> list[tuple[str, str | int | None]]:
+    """Read the first ``samples`` of a corpus, one at a time; what each is called, and its class."""
+    if samples < 1:
+        raise ConfigurationError(f"`samples` must be at least 1, got {samples}")
+    drawn = []
+    for medium in islice(media, samples):
+        read(medium)
+        drawn.append((medium.source, medium.label))
+    if len(drawn) < samples:
+        advice = f"give `samples` {len(drawn)} or less" if drawn else "give longer ones or lower `seq_len`"
+        raise InputError(f"corpus {corpus.label!r} holds {len(drawn)} {what}, and {samples} samples are wanted; {advice}")
+    return drawn
+
+
+def _processor(loaded: LoadedModel, what: str) -> Processor:
+    if loaded.processor is None:
+        where = (
+            f"{loaded.name} has no {FILES[0]}, which says"
+            if loaded.source
+            else "this model came without a processor, which knows"
+        )
+        how = (
+            "copy it from the original checkpoint, or save one there: processor.save_pretrained(...)"
+            if loaded.source
+            else "give it: wrap_model(model, processor=...)"
+        )
+        raise InputError(f"{where} how the model's {what} are made into numbers; {how}")
+    return loaded.processor
+
+
+def _processed(processor: Processor, source: str, make: Callable[[], dict[str, Tensor]], name: str) -> Tensor:
+    """One input of the model, with a first dimension of one."""
+    try:
+        made = make()
+    except Exception as error:
+        # Processors are code of many hands, and their settings come from a file.
+        raise InputError(f"{type(processor).__name__} fails on {source}: {first_line(error)}") from error
+    if name not in made:
+        raise InputError(
+            f"{type(processor).__name__} makes {', '.join(made)}, and the model reads {name}; is it another model's?"
+        )
+    return made[name]
+
+
+def _size(pixels: Tensor) -> str:
+    return " × ".join(map(str, pixels.shape[-2:]))
+
+
+def _visible(pixels: Tensor, processor: Processor) -> Tensor | None:
+    """What a model sees of pictures, uint8 ``(samples, height, width, 3)``: the processor's last steps undone."""
+    if pixels.shape[1] not in (1, 3):
+        return None
+    values = pixels.float()
+    if getattr(processor, "do_normalize", False):
+        mean, std = (torch.tensor(_three(getattr(processor, name))).view(1, -1, 1, 1) for name in ("image_mean", "image_std"))
+        values = values * std + mean
+    if getattr(processor, "do_rescale", False):
+        values = values / float(getattr(processor, "rescale_factor", 1 / 255))
+    shown = values.clamp(0, 255).round().to(torch.uint8).permute(0, 2, 3, 1)
+    return shown.expand(-1, -1, -1, 3).contiguous()
+
+
+def _three(values: float | Sequence[float]) -> Sequence[float]:
+    return np.atleast_1d(np.asarray(values, dtype=np.float32)).tolist()
+
+
+def _numbers(model: PreTrainedModel, processor: Processor, rate: int, seq_len: int) -> int:
+    """How many numbers of sound a sample has."""
+    whole = getattr(processor, "n_samples", None)
+    if isinstance(whole, int) and model.main_input_name == "input_features":
+        return whole  # Whisper reads half a minute, whatever is in it
+    frames = getattr(model, "_get_feat_extract_output_lengths", None)
+    if frames is None:
+        seconds = getattr(processor, "max_length", 0)  # of spectrograms: frames of 10 ms, the first of 25
+        return round((0.01 * seconds + 0.015) * rate) if isinstance(seconds, int) and seconds else 320 * seq_len
+    if seq_len < 2:
+        raise ConfigurationError(f"`seq_len` must be at least 2 frames, got {seq_len}")
+
+    def enough(length: int) -> bool:
+        return int(frames(torch.tensor(length))) >= seq_len
+
+    high = 2
+    while not enough(high):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
