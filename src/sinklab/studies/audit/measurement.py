@@ -154,7 +154,7 @@ def measure_audit(
     (drawn, probed, probes), sinks = main, conditions[0].sinks[parts[0]]
     shown = drawn.take(slice(MAP_SAMPLES))
 
-    maps = AttentionMaps(MAP_TILES, _longest(drawn))
+    maps = AttentionMaps(MAP_TILES, _longest(drawn) or 0)
     run_probes(loaded.model, shown, [maps], batch_size=MAP_SAMPLES, progress=progress, stage="attention maps")
 
     summary = summarize(
