@@ -33,7 +33,10 @@ STEPS = "--set training.steps=4 --set training.save_every=2 --set watch.every=2 
 
 LINES: dict[str, Sequence[str]] = {
     "audit": (f"audit softmax {QUICK} --out audit", f"audit llama {QUICK} --out audit_of_llama"),
-    "measure": (f"measure llama --probe sink_rate --probe entropy {QUICK} --out measure",),
+    "measure": (
+        f"measure llama --probe sink_rate --probe entropy {QUICK} --out measure",
+        f"measure llama --probe head_output --device-map auto --max-memory cpu=80KB {QUICK} --out measure_spread",
+    ),
     "cache": ("cache llama --text random_tokens --window 16 --sinks 0,4 --tokens 64 --documents 1 --out cache",),
     "causes": ("causes llama --heads 0.0 --sink 0 --domains random_tokens --texts 8 --seq-len 16 --out causes",),
     "quantize": (f"quantize llama {QUICK} --samples 6 --calibration 2 --schemes w2a8,w4a16 --residual --out quantize",),

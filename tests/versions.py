@@ -27,7 +27,7 @@ MIDDLE = "5.19.0"
 TESTS = (
     *(f"tests/streaming/test_{name}.py" for name in ("cache", "families", "generate", "ordered", "padding", "positions_far")),
     *(f"tests/streaming/test_{name}.py" for name in ("refusals", "rotation", "step", "verify")),
-    *("tests/models", "tests/training", "tests/jobs/test_sweep.py"),
+    *("tests/models", "tests/attention/test_ranks.py", "tests/training", "tests/jobs/test_sweep.py"),
 )
 SEAM = tuple(f"tests/architectures/test_{name}.py" for name in ("identity", "weights", "isolation"))
 FAMILIES = ("llama", "gpt2", "qwen3", "gemma2", "gpt_oss", "bert", "vit", "whisper")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, FalconForCausalLM, LlamaForCausalLM
@@ -79,8 +80,8 @@ def reads_the_future(model: Any) -> bool:
     return not torch.equal(first[:, :-1], second[:, :-1])
 
 
-def test_there_are_eleven_and_each_is_whole() -> None:
-    assert list(SECTIONS) == [str(number) for number in range(1, 12)]
+def test_there_are_twelve_and_each_is_whole() -> None:
+    assert list(SECTIONS) == [str(number) for number in range(1, 13)]
     for section in SECTIONS:
         assert SECTIONS[section].index("**Problem.**") < SECTIONS[section].index("**Wrong.**")
         assert block(section, "Wrong")
@@ -197,3 +198,17 @@ def test_11_beginning_of_sequence(names: Names, tokenizer: Any, checkpoint: Path
     run("11", "Right", names)
     assert [set(table["bos"]) for table in names["tables"]] == [{1}, {0}]
     assert all(len(table) for table in names["tables"])
+
+
+def test_12_a_weight_that_is_somewhere_else(names: Names) -> None:
+    expected, whole = logits(names["model"]), names["model"].model.layers[0].self_attn.o_proj.weight.detach().clone()
+    names["offloaded"] = accelerate.cpu_offload(build(ZOO["llama"], "sdpa"), execution_device=torch.device("cpu"))
+    assert names["offloaded"].device.type == "meta"
+    run("12", "Wrong", names)
+    assert torch.equal(names["ablated"], expected)
+    run("12", "Right", names)
+    assert torch.equal(names["numbers"], whole)
+    with torch.no_grad():
+        names["model"].model.layers[0].self_attn.o_proj.weight.zero_()
+    torch.testing.assert_close(names["silent"], logits(names["model"]))
+    assert (names["silent"] - expected).abs().max() > 1e-3

@@ -157,6 +157,10 @@ REFUSED = {
         r"names 'model\.layers\.7', and .* has no such module; it has m",
     ),
     "missing": ({"device_map": LAYERS}, r"`device_map` says nothing of model\.embed_tokens\.weight \(and \d+ more weights\)"),
+    "tied": (
+        {"device_map": {"": "cpu", "model.embed_tokens": "disk"}},
+        "are one weight, and `device_map` puts them on .*(cpu|disk) and",
+    ),
     "alone with tp": (
         {"tp": "auto"},
         r"shares the heads of a model among the processes of torchrun, and this process is not one",

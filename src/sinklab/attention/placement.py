@@ -84,5 +84,5 @@ def _offloading(model: nn.Module, name: str) -> Iterator[tuple[AlignDevicesHook,
     for end in range(len(parts) - 1, -1, -1):
         hook, key = getattr(model.get_submodule(".".join(parts[:end])), "_hf_hook", None), ".".join(parts[end:])
         for single in getattr(hook, "hooks", (hook,)):
-            if getattr(single, "offload", False) and single.weights_map is not None:
+            if single is not None and getattr(single, "offload", False) and single.weights_map is not None:
                 yield single, key

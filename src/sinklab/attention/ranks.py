@@ -9,7 +9,7 @@ the numbers that heads have in the checkpoint, and every probe gives the same ro
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed
@@ -102,7 +102,7 @@ class Ranks:
         return tensor.chunk(self.size, dim=dim)[self.rank].contiguous()
 
     def _gathered(self, parts: _Gathered, num_heads: int, axes: dict[str, int]) -> _Gathered:
-        found: dict[str, Tensor] = {}
+        found: dict[str, Any] = {}  # tensors, of fields that hold tensors
         for name, dim in axes.items():
             tensor = getattr(parts, name)
             # One head a rank and a size of 1: what stands for all heads is repeated, which is the same.
@@ -139,7 +139,7 @@ def _mesh(model: nn.Module) -> DeviceMesh | None:
 
     meshes = [parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor)]
     if (getattr(model, "_tp_size", None) or 1) > 1:  # transformers says so; its older releases hold plain shards
-        meshes.insert(0, model._device_mesh)
+        meshes.insert(0, cast("DeviceMesh", model._device_mesh))
     for mesh in meshes:
         names = mesh.mesh_dim_names or ()
         if "tp" in names:

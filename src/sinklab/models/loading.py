@@ -205,7 +205,7 @@ def _whole(model: nn.Module, key: str, part: Tensor) -> Tensor:
     weight = getattr(model.get_submodule(owner), name).detach()
     if hasattr(weight, "full_tensor"):
         return weight.full_tensor()
-    if not hasattr(model, "_tp_size"):
+    if (getattr(model, "_tp_size", None) or 1) == 1:  # cut up with torch: what is no DTensor is whole
         return part
     return gather_state_dict_for_save({key: part}, model.tp_plan or {}, model._device_mesh, model._tp_size)[key]
 

@@ -23,7 +23,7 @@ from sinklab.errors import ConfigurationError, UnsupportedModelError
 if TYPE_CHECKING:
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-__all__ = ["DeviceMap", "MaxMemory", "Spread", "device_named", "read_spread"]
+__all__ = ["DeviceMap", "MaxMemory", "Spread", "device_named", "read_spread", "skeleton_of"]
 
 DeviceMap: TypeAlias = str | Mapping[str, str | int | torch.device]
 MaxMemory: TypeAlias = str | Mapping[str | int, str | int]
@@ -67,7 +67,9 @@ class Spread:
             _require_heads(name, skeleton, self.ranks)
         if isinstance(given := self.options.get("device_map"), Mapping) and given.keys() != {""}:
             _require_names(name, skeleton, given)
-            return {**self.options, "device_map": _apart(skeleton, given)}
+            apart = _apart(skeleton, given)
+            _require_ties(name, skeleton, apart)
+            return {**self.options, "device_map": apart}
         return dict(self.options)
 
 
@@ -191,7 +193,7 @@ def _placed(place: object) -> str | int:
     except ConfigurationError as error:
         known = f"auto, {', '.join(STRATEGIES[1:])}, cpu, disk, cuda:0, …, or one for each module"
         raise ConfigurationError(f"`device_map` says {str(place)!r}: {str(error).partition(';')[0]}; it is {known}") from None
-    return place if isinstance(place, int) else int(place) if str(place).isdecimal() else str(place)
+    return int(str(place)) if str(place).isdecimal() else str(place)
 
 
 def _read_memory(max_memory: MaxMemory) -> dict[str | int, str | int]:
@@ -228,6 +230,20 @@ def _require_names(name: str, skeleton: PreTrainedModel, device_map: Mapping[str
             f"`device_map` says nothing of {homeless[0]} (and {len(homeless) - 1} more weights) of {name}; name its module, or "
             "give a place for the rest under the empty name"
         )
+
+
+def _require_ties(name: str, skeleton: PreTrainedModel, device_map: Mapping[str, object]) -> None:
+    """Refuse one weight under two names in two places, which accelerate fails on while it loads."""
+    ties = getattr(skeleton, "all_tied_weights_keys", None) or {}
+    for one, other in ties.items():
+        places: list[set[object]] = [
+            {there for at, there in device_map.items() if f"{key}.".startswith(f"{at}.")} for key in (one, other)
+        ]
+        if {"disk"} in places and places[0] != places[1]:
+            both = " and ".join(str(place) for found in places for place in found)
+            raise ConfigurationError(
+                f"{name}: {one} and {other} are one weight, and `device_map` puts them on {both}; name one place for both"
+            )
 
 
 def _apart(module: nn.Module, device_map: Mapping[str, T], name: str = "", around: T | None = None) -> dict[str, T]:
