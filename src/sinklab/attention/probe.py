@@ -10,7 +10,7 @@ from sinklab.attention.call import AttentionCall, LayerOutput, Part, Statistics
 from sinklab.errors import ContractError
 from sinklab.results.metric import Metric, Row
 
-__all__ = ["NEEDS", "Probe", "Watcher"]
+__all__ = ["NEEDS", "OfPart", "Probe", "Watcher"]
 
 NEEDS: dict[str, str] = {
     "columns": "column_sum, column_share, column_count",

@@ -16,9 +16,9 @@ from sinklab.corpora.hub_dataset import HubDataset
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import corpora
 
-__all__ = ["FILES", "Pairs"]
+__all__ = ["Pairs"]
 
-FILES = {".tsv": "\t", ".csv": ",", ".jsonl": "", ".ndjson": ""}
+_FILES = {".tsv": "\t", ".csv": ",", ".jsonl": "", ".ndjson": ""}
 """Suffixes of files that are read here, and what stands between their columns; a dataset is anything else."""
 
 
@@ -53,7 +53,7 @@ class Pairs(Corpus):
     ) -> None:
         self.path, self.source, self.target = Path(path).expanduser(), source, target
         self._dataset: HubDataset | None = None
-        if self.path.suffix.lower() not in FILES:
+        if self.path.suffix.lower() not in _FILES:
             self._dataset = HubDataset(path, subset=subset, revision=revision, train_split=split)
             return
         try:
@@ -67,7 +67,7 @@ class Pairs(Corpus):
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise InputError(f"{self.path} is not UTF-8 text: byte {content[error.start]:#04x} at {error.start}") from None
-        self._pairs = list(self._read(text, FILES[self.path.suffix.lower()]))
+        self._pairs = list(self._read(text, _FILES[self.path.suffix.lower()]))
         if not self._pairs:
             raise InputError(f"{self.path} is empty: it holds no pair in its {len(content)} bytes")
 

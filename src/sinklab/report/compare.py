@@ -141,7 +141,7 @@ def write_comparison(folders: Sequence[Path], path: Path, *, overwrite: bool = F
 
 
 def _read(folders: Sequence[Path]) -> list[tuple[str, Audit]]:
-    """Audits with names that tell them apart."""
+    """Audits with names that differ; of an encoder–decoder each part by itself."""
     if len(folders) < 2:
         raise ConfigurationError(f"a comparison needs two or more output directories of audits; got {len(folders)}")
     audits = [read_audit(Path(folder)) for folder in folders]
@@ -153,7 +153,9 @@ def _read(folders: Sequence[Path]) -> list[tuple[str, Audit]]:
         if repeated[name] > 1:
             shown[name] += 1
             names[index] = f"{name} ({shown[name]})"
-    return list(zip(names, audits, strict=True))
+    # The parts of an encoder–decoder have sinks of their own: each is compared as a model is.
+    named = list(zip(names, audits, strict=True))
+    return [(f"{name}, {part}" if part else name, view) for name, audit in named for part, view in audit.parts or [("", audit)]]
 
 
 def _table(audits: Sequence[tuple[str, Audit]]) -> pd.DataFrame:

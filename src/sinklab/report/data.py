@@ -35,6 +35,11 @@ RANGES = {"layer": (-1, 2**16), "head": (0, 2**16), "key_position": (0, 2**24)}
 
 _MAPS = {"weights": "U8", "scores": "U8", "scores_range": "F32"}
 """Tensors of ``maps.safetensors`` and their dtypes."""
+PART = "part"
+"""Column that names the part of an encoder–decoder; older tables lack it."""
+
+_SHORT = {"encoder": "enc", "decoder": "dec", "cross-attention": "cross"}
+"""Parts in the order in which they are shown, and what stands before the number of a layer."""
 _KEY_VALUE_HEADS = frozenset({"key_norm", "value_norm"})
 
 
@@ -87,20 +92,31 @@ class GridRow:
     layer: int
     module: str
     label: str
+    part: str = ""
 
 
 class Numbers:
     """The numbers of ``table.parquet`` that were measured without intervention and without a cache policy.
+
+    Args:
+        path: of the table.
+        preferred: settings of the run, which name the main condition.
+        part: of an encoder–decoder, whose numbers to take; those of all parts where it is empty.
 
     Raises:
         InputError: no such file.
         ResultError: the file is not a table of the schema.
     """
 
-    def __init__(self, path: Path, preferred: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, preferred: Mapping[str, Any], part: str = "") -> None:
         table = _read(path)
-        words = {name: _codes(table[name]) for name in _WORDS}
+        words = {name: _codes(table[name]) for name in (*_WORDS, PART)}
         natural = (words["intervention"][0] < 0) & (words["policy"][0] < 0)
+        codes, names = words[PART]
+        if part:
+            natural &= codes == (names.index(part) if part in names else len(names))
+        self._parts = dict(zip(words["module"][0].tolist(), codes.tolist(), strict=True)) if names else {}
+        self._part_names = names
         integers = {name: _integers(table[name]) for name in _INTEGERS}
         for name in RANGES.keys() & integers.keys():
             known = integers[name][integers[name] != ABSENT]
@@ -259,14 +275,23 @@ class Numbers:
             if rows.value.size:
                 self.num_heads = max(self.num_heads, int(rows.head.max()) + 1)
                 pairs.update(dict.fromkeys(_unique_pairs(rows.layer, rows.module)[0]))
-        ordered = sorted(pairs, key=lambda pair: pair[0])
+        of = {pair: self._part(pair[1]) for pair in pairs}
+        known = [*_SHORT, ""]
+        ordered = sorted(pairs, key=lambda pair: (known.index(of[pair]) if of[pair] in known else len(known), pair[0]))
         layers = [layer for layer, _ in ordered]
+        parts = [of[pair] for pair in ordered]
         self._place = {pair: number for number, pair in enumerate(ordered)}
-        for layer, code in ordered:
+        for number, (layer, code) in enumerate(ordered):
             module = self._module_names[code] if code >= 0 else ""
             # Self- and cross-attention modules may share a number; then only the module's name tells them apart.
             label = str(layer) if layers.count(layer) == 1 or not module else module
-            self.grid.append(GridRow(layer, module, label))
+            if parts[number] in _SHORT:
+                label = f"{_SHORT[parts[number]]} {parts[:number].count(parts[number])}"
+            self.grid.append(GridRow(layer, module, label, parts[number]))
+
+    def _part(self, module: int) -> str:
+        code = self._parts.get(module, -1)
+        return self._part_names[code] if code >= 0 else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,6 +305,7 @@ class Maps:
         tokens: the token texts of each sample; may be empty.
         modules: the name of each module.
         seq_len: tokens in a sample.
+        targets: of an encoder–decoder, the token texts that the decoder reads.
     """
 
     weights: NDArray[np.uint8]
@@ -288,6 +314,7 @@ class Maps:
     tokens: list[list[str]]
     modules: list[str]
     seq_len: int
+    targets: list[list[str]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,6 +350,28 @@ class Audit:
         return float(value) if isinstance(value, (int, float)) else 0.3
 
     @property
+    def parts(self) -> list[tuple[str, Audit]]:
+        """Of an encoder–decoder, each part by its name as an audit of its own; empty for other models.
+
+        The loss is that of the decoder alone.
+        """
+        entries = self.summary.get("parts")
+        entries = (
+            [entry for entry in entries if isinstance(entry, dict) and entry.get("part")] if isinstance(entries, list) else []
+        )
+        return [
+            (
+                str(entry["part"]),
+                dataclasses.replace(
+                    self,
+                    summary={**self.summary, "parts": [], **entry} | ({} if entry["part"] == "decoder" else {"loss": None}),
+                    numbers=Numbers(self.folder / "table.parquet", self.config, str(entry["part"])),
+                ),
+            )
+            for entry in entries
+        ]
+
+    @property
     def num_positions(self) -> int:
         """Number of positions that the page must be able to show."""
         known = [self.numbers.max_position + 1, self.maps.seq_len if self.maps else 0]
@@ -353,8 +402,10 @@ def _read(path: Path) -> pa.Table:
         missing = [name for name in COLUMNS if name not in (*names, *LATER)]
         if missing:
             raise ResultError(f"{path} does not follow the schema: without {', '.join(missing)}; measure again")
-        wanted = [*_WORDS, *_INTEGERS, "value"]
-        table = pq.read_table(path, columns=wanted, read_dictionary=list(_WORDS))
+        wanted = [*_WORDS, *([PART] if PART in names else []), *_INTEGERS, "value"]
+        table = pq.read_table(path, columns=wanted, read_dictionary=[*_WORDS, PART])
+        if PART not in names:
+            table = table.append_column(PART, pa.nulls(table.num_rows, pa.string()))
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -362,10 +413,11 @@ def _read(path: Path) -> pa.Table:
     for name in wanted:
         kind = table.schema.field(name).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        words = (*_WORDS, PART)
         text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
         number = pa.types.is_integer(kind) or (name == "value" and pa.types.is_floating(kind))
-        if not (pa.types.is_null(kind) or (text if name in _WORDS else number)):
-            expected = "text" if name in _WORDS else "numbers"
+        if not (pa.types.is_null(kind) or (text if name in words else number)):
+            expected = "text" if name in words else "numbers"
             raise ResultError(f"{path} does not follow the schema: column {name} is {kind}, not {expected}; measure again")
     return table
 
@@ -443,10 +495,11 @@ def _read_maps(path: Path) -> Maps | None:
         )
     try:
         tokens = [[str(token) for token in sample] for sample in json.loads(metadata.get("tokens", "[]"))]
+        targets = [[str(token) for token in sample] for sample in json.loads(metadata.get("targets", "[]"))]
         modules = [str(name) for name in json.loads(metadata.get("modules", "[]"))]
         seq_len = int(metadata.get("seq_len", weights.shape[-1]))
     except (ValueError, TypeError, RecursionError) as error:
         raise ResultError(f"{path}: its metadata cannot be read: {error}") from error
     if not weights.shape[-1] <= seq_len <= RANGES["key_position"][1]:
         raise ResultError(f"{path}: {seq_len} tokens are said to be in maps of {weights.shape[-1]} columns; audit again")
-    return Maps(weights, scores, ranges, tokens, modules, seq_len)
+    return Maps(weights, scores, ranges, tokens, modules, seq_len, targets)

@@ -149,6 +149,20 @@ def cards(audit: Audit) -> list[Card]:
     ]
 
 
+def part_cards(parts: Sequence[tuple[str, Audit]], audit: Audit) -> list[Card]:
+    """The cards of an encoder–decoder: about sinks a set for each part, and what is of the whole model once."""
+    about = [
+        dataclasses.replace(card, label=f"{part[0].upper()}{part[1:]}: {card.label[0].lower()}{card.label[1:]}")
+        for part, view in parts
+        for card in cards(view)[:SINK_CARDS]
+    ]
+    return [*about, *(card for card in cards(audit)[SINK_CARDS:] if card.label != "Entropy")]
+
+
+SINK_CARDS = 3
+"""How many cards are about sinks; they come first."""
+
+
 Source = tuple[str | Callable[[Audit], str], Callable[[Audit], dict[int, float] | None], str]
 """Series name, where its numbers come from, how its line is drawn."""
 
@@ -265,7 +279,7 @@ HEAD_NUMBERS: list[tuple[str, str, str, str, str]] = [
 """Label, probe, metric, unit ("unit": the table's own), note."""
 
 
-def head_data(audit: Audit) -> tuple[dict[str, Any], dict[str, str]]:
+def head_data(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> tuple[dict[str, Any], dict[str, str]]:
     """What the script needs for the sink map and the panel of a head, without the maps; and packed arrays by element id."""
     numbers, positions = audit.numbers, audit.num_positions
     exact = frozenset(int(sink["position"]) for sink in sink_positions(audit.summary))
@@ -302,10 +316,30 @@ def head_data(audit: Audit) -> tuple[dict[str, Any], dict[str, str]]:
         "positionRate": None,
         "maps": None,
         "tokens": [],
+        "targets": [],
     }
-    profile = numbers.by_position("sink_rate", "gu2024", positions)
-    if profile is not None:
-        data["positionRate"] = _round_list(pool_positions(profile, bins))
+    if parts:
+        data["sinks"] = [
+            {
+                "position": None,
+                "name": f"{sink['name']} of the {part}" if part != "cross-attention" else f"{sink['name']} of {part}",
+                "token": str(sink.get("token") or ""),
+                "rate": _short(float(sink["rate"])),
+                "rates": head_rates(audit, sink["heads"], part),
+            }
+            for part, view in parts
+            for sink in sinks_of(view.summary)
+        ]
+    rows = [
+        {
+            "name": name or "sink rate",
+            "kind": f"audit{index}" if name else "sink",
+            "y": _round_list(pool_positions(profile, bins)),
+        }
+        for index, (name, view) in enumerate(parts or [("", audit)])
+        if (profile := view.numbers.by_position("sink_rate", "gu2024", positions)) is not None
+    ]
+    data["positionRate"] = rows or None
     for label, probe, metric, unit, note in HEAD_NUMBERS:
         values = numbers.by_head(probe, metric)
         if values is not None:
@@ -350,6 +384,7 @@ def add_maps(data: dict[str, Any], blobs: dict[str, str], maps: Maps, budget: in
         "reduced": _reduction(maps, samples, packed.plan.pool, packed.plan.score_bits),
     }
     data["tokens"] = maps.tokens[:samples]
+    data["targets"] = maps.targets[:samples]
 
 
 def _reduction(maps: Maps, samples: int, pool: int, bits: int) -> str:
@@ -384,10 +419,10 @@ def _own_sinks(audit: Audit, rates: NDArray[np.float64] | None) -> NDArray[np.in
     return own
 
 
-def head_rates(audit: Audit, heads: list[list[Any]]) -> list[list[float]]:
-    """Rates of a sink that is no position, ``(modules, num_heads)``."""
+def head_rates(audit: Audit, heads: list[list[Any]], part: str = "") -> list[list[float]]:
+    """Rates of a sink that is no position, or is of one part of the model, ``(modules, num_heads)``."""
     rates = np.zeros((len(audit.numbers.grid), audit.numbers.num_heads))
-    rows = {row.layer: number for number, row in enumerate(audit.numbers.grid)}
+    rows = {row.layer: number for number, row in enumerate(audit.numbers.grid) if not part or row.part == part}
     for layer, head, rate in heads:
         rates[rows[layer], head] = rate
     return [[float(f"{value:.5g}") for value in row] for row in rates]

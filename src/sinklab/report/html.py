@@ -8,7 +8,7 @@ from typing import Any
 from sinklab.report.causes import causes_section, write_causes_report
 from sinklab.report.certificate import certificate_plot, certificate_section
 from sinklab.report.data import Audit, Maps, read_audit
-from sinklab.report.figures import add_maps, cards, head_data, layer_figures, layer_table
+from sinklab.report.figures import add_maps, cards, head_data, layer_figures, layer_table, part_cards
 from sinklab.report.origin import origin_section, write_origin_report
 from sinklab.report.page import environment, facts_of, json_text, render, write_page
 from sinklab.report.policies import Curves, is_comparison, policy_curves, policy_section
@@ -60,18 +60,18 @@ def write_report(folder: Path) -> Path:
 
 def render_report(audit: Audit) -> str:
     """The page of one audit as text."""
-    found = verdict(audit)
+    found, parts = verdict(audit), audit.parts
     context = {
         "title": audit.model,
         "operation": audit.operation,
         "verdict": found,
         "subtitle": rest_sentence(audit),
         "sentences": [str(text) for text in audit.summary.get("text") or [] if text != found],
-        "cards": cards(audit),
+        "cards": part_cards(parts, audit) if parts else cards(audit),
         "threshold": f"{audit.threshold:g}",
-        "sinks": _sinks(audit),
+        "sinks": [row for part, view in parts or [("", audit)] for row in _sinks(view, part, audit)],
         "sinks_known": isinstance(audit.summary.get("sink_positions"), list),
-        "conditions": _conditions(audit),
+        "conditions": [row for part, view in parts or [("", audit)] for row in _conditions(view, part)],
         "without": bos_words(False, audit.summary.get("bos_name")),
         "loss_definition": audit.summary.get("loss_definition"),
         "loss_unit": loss_unit(audit.summary),
@@ -79,14 +79,14 @@ def render_report(audit: Audit) -> str:
         "certificate": certificate_section(audit.summary.get("certificate")),
         "causes": causes_section(audit.summary.get("causes")),
         "origin": origin_section(audit.summary.get("origin")),
-        "definitions": _definitions(audit),
+        "definitions": [row for part, view in parts or [("", audit)] for row in _definitions(view, part)],
         "metrics": _metrics(audit),
         "checks": _checks(audit.run.get("checks")),
         "facts": facts_of(audit.run),
     }
-    figures = layer_figures([("", audit)])
+    figures = layer_figures(parts or [("", audit)])
     context["layer_headings"], context["layer_rows"] = layer_table(figures)
-    data, blobs = head_data(audit)
+    data, blobs = head_data(audit, parts)
     data.update(page="report", figures=figures, policies=_policies(audit.summary.get("cache")))
     if "certificate" in audit.summary:
         data["certificate"] = certificate_plot(audit.summary["certificate"])
@@ -105,18 +105,21 @@ def _map_overhead(maps: Maps) -> int:
     return len(json_text({"tokens": maps.tokens}).encode()) + samples * modules * (heads * 32 + 80)
 
 
-def _sinks(audit: Audit) -> list[dict[str, Any]]:
-    columns = {row.layer: column for column, row in reversed(list(enumerate(audit.numbers.grid)))}
+def _sinks(audit: Audit, part: str, whole: Audit) -> list[dict[str, Any]]:
+    """The sinks of an audit, or of a part of the whole one; heads are named by the grid of the whole one."""
+    grid = [(column, row) for column, row in enumerate(whole.numbers.grid) if not part or row.part == part]
+    columns = {row.layer: column for column, row in reversed(grid)}
+    labels = {row.layer: row.label if part else row.layer for _, row in grid}
     result = []
     for sink in sinks_of(audit.summary):
         heads = [entry for entry in sink.get("heads") or [] if isinstance(entry, (list, tuple)) and len(entry) == 3]
         result.append(
             {
-                "place": sink["name"] if sink["position"] is None else sink["position"],
+                "place": f"{part}: {sink['name']}" if part else sink["name"] if sink["position"] is None else sink["position"],
                 "token": sink.get("token"),
                 "rate": sink["rate"],
                 "heads": [
-                    {"layer": layer, "head": head, "rate": rate, "column": columns.get(layer)}
+                    {"layer": labels.get(layer, layer), "head": head, "rate": rate, "column": columns.get(layer)}
                     for layer, head, rate in heads[:12]
                 ],
                 "more": max(0, len(heads) - 12),
@@ -129,17 +132,18 @@ def _policies(comparison: object) -> Curves | None:
     return policy_curves(comparison) if is_comparison(comparison) else None
 
 
-def _conditions(audit: Audit) -> list[dict[str, Any]]:
+def _conditions(audit: Audit, part: str = "") -> list[dict[str, Any]]:
     result = []
     for entry in audit.summary.get("conditions") or []:
         if isinstance(entry, dict):
-            name = condition_name(entry.get("corpus"), entry.get("bos"), audit.summary)
+            before = f"{part} · " if part else ""
+            name = before + condition_name(entry.get("corpus"), entry.get("bos"), audit.summary)
             keys = ("loss", "sink_rate_gu2024", "top_position", "top_rate")
             result.append({"name": name, **{key: entry.get(key) for key in keys}})
     return result
 
 
-def _definitions(audit: Audit) -> list[dict[str, object]]:
+def _definitions(audit: Audit, part: str = "") -> list[dict[str, object]]:
     """One checkpoint read under each published definition of a sink rate."""
     texts = {entry["metric"]: entry for entry in _metrics(audit) if entry["probe"] == "sink_rate"}
     declared = {entry["metric"]: entry for entry in definitions({"sink_rate": metrics_of("probes", "sink_rate")})}
@@ -154,7 +158,7 @@ def _definitions(audit: Audit) -> list[dict[str, object]]:
         result.append(
             {
                 "name": name,
-                "title": TITLES.get(name, name),
+                "title": TITLES.get(name, name) + (f", {part}" if part else ""),
                 "text": entry["text"],
                 "paper": entry["paper"],
                 "percent": value,

@@ -147,6 +147,8 @@ def followed_and_weak(summary: Mapping[str, Any]) -> tuple[list[dict[str, Any]],
 
 def sink_name(audit: Audit) -> str:
     """What numbers about "the sink" are about: ``position 2``, ``the first '.'``; where none was found, position 0."""
+    if audit.summary.get("parts"):
+        return "the sink of its part"
     sinks = sinks_of(audit.summary)
     return str(sinks[0]["name"]) if sinks else "position 0 (no sink was found)"
 

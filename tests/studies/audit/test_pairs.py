@@ -16,6 +16,9 @@ from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.drawing import draw_samples
 from sinklab.models.loading import LoadedModel, wrap_model
 from sinklab.models.losses import IGNORED
+from sinklab.report.compare import comparison_table, write_comparison
+from sinklab.report.data import read_audit
+from sinklab.report.figures import head_data
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 VOCABULARY = {word: number for number, word in enumerate(["<pad>", "</s>", "<unk>", "<s>", *LETTERS])}
@@ -228,3 +231,36 @@ def test_other_commands_refuse_in_one_line(tmp_path):
     summary = audit(model, corpus="random_tokens", seq_len=8, samples=2, certificate=True).summary
     assert summary["certificate"]["refused"].startswith("an encoder–decoder has three kinds of attention")
     assert "policies have no loss to compare" in summary["cache"]["refused"]
+
+
+def test_the_page_shows_the_parts_apart(result):
+    page = (result.folder / "report.html").read_text(encoding="utf-8")
+    for words in (
+        "Encoder: sink rate",
+        "Decoder: strongest sink",
+        "Cross-attention: heads that sink",
+        "cross-attention · natural text",
+    ):
+        assert words in page
+    assert "Samples are pairs: sources of" in page
+    whole = read_audit(result.folder)
+    assert [row.label for row in whole.numbers.grid] == ["enc 0", "dec 0", "cross 0"]
+    views = dict(whole.parts)
+    assert [views[part].summary["loss"] is None for part in views] == [True, False, True]
+    rates = {part: view.numbers.by_head_and_position("sink_rate", "gu2024", LENGTH) for part, view in views.items()}
+    assert {part: values.shape for part, values in rates.items()} == dict.fromkeys(views, (1, 2, LENGTH))
+    assert whole.maps.targets[0][0] == "</s>"
+    data, _ = head_data(whole, whole.parts)
+    assert len(data["positionRate"]) == 3
+    (sink,) = [sink for sink in data["sinks"] if sink["name"] == "the first '</s>' of cross-attention"]
+    assert sink["rates"] == [[0.0, 0.0], [0.0, 0.0], [100.0, 0.0]]
+
+
+def test_parts_are_compared_as_models_are(result, tsv, tmp_path):
+    other = audit(bart(sink=None), corpus=str(tsv), seq_len=LENGTH, samples=16, cache=False, out=tmp_path / "plain")
+    table = comparison_table([result.folder, other.folder])
+    assert len(table.columns) == 6
+    heads = table.loc["strongest sink: heads"]
+    assert [heads[name] for name in heads.index if "cross" in name] == ["1 of 2", "0 of 2"]
+    page = write_comparison([result.folder, other.folder], tmp_path / "both.html").read_text(encoding="utf-8")
+    assert page.count("nats per target token; ") == 1  # once for each model, not once for each part

@@ -535,7 +535,7 @@
     if (data.positionRate) {
       chart($("profile"), {
         title: "Sink rate of every position", axis: "percent of samples × layers × heads", height: 170, area: true,
-        labels: data.bins.map(([begin]) => String(begin)), series: [{ name: "sink rate", kind: "sink", y: data.positionRate }],
+        labels: data.bins.map(([begin]) => String(begin)), series: data.positionRate,
         tip: (i) => binName(data.bins[i]),
         caption: "The last positions are seen by few queries, their own among them; a high rate at the very end is not a sink.",
       });
@@ -652,7 +652,10 @@
     } else body.append(el("p", { class: "missing", text: "No attention maps were recorded in this audit." }));
     body.append(el("div", { class: "below" }, el("div", {}, curve, angle), el("div", {}, el("h3", { text: "This head in numbers" }), numbers)));
 
-    const tokens = () => data.tokens[sample] ?? [];
+    // The keys of a decoder are tokens of the target; its queries, and those of cross-attention, too.
+    const targetParts = { key: ["decoder"], query: ["decoder", "cross-attention"] };
+    const isTarget = (kind) => targetParts[kind].includes(grid[place[0]].part);
+    const tokens = (kind = "key") => (isTarget(kind) ? data.targets : data.tokens)[sample] ?? [];
     const tileRange = (t) => [t * maps.tile, Math.min(maps.seqLen, (t + 1) * maps.tile) - 1];
     const size = () => maps.rows * maps.columns;
     const weightAt = (r, c) => (bytes[place[1] * size() + r * maps.columns + c] / 255) ** 2;
@@ -665,7 +668,7 @@
 
     // Reading out: a query row, a key column, or one tile of both.
     function nameOf(kind, t) {
-      const [first, last] = tileRange(t), token = tokens()[first];
+      const [first, last] = tileRange(t), token = tokens(kind)[first];
       const words = el("span", { text: first === last ? `${kind} ${first}` : `${kind}s ${first}–${last}` });
       return first === last && token !== undefined ? [words, " ", el("code", { class: "token", text: visible(token) })] : [words];
     }
@@ -706,8 +709,9 @@
     // The text: colour is what each token receives, or, for a chosen query, the weights of that query.
     let spans = [], spanSample = null;
     function fillStrip() {
-      if (spanSample === sample) return;
-      spanSample = sample;
+      const shown = `${sample} ${isTarget("key")}`;
+      if (spanSample === shown) return;
+      spanSample = shown;
       locked = null;
       spans = tokens().map((token, i) => el("span", { "data-i": i, text: visible(token) }));
       strip.replaceChildren(...spans);
@@ -719,9 +723,9 @@
       const value = (i) => {
         if (row !== null) return weightAt(row, Math.floor(i / maps.tile));
         if (!exact) return received ? received.of(...place)[binOf(i)] : 0;
-        let sum = 0;
-        for (let r = i; r < maps.rows; r++) sum += weightAt(r, i);
-        return sum / (maps.rows - i);
+        let sum = 0, seen = 0;
+        for (let r = 0; r < maps.rows; r++) if (codeAt(r, i) !== 0) { sum += weightAt(r, i); seen++; }
+        return seen ? sum / seen : 0;
       };
       const values = spans.map((_, i) => Math.max(0, value(i) || 0));
       // The threshold is the least that fills the scale: in a head without a sink no token looks like one.
