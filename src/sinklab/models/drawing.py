@@ -43,7 +43,8 @@ def draw_samples(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: 
         InputError: the corpus holds fewer samples than asked for, or nothing that the model reads.
     """
     kind = kind_of(loaded.model)
-    if kind not in corpus.kinds:
+    two_sided = kind == "text" and loaded.model.config.is_encoder_decoder
+    if not corpus.kinds & ({"text", "pairs"} if two_sided else {kind}):
         held = " or ".join(HELD[known] for known in sorted(corpus.kinds))
         advice = {"image": "a folder of pictures, a dataset with a column of images, or photographs"}
         advice |= {"audio": "a folder of wav files, or chirps"}
@@ -56,7 +57,7 @@ def draw_samples(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: 
     if kind == "audio":
         return draw_recordings(loaded, corpus, seq_len=seq_len, samples=samples, seed=seed)
     require_positions(loaded.model, seq_len)
-    if loaded.model.config.is_encoder_decoder and loaded.model.main_input_name == "input_ids":
+    if two_sided:
         return draw_pairs(loaded, corpus, seq_len=seq_len, samples=samples, seed=seed, bos=bos)
     tokens = corpus.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=bos)
     return Samples({"input_ids": tokens}, scored=_masked(loaded, tokens, seed))
