@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from sinklab.attention import seam
@@ -125,9 +126,9 @@ class ReturnedSession(Session):
             raise UnsupportedModelError(
                 f"{self._name} computes attention in its own code and has {what}, which is not measured"
             )
-        self._is_decoder = bool(getattr(config, "is_decoder", False)) or (
-            hasattr(model, "can_generate") and model.can_generate()
-        )
+        generates = isinstance(model, PreTrainedModel) and bool(model.can_generate())
+        self._is_decoder = generates or bool(getattr(config, "is_decoder", False))
+        self._window = int(getattr(config, "window_size", 0) or 0)
         self._causal: bool | None = None
         self._farthest: Counter[str] = Counter()
         self._ran: list[str] = []
@@ -253,7 +254,7 @@ class ReturnedSession(Session):
             module = self._anatomy.attention[call.site.module.partition("#")[0]]
             rule: Visibility = Causal(call.kv_len - call.q_len, call.given.device)
             if getattr(module, "attention_type", None) == "local":  # GPT-Neo
-                rule &= Window(self.model.config.window_size, call.kv_len - call.q_len, call.given.device)
+                rule &= Window(self._window, call.kv_len - call.q_len, call.given.device)
             call.visible = rule if isinstance(call.visible, Everything) else rule & call.visible
 
     def _prove(self, call: GivenCall) -> None:
