@@ -243,6 +243,12 @@ def test_parts_sum_to_the_write_and_edits_are_exact_in_every_family(name, sample
         assert torch.equal(model(**forward_arguments(model, samples, full_logits=True)).logits, clean)
 
 
+@pytest.mark.parametrize("name", ["llama", "neox"])
+def test_sums_of_half_precision_are_seen_as_the_model_rounds_them(name, samples):
+    model = family(name).bfloat16()
+    assert find_structure(model, lambda: forward_of(model)(samples)).unsplit == []
+
+
 def test_a_layer_that_is_called_twice_is_two_blocks():
     model, shown = family("albert"), Samples.of_tokens(tokens())
     structure = find_structure(model, lambda: forward_of(model)(shown))
@@ -353,6 +359,9 @@ def test_what_cannot_be_followed_is_refused_in_a_line(samples):
         locate_origins(model, samples.take(slice(0, 1)), Sinks.at(0))
     with pytest.raises(ConfigurationError, match="`controls` 0 must be 1 to"):
         locate_origins(model, samples, Sinks.at(0), controls=0)
+    own = T.GPTNeoForCausalLM(T.GPTNeoConfig(hidden_size=16, num_layers=1, num_heads=4, attention_types=[[["global"], 1]]))
+    with pytest.raises(UnsupportedModelError, match="GPTNeoForCausalLM has no list of blocks with attention that goes through"):
+        find_structure(own, lambda: None)
     t5 = T.T5ForConditionalGeneration(
         T.T5Config(d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=4, vocab_size=64, decoder_start_token_id=0)
     )

@@ -184,6 +184,11 @@ def find_structure(model: nn.Module, forward: Callable[[], object]) -> Structure
 
     with hooked(register):
         forward()
+    if not anatomy.layers:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no list of blocks with attention that goes through the attention interface of "
+            "transformers, and sinklab origin follows such blocks"
+        )
     if not found:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no blocks that give hidden states of shape (batch, seq_len, hidden_size), so it "
@@ -237,7 +242,8 @@ def _next(
             write = events[index].returned
             if write is None or write is state or _equal(write, target):
                 continue
-            scale = _fitted(change, write)
+            # As the model rounds it: of half precision a difference of sums has few digits left.
+            scale = 1.0 if _equal(state + write, target) else _fitted(change, write)
             if scale is not None:
                 return index, scale, target, owner
     return None
@@ -249,7 +255,10 @@ def _parallel(state: Tensor, position: int, events: list[_Event], result: Tensor
     for second in reversed(later):
         for first in later:
             one, two = events[first].returned, events[second].returned
-            if first < second and one is not None and two is not None and _fitted(change - one, two) == 1.0:
+            if first >= second or one is None or two is None:
+                continue
+            rounded = (state + one + two, state + two + one, one + two + state)
+            if any(_equal(total, result) for total in rounded) or _fitted(change - one, two) == 1.0:
                 return first, second
     return None
 
