@@ -166,7 +166,7 @@ def locate_origins(
     progress("norms by block", 0, 1)
     growth = measure_growth(model, structure, samples, forward, batch_size)
     followed = [sink for sink in sinks.sinks if sink.kind != "null"]
-    spikes = spike_places(growth, followed)
+    spikes = spike_places(growth, followed, samples.names)
     everything = Place((*followed, *spikes)) if followed or spikes else None
     real = growth.positions >= 0
     others = real if everything is None else real & ~everything.mask(growth.positions, growth.tokens)
@@ -461,7 +461,7 @@ def _entry(
     entry: OriginFound = {
         "place": place.name,
         "kind": "spike" if place.spike else "sink",
-        "positions": [sink.position for sink in place.sinks if sink.position is not None],
+        "positions": place.positions,
         "description": " and ".join(sink.describe() for sink in place.sinks) if len(place.sinks) == 1 else place.name,
         "by": by,
         "stage": birth.stage if by == "norm" else None if sublayer is None else sublayer.stage,

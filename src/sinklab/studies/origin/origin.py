@@ -75,8 +75,7 @@ def find_origin(
         sinklab origin ./my-checkpoint --controls 10 --json
     """
     from sinklab.corpora import resolve_corpus
-    from sinklab.models.drawing import AUTO, default_corpus, draw_samples
-    from sinklab.models.lengths import require_positions
+    from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
     from sinklab.report.html import write_report
     from sinklab.results.table import make_table
     from sinklab.sinks import find_sinks
@@ -91,18 +90,18 @@ def find_origin(
     with Run("origin", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
         given = None if corpus == AUTO or inputs is not None else resolve_corpus(corpus)
         loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+        loaded = loaded if inputs is not None else reading_part(loaded)
         facts = {"model": loaded.name, "revision": loaded.revision, "operation": loaded.operation}
         label, with_bos = "inputs", None
         if inputs is None:
             text = given or default_corpus(loaded)
             with_bos = uses_bos(loaded.encoder, bos)
-            require_positions(loaded.model, seq_len)
             label = text.label
             inputs = draw_samples(loaded, text, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         if sinks is None:
             sinks = find_sinks(
                 loaded.model, inputs.on(loaded.device, loaded.dtype), threshold=threshold, decode=decoded(loaded),
-                corpus=label, bos=None if with_bos is None else int(with_bos),
+                corpus=label, bos=None if with_bos is None else int(with_bos), names=inputs.names, together=inputs.together,
             )  # fmt: skip
         located = locate_origins(
             loaded.model, inputs, sinks, controls=controls, batch_size=batch_size or ROWS_AT_ONCE, seed=seed,

@@ -52,15 +52,22 @@ class Place:
 
     @property
     def name(self) -> str:
-        """``position 0``, ``positions 1, 14, 183 and 196``, ``the first '.'``."""
-        positions = [sink.position for sink in self.sinks if sink.kind == "position"]
-        others = [sink.name for sink in self.sinks if sink.kind != "position"]
+        """``position 0``, ``positions 1, 14, 183 and 196``, ``the first '.'``, ``[CLS]``, ``the corner patches``."""
+        plain = [sink.kind == "position" and sink.called is None for sink in self.sinks]
+        positions = [sink.position for sink, only in zip(self.sinks, plain, strict=True) if only]
+        others = [sink.name for sink, only in zip(self.sinks, plain, strict=True) if not only]
         if len(positions) == 1:
             others.insert(0, f"position {positions[0]}")
         elif positions:
             listed = [str(position) for position in positions]
             others.insert(0, f"positions {', '.join(listed[:-1])} and {listed[-1]}")
         return " and ".join(others)
+
+    @property
+    def positions(self) -> list[int]:
+        """Positions of the place, ascending; of a token that stands anywhere none."""
+        own = {sink.position for sink in self.sinks if sink.position is not None}
+        return sorted(own.union(*(sink.positions for sink in self.sinks)))
 
     def mask(self, positions: Tensor, tokens: Tensor | None) -> Tensor:
         """Which tokens are the place, boolean ``(samples, length)``, from positions, -1 for padding."""
@@ -242,21 +249,25 @@ def birth_of(growth: Growth, at: Tensor, others: Tensor) -> Birth:
     return Birth(stage, float(means[stage - 1]) if stage else 1.0, float(means[stage]), float(means.max()))
 
 
-def spike_places(growth: Growth, known: Sequence[Sink]) -> list[Sink]:
+def spike_places(growth: Growth, known: Sequence[Sink], names: Sequence[str] | None = None) -> list[Sink]:
     """Positions whose norm is :data:`SPIKE_TIMES` that of other tokens at some stage in half of the samples, none of the known.
 
     Other tokens are those of the sample in the middle: their median, since the spikes themselves would raise the mean.
+
+    Args:
+        known: places that are followed anyway.
+        names: what each position is, where positions are no tokens of a text.
     """
     real = (growth.positions >= 0)[:, None]
     middle = growth.norms.masked_fill(~real, float("nan")).nanmedian(2, keepdim=True).values
     high = ((growth.norms > SPIKE_TIMES * middle) & real).any(1)
-    places = []
+    taken, places = Place(tuple(known)).positions, []
     for position in range(int(growth.positions.max()) + 1):
         here = growth.positions == position
-        if 2 * int((high & here).sum()) >= int(here.sum()) > 0:
-            places.append(Sink(kind="position", position=position))
-    taken = {sink.position for sink in known if sink.kind == "position"}
-    return [sink for sink in places if sink.position not in taken]
+        if position not in taken and 2 * int((high & here).sum()) >= int(here.sum()) > 0:
+            called = names[position] if names is not None and position < len(names) else None
+            places.append(Sink(kind="position", position=position, called=called))
+    return places
 
 
 class PlaceWeights(Watcher):
