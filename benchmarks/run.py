@@ -22,6 +22,7 @@ BENCHMARKS = (
     "exactness",
     "long_context",
     "end_to_end",
+    "short_texts",
     "flash_null",
     "row_blocks",
     "linear",

@@ -14,17 +14,19 @@ from sinklab.attention.statistics import columns
 NEEDS = frozenset({"columns"})
 
 
-@pytest.mark.parametrize(("kv_len", "way"), [(512, "blocked"), (513, "fused")])
-def test_on_the_cpu_the_length_decides(kv_len, way):
-    assert columns._choose(make_call(batch=1, q_len=2, kv_len=kv_len), NEEDS) == way
+@pytest.mark.parametrize(
+    ("q_len", "kv_len", "way"), [(128, 128, "blocked"), (128, 129, "fused"), (1, 16384, "blocked"), (1, 16385, "fused")]
+)
+def test_on_the_cpu_the_size_decides(q_len, kv_len, way):
+    assert columns._choose(make_call(batch=1, q_len=q_len, kv_len=kv_len), NEEDS) == way
 
 
 def test_what_is_no_plain_softmax_of_scores_is_taken_in_blocks():
-    call = make_call(batch=1, q_len=2, kv_len=600)
+    call = make_call(batch=1, q_len=200, kv_len=200)
     for changed in (
         dataclasses.replace(call, softcap=30.0),
-        dataclasses.replace(call, bias=torch.zeros(1, 4, 2, 600)),
-        make_call(batch=1, q_len=2, kv_len=600, operation={"name": "relu"}),
+        dataclasses.replace(call, bias=torch.zeros(1, 4, 200, 200)),
+        make_call(batch=1, q_len=200, kv_len=200, operation={"name": "relu"}),
     ):
         assert columns._choose(changed, NEEDS) == "blocked"
 

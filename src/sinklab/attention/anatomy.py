@@ -162,20 +162,25 @@ def on_seam_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 def off_seam_modules(model: nn.Module) -> list[str]:
     """Qualified names of attention modules that compute attention in their own code, out of reach of the table."""
-    on_seam = set(on_seam_modules(model))
-    names = []
-    for name, module in model.named_modules():
-        related = any(name == other or other.startswith(f"{name}.") or name.startswith(f"{other}.") for other in on_seam)
-        if not related and "attention" in type(module).__name__.lower() and _has_own_attention(type(module)):
-            names.append(name)
+    modules = dict(model.named_modules())
+    own = [name for name, module in modules.items() if "attention" in type(module).__name__.lower()]
+    own = [name for name in own if not _uses_table(type(modules[name])) and _has_own_attention(type(modules[name]))]
+    on_seam = {name for name, module in modules.items() if _uses_table(type(module))} if own else set()
+    names = [
+        name
+        for name in own
+        if not any(other.startswith(f"{name}.") or name.startswith(f"{other}.") for other in on_seam)
+    ]
     # An outer module that only delegates to an inner one of the same kind is not a second attention.
     return [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
 
 
+@functools.cache
 def _uses_table(cls: type) -> bool:
     return bool(re.search(r"ALL_ATTENTION_FUNCTIONS", _source(cls.forward))) if hasattr(cls, "forward") else False
 
 
+@functools.cache
 def _has_own_attention(cls: type) -> bool:
     return bool(re.search(r"[sS]oftmax|scaled_dot_product_attention|baddbmm|torch\.bmm|einsum", _source(cls)))
 

@@ -12,6 +12,8 @@ __all__ = ["first_keys", "keys_of_document", "scores_of_keys", "weights_of_keys"
 
 _BLOCK_NUMBERS = 1 << 22
 """Numbers per intermediate tensor: 16 MiB in float32 whatever the length."""
+_FEW = 4
+"""Distinct keys for each key of a query up to which all queries are multiplied with all of them."""
 _TILE = 128
 """Queries and keys of a block of the diagonal."""
 
@@ -23,7 +25,8 @@ def keys_of_document(call: AttentionCall, *positions: int) -> Tensor:
         int64 ``(batch, q_len, len(positions))``; -1 for queries of padding, and where the key is not there (document too
         short, or evicted).
     """
-    return torch.stack([first_keys(call, call.key_positions == position) for position in positions], dim=-1)
+    wanted = torch.tensor(positions, device=call.key_positions.device)
+    return _first_keys(call, call.key_positions[:, None] == wanted[:, None])
 
 
 def first_keys(call: AttentionCall, chosen: Tensor) -> Tensor:
@@ -35,13 +38,19 @@ def first_keys(call: AttentionCall, chosen: Tensor) -> Tensor:
     Returns:
         int64 ``(batch, q_len)``; -1 for queries of padding, and where the document has none of the keys.
     """
+    return _first_keys(call, chosen[:, None])[..., 0]
+
+
+def _first_keys(call: AttentionCall, chosen: Tensor) -> Tensor:
+    """The same for several choices ``(batch, choices, kv_len)`` at once; ``(batch, q_len, choices)``."""
     documents, kv_len = call.key_documents, call.kv_len
     size = max(int(documents.max()) + 1 if documents.numel() else 0, 1)
-    index = torch.arange(kv_len, device=documents.device).masked_fill(~chosen | (documents < 0), kv_len)
-    table = documents.new_full((len(documents), size), kv_len).scatter_reduce(1, documents.clamp(min=0), index, "amin")
+    index = torch.arange(kv_len, device=documents.device).masked_fill(~chosen | (documents < 0)[:, None], kv_len)
+    table = documents.new_full((*chosen.shape[:2], size), kv_len)
+    table = table.scatter_reduce(2, documents.clamp(min=0)[:, None].expand_as(chosen), index, "amin")
     outside = (call.query_documents < 0) | (call.query_documents >= size)
-    first = table.gather(1, call.query_documents.clamp(0, size - 1))
-    return first.masked_fill(outside | (first == kv_len), -1)
+    first = table.gather(2, call.query_documents.clamp(0, size - 1)[:, None].expand(-1, chosen.shape[1], -1))
+    return first.masked_fill(outside[:, None] | (first == kv_len), -1).transpose(1, 2)
 
 
 def scores_of_keys(call: AttentionCall, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,11 +62,54 @@ def scores_of_keys(call: AttentionCall, indices: Tensor) -> tuple[Tensor, Tensor
     Returns:
         float32 (or float64) scores and boolean, ``(batch, num_heads, q_len, num_keys)``; scores are 0 where not visible.
     """
+    batch = call.queries.shape[0]
+    distinct = indices.unique()
+    distinct = distinct[distinct >= 0]
+    if distinct.numel() <= _FEW * indices.shape[2]:
+        scores, visible = _few_keys(call, indices, distinct)
+    else:
+        scores, visible = _gathered_keys(call, indices)
+    dtype = scores.dtype
+    if call.softcap is not None:
+        scores = torch.tanh(scores / call.softcap) * call.softcap
+    if call.bias is not None:
+        bias = call.bias.expand(batch, -1, -1, -1)
+        scores = scores + bias.gather(3, indices.clamp(min=0)[:, None].expand(-1, bias.shape[1], -1, -1)).to(dtype)
+    return scores.masked_fill(~visible, 0.0), visible
+
+
+def _at_once(call: AttentionCall) -> int:
+    """Queries of a block."""
+    return max(1, _BLOCK_NUMBERS // max(1, call.queries.shape[:2].numel() * call.queries.shape[3]))
+
+
+def _few_keys(call: AttentionCall, indices: Tensor, distinct: Tensor) -> tuple[Tensor, Tensor]:
+    """Scaled scores and visibility where few ``distinct`` keys are meant by all queries: one product with these."""
+    batch, num_heads, q_len, _ = call.queries.shape
+    dtype = torch.promote_types(call.queries.dtype, torch.float32)
+    if not distinct.numel():
+        scores = torch.zeros(batch, num_heads, q_len, indices.shape[2], dtype=dtype, device=call.queries.device)
+        return scores, torch.zeros_like(scores, dtype=torch.bool)
+    chosen = call.keys[:, :, distinct].to(dtype).transpose(2, 3)
+    parts = []
+    for queries in call.queries.split(_at_once(call), dim=2):
+        grouped = queries.to(dtype).reshape(batch, call.keys.shape[1], -1, queries.shape[3])
+        parts.append(torch.matmul(grouped, chosen).view(batch, num_heads, queries.shape[2], -1))
+    products = torch.cat(parts, dim=2) * call.scaling
+    seen = torch.cat([call.visible.block(0, q_len, key, key + 1) for key in distinct.tolist()], dim=-1)
+    column = torch.searchsorted(distinct, indices.clamp(min=int(distinct[0])).contiguous())[:, None]
+    scores = products.gather(3, column.expand(-1, num_heads, -1, -1))
+    visible = seen.expand(batch, num_heads, -1, -1).gather(3, column.expand(-1, num_heads, -1, -1))
+    return scores, visible & (indices >= 0)[:, None]
+
+
+def _gathered_keys(call: AttentionCall, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """The same where many keys are meant, as in packed rows: every query with a copy of its own keys."""
     dtype = torch.promote_types(call.queries.dtype, torch.float32)
     batch, num_heads, q_len, head_dim = call.queries.shape
     scores = torch.zeros(batch, num_heads, *indices.shape[1:], dtype=dtype, device=call.queries.device)
     visible = torch.zeros_like(scores, dtype=torch.bool)
-    step = max(1, _BLOCK_NUMBERS // (batch * num_heads * head_dim))
+    step = _at_once(call)
     for start in range(0, q_len, step):
         block = slice(start, min(start + step, q_len))
         queries = call.queries[:, :, block].to(dtype).unflatten(1, (call.keys.shape[1], call.groups))
@@ -70,12 +122,7 @@ def scores_of_keys(call: AttentionCall, indices: Tensor) -> tuple[Tensor, Tensor
             for key in here[here >= 0].unique().tolist():
                 seen = call.visible.block(start, block.stop, key, key + 1)[..., 0]
                 visible[:, :, block, column] |= seen & (here == key)[:, None]
-    if call.softcap is not None:
-        scores = torch.tanh(scores / call.softcap) * call.softcap
-    if call.bias is not None:
-        bias = call.bias.expand(batch, -1, -1, -1)
-        scores = scores + bias.gather(3, indices.clamp(min=0)[:, None].expand(-1, bias.shape[1], -1, -1)).to(dtype)
-    return scores.masked_fill(~visible, 0.0), visible
+    return scores, visible
 
 
 def weights_of_keys(call: AttentionCall, indices: Tensor, log_sum_exp: Tensor | None) -> Tensor:

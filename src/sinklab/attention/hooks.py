@@ -145,7 +145,7 @@ class ModelHooks:
             self.now = Forward(early_masks=[record for record in self.early_masks if record.mask is not None])
             self.early_masks.clear()
             self.forwards += 1
-            if _recomputes(self.model) and self.model.training and torch.is_grad_enabled():
+            if self.model.training and torch.is_grad_enabled() and _recomputes(self.model):
                 raise SessionError(
                     f"{type(self.model).__name__} has gradient checkpointing on: its attention would be counted twice; call "
                     "model.gradient_checkpointing_disable() or measure under torch.no_grad()"

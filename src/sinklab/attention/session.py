@@ -124,17 +124,20 @@ class Session:
 
     # --- results ---
 
-    def table(self) -> pd.DataFrame:
-        """Rows of all probes as a pandas table in the long schema (:data:`sinklab.results.table.COLUMNS`)."""
-        table = table_of(self.probes)
+    def table(self, **constants: object) -> pd.DataFrame:
+        """Rows of all probes as a pandas table in the long schema (:data:`sinklab.results.table.COLUMNS`).
+
+        Args:
+            constants: columns that are the same for all rows, such as ``run_id``; in place of what the session says of model
+                and operation where these are among them.
+        """
+        name = getattr(getattr(self.model, "config", None), "name_or_path", "") or type(self.model).__name__
+        table = table_of(self.probes, **{"model": name, "operation": self.operation, "tier": self.tier, **constants})
         parts = {site.module: site.part for site in self.sites}
         if any(parts.values()):
             named = table["module"].map(lambda name: parts.get(name) or self._anatomy.part(name), na_action="ignore")
             table["part"] = named.fillna(table["part"]).astype("string")
-        table["model"] = getattr(getattr(self.model, "config", None), "name_or_path", "") or type(self.model).__name__
-        table["operation"] = self.operation
-        table["tier"] = self.tier
-        return table.astype({"model": "string", "operation": "string", "tier": "string"})
+        return table
 
     def __repr__(self) -> str:
         probes = ", ".join(probe.name for probe in self.probes) or "none"
@@ -280,12 +283,10 @@ class Session:
                     probe.update_layer(output)
 
 
-def table_of(probes: Sequence[Probe]) -> pd.DataFrame:
-    """Rows of some probes in the long schema, what they were shown being at its end."""
-    from sinklab.results.table import append, make_table
+def table_of(probes: Sequence[Probe], **constants: object) -> pd.DataFrame:
+    """Rows of some probes in the long schema, what they were shown being at its end; ``constants`` as of :func:`make_table`."""
+    from sinklab.results.table import make_table
 
-    tables = []
     for probe in probes:
         probe.finish()
-        tables.append(make_table(probe.rows(), probe=probe.name))
-    return append(tables)
+    return make_table(({**row, "probe": probe.name} for probe in probes for row in probe.rows()), **constants)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.operation import repeat_groups
+from sinklab.attention.visibility import Dense
 from sinklab.errors import MeasurementError
 
 __all__ = ["verify_call", "verify_statistics"]
@@ -47,31 +50,48 @@ def verify_call(call: AttentionCall) -> tuple[int, float]:
     eps_of_sums = torch.finfo(torch.float32).eps
     eps = max(torch.finfo(tensor.dtype).eps for tensor in (call.queries, call.keys, call.values, call.head_outputs))
     eps = max(eps, eps_of_sums)
-    largest, rows = 0.0, 0
-    for query in sorted({round(step * (call.q_len - 1) / (ROWS - 1)) for step in range(ROWS)}):
-        row = (query, query + 1)
-        scores, visible = call.scores(*row), call.visible.block(*row, 0, call.kv_len)
-        weights, expected = call.weights(*row, scores), call.outputs(*row).squeeze(2)
-        got = call.head_outputs[:, query].to(dtype)
-        size = weights.sum(-1).clamp_min(1.0) * largest_value * loudest
-        terms = torch.matmul(weights, sizes).squeeze(2) * loudest
-        allowed = eps * (32 + 4 * scores.masked_fill(~visible, 0.0).abs().amax(-1)) * size
-        allowed = allowed + 2 * eps_of_sums * visible.sum(-1) * terms
-        # A padding query sees nothing or everything, as the backend pleases; it is not measured.
-        counted = call.counted[:, query] & visible.flatten(1).any(1)
-        error = ((got - expected).abs() / allowed.clamp_min(torch.finfo(dtype).tiny)).amax(-1).amax(-1)[counted]
-        rows += int(counted.sum())
-        if error.numel():
-            worst = float(error.max())
-            if not worst <= 1.0:
-                difference = float((got - expected)[counted].abs().max())
-                raise MeasurementError(
-                    f"{call.site.module}: recomputing query {query} from the measured scores and mask gives head outputs that "
-                    f"differ from the model's by {difference:.3g}, {worst:.3g} times what rounding allows; the module computes "
-                    "something that sinklab does not account for, so its numbers are withheld"
-                )
-            largest = max(largest, worst)
-    return rows, largest
+    queries = sorted({round(step * (call.q_len - 1) / (ROWS - 1)) for step in range(ROWS)})
+    part = _of_queries(call, queries)
+    scores, visible = part.scores(0, len(queries)), part.visible.block(0, len(queries), 0, call.kv_len)
+    weights = part.signed_weights(0, len(queries), scores)
+    mass = None if part.null_value is None else part.null_mass(0, len(queries), scores)
+    expected = part.combine(weights, mass, repeat_groups(part.values.to(weights.dtype), part.groups), 0, len(queries))
+    got = call.head_outputs[:, queries].to(dtype).transpose(1, 2)  # (batch, num_heads, queries, value_dim), as expected
+    size = weights.abs().sum(-1).clamp_min(1.0) * largest_value * loudest
+    terms = torch.matmul(weights.abs(), sizes) * loudest
+    allowed = eps * (32 + 4 * scores.masked_fill(~visible, 0.0).abs().amax(-1, keepdim=True)) * size[..., None]
+    allowed = allowed + 2 * eps_of_sums * visible.sum(-1, keepdim=True) * terms
+    # A padding query sees nothing or everything, as the backend pleases; it is not measured.
+    counted = part.counted & visible.any(3).any(1)
+    error = ((got - expected).abs() / allowed.clamp_min(torch.finfo(dtype).tiny)).amax(-1).amax(1)  # (batch, queries)
+    worst = error.masked_fill(~counted, 0.0).amax(0).tolist()
+    for number, (query, largest) in enumerate(zip(queries, worst, strict=True)):
+        if not largest <= 1.0:
+            difference = float((got - expected)[:, :, number][counted[:, number]].abs().max())
+            raise MeasurementError(
+                f"{call.site.module}: recomputing query {query} from the measured scores and mask gives head outputs that "
+                f"differ from the model's by {difference:.3g}, {largest:.3g} times what rounding allows; the module computes "
+                "something that sinklab does not account for, so its numbers are withheld"
+            )
+    return int(counted.sum()), max(worst)
+
+
+def _of_queries(call: AttentionCall, queries: list[int]) -> AttentionCall:
+    """The call cut down to some of its queries, in the order given."""
+    blocks = [call.visible.block(query, query + 1, 0, call.kv_len) for query in queries]
+    null_scores = call.sink_scores
+    return dataclasses.replace(
+        call,
+        queries=call.queries[:, :, queries],
+        visible=Dense(torch.cat(blocks, dim=2)),
+        bias=None if call.bias is None else call.bias[:, :, queries],
+        sink_scores=null_scores if null_scores is None or null_scores.shape[2] == 1 else null_scores[:, :, queries],
+        gain=None if call.gain is None else call.gain[:, :, queries],
+        query_positions=call.query_positions[:, queries],
+        query_documents=call.query_documents[:, queries],
+        head_outputs=None,
+        log_sum_exp=None,
+    )
 
 
 def verify_statistics(call: AttentionCall, statistics: Statistics) -> None:

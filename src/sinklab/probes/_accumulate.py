@@ -137,6 +137,8 @@ def _wide(values: Tensor) -> Tensor:
 
 
 def _plus(left: Tensor, right: Tensor) -> Tensor:
+    if left.shape == right.shape:
+        return left + right
     shape = [max(sizes) for sizes in zip(left.shape, right.shape, strict=True)]
     return _padded(left, shape) + _padded(right, shape)
 

@@ -115,12 +115,13 @@ class SinkRate(Probe):
         first = weights[..., 0]
         is_largest = (first > 0) & (first >= largest * (1.0 - _TIE))
         shared = first if call.operation.normalized else first / (mass + _PROXY)
-        first_sum, queries = by_head(first, counted)
-        mass_sum, _ = by_head(mass, counted)
+        # All at once: each of these sums costs less than the calls that it takes.
+        values = torch.stack((shared, 100.0 * is_largest, first, mass.to(first.dtype)), dim=1).flatten(1, 2)
+        sums, queries = (part.unflatten(0, (4, -1)) for part in by_head(values, counted))
         late = (call.query_positions >= 4)[:, None]
-        self._by_head.add(QIU2025_FIRST_ATTENTION, call.site, *by_head(shared, counted))
-        self._by_head.add(KAUL2024_FIRST_ARGMAX, call.site, *by_head(100.0 * is_largest, counted))
-        self._by_head.add(FIRST_TOKEN_SHARE, call.site, first_sum, queries, mass_sum)
+        self._by_head.add(QIU2025_FIRST_ATTENTION, call.site, sums[0], queries[0])
+        self._by_head.add(KAUL2024_FIRST_ARGMAX, call.site, sums[1], queries[1])
+        self._by_head.add(FIRST_TOKEN_SHARE, call.site, sums[2], queries[2], sums[3])
         self._by_head.add(FIRST_FOUR_SHARE, call.site, *by_head(weights.sum(-1), late))
 
     def _judge(self, ended: EndedColumns | None) -> None:

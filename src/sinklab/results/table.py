@@ -72,21 +72,65 @@ def make_table(rows: Iterable[Mapping[str, object]], **constants: object) -> pd.
 
     Raises:
         ResultError: a row with a column that the schema does not have, without value, metric or unit, or with a Metric and a
-            unit or version of its own.
+            unit or version of its own; arrays of a row that are not of one length; one metric in two versions.
     """
-    frames = [pd.DataFrame(block) for block in _blocks(rows)]
-    frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-    for name, value in constants.items():
-        frame[name] = value
-    unknown = sorted(set(frame.columns) - set(COLUMNS))
+    blocks = [_named(row) for row in rows]
+    lengths = [_length(block) for block in blocks]
+    given = {name for block in blocks for name in block} | constants.keys()
+    unknown = sorted(given - COLUMNS.keys())
     if unknown:
         raise ResultError(f"rows have columns that the schema does not have: {', '.join(unknown)}; known: {', '.join(COLUMNS)}")
-    if len(frame) and frame[[c for c in ("metric", "value", "unit") if c in frame]].shape[1] < 3:
+    if blocks and not given >= {"metric", "value", "unit"}:
         raise ResultError("every row needs metric, value and unit")
+    _require_one_version(blocks, constants)
+    # A column at a time: a frame for every block of rows would cost a millisecond each.
+    index = pd.RangeIndex(sum(lengths))
+    block_of_row = np.repeat(np.arange(len(blocks)), lengths)
+    columns: dict[str, pd.api.extensions.ExtensionArray | pd.Series] = {}
     for name, (dtype, _) in COLUMNS.items():
-        if name not in frame:
-            frame[name] = pd.Series(pd.NA, index=frame.index, dtype=dtype)  # made null at once, not converted row by row
-    return frame[list(COLUMNS)].astype({name: dtype for name, (dtype, _) in COLUMNS.items()})
+        if name in constants or name not in given:
+            columns[name] = pd.Series(constants.get(name, pd.NA), index=index, dtype=dtype)
+        else:
+            columns[name] = _column([block.get(name) for block in blocks], lengths, block_of_row, dtype)
+    return pd.DataFrame(columns, index=index, copy=False)
+
+
+def _length(block: Mapping[str, object]) -> int:
+    """Rows that a mapping stands for."""
+    sizes = {len(value) for value in block.values() if isinstance(value, np.ndarray)}
+    if len(sizes) > 1:
+        raise ResultError(f"the arrays of a row have {' and '.join(map(str, sorted(sizes)))} entries; they must be of one length")
+    return sizes.pop() if sizes else 1
+
+
+def _column(
+    values: Sequence[object], lengths: Sequence[int], block_of_row: np.ndarray, dtype: str
+) -> pd.api.extensions.ExtensionArray:
+    """One column from what every block has in it: an array of its length, a value for all of its rows, or ``None``."""
+    if not any(isinstance(value, np.ndarray) for value in values):
+        return pd.Series(values).astype(dtype).array.take(block_of_row)
+    filler = "" if dtype == "string" else 0
+    absent = [value is None or value is pd.NA for value in values]
+    parts = [
+        value if isinstance(value, np.ndarray) else np.full(length, filler if missing else value)
+        for value, length, missing in zip(values, lengths, absent, strict=True)
+    ]
+    filled = pd.Series(np.concatenate(parts)).astype(dtype).array
+    if any(absent):
+        filled[np.asarray(absent)[block_of_row]] = pd.NA
+    return filled
+
+
+def _require_one_version(blocks: Iterable[Mapping[str, object]], constants: Mapping[str, object]) -> None:
+    versions: dict[tuple[object, object], object] = {}
+    for block in blocks:
+        probe, metric, version = ({**block, **constants}.get(name) for name in ("probe", "metric", "version"))
+        if isinstance(metric, str) and versions.setdefault((probe, metric), version) != version:
+            raise _two_versions(probe, metric)
+
+
+def _two_versions(*metric: object) -> ResultError:
+    return ResultError(f"metric {'/'.join(map(str, metric))} occurs in two versions; measure again with one version")
 
 
 def unpacked(rows: Iterable[Row]) -> Iterator[SingleRow]:
@@ -109,21 +153,6 @@ def _named(row: Mapping[str, object]) -> Mapping[str, object]:
     return {**row, "metric": metric.name, "unit": metric.unit, "version": metric.version}
 
 
-def _blocks(rows: Iterable[Mapping[str, object]]) -> Iterator[Mapping[str, object] | Sequence[Mapping[str, object]]]:
-    """Rows that came together as they are, and runs of single rows gathered, in the same order."""
-    singles: list[Mapping[str, object]] = []
-    for row in map(_named, rows):
-        if any(isinstance(value, np.ndarray) for value in row.values()):
-            if singles:
-                yield singles
-                singles = []
-            yield dict(row)
-        else:
-            singles.append(row)
-    if singles:
-        yield singles
-
-
 def append(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
     """Tables one below the other.
 
@@ -137,7 +166,7 @@ def append(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
     versions = frame.groupby(["probe", "metric"], dropna=False)["version"].nunique()
     mixed = versions[versions > 1]
     if len(mixed):
-        raise ResultError(f"metric {'/'.join(map(str, mixed.index[0]))} occurs in two versions; measure again with one version")
+        raise _two_versions(*mixed.index[0])
     return frame
 
 

@@ -30,7 +30,10 @@ __all__ = ["Method", "capture_log_sum_exp", "column_statistics"]
 Method = Literal["auto", "blocked", "fused", "swapped"]
 
 _SHORT = 512
-"""Up to this many keys the blocked way, which works on all samples and heads at once, is the faster one."""
+"""On a GPU, up to this many keys the blocked way, which works on all samples and heads at once, is the faster one."""
+
+_FEW_PAIRS = 2**14
+"""On a CPU, up to this many pairs of query and key in a head it is: 128 tokens, or one query and 16,384 keys."""
 
 
 @torch.no_grad()
@@ -88,7 +91,7 @@ def column_statistics(
 def _choose(call: AttentionCall, needs: frozenset[str]) -> Method:
     """The fastest way that serves the call."""
     device = call.queries.device.type
-    if call.kv_len > _SHORT and device == "cpu" and _obstacle(call, needs, "fused") is None:
+    if device == "cpu" and call.q_len * call.kv_len > _FEW_PAIRS and _obstacle(call, needs, "fused") is None:
         return "fused"
     if device == "cuda" and call.kv_len > _SHORT and _obstacle(call, needs, "swapped") is None:
         return "swapped" if swapped_is_exact(call.queries.device, call.queries.dtype, call.queries.shape[3]) else "blocked"

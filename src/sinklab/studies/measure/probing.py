@@ -243,15 +243,7 @@ def check_identity(model: PreTrainedModel, samples: Samples | Tensor) -> dict[st
 
 def labelled(session: Session, loaded: LoadedModel, **constants: object) -> pd.DataFrame:
     """The session's table with the coordinates of the run filled in."""
-    table = session.table()
-    for column, value in {
-        "model": loaded.name,
-        "revision": loaded.revision,
-        "operation": loaded.operation,
-        **constants,
-    }.items():
-        table[column] = pd.Series(value, index=table.index, dtype=table[column].dtype)
-    return table
+    return session.table(model=loaded.name, revision=loaded.revision, operation=loaded.operation, **constants)
 
 
 def model_facts(loaded: LoadedModel, session: Session) -> dict[str, object]:
