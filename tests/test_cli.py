@@ -104,9 +104,9 @@ class TestAudit:
 
     def test_without_out_the_folder_is_named_after_the_model(self, checkpoint, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        result = run(*AUDIT, checkpoint)
-        assert result.stdout.splitlines()[-1] == "report    sinklab-audit/softmax/report.html"
-        assert os.listdir(tmp_path / "sinklab-audit") == ["softmax"]
+        result, name = run(*AUDIT, checkpoint), f"{checkpoint.parent.name}-{checkpoint.name}"
+        assert result.stdout.splitlines()[-1] == f"report    sinklab-audit/{name}/report.html"
+        assert os.listdir(tmp_path / "sinklab-audit") == [name]
 
     @pytest.mark.parametrize(
         ("model", "folder"),
@@ -117,6 +117,15 @@ class TestAudit:
         assert name == folder or folder is None
         assert "/" not in name
         assert name not in ("", ".", "..")
+
+    def test_checkpoints_of_one_name_have_folders_of_their_own(self, tmp_path, monkeypatch):
+        for model in ("a", "b"):
+            (tmp_path / model / "hf").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path)
+        assert [folder_name(name) for name in ("a/hf", "b/hf", "./a/hf/", str(tmp_path / "b" / "hf"))] == [
+            "a-hf", "b-hf", "a-hf", "b-hf"
+        ]  # fmt: skip
+        assert folder_name("/") == "model"
 
 
 class TestMeasure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -167,6 +168,18 @@ class TestReproduce:
         result = run("reproduce", "learning_rate", status=1)
         assert "failed: baseline-seed0: killed" in result.stderr
         assert "the same command again tries what failed" in result.stderr.replace("\n", " ")
+
+    def test_what_all_take_together_is_said_before(self, asked):
+        said = run("reproduce", "learning_rate", "--seeds", "0..3", status=1).stderr.replace("\n", " ")
+        cells = engine._request("learning_rate", "tiny", range(4)).cells
+        minutes = round(len(cells) * 35 / 60)
+        assert f"claims: 1, trainings: {len(cells)}, measurements: 0, in all about {minutes} minutes of one core" in said
+        assert "in all about" not in engine.foreseen(["learning_rate"], "small", [0, 1, 2])
+
+    def test_claims_that_share_trainings_are_foreseen_with_them_once(self):
+        alone = [len(engine._request(name, "tiny", [0]).cells) for name in ("learning_rate", "weight_decay")]
+        both = re.search(r"trainings: (\d+)", engine.foreseen(["learning_rate", "weight_decay"], "tiny", [0]))
+        assert int(both[1]) == sum(alone) - 1  # the baseline
 
     def test_going_on_is_said(self, asked, tmp_path):
         assert "going on" not in run("reproduce", NAME).stderr

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import importlib.machinery
 import importlib.metadata
 import importlib.util
@@ -122,6 +123,30 @@ def test_two_classes_cannot_have_one_name(fruits):
 def test_names_are_lower_case_words(fruits, name):
     with pytest.raises(ConfigurationError, match="lower-case words joined by underscores"):
         fruits.register(name)
+
+
+def test_a_list_of_everything_searches_the_packages_once(monkeypatch):
+    searches, found = [], registry_module.importlib.metadata.entry_points
+    monkeypatch.setattr(
+        registry_module.importlib.metadata, "entry_points", lambda **only: searches.append(only) or found(**only)
+    )
+    registry_module._entry_points.cache_clear()
+    assert all(registry.names() for registry in registry_module.KINDS.values())
+    assert len(searches) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""One sentence, and more.\n\n  Indented.\n"""\n\nx = 1\n',
+        '"""A \\" quote."""\n',
+        "'''Other quotes.'''\n",
+        '# first\n"""Late."""\n',
+        "x = 1\n",
+    ],
+)
+def test_docstrings_are_those_of_the_parser(text):
+    assert registry_module._file_docstring(text) == ast.get_docstring(ast.parse(text))
 
 
 def test_outside_packages_use_entry_points(fruits, tmp_path, monkeypatch):

@@ -125,7 +125,7 @@ class Registry(Generic[T]):
         """
         self._require(name)
         if name in self._files():
-            docstring = ast.get_docstring(ast.parse((self._folder() / f"{name}.py").read_text(encoding="utf-8")))
+            docstring = _file_docstring((self._folder() / f"{name}.py").read_text(encoding="utf-8"))
         else:
             docstring = self[name].__doc__
         return " ".join((docstring or "").split("\n\n")[0].split())
@@ -246,7 +246,7 @@ class Registry(Generic[T]):
         return Path(__file__).parent / self.plural
 
     def _files(self) -> set[str]:
-        stems = {path.stem for path in self._folder().glob("*.py")} - BESIDES
+        stems = {name.removesuffix(".py") for name in os.listdir(self._folder()) if name.endswith(".py")} - BESIDES
         return {stem for stem in stems if not stem.startswith("_")}
 
     def _entry_points(self) -> dict[str, importlib.metadata.EntryPoint]:
@@ -262,12 +262,19 @@ def entry_points(plural: str) -> Sequence[importlib.metadata.EntryPoint]:
     """What other packages enter for a kind of plug-in."""
     # A search through all packages takes 15 ms, and a list of claims asks 200 times. An installation changes its folder.
     folders = tuple((path, os.stat(path).st_mtime_ns) for path in sys.path if os.path.isdir(path))
-    return _entry_points(f"sinklab.{plural}", folders)
+    return tuple(_entry_points(folders).select(group=f"sinklab.{plural}"))
 
 
-@functools.lru_cache(maxsize=32)
-def _entry_points(group: str, folders: tuple[tuple[str, int], ...]) -> Sequence[importlib.metadata.EntryPoint]:
-    return tuple(importlib.metadata.entry_points(group=group))
+@functools.lru_cache(maxsize=2)
+def _entry_points(folders: tuple[tuple[str, int], ...]) -> importlib.metadata.EntryPoints:
+    """Those of all packages, of every group: one search for all kinds."""
+    return importlib.metadata.entry_points()
+
+
+def _file_docstring(text: str) -> str | None:
+    """Docstring of a file; where it stands first, in three quotes and without escapes, the rest of the file is not parsed."""
+    first = re.match(r'"""([^"\\]*)"""', text)
+    return inspect.cleandoc(first[1]) if first else ast.get_docstring(ast.parse(text))
 
 
 def registry_of(kind: str) -> Registry[Any]:

@@ -11,6 +11,7 @@ from tests.conftest import make_sinklm
 
 from sinklab.attention.seam import implementation_name
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
+from sinklab.models.attach import save_model
 from sinklab.models.language_model import SinkLM
 from sinklab.models.loading import load_model, wrap_model
 
@@ -87,6 +88,24 @@ def test_what_is_known_of_a_sinklm(checkpoint):
     assert (encoder.vocab_size, encoder.bos_token_id, encoder.special_ids) == (len(loaded.tokenizer), 0, {0, 1})
     assert encoder.adds_bos
     assert loaded.tokenizer.decode(encoder.encode("return self")) == "return self"
+
+
+def test_no_bar_is_drawn_and_those_of_others_are_as_before(checkpoint, tmp_path, capfd):
+    logging = transformers.utils.logging
+    before = logging.is_progress_bar_enabled()
+    logging.enable_progress_bar()
+    try:
+        loaded = load_model(str(checkpoint))
+        save_model(loaded.model, tmp_path / "saved")
+        assert capfd.readouterr().err == ""
+        assert logging.is_progress_bar_enabled()
+        type(loaded.model).from_pretrained(tmp_path / "saved")
+        assert "Loading weights" in capfd.readouterr().err
+        logging.disable_progress_bar()
+        load_model(str(checkpoint))
+        assert not logging.is_progress_bar_enabled()
+    finally:
+        (logging.enable_progress_bar if before else logging.disable_progress_bar)()
 
 
 def test_a_sigmoid_checkpoint_comes_back_as_sigmoid(tmp_path):

@@ -4,6 +4,7 @@ import json
 import os
 import stat
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -38,6 +39,31 @@ def test_a_column_that_the_schema_does_not_have_is_refused():
 def test_a_number_needs_a_name_a_value_and_a_unit(missing):
     with pytest.raises(ResultError, match="needs metric, value and unit"):
         make_table([{name: value for name, value in ROW.items() if name != missing}])
+
+
+def test_a_row_may_stand_for_many():
+    block = {
+        "probe": "p",
+        "metric": "m",
+        "version": 1,
+        "unit": "weight",
+        "value": np.array([0.5, 0.25]),
+        "head": np.array([0, 1]),
+    }
+    none = {**block, "value": np.array([]), "head": np.array([], dtype=int)}
+    frame = make_table([block, {**ROW, "layer": 4}, none, {**block, "layer": 5, "head": 7}])
+    assert frame["value"].tolist() == [0.5, 0.25, 0.5, 0.5, 0.25]
+    assert frame["head"].tolist() == [0, 1, pd.NA, 7, 7]
+    assert frame["layer"].tolist() == [pd.NA, pd.NA, 4, 5, 5]
+    assert frame["count"].tolist() == [pd.NA, pd.NA, 4, pd.NA, pd.NA]
+    with pytest.raises(ResultError, match="the arrays of a row have 2 and 3 entries; they must be of one length"):
+        make_table([{**block, "head": np.arange(3)}])
+
+
+def test_one_table_has_one_version_of_a_metric():
+    with pytest.raises(ResultError, match="metric p/m occurs in two versions"):
+        make_table([ROW, {**ROW, "version": 2}])
+    assert len(make_table([ROW, {**ROW, "version": 2, "probe": "q"}])) == 2
 
 
 def test_tables_go_one_below_the_other_unless_a_metric_changed_its_meaning():

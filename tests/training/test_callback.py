@@ -25,6 +25,7 @@ from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedMode
 from sinklab.models.language_model import SinkLM
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.sink_rate import SinkRate
+from sinklab.results.metric import catalogue
 from sinklab.results.table import make_table, read_table
 from sinklab.training import callback as callback_file
 from sinklab.training import run_table
@@ -240,6 +241,11 @@ def test_entropy_is_taken_at_the_sink_that_was_found_and_says_which(monkeypatch)
             model(input_ids=rows)
     assert seen.sinks.main.position == 2
     assert seen.headline["sink_position"] == 2
+    # One name, one meaning: the curve is a position, and the rates in the table are called rates.
+    rates = [row for row in seen.rows if row["metric"] == "sink_position_rate"]
+    assert rates[0]["key_position"] == 2
+    assert rates[0]["value"] == seen.headline["sink_rate_max"]
+    assert "sink_position" not in catalogue()
     assert seen.headline["sink_rate_max"] == seen.sinks.main.rate == 50.0  # one of two layers
     of_sink = [row for row in seen.rows if row["metric"] == "entropy_without_sink"]
     assert {row["sink"] for row in of_sink} == {"position 2"}

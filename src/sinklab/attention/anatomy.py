@@ -166,11 +166,7 @@ def off_seam_modules(model: nn.Module) -> list[str]:
     own = [name for name, module in modules.items() if "attention" in type(module).__name__.lower()]
     own = [name for name in own if not _uses_table(type(modules[name])) and _has_own_attention(type(modules[name]))]
     on_seam = {name for name, module in modules.items() if _uses_table(type(module))} if own else set()
-    names = [
-        name
-        for name in own
-        if not any(other.startswith(f"{name}.") or name.startswith(f"{other}.") for other in on_seam)
-    ]
+    names = [name for name in own if not any(other.startswith(f"{name}.") or name.startswith(f"{other}.") for other in on_seam)]
     # An outer module that only delegates to an inner one of the same kind is not a second attention.
     return [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
 

@@ -122,9 +122,14 @@ def _plain(text: str) -> str:
 
 
 def folder_name(text: str) -> str:
-    """A name as one folder name: ``embedded-softmax``, ``org-model``, or the last part of a path that exists."""
+    """A name as one folder name: ``embedded-softmax``, ``org-model``, or the last two parts of a path that exists.
+
+    The last part alone would be the same for many: checkpoints of different models are called ``hf`` or ``final``.
+    """
     path = Path(text).expanduser()
-    return re.sub(r"[^\w.-]+", "-", path.resolve().name if path.exists() else text).strip("-.") or "model"
+    if path.exists():
+        text = "-".join(path.resolve().parts[1:][-2:])
+    return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "model"
 
 
 def _options(function: Callable[..., object]) -> dict[str, inspect.Parameter]:

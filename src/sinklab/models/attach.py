@@ -24,6 +24,7 @@ from sinklab.attention.state import ATTRIBUTE, OperationState, bind
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.checkpoint import weight_files
 from sinklab.models.language_model import SinkLMConfig
+from sinklab.models.quiet import without_bars
 from sinklab.models.tokenizer import load_tokenizer
 from sinklab.registry import operations
 
@@ -150,7 +151,8 @@ def save_model(
             "loaded as softmax. Use sinklab.attach(model, operation) instead of attn_implementation"
         )
     tokenizer = tokenizer or _own_tokenizer(model)  # before the model is written: it may be written to where it came from
-    model.save_pretrained(folder)
+    with without_bars():
+        model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 

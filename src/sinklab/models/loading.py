@@ -29,7 +29,7 @@ from sinklab.models.fitting import bounded_building, require_fit, require_number
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.losses import is_causal_lm
 from sinklab.models.processor import Processor, kind_of, load_processor
-from sinklab.models.quiet import only_errors
+from sinklab.models.quiet import only_errors, without_bars
 from sinklab.models.spread import DeviceMap, MaxMemory, Spread, read_spread, skeleton_of
 from sinklab.models.tokenizer import load_tokenizer
 from sinklab.registry import operations
@@ -267,7 +267,7 @@ def _build(
     noisy = getattr(config, CONFIG_FIELD, None) is not None or spread.ranks > 1
     quiet = only_errors() if noisy else contextlib.nullcontext()
     try:
-        with quiet, bounded_building(name, config, headers):
+        with quiet, without_bars(), bounded_building(name, config, headers):
             if spread.options:
                 options |= spread.options_for(name, skeleton_of(cls, config))
             if spread.ranks > 1 and not torch.distributed.is_initialized():

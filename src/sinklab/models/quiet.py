@@ -1,4 +1,4 @@
-"""What a command sets up before it imports the heavy libraries."""
+"""Quiet libraries: what a command sets up before it imports the heavy ones, and bars of progress that nobody asked for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-__all__ = ["only_errors", "quiet_libraries"]
+__all__ = ["only_errors", "quiet_libraries", "without_bars"]
 
 
 def quiet_libraries() -> None:
@@ -32,3 +32,17 @@ def only_errors() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
+
+
+@contextlib.contextmanager
+def without_bars() -> Iterator[None]:
+    """Keep the bars that transformers draws while it reads or writes weights off the screen for a ``with`` block."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

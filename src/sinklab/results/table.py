@@ -99,7 +99,9 @@ def _length(block: Mapping[str, object]) -> int:
     """Rows that a mapping stands for."""
     sizes = {len(value) for value in block.values() if isinstance(value, np.ndarray)}
     if len(sizes) > 1:
-        raise ResultError(f"the arrays of a row have {' and '.join(map(str, sorted(sizes)))} entries; they must be of one length")
+        raise ResultError(
+            f"the arrays of a row have {' and '.join(map(str, sorted(sizes)))} entries; they must be of one length"
+        )
     return sizes.pop() if sizes else 1
 
 

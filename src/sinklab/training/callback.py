@@ -45,13 +45,12 @@ READOUT_ROWS = 16
 TOKENS_PER_FORWARD = 2048
 """Of a measurement; the logits of more would fill the memory of small machines."""
 
-SINK_POSITION = Metric(
-    "sink_position",
+SINK_POSITION_RATE = Metric(
+    "sink_position_rate",
     "percent",
     "Rate, as the sinks are found (percent of row and head that sink there), of each position that the read-out treats as a "
     "sink: those of the first (seq_len - window) / 2 positions whose rate is at least half the largest; position 0 while no "
     "head has a sink there.",
-    version=2,
 )
 WINDOWED_LOSS_WITH_SINK = Metric(
     "windowed_loss_with_sink",
@@ -68,7 +67,7 @@ SINK_LOSS_GAP = Metric(
     "windowed_loss_without_sink - windowed_loss_with_sink: what the sinks are worth beyond the window.",
 )
 PROBES = (SinkRate, Entropy, HiddenNorm, MassiveActivation)
-READOUT = (LOSS, SINK_POSITION, WINDOWED_LOSS_WITH_SINK, WINDOWED_LOSS_WITHOUT_SINK, SINK_LOSS_GAP)
+READOUT = (LOSS, SINK_POSITION_RATE, WINDOWED_LOSS_WITH_SINK, WINDOWED_LOSS_WITHOUT_SINK, SINK_LOSS_GAP)
 """Metrics of the probe ``sink_readout``; all losses are in float32."""
 
 
@@ -280,7 +279,8 @@ def measure_sinks(
         {"metric": metric, "value": losses.mean().item(), "count": losses.numel()} for metric, losses in values.items()
     ]
     of_readout += [
-        {"metric": SINK_POSITION, "value": rates[position], "count": len(rows), "key_position": position} for position in sinks
+        {"metric": SINK_POSITION_RATE, "value": rates[position], "count": len(rows), "key_position": position}
+        for position in sinks
     ]
     readout: list[SingleRow] = [{**row, "probe": "sink_readout"} for row in unpacked(of_readout)]
     of_whole = {row["metric"]: row["value"] for row in whole if "key_position" not in row}
@@ -311,7 +311,7 @@ def _measured(
 
 
 def _strongest(rates: Mapping[int, float], limit: int) -> list[int]:
-    """Positions that the read-out treats as sinks, strongest first: see :data:`SINK_POSITION`."""
+    """Positions that the read-out treats as sinks, strongest first: see :data:`SINK_POSITION_RATE`."""
     early = {position: rate for position, rate in rates.items() if position < max(limit, 1)}
     largest = max(early.values())
     if largest <= 0:

@@ -54,7 +54,8 @@ def reproduce(
         corpora: Text for the models, one for all or one for each: a name from 'sinklab list corpora', or a UTF-8 text file.
             By default python_source.
         source: All claims of a paper, such as gu2024.
-        cost: Only those of a cost at the scale: seconds, minutes, hours, gpu.
+        cost: Only those that each take seconds, minutes, hours, or a gpu at the scale, counted as if run alone; what all take
+            together is said before they start.
         all_claims: All claims.
         seeds: Both ends included; a verdict needs three or more.
         scale: One of tiny, small, 60m, 1b, for what is trained.
@@ -75,7 +76,7 @@ def reproduce(
     Examples:
         sinklab reproduce repeated_token_laws  (seconds)
         sinklab reproduce sigmoid_has_no_sink sink_moves_to_bias  (minutes on two cores)
-        sinklab reproduce --source gu2024 --cost minutes
+        sinklab reproduce --source gu2024 --cost minutes  (minutes for each of them)
         sinklab reproduce --all  (all that the tiny scale can test: an hour and a half on two cores)
         sinklab reproduce --all --model org/model --corpus notes.txt  (all that can be measured without training)
         sinklab reproduce learning_rate --scale small --seeds 0..4  (hours)
@@ -105,6 +106,8 @@ def reproduce(
         return Result({}, pd.DataFrame(), about, None, lambda result: [Text("\n".join(commands))], listed=commands)
     if (out / "runs" / scale if models is None else out / "measured" / CHECKPOINT).is_dir():
         tell(f"going on in {out}: what has been trained and measured there is not done again")
+    elif models is None:
+        tell(engine.foreseen(wanted, scale, settings["seeds"]))
     if models is not None:
         from sinklab.studies.reproduce.checkpoints import reproduce_on
 
