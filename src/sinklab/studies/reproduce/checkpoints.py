@@ -168,7 +168,7 @@ def opened_subject(
     if loaded.tokenizer is None:
         raise InputError(f"{name} came without a tokenizer, and claims are measured on text; add the files of its tokenizer")
     checkpoint = Checkpoint(loaded, text)
-    refused = {}
+    refused: dict[str, str] = {}
     for each in sorted(reads):
         try:
             check_texts(checkpoint, each)
