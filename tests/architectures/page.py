@@ -55,6 +55,12 @@ most likely works too: `attend` finds out by itself and says so if it does not.
 **Calls** is the number of attention calls in one forward of the toy model, which has two layers (ALBERT and
 Qwen3-Next four; two on each side of an encoder–decoder). **Replace** says whether an operation such as
 `sinklab_sigmoid` can take the place of the attention; where it cannot, running it raises.
+
+What an audit shows them: **masked encoders** read samples with both tokens of their tokenizer (`[CLS]` … `[SEP]`), and
+their loss is a masked-LM loss, taken in a pass of its own with 15 % of the tokens hidden. **Encoder–decoders** read
+[pairs](corpora.md) of a source and a target, or the two halves of a text; encoder, decoder and cross-attention are
+reported apart, and the loss is that of the target's tokens. Neither has a cache policy; encoder–decoders have no causes
+and no certificate either, and every command that cannot serve them says so in one line.
 """
 
 CLOSING = """## Refused at run time

@@ -206,9 +206,7 @@ def test_a_pair_that_is_none_is_named_by_its_line(tmp_path, name, content, says)
 
 
 def test_what_cannot_be_read_is_refused_in_one_line(tsv, checkpoint):
-    with pytest.raises(
-        ConfigurationError, match=r"letters\.tsv' holds pairs of a source and a target, which encoder–decoders read"
-    ):
+    with pytest.raises(InputError, match=r"reads text, and corpus 'letters\.tsv' holds pairs of texts; give a text file"):
         measure(str(checkpoint), probes=["entropy"], corpus=str(tsv), seq_len=8, samples=2)
     with pytest.raises(InputError, match=r"'letters\.tsv' holds 16 of 17 pairs; lower `samples`"):
         measure(t5(), probes=["entropy"], corpus=str(tsv), seq_len=8, samples=17)
