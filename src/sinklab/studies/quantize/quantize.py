@@ -83,7 +83,6 @@ def quantize(
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples
-    from sinklab.models.lengths import require_positions
     from sinklab.report.quantize import write_quantize_plot
     from sinklab.results.table import make_table
     from sinklab.studies.measure.probing import opened, uses_bos
@@ -113,7 +112,6 @@ def quantize(
             label, about = "own inputs", None
         else:
             text = given or default_corpus(loaded)
-            require_positions(loaded.model, seq_len)
 
             def draw(count: int) -> InputSamples:
                 drawn = draw_samples(loaded, text, seq_len=seq_len, samples=count, seed=seed, bos=with_bos)
