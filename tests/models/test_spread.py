@@ -56,29 +56,42 @@ def same_numbers(one: pd.DataFrame, other: pd.DataFrame) -> None:
     assert one["value"].equals(other["value"])
 
 
+PROBES = ["sink_rate", "head_output", "massive_activation"]
+"""One that needs keys, one that needs weights of the model, one that needs hidden states."""
+
+
 @pytest.fixture(scope="module")
-def audited(llama):
-    return sinklab.audit(str(llama), device="cpu", cache=False, **SAMPLES)
+def measured(llama):
+    return sinklab.measure(str(llama), probes=PROBES, device="cpu", **SAMPLES)
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
-def test_a_users_own_offloaded_model_has_the_numbers_of_one_device(kind, llama, audited, tmp_path):
+def test_a_users_own_offloaded_model_has_the_numbers_of_one_device(kind, llama, measured, tmp_path):
     model = offloaded(llama, kind, tmp_path)
     assert model.device.type == "meta"  # so that inputs must not go there
-    result = sinklab.audit(model, cache=False, **SAMPLES)
-    same_numbers(audited.table, result.table)
+    result = sinklab.measure(model, probes=PROBES, **SAMPLES)
+    same_numbers(measured.table, result.table)
     assert "output_norm" in set(result.table["metric"])  # taken with weights that are on the disk
     assert result.record["model"]["revision"] == wrap_model(own_model(llama)).revision
 
 
-def test_a_device_map_by_name(llama, audited, tmp_path):
-    result = sinklab.audit(str(llama), device_map=MAP, cache=False, out=tmp_path / "audit", **SAMPLES)
-    same_numbers(audited.table, result.table)
-    facts = json.loads((tmp_path / "audit" / "run.json").read_text())["model"]
+def test_an_audit_of_an_offloaded_model(llama):
+    one, spread = (
+        sinklab.audit(str(llama), **place, cache=False, corpus="random_tokens", samples=2, seq_len=8)
+        for place in ({"device": "cpu"}, {"device_map": MAP})
+    )
+    same_numbers(one.table, spread.table)
+    assert one.summary == spread.summary
+
+
+def test_a_device_map_by_name(llama, measured, tmp_path):
+    result = sinklab.measure(str(llama), probes=PROBES, device_map=MAP, out=tmp_path / "measure", **SAMPLES)
+    same_numbers(measured.table, result.table)
+    facts = json.loads((tmp_path / "measure" / "run.json").read_text())["model"]
     assert facts["placement"] == MAP
-    assert facts["revision"] == audited.record["model"]["revision"]
-    assert facts["parameters"] == audited.record["model"]["parameters"]
-    assert audited.record["model"]["placement"] == "cpu"
+    assert facts["revision"] == measured.record["model"]["revision"]
+    assert facts["parameters"] == measured.record["model"]["parameters"]
+    assert measured.record["model"]["placement"] == "cpu"
 
 
 def test_a_device_map_that_is_worked_out(llama, tmp_path):
