@@ -134,6 +134,13 @@ def test_a_weight_wherever_it_is(llama, tmp_path):
         input_device(nowhere)
 
 
+def test_what_replaces_weights_needs_them_at_hand(llama, tmp_path):
+    with pytest.raises(
+        UnsupportedModelError, match="is spread over memory, disk or processes, and quantize needs every weight"
+    ):
+        sinklab.quantize(offloaded(llama, "disk", tmp_path), corpus="random_tokens")
+
+
 def test_nan_in_a_weight_on_the_disk_is_found(llama, tmp_path):
     model = own_model(llama)
     with torch.no_grad():

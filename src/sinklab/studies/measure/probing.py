@@ -42,6 +42,7 @@ __all__ = [
     "model_facts",
     "not_measured",
     "opened",
+    "require_one_place",
     "run_probes",
     "sample_losses",
     "scored_pairs",
@@ -82,6 +83,19 @@ def writes(model: str | LoadedModel | PreTrainedModel, tp: str | None = None) ->
         return tp is None or os.environ.get("RANK", "0") == "0"
     ranks = ranks_of(model.model if isinstance(model, LoadedModel) else model)
     return ranks is None or ranks.rank == 0
+
+
+def require_one_place(model: nn.Module, command: str) -> None:
+    """Refuse a model of which this process does not hold every weight, for a command that replaces or copies weights.
+
+    Raises:
+        UnsupportedModelError: it is offloaded, or other processes hold a part of it.
+    """
+    if ranks_of(model) is not None or any(parameter.is_meta for parameter in model.parameters()):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is spread over memory, disk or processes, and {command} needs every weight at hand; load "
+            "it on one device, with `device`"
+        )
 
 
 def make_probe(probe: str | Mapping[str, object] | Probe, threshold: float) -> Probe:

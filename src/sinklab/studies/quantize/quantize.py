@@ -85,7 +85,7 @@ def quantize(
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples
     from sinklab.report.quantize import write_quantize_plot
     from sinklab.results.table import make_table
-    from sinklab.studies.measure.probing import opened, uses_bos
+    from sinklab.studies.measure.probing import opened, require_one_place, uses_bos
     from sinklab.studies.quantize.display import display
     from sinklab.studies.quantize.measurement import Request, examine
     from sinklab.studies.quantize.recipes import recipe_of, write_recipes
@@ -106,6 +106,7 @@ def quantize(
             require_counts(calibration, samples)
         given = None if corpus == AUTO else resolve_corpus(corpus)
         loaded = opened(model, device=device, dtype="float32", revision=revision, trust_remote_code=trust_remote_code)
+        require_one_place(loaded.model, "quantize")
         with_bos = uses_bos(loaded.encoder, bos)
         if inputs is not None:
             ranges, measured = divided(inputs, calibration)
