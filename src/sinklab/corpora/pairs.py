@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from sinklab.corpora.base import Corpus, Encoder, Identity
 from sinklab.corpora.hub_dataset import HubDataset
+from sinklab.corpora.samples import Kind
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import corpora
 
@@ -39,7 +40,7 @@ class Pairs(Corpus):
         InputError: the file is missing, empty or not UTF-8, or a pair is incomplete; the message names the line.
     """
 
-    kinds: ClassVar[frozenset[str]] = frozenset({"pairs"})
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"pairs"})
 
     def __init__(
         self,
@@ -102,8 +103,8 @@ class Pairs(Corpus):
                     yield self._pair(self._object(line, number), f"{self.path} line {number}")
             return
         # In a TSV a quotation mark is a letter like any other.
-        quoting = csv.QUOTE_NONE if between == "\t" else csv.QUOTE_MINIMAL
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=between, quoting=quoting)
+        lines = io.StringIO(text, newline="")
+        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if between == "\t" else csv.reader(lines)
         names: list[str] | None = None
         try:
             for number, row in enumerate(reader, start=1):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sinklab.attention.call import LayerOutput, Site, Statistics
+from sinklab.attention.call import LayerOutput, Part, Site, Statistics
 from sinklab.errors import ConfigurationError, ContractError
 from sinklab.results.metric import Coordinates, Metric, Row
 
@@ -72,7 +72,7 @@ class Means:
     def pooled(self) -> Iterator[Row]:
         """Rows of the whole model: all observations of all self-attention modules and heads together; of an encoder–decoder
         those of each part by themselves, cross-attention among them."""
-        wholes: dict[tuple[Metric, str], _Cell] = {}
+        wholes: dict[tuple[Metric, Part], _Cell] = {}
         for (metric, _, kind), cell in self._cells.items():
             part = cell.site.part
             if kind == "self" or part:

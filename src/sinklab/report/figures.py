@@ -330,7 +330,7 @@ def head_data(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> tuple[di
             for part, view in parts
             for sink in sinks_of(view.summary)
         ]
-    rows = [
+    lines = [
         {
             "name": name or "sink rate",
             "kind": f"audit{index}" if name else "sink",
@@ -339,7 +339,7 @@ def head_data(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> tuple[di
         for index, (name, view) in enumerate(parts or [("", audit)])
         if (profile := view.numbers.by_position("sink_rate", "gu2024", positions)) is not None
     ]
-    data["positionRate"] = rows or None
+    data["positionRate"] = lines or None
     for label, probe, metric, unit, note in HEAD_NUMBERS:
         values = numbers.by_head(probe, metric)
         if values is not None:
