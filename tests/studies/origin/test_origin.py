@@ -10,7 +10,7 @@ import torch
 import transformers as T
 
 from sinklab.corpora.samples import Samples
-from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.losses import IGNORED, hide_tokens
 from sinklab.sinks import Sinks
 from sinklab.studies.measure.probing import forward_arguments
@@ -359,6 +359,9 @@ def test_what_cannot_be_followed_is_refused_in_a_line(samples):
         locate_origins(model, samples.take(slice(0, 1)), Sinks.at(0))
     with pytest.raises(ConfigurationError, match="`controls` 0 must be 1 to"):
         locate_origins(model, samples, Sinks.at(0), controls=0)
+    short = Samples.of_tokens(tokens(length=1))
+    with pytest.raises(InputError, match=r"1 positions has no token besides position 0 .*`seq_len`"):
+        locate_origins(model, short, Sinks.at(0))
     own = T.GPTNeoForCausalLM(T.GPTNeoConfig(hidden_size=16, num_layers=1, num_heads=4, attention_types=[[["global"], 1]]))
     with pytest.raises(UnsupportedModelError, match="GPTNeoForCausalLM has no list of blocks with attention that goes through"):
         find_structure(own, lambda: None)

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.corpora.samples import Samples
-from sinklab.errors import ConfigurationError, SinklabError, UnsupportedModelError
+from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.results.intervals import Interval, mean_over_items
 from sinklab.results.metric import Coordinates, Metric, Row
@@ -150,6 +150,7 @@ def locate_origins(
 
     Raises:
         ConfigurationError: fewer than two samples, or no draw of controls.
+        InputError: samples with nothing but sinks and spikes.
         UnsupportedModelError: a model whose blocks cannot be followed; the message says why.
     """
     require_settings(len(samples), controls, batch_size)
@@ -170,6 +171,12 @@ def locate_origins(
     everything = Place((*followed, *spikes)) if followed or spikes else None
     real = growth.positions >= 0
     others = real if everything is None else real & ~everything.mask(growth.positions, growth.tokens)
+    if not bool(others.any(1).all()):
+        assert everything is not None
+        raise InputError(
+            f"a sample of {int(real.sum(1).min())} positions has no token besides {everything.name} to compare with; give "
+            "longer samples (`seq_len`)"
+        )
     setting = _Setting(model, structure, samples, forward, growth, others, batch_size, controls, seed, progress)
     found, rows, loss = [], list[Row](), float("nan")
     for place, birth in _groups(setting, followed[:PLACES], spikes):
