@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sinklab.results.version import __version__
 
 if TYPE_CHECKING:
+    from sinklab.attention.returned import attend_returned
     from sinklab.attention.session import attend
     from sinklab.attention.statistics.of_tensors import attention_statistics
     from sinklab.models.attach import attach, save_model
@@ -41,6 +42,7 @@ _HOMES = {
     "Stream": "sinklab.streaming.stream",
     "attach": "sinklab.models.attach",
     "attend": "sinklab.attention.session",
+    "attend_returned": "sinklab.attention.returned",
     "attention_statistics": "sinklab.attention.statistics.of_tensors",
     "audit": "sinklab.studies.audit.audit",
     "find_causes": "sinklab.studies.causes.causes",
@@ -67,6 +69,7 @@ __all__ = [
     "__version__",
     "attach",
     "attend",
+    "attend_returned",
     "attention_statistics",
     "audit",
     "find_causes",
