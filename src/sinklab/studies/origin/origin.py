@@ -79,7 +79,7 @@ def find_origin(
     from sinklab.report.html import write_report
     from sinklab.results.table import make_table
     from sinklab.sinks import find_sinks
-    from sinklab.studies.measure.probing import opened, uses_bos
+    from sinklab.studies.measure.probing import opened, require_one_place, uses_bos
     from sinklab.studies.origin.display import display
     from sinklab.studies.origin.measurement import ROWS_AT_ONCE, decoded, locate_origins, require_settings
 
@@ -90,6 +90,7 @@ def find_origin(
     with Run("origin", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
         given = None if corpus == AUTO or inputs is not None else resolve_corpus(corpus)
         loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+        require_one_place(loaded.model, "origin")
         loaded = loaded if inputs is not None else reading_part(loaded)
         facts = {"model": loaded.name, "revision": loaded.revision, "operation": loaded.operation}
         label, with_bos = "inputs", None
