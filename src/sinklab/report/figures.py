@@ -303,8 +303,9 @@ def head_data(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> tuple[di
         "lastCandidate": last_candidate(audit),
         "sinks": [
             {
+                "kind": sink["kind"],
                 "position": sink["position"],
-                "token": str(sink.get("token") or ""),
+                "token": str(sink.get("token") or (sink.get("called") if sink["kind"] == "position" else "") or ""),
                 "rate": _short(float(sink["rate"])),
                 **({} if sink["kind"] == "position" else {"name": sink["name"], "rates": head_rates(audit, sink["heads"])}),
             }

@@ -11,6 +11,7 @@ from sinklab.report.data import Audit, Maps, read_audit
 from sinklab.report.figures import add_maps, cards, head_data, layer_figures, layer_table, part_cards
 from sinklab.report.origin import origin_section, write_origin_report
 from sinklab.report.page import environment, facts_of, json_text, render, write_page
+from sinklab.report.pictures import picture_data
 from sinklab.report.policies import Curves, is_comparison, policy_curves, policy_section
 from sinklab.report.words import (
     TITLES,
@@ -87,6 +88,7 @@ def render_report(audit: Audit) -> str:
     figures = layer_figures(parts or [("", audit)])
     context["layer_headings"], context["layer_rows"] = layer_table(figures)
     data, blobs = head_data(audit, parts)
+    context["pictures"] = data["pictures"] = picture_data(audit.folder)
     data.update(page="report", figures=figures, policies=_policies(audit.summary.get("cache")))
     if "certificate" in audit.summary:
         data["certificate"] = certificate_plot(audit.summary["certificate"])
@@ -116,7 +118,7 @@ def _sinks(audit: Audit, part: str, whole: Audit) -> list[dict[str, Any]]:
         result.append(
             {
                 "place": f"{part}: {sink['name']}" if part else sink["name"] if sink["position"] is None else sink["position"],
-                "token": sink.get("token"),
+                "token": sink.get("token") or (sink.get("called") if sink["kind"] == "position" else None),
                 "rate": sink["rate"],
                 "heads": [
                     {"layer": labels.get(layer, layer), "head": head, "rate": rate, "column": columns.get(layer)}

@@ -541,6 +541,7 @@
       });
     } else $("profile").append(el("p", { class: "missing", text: "The sink rate was not measured per position." }));
     for (const figure of data.figures) chart($("figures"), figure);
+    if (data.pictures) pictures();
     if (data.policies) chart($("policy-curves"), { ...data.policies, tip: (i) => data.policies.ranges[i] });
     if (data.certificate) scatter($("certificate-plot"), data.certificate);
   }
@@ -802,11 +803,15 @@
       const mine = ++turn;
       const name = `Layer ${grid[row].label}, head ${head}`;
       $("panel-title").textContent = name;
-      const own = data.ownSink[row][head], share = rateAt(row, head, own);
-      const weight = received ? received.of(row, head)[binOf(own)] : NaN;
+      const own = data.ownSink[row][head];
+      let share = rateAt(row, head, own), gets = `position ${own} gets`, weight = received ? received.of(row, head)[binOf(own)] : NaN;
+      for (const sink of data.sinks) { // of several positions, or a token: no position by itself has it
+        const rate = Number.isInteger(sink.position) ? null : sink.rates?.[row]?.[head] ?? null;
+        if (rate !== null && rate > (share ?? 0)) [share, gets, weight] = [rate, `${sink.name} ${sink.kind === "group" ? "get" : "gets"}`, NaN];
+      }
       $("panel-lead").textContent = share === null ? "The sink rate of this head was not measured."
-        : share >= 50 ? `A sink head: in ${percent(share)} of samples position ${own} gets more than ${data.threshold} of its attention${Number.isNaN(weight) ? "" : `, ${fmt(weight)} on average`}.`
-        : share > 0 ? `Sometimes a sink head: in ${percent(share)} of samples position ${own} gets more than ${data.threshold} of its attention.`
+        : share >= 50 ? `A sink head: in ${percent(share)} of samples ${gets} more than ${data.threshold} of its attention${Number.isNaN(weight) ? "" : `, ${fmt(weight)} on average`}.`
+        : share > 0 ? `Sometimes a sink head: in ${percent(share)} of samples ${gets} more than ${data.threshold} of its attention.`
         : `Not a sink head: in no sample does any position get more than ${data.threshold} of its attention on average.`;
       curve.replaceChildren();
       if (received) {
@@ -840,6 +845,63 @@
       painters.push(() => { scoresView.key.paint(); weightsView.key.paint(); paintMaps(); });
     }
     return { show };
+  }
+
+  // ---------------------------------------------------------------- pictures, with what their patches receive
+  function pictures() {
+    const shown = data.pictures, [rows, columns] = shown.grid, first = shown.names.length - rows * columns;
+    const layers = shown.received[0].length, heads = shown.received[0][0].length;
+    const choice = (label, entries, value) => {
+      const picker = el("select", {}, ...entries.map(([key, text]) => el("option", { value: key, text })));
+      picker.value = value;
+      picker.addEventListener("change", () => paint());
+      return [picker, el("label", {}, label, picker)];
+    };
+    const range = (count) => [...Array(count).keys()];
+    // The layer in which a sink of several positions gets the most, or else any position behind the first.
+    const roles = shown.names.map((name) => /^(corner patch|register)/.test(name));
+    const weight = (layer) => shown.received.flatMap((sample) => sample[layer]).reduce((sum, head) => sum + head.reduce((a, b, i) => a + (roles[i] ? b : 0), 0), 0);
+    const best = range(layers).reduce((a, b) => (weight(b) > weight(a) ? b : a), 0);
+    const [measure, measureLabel] = choice("Show", [["received", "attention received"], ["norms", "hidden norm"], ["none", "the picture"]], "received");
+    const [layer, layerLabel] = choice("Layer", range(layers).map((i) => [String(i), String(i)]), String(best));
+    const [head, headLabel] = choice("Head", [["mean", "mean of all"], ...(heads > 1 ? range(heads).map((i) => [String(i), String(i)]) : [])], "mean");
+    $("picture-tools").append(measureLabel, layerLabel, headLabel);
+    const values = (sample) => {
+      const at = Number(layer.value);
+      if (measure.value === "norms") return shown.norms[sample][Math.min(at + 1, shown.norms[sample].length - 1)];
+      const all = shown.received[sample][at];
+      return (head.value === "mean" ? shown.names.map((_, i) => all.reduce((sum, one) => sum + one[i], 0) / heads) : all[Number(head.value)]).map((v) => v / 1e4);
+    };
+    const words = (value) => (measure.value === "norms" ? fmt(value) : percent(100 * value));
+    function paint() {
+      const all = shown.images.map((_, sample) => values(sample)), most = Math.max(...all.flatMap((each) => each.slice(first)), 1e-9);
+      head.disabled = measure.value !== "received";
+      $("picture-host").replaceChildren(...shown.images.map((address, sample) => {
+        const each = all[sample];
+        const drawing = svg("svg", { viewBox: `0 0 ${columns} ${rows}`, role: "img" }, svg("image", { href: address, width: columns, height: rows, preserveAspectRatio: "none" }));
+        for (let place = 0; place < rows * columns; place++) {
+          const value = each[first + place], name = shown.names[first + place], x = place % columns, y = Math.floor(place / columns);
+          if (measure.value !== "none") drawing.append(svg("rect", { x, y, width: 1, height: 1, fill: "#e8174b", "fill-opacity": (0.85 * Math.sqrt(Math.max(0, value) / most)).toFixed(3) }));
+          if (measure.value !== "none" && roles[first + place]) drawing.append(svg("rect", { class: "role", x: x + 0.05, y: y + 0.05, width: 0.9, height: 0.9 }));
+        }
+        drawing.addEventListener("pointermove", (event) => {
+          const box = drawing.getBoundingClientRect();
+          const x = Math.min(columns - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * columns)));
+          const y = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * rows)));
+          const place = first + y * columns + x;
+          showTip(`${shown.names[place]}\n${measure.value === "none" ? "" : words(each[place])}`, event.clientX, event.clientY);
+        });
+        drawing.addEventListener("pointerleave", hideTip);
+        const of = (test) => each.filter((_, i) => test(shown.names[i]));
+        const sum = (list) => list.reduce((a, b) => a + b, 0);
+        const corners = of((name) => name.startsWith("corner")), front = shown.names.slice(0, first).map((name, i) => `${name} ${words(each[i])}`);
+        const group = corners.length ? [measure.value === "norms" ? `corner patches ${words(sum(corners) / corners.length)} on average` : `corner patches ${words(sum(corners))} together`] : [];
+        const said = measure.value === "none" ? "" : [...group, ...front.slice(0, 6)].join(", ");
+        drawing.setAttribute("aria-label", `${shown.sources[sample]}. ${said}`);
+        return el("figure", {}, drawing, el("figcaption", {}, el("b", { text: shown.sources[sample] }), said ? `: ${said}` : ""));
+      }));
+    }
+    paint();
   }
 
   // ---------------------------------------------------------------- the comparison

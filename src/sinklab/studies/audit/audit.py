@@ -105,7 +105,7 @@ def audit(
             summary=audit.summary,
             table=audit.table,
             display=display,
-            files=lambda folder: write_maps(audit.maps, loaded, audit.shown, folder / "maps.safetensors"),
+            files=lambda folder: write_maps(audit, loaded, folder),
             page=write_report,
             loaded=loaded,
             config={

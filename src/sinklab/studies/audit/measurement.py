@@ -25,6 +25,7 @@ from sinklab.models.processor import kind_of
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import policies as policy_registry
 from sinklab.registry import probes as probe_registry
+from sinklab.report.pictures import PICTURES_FILE
 from sinklab.report.words import bos_words
 from sinklab.results.metric import definitions
 from sinklab.results.run import Progress
@@ -32,7 +33,7 @@ from sinklab.results.summaries import Comparison, Refused
 from sinklab.results.table import append, make_table
 from sinklab.sinks import SinkFinder, Sinks, SinkWeights
 from sinklab.studies.audit.certificate import certified
-from sinklab.studies.audit.maps import AttentionMaps
+from sinklab.studies.audit.maps import AttentionMaps, OnPatches
 from sinklab.studies.audit.summary import Condition, summarize
 from sinklab.studies.cache.cache_policies import compared
 from sinklab.studies.cache.long_texts import long_texts
@@ -69,6 +70,7 @@ class Audited:
         table: the long table of all conditions and sections.
         record: entries of ``run.json`` besides the settings.
         maps: attention maps of the first samples.
+        patches: what their patches receive, of pictures.
         shown: these samples.
     """
 
@@ -76,6 +78,7 @@ class Audited:
     table: pd.DataFrame
     record: dict[str, Any]
     maps: AttentionMaps
+    patches: OnPatches | None
     shown: Samples
 
 
@@ -155,7 +158,9 @@ def measure_audit(
     shown = drawn.take(slice(MAP_SAMPLES))
 
     maps = AttentionMaps(MAP_TILES, _longest(drawn) or 0)
-    run_probes(loaded.model, shown, [maps], batch_size=MAP_SAMPLES, progress=progress, stage="attention maps")
+    patches = OnPatches() if drawn.grid is not None and drawn.pictures is not None else None
+    seen = [maps, *([patches] if patches else [])]
+    run_probes(loaded.model, shown, seen, batch_size=MAP_SAMPLES, progress=progress, stage="attention maps")
 
     summary = summarize(
         loaded,
@@ -204,7 +209,7 @@ def measure_audit(
         "checks": checks(probed.session, identity),
         "calls": dict(probed.session.calls),
     }
-    return Audited(summary, append(tables), record, maps, shown)
+    return Audited(summary, append(tables), record, maps, patches, shown)
 
 
 def _policies(
@@ -288,9 +293,16 @@ def _plan(text: Corpus, kind: Kind, main_bos: bool, has_bos: bool) -> list[tuple
     return plan
 
 
-def write_maps(maps: AttentionMaps, loaded: LoadedModel, shown: Samples, path: Path) -> None:
+def write_maps(audited: Audited, loaded: LoadedModel, folder: Path) -> None:
     from safetensors.numpy import save_file
 
+    maps, shown, path = audited.maps, audited.shown, folder / "maps.safetensors"
+    on_patches = audited.patches.arrays() if audited.patches else {}
+    if on_patches and shown.pictures is not None:
+        facts = {"grid": shown.grid, "names": shown.names, "sources": shown.sources}
+        about = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()}
+        save_file({"pictures": shown.pictures.numpy(), **on_patches}, folder / PICTURES_FILE, metadata=about)
+        (folder / PICTURES_FILE).chmod(0o644)
     length = _longest(shown)
     if length is None:  # modules differ in their positions, or positions are those of windows, which stand in the batch
         return

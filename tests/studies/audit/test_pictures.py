@@ -1,0 +1,98 @@
+"""An audit of pictures and of sound: what it writes, what the page draws over pictures, and which sections it does not have."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from transformers import SwinConfig, SwinModel, ViTConfig, ViTForImageClassification
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+from sinklab import audit
+from sinklab.errors import ResultError
+from sinklab.models.loading import wrap_model
+from sinklab.report import pictures as page_pictures
+from sinklab.report.pictures import picture_data
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def processor(edge):
+    return ViTImageProcessorPil(size={"height": edge, "width": edge})
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory):
+    torch.manual_seed(0)
+    model = ViTForImageClassification(ViTConfig(**SIZES, image_size=56, patch_size=8, num_labels=3)).eval()
+    loaded = wrap_model(model, processor=processor(56), name="toy")
+    folder = tmp_path_factory.mktemp("pictures") / "audit"
+    return model, audit(loaded, samples=4, threshold=0.075, certificate=True, causes=True, out=folder)
+
+
+def test_a_page_has_the_pictures(audited):
+    model, result = audited
+    data = picture_data(result.folder)
+    stored = load_file(result.folder / "pictures.safetensors")
+    assert (data["grid"], len(data["names"]), data["averaged"]) == ([7, 7], 50, False)
+    assert stored["pictures"].shape == (3, 56, 56, 3)
+    with torch.no_grad():
+        pixels = torch.from_numpy(stored["pictures"]).permute(0, 3, 1, 2) / 127.5 - 1
+        model.set_attn_implementation("eager")
+        output = model(pixels, output_attentions=True, output_hidden_states=True)
+    received = torch.stack(output.attentions, 1).mean(3)
+    assert stored["received"] == pytest.approx(received.numpy(), abs=1e-6)
+    assert np.array(data["received"]) / 1e4 == pytest.approx(received.numpy(), abs=1e-4)
+    # The last state of the output has been normalised; a session sees it before.
+    assert stored["norms"][:, :2] == pytest.approx(torch.stack(output.hidden_states, 1)[:, :2].norm(dim=-1).numpy(), rel=1e-5)
+    page = (result.folder / "report.html").read_text(encoding="utf-8")
+    assert 'id="picture-host"' in page
+    assert page.count("data:image/webp;base64,") == 3
+
+
+def test_the_summary_names_what_it_found_and_what_there_is_not(audited):
+    summary = audited[1].summary
+    assert (summary["kind"], summary["seq_len"], summary["loss"], summary["loss_kind"]) == ("image", 50, None, "class")
+    assert [condition["corpus"] for condition in summary["conditions"]] == ["photographs", "noise", "constant"]
+    # Attention of a random model looks everywhere alike: four of 50 positions get 0.08 of it.
+    assert summary["sinks"]["sinks"][0]["name"] == "the corner patches"
+    assert "an attention sink at the corner patches (positions 1, 7, 43 and 49)" in summary["finding"]
+    assert summary["sink_role"] == "the corner patches (positions 1, 7, 43, 49)"
+    for section in ("cache", "certificate", "causes"):
+        assert summary[section]["refused"].startswith("not for a model of pictures: ")
+    assert not any("BOS" in sentence for sentence in summary["text"])
+    record = json.loads((audited[1].folder / "run.json").read_text())
+    assert (record["corpus"]["name"], record["config"]["seq_len"]) == ("photographs", 50)
+
+
+def test_pages_average_the_heads_of_large_models(audited, monkeypatch):
+    monkeypatch.setattr(page_pictures, "MOST_NUMBERS", 10)
+    data = picture_data(audited[1].folder)
+    stored = load_file(audited[1].folder / "pictures.safetensors")["received"]
+    assert data["averaged"]
+    assert np.array(data["received"])[:, :, 0] / 1e4 == pytest.approx(stored.mean(2), abs=1e-4)
+
+
+@pytest.mark.parametrize("change", [{"norms": np.zeros((3, 3, 9), np.float32)}, {"pictures": np.zeros((3, 4), np.uint8)}, None])
+def test_a_damaged_file_is_refused(audited, tmp_path, change):
+    path = tmp_path / "pictures.safetensors"
+    if change is None:
+        path.write_bytes(b"nothing")
+    else:
+        about = {"grid": "[7, 7]", "names": json.dumps(["x"] * 50), "sources": '["a", "b", "c"]'}
+        save_file(load_file(audited[1].folder / "pictures.safetensors") | change, path, metadata=about)
+    with pytest.raises(ResultError, match=r"pictures.safetensors.*audit again"):
+        picture_data(tmp_path)
+
+
+def test_windows_have_no_panel_and_no_maps(tmp_path):
+    torch.manual_seed(0)
+    config = SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4)
+    loaded = wrap_model(SwinModel(config).eval(), processor=processor(32))
+    result = audit(loaded, samples=3, out=tmp_path / "audit")
+    assert result.summary["seq_len"] == 16
+    files = {path.name for path in result.folder.iterdir()}
+    assert files == {"report.html", "summary.json", "table.parquet", "run.json"}
