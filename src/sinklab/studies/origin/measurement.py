@@ -15,7 +15,7 @@ from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.results.intervals import Interval, mean_over_items
-from sinklab.results.metric import Coordinates, Metric, Row
+from sinklab.results.metric import Row
 from sinklab.results.run import Progress, silent
 from sinklab.results.summaries import Difference, OriginEdit, OriginFound, OriginHead, OriginSummary, OriginUnit
 from sinklab.results.table import make_table
@@ -23,42 +23,13 @@ from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments
 from sinklab.studies.origin.ablation import MODES, Edit, Measured, Mode, new_values, read_columns, run_edits
 from sinklab.studies.origin.decomposition import Decomposition, Part, decompose
+from sinklab.studies.origin.rows import origin_rows
 from sinklab.studies.origin.structure import Block, Structure, Sublayer, find_structure
 from sinklab.studies.origin.tracing import Birth, Growth, Place, birth_of, measure_growth, spike_places
 from sinklab.studies.origin.words import sentences, verdict
 from sinklab.studies.origin.writers import Writer, writer_of
 
 __all__ = ["ROWS_AT_ONCE", "Located", "decoded", "locate_origins", "origin_section", "require_settings"]
-
-PROBE = "origin"
-NORM_RATIO = Metric(
-    "place_norm_ratio",
-    "ratio",
-    "Mean norm at a place over the mean norm of other tokens in what leaves the block (layer -1: what enters the first one).",
-    range=(0.0, float("inf")),
-)
-WRITTEN = Metric(
-    "unit_write",
-    "norm",
-    "What one unit (head column: its number) adds to the write at the sink, along the direction of the mean write.",
-)
-CHANNEL_WRITE = Metric(
-    "channel_write", "norm", "Mean over samples of the write at the sink in one channel, whose number stands as key_position."
-)
-SPIKE = Metric(
-    "spike_times_median",
-    "ratio",
-    "Mean over samples of largest over median size of the hidden state, at the block behind the origin where it is largest.",
-    range=(0.0, float("inf")),
-)
-PLACE_WEIGHT = Metric(
-    "place_weight",
-    "weight",
-    "Mean over samples and queries of the weight on all places of one origin together; with a head of that head, else over the "
-    "heads behind the origin that give at least half as much as the strongest of them.",
-    range=(0.0, 1.0),
-)
-ORIGIN_LOSS = Metric("origin_loss_change", "nats", "Mean over samples of the change of their mean loss under the edit.")
 
 PLACES = 8
 """Sinks that are followed at most, the strongest first."""
@@ -302,7 +273,7 @@ def _origin(setting: _Setting, place: Place, birth: Birth) -> tuple[OriginFound,
     entry = _entry(setting, place, at, birth, by, sublayer, pull, split, writer, clean, own, spike_block, outcomes)
     entry["heads"] = _heads(clean, own, list(zip(edits, measured, strict=True)))
     entry["verdict"] = verdict(entry)
-    return entry, list(_rows(setting, entry, clean)), float(clean.loss.nanmean())
+    return entry, list(origin_rows(entry, clean, len(setting.samples))), float(clean.loss.nanmean())
 
 
 def _run(setting: _Setting, edits: Sequence[Edit], at: Tensor, writers: dict[int, Writer | None], stage: str) -> list[Measured]:
@@ -534,32 +505,3 @@ def _heads(clean: Measured, own: _Heads, measured: Sequence[tuple[tuple[str, Edi
     return sorted(listed, key=lambda head: (not head["own"], -(head["weight"] or 0.0)))[
         : max(HEADS, sum(h["own"] for h in listed))
     ]
-
-
-def _rows(setting: _Setting, entry: OriginFound, clean: Measured) -> Iterator[Row]:
-    """Rows of the long table about one place."""
-    common: Coordinates = {"probe": PROBE, "sink": entry["place"], "count": len(setting.samples)}
-    for number, (place, others) in enumerate(zip(entry["norms"]["place"], entry["norms"]["others"], strict=True)):
-        if others and math.isfinite(place):
-            yield {**common, "metric": NORM_RATIO, "value": place / others, "layer": number - 1}
-    if entry["block"] is not None:
-        at: Coordinates = {**common, "layer": entry["block"], "module": str(entry["module"])}
-        for unit in entry["units"]:
-            yield {**at, "metric": WRITTEN, "value": unit["along"], "head": unit["unit"]}
-        for channel in entry["channels"]:
-            yield {**at, "metric": CHANNEL_WRITE, "value": channel["value"], "key_position": int(channel["channel"])}
-    for label, values in clean.weights.items():
-        for head, value in enumerate(values.nanmean(0).tolist()):
-            if math.isfinite(value):
-                cell: Coordinates = {**common, "module": label, "layer": clean.layers[label], "head": head}
-                yield {**cell, "metric": PLACE_WEIGHT, "value": value}
-    yield {**common, "metric": SPIKE, "value": entry["spike"]}
-    for edit in entry["edits"]:
-        edited: Coordinates = {**common, "intervention": f"{edit['on']}: {edit['edit']}"}
-        yield {**edited, "metric": SPIKE, "value": edit["spike"]}
-        if edit["weight"] is not None:
-            yield {**edited, "metric": PLACE_WEIGHT, "value": edit["weight"]}
-        if edit["loss"] is not None:
-            for bound, value in edit["loss"].items():
-                metric = ORIGIN_LOSS if bound == "mean" else ORIGIN_LOSS.bound(bound)
-                yield {**edited, "metric": metric, "value": float(value)}  # type: ignore[arg-type]  # an interval has both ends
