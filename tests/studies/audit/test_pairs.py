@@ -106,6 +106,7 @@ def test_the_loss_is_the_models_own(result, tsv):
     drawn = draw_samples(loaded, resolve_corpus(str(tsv)), seq_len=LENGTH, samples=16, seed=0, bos=True)
     with torch.no_grad():
         own = loaded.model(**{k: v for k, v in drawn.arguments.items() if k != "decoder_input_ids"}, labels=drawn.targets).loss
+    assert "policies have no loss to compare" in result.summary["cache"]["refused"]
     assert result.summary["loss"] == pytest.approx(own.item(), rel=1e-5)
     assert (result.summary["loss_kind"], result.summary["bits_per_byte"]) == ("target token", None)
 

@@ -537,7 +537,9 @@
         title: "Sink rate of every position", axis: "percent of samples × layers × heads", height: 170, area: true,
         labels: data.bins.map(([begin]) => String(begin)), series: data.positionRate,
         tip: (i) => binName(data.bins[i]),
-        caption: "The last positions are seen by few queries, their own among them; a high rate at the very end is not a sink.",
+        // Where every query sees every key, as in an encoder, the last positions count like all others.
+        caption: data.lastCandidate < data.bins.at(-1)[1] || data.positionRate.length > 1
+          ? "The last positions of a causal text are seen by few queries, their own among them; a high rate at the very end is not a sink." : undefined,
       });
     } else $("profile").append(el("p", { class: "missing", text: "The sink rate was not measured per position." }));
     for (const figure of data.figures) chart($("figures"), figure);

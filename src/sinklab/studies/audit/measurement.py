@@ -35,7 +35,7 @@ from sinklab.sinks import SinkFinder, Sinks, SinkWeights
 from sinklab.studies.audit.certificate import certified
 from sinklab.studies.audit.maps import AttentionMaps, OnPatches
 from sinklab.studies.audit.summary import Condition, summarize
-from sinklab.studies.cache.cache_policies import compared
+from sinklab.studies.cache.cache_policies import compared, require_next_token
 from sinklab.studies.cache.long_texts import long_texts
 from sinklab.studies.cache.policy_plan import checked_budgets, default_length
 from sinklab.studies.causes.measurement import causes_section
@@ -226,6 +226,7 @@ def _policies(
     bos = bool(summary["bos"])
     names = [name for name in POLICIES if name in policy_registry]
     try:
+        require_next_token(loaded)
         (budget,) = checked_budgets(loaded, None, SINKS)[-1:]
         budget = max(max(SINKS) + 1, min(budget, LARGEST_CACHE))
         length = max(4 * budget, min(default_length(loaded, [budget]), LONGEST_TEXT))

@@ -30,7 +30,7 @@ from sinklab.streaming.rotation import read_rotations
 from sinklab.studies.cache.policy_plan import label, left_out_row, plan_policies
 from sinklab.studies.cache.recommendation import recommend
 
-__all__ = ["compared"]
+__all__ = ["compared", "require_next_token"]
 
 SUMMARY_VERSION = 1
 LOSS_BY_POSITION = Metric(
@@ -59,6 +59,18 @@ class _Measured:
     reading: float
 
 
+def require_next_token(loaded: LoadedModel) -> None:
+    """Refuse a model that policies have no loss for.
+
+    Raises:
+        UnsupportedModelError: it predicts no next token.
+    """
+    if not is_causal_lm(loaded.model):
+        raise UnsupportedModelError(
+            f"{type(loaded.model).__name__} predicts no next token, so policies have no loss to compare"
+        )
+
+
 def compared(
     loaded: LoadedModel,
     rows: Tensor,
@@ -83,10 +95,7 @@ def compared(
         steps: single tokens that are timed.
         briefly: take policies that no recommendation rests on at the largest size only.
     """
-    if not is_causal_lm(loaded.model):
-        raise UnsupportedModelError(
-            f"{type(loaded.model).__name__} predicts no next token, so policies have no loss to compare"
-        )
+    require_next_token(loaded)
     length, held = rows.shape[1], max(budgets)
     if length <= held + 1:
         raise InputError(
