@@ -23,6 +23,7 @@ BENCHMARKS = (
     "long_context",
     "end_to_end",
     "short_texts",
+    "audit_time",
     "flash_null",
     "row_blocks",
     "linear",

@@ -68,7 +68,7 @@ def measure() -> list[Bar]:
                     "matrices": functools.partial(by_matrices, eager, tokens),
                     "sinklab": functools.partial(by_sinklab, fast, tokens),
                 },
-                5 if length > 1000 else 10,
+                2 if length > 500 else 5,
             )
             what = f"sink rate of {length} tokens ÷ output_attentions and the mean of its matrices ({name})"
             bars.append(Bar("short texts", what, times["sinklab"] / times["matrices"], "<=", 1.0))
