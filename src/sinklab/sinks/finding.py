@@ -391,7 +391,7 @@ class SinkFinder(Watcher):
             by_head = np.concatenate([module.sums[called][:, 0].double().numpy() for module in modules])
             most = max(hits.count[hits.position == position].sum() for position in positions)
             columns = [_column(module, position) for module in modules for position in positions]
-            weight, seen = (sum(float(column[which].sum()) for column in columns) for which in (0, 1))
+            weight, seen = (float(np.sum([part.sum() for part in parts])) for parts in list(zip(*columns, strict=True))[:2])
             sink = Sink(
                 kind="group", positions=positions, called=called, mass=len(positions) * weight / max(seen, 1.0),
                 **_by_head(by_head, cases, heads),
