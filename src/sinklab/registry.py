@@ -268,7 +268,8 @@ def entry_points(plural: str) -> Sequence[importlib.metadata.EntryPoint]:
 @functools.lru_cache(maxsize=2)
 def _entry_points(folders: tuple[tuple[str, int], ...]) -> importlib.metadata.EntryPoints:
     """Those of all packages, of every group: one search for all kinds."""
-    return importlib.metadata.entry_points()
+    # Python 3.11 gives a class of its own, which selects as the later one does.
+    return typing.cast(importlib.metadata.EntryPoints, importlib.metadata.entry_points())
 
 
 def _file_docstring(text: str) -> str | None:
