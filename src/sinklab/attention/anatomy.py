@@ -171,12 +171,10 @@ def off_seam_modules(model: nn.Module) -> list[str]:
     return [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
 
 
-@functools.cache
 def _uses_table(cls: type) -> bool:
-    return bool(re.search(r"ALL_ATTENTION_FUNCTIONS", _source(cls.forward))) if hasattr(cls, "forward") else False
+    return "ALL_ATTENTION_FUNCTIONS" in _source(cls.forward) if hasattr(cls, "forward") else False
 
 
-@functools.cache
 def _has_own_attention(cls: type) -> bool:
     return bool(re.search(r"[sS]oftmax|scaled_dot_product_attention|baddbmm|torch\.bmm|einsum", _source(cls)))
 

@@ -107,7 +107,7 @@ def reproduce(
     if (out / "runs" / scale if models is None else out / "measured" / CHECKPOINT).is_dir():
         tell(f"going on in {out}: what has been trained and measured there is not done again")
     elif models is None:
-        tell(engine.foreseen(wanted, scale, settings["seeds"]))
+        tell(engine.foreseen(wanted, settings["scale"], settings["seeds"]))
     if models is not None:
         from sinklab.studies.reproduce.checkpoints import reproduce_on
 
