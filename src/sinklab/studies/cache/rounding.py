@@ -34,7 +34,7 @@ BYTES = Metric(
     "cache_bytes_ratio",
     "ratio",
     "Bytes of a cache of integers over those of the same cache in the model's dtype.",
-    range=(0, None),
+    range=(0.0, float("inf")),
 )
 
 READ = 64
