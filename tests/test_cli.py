@@ -287,6 +287,9 @@ def test_markup_in_what_users_name_is_shown_as_it_is(capsys):
     summary = {
         "model": "[red]model[/red]",
         "operation": "softmax",
+        "kind": "text",
+        "loss_kind": "next token",
+        "bos_name": "BOS",
         "num_heads": 1,
         "corpus": "c",
         "bos": 1,

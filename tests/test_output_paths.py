@@ -25,6 +25,7 @@ FOLDERS = {
     "cache": ["nowhere"],
     "causes": ["nowhere"],
     "origin": ["nowhere"],
+    "quantize": ["nowhere"],
     "depend": ["nowhere"],
     "trigger": ["--seeds", "0"],
     "retrieval": ["--seeds", "0"],
@@ -47,9 +48,12 @@ def run(*line: object) -> str:
     """The error of a line that is refused."""
     done = CliRunner().invoke(app, [str(word) for word in line])
     assert (done.exit_code, done.stdout) == (2, ""), done.output
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-    return done.stderr
+    *before, error = done.stderr.splitlines()
+    assert error.startswith("error: ")
+    # What a command will take is said before it looks at a folder that others may use too.
+    assert all(said.startswith("claims: 1, ") for said in before), done.stderr
+    assert len(before) == (line[0] == "reproduce" and " is in use by " in error)
+    return error
 
 
 def test_these_are_all_that_write():

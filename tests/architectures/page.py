@@ -1,4 +1,5 @@
 """Writes docs/architectures.md from the zoo: ``python -m tests.architectures.page``; a test fails when the page is stale."""
+# ruff: noqa: E501  (tables of the page have long lines)
 
 from __future__ import annotations
 
@@ -63,6 +64,26 @@ reported apart, and the loss is that of the target's tokens. Neither has a cache
 and no certificate either, and every command that cannot serve them says so in one line.
 """
 
+PICTURES = """## Pictures and sound from the command line
+
+`sinklab audit` and `measure` read pictures and recordings through the processor of the checkpoint ([corpora](corpora.md#pictures)). Positions
+are named from the configuration, and the number of them is checked on a sample: where the two do not agree, positions have numbers only.
+
+| models | positions | what is special |
+|---|---|---|
+| ViT, DeiT, DINOv2 (with and without registers), DINOv3, BEiT | `[CLS]`, `[DIST]`, `register 0` …, `patch (row, column)` | corner patches and registers are also looked at together, where they are at most a tenth of all positions |
+| CLIP, SigLIP | as these | of a model with two towers that of pictures is measured; the pooling head of SigLIP is off the interface and named as such |
+| Swin | `place (row, column) of a window` | windows stand in the batch: a position is one inside its window, and a sink one of windows; Swin v2 is off the interface |
+| wav2vec2, HuBERT | `frame 12` | `--seq-len` frames |
+| Whisper | `frame 12` | its encoder, half a minute at a time |
+| spectrogram transformers (AST) | `[CLS]`, `[DIST]`, `patch (frequency, time)` | the length of their processor |
+| VideoMAE | | refused: corpora hold no videos |
+| ViT-MAE | | refused: it hides patches at random, so that no two forwards agree |
+
+Artefacts of backbones without registers often stand on another patch in every picture (Darcet et al. 2023, arXiv 2309.16588). Such a patch is no
+position, and is not found as a sink; norms and activations show it.
+"""
+
 CLOSING = """## Refused at run time
 
 | what | why | instead |
@@ -115,7 +136,7 @@ def page() -> str:
         for entry in OFF_SEAM
     ]
     parts.append("## Off the interface\n\n" + table(("family", "class", "tier", "why", "what is special"), own) + "\n")
-    return "\n".join([*parts, CLOSING])
+    return "\n".join([*parts, PICTURES, CLOSING])
 
 
 if __name__ == "__main__":

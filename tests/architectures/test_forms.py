@@ -221,7 +221,9 @@ def test_longer_sequences_stay_within_the_tolerance(family: str) -> None:
         model = build(ZOO[family], backend, **longest)
         with attend(model, probes=[], verify=True) as session:
             forward(model, {"input_ids": tokens})
-        assert 0 < session.checks["largest_error"] < 0.5
+        assert session.checks["calls_verified"] == 2
+        # `eager` is the same products in the same order, and may come out to the bit.
+        assert (0 if backend == "eager" else 1e-12) <= session.checks["largest_error"] < 0.5
 
 
 class _Products(Watcher):

@@ -11,6 +11,8 @@ import pytest
 import torch
 from tests.conftest import make_sinklm
 from tests.studies.causes.planted import planted
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -175,9 +177,10 @@ def test_two_domains_and_no_sink(checkpoint):
 
 
 def test_a_masked_model_is_scored_at_masked_tokens(tokenizer):
-    tokenizer = type(tokenizer)(
-        tokenizer_object=tokenizer.backend_tokenizer, bos_token="<bos>", mask_token="<eos>", sep_token="e"
-    )
+    own = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    ends = [(token, own.token_to_id(token)) for token in ("<bos>", "e")]
+    own.post_processor = TemplateProcessing(single="<bos> $A e", special_tokens=ends)
+    tokenizer = type(tokenizer)(tokenizer_object=own, bos_token="<bos>", mask_token="<eos>", sep_token="e")
     torch.manual_seed(0)
     model = BertForMaskedLM(
         BertConfig(
