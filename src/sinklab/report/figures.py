@@ -293,7 +293,7 @@ def head_data(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> tuple[di
         if values is not None:
             blobs[f"blob-{name}"], scale = pack_unsigned(pool_positions(values, bins))
             arrays[name] = {"shape": shape, "scale": scale}
-    own = _own_sinks(audit, rates)
+    own = _own_sinks(audit, rates, received)
     data: dict[str, Any] = {
         "threshold": audit.threshold,
         "grid": [dataclasses.asdict(row) for row in numbers.grid],
@@ -314,6 +314,7 @@ def head_data(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> tuple[di
         "ownSink": own.tolist(),
         "headNumbers": [],
         "angle": _angle(audit, own),
+        "sample": audit.summary.get("kind") or "text",
         "positionRate": None,
         "maps": None,
         "tokens": [],
@@ -407,8 +408,11 @@ def last_candidate(audit: Audit) -> int:
     return max(1, math.ceil(0.75 * audit.num_positions))
 
 
-def _own_sinks(audit: Audit, rates: NDArray[np.float64] | None) -> NDArray[np.int64]:
-    """Each head's own sink position; the model's strongest where the head has none. ``(modules, num_heads)``."""
+def _own_sinks(audit: Audit, rates: NDArray[np.float64] | None, received: NDArray[np.float64] | None) -> NDArray[np.int64]:
+    """Each head's own sink position; the model's strongest where the head has none. ``(modules, num_heads)``.
+
+    Of a sink that is several positions together, it is the one that gets most of the head.
+    """
     column = sink_column(audit) or 0
     own = np.full((len(audit.numbers.grid), audit.numbers.num_heads), column, dtype=np.int64)
     if rates is not None and rates.size:
@@ -416,7 +420,13 @@ def _own_sinks(audit: Audit, rates: NDArray[np.float64] | None) -> NDArray[np.in
         filled = np.nan_to_num(rates[..., : last_candidate(audit)])
         if column >= filled.shape[-1]:
             return own
-        own = np.where(filled.max(axis=-1) > filled[..., column], filled.argmax(axis=-1), own)
+        together = np.asarray(sink_columns(audit))
+        if sink_column(audit) is None and together.size and received is not None:
+            own = together[np.nan_to_num(received[..., together]).argmax(axis=-1)]
+            strongest = np.asarray(head_rates(audit, sinks_of(audit.summary)[0]["heads"]))
+        else:
+            strongest = filled[..., column]
+        own = np.where(filled.max(axis=-1) > strongest, filled.argmax(axis=-1), own)
     return own
 
 

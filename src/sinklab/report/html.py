@@ -76,6 +76,7 @@ def render_report(audit: Audit) -> str:
         "without": bos_words(False, audit.summary.get("bos_name")),
         "loss_definition": audit.summary.get("loss_definition"),
         "loss_unit": loss_unit(audit.summary),
+        "sample": audit.summary.get("kind") or "text",
         "policies": policy_section(audit.summary["cache"]) if "cache" in audit.summary else None,
         "certificate": certificate_section(audit.summary.get("certificate")),
         "causes": causes_section(audit.summary.get("causes")),
@@ -141,7 +142,11 @@ def _conditions(audit: Audit, part: str = "") -> list[dict[str, Any]]:
             before = f"{part} · " if part else ""
             name = before + condition_name(entry.get("corpus"), entry.get("bos"), audit.summary)
             keys = ("loss", "sink_rate_gu2024", "top_position", "top_rate")
-            result.append({"name": name, **{key: entry.get(key) for key in keys}})
+            shown = {key: entry.get(key) for key in keys}
+            if audit.summary.get("kind", "text") != "text" and entry.get("sink_rate") is not None:
+                # Several patches may be one sink, of which no single one is the strongest.
+                shown |= {"top_position": entry["sink"], "top_rate": entry["sink_rate"]}
+            result.append({"name": name, **shown})
     return result
 
 

@@ -393,4 +393,10 @@ def test_rows_name_their_metrics_and_the_place(samples):
         "origin_loss_change",
     } <= names
     assert {row["sink"] for row in located.rows} == {"position 0"}
+    # Who counts heads and positions in the table, as the page does, must find none but the model's.
+    assert max(row.get("head", 0) for row in located.rows) < 4
+    assert not any("key_position" in row for row in located.rows)
+    units = [row["module"] for row in located.rows if row["metric"].name == "unit_write"]
+    assert units
+    assert all(", unit " in module for module in units)
     assert dataclasses.is_dataclass(located)

@@ -650,7 +650,7 @@
       }
       body.append(el("fieldset", { id: "samples" }, el("legend", { text: "Sample" }), segments, el("span", { class: "hint", id: "map-words" })));
       body.append(el("div", { class: "pair" }, scoresView.node, weightsView.node), readout);
-      body.append(el("div", { class: "strip-head" }, el("h3", { text: "The sample as text" }), stripWords), strip);
+      body.append(el("div", { class: "strip-head" }, el("h3", { text: data.sample === "text" ? "The sample as text" : "The positions of the sample" }), stripWords), strip);
       if (maps.reduced) body.append(el("p", { class: "hint", text: maps.reduced }));
     } else body.append(el("p", { class: "missing", text: "No attention maps were recorded in this audit." }));
     body.append(el("div", { class: "below" }, el("div", {}, curve, angle), el("div", {}, el("h3", { text: "This head in numbers" }), numbers)));
@@ -835,8 +835,8 @@
       const unpacked = await inflate(`blob-map-${sample}-${module}`);
       if (mine !== turn) return; // another head was chosen while this one was unpacked
       bytes = unpacked;
-      words.textContent = maps.tile === 1 ? plural(maps.seqLen, "token")
-        : `${fmt(maps.seqLen, 6)} tokens; each tile is the largest of ${maps.tile} × ${maps.tile}, so a one-pixel column survives`;
+      words.textContent = maps.tile === 1 ? plural(maps.seqLen, data.sample === "text" ? "token" : "position")
+        : `${fmt(maps.seqLen, 6)} ${data.sample === "text" ? "tokens" : "positions"}; each tile is the largest of ${maps.tile} × ${maps.tile}, so a one-pixel column survives`;
       paintMaps();
       $("panel").dataset.shown = `${sample}-${row}-${head}`;
     }

@@ -21,10 +21,10 @@ NORM_RATIO = Metric(
 WRITTEN = Metric(
     "unit_write",
     "norm",
-    "What one unit (head column: its number) adds to the write at the sink, along the direction of the mean write.",
+    "What one unit, whose number ends the module's name, adds to the write at the sink, along the direction of the mean write.",
 )
 CHANNEL_WRITE = Metric(
-    "channel_write", "norm", "Mean over samples of the write at the sink in one channel, whose number stands as key_position."
+    "channel_write", "norm", "Mean over samples of the write at the sink in one channel, whose number ends the module's name."
 )
 SPIKE = Metric(
     "spike_times_median",
@@ -49,11 +49,13 @@ def origin_rows(entry: OriginFound, clean: Measured, samples: int) -> Iterator[R
         if others and math.isfinite(place):
             yield {**common, "metric": NORM_RATIO, "value": place / others, "layer": number - 1}
     if entry["block"] is not None:
-        at: Coordinates = {**common, "layer": entry["block"], "module": str(entry["module"])}
+        # Units and channels are neither heads nor positions, whose columns others count.
+        at: Coordinates = {**common, "layer": entry["block"]}
         for unit in entry["units"]:
-            yield {**at, "metric": WRITTEN, "value": unit["along"], "head": unit["unit"]}
+            yield {**at, "metric": WRITTEN, "value": unit["along"], "module": f"{entry['module']}, unit {unit['unit']}"}
         for channel in entry["channels"]:
-            yield {**at, "metric": CHANNEL_WRITE, "value": channel["value"], "key_position": int(channel["channel"])}
+            named = f"{entry['module']}, channel {int(channel['channel'])}"
+            yield {**at, "metric": CHANNEL_WRITE, "value": channel["value"], "module": named}
     for label, values in clean.weights.items():
         for head, value in enumerate(values.nanmean(0).tolist()):
             if math.isfinite(value):
