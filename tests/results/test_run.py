@@ -69,6 +69,11 @@ class TestWhole:
         assert len(read_table(out / "table.parquet")) == 1
         assert result.folder == out
 
+    def test_a_folder_may_be_given_as_text(self, tmp_path):
+        with Run("test", out=str(tmp_path / "text")) as started:
+            started.finish(table=make_table([]), display=display)
+        assert read_run(tmp_path / "text")["kind"] == "test"
+
     def test_definitions_that_are_given_stay_as_they_are(self):
         given = [{"metric": "m", "text": "Mine."}]
         assert Run("trial").finish(table=TABLE, display=display, definitions=given).record["definitions"] == given

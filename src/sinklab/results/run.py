@@ -207,14 +207,15 @@ class Run:
         self,
         kind: str,
         *,
-        out: Path | None = None,
+        out: str | Path | None = None,
         overwrite: bool = False,
         resume: bool | None = None,
         settings: Mapping[str, object] | None = None,
         progress: Progress | None = None,
         writes: bool = True,
     ) -> None:
-        self.kind, self.out, self.settings = kind, out, dict(settings or {})
+        self.kind, self.settings = kind, dict(settings or {})
+        self.out = None if out is None else Path(out)
         self.overwrite, self.resume, self.in_place = overwrite, bool(resume), resume is not None
         self.id, self.progress = new_run_id(), progress or silent
         self._started, self._lock, self._writes = time.time(), None, writes
