@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeGuard
 
-from sinklab.errors import InputError
-from sinklab.report.page import facts_of, render, write_page
+from sinklab.report.page import write_command_page
 from sinklab.report.schema import require_causes
 from sinklab.report.words import number
 from sinklab.results.summaries import CausesSummary, ExaminedHead
-from sinklab.results.table import read_run
 
 __all__ = ["LABELS", "causes_section", "write_causes_report"]
 
@@ -53,18 +51,7 @@ def write_causes_report(folder: Path) -> Path:
     Raises:
         InputError: a file is missing, or is of another command.
     """
-    run = read_run(folder)
-    if run.get("kind") != "causes":
-        raise InputError(f"{folder} holds a run of kind {run.get('kind')!r}, expected causes; give what sinklab causes wrote")
-    summary = read_run(folder, "summary.json")
-    require_causes(summary, folder / "summary.json")
-    context = {
-        "title": summary["model"],
-        "operation": summary["operation"],
-        "causes": causes_section(summary),
-        "facts": facts_of(run),
-    }
-    return write_page(render("causes.html.j2", context, {"page": "causes"}, {}), folder / "report.html")
+    return write_command_page(folder, "causes", require_causes, causes_section)
 
 
 def causes_section(causes: object) -> dict[str, object] | None:

@@ -6,12 +6,10 @@ import math
 from pathlib import Path
 from typing import TypeGuard
 
-from sinklab.errors import InputError
-from sinklab.report.page import facts_of, render, write_page
+from sinklab.report.page import write_command_page
 from sinklab.report.schema import require_origin
 from sinklab.report.words import number
 from sinklab.results.summaries import Difference, OriginFound, OriginSummary
-from sinklab.results.table import read_run
 
 __all__ = ["HEADINGS", "edit_rows", "origin_section", "origin_title", "write_origin_report"]
 
@@ -33,18 +31,7 @@ def write_origin_report(folder: Path) -> Path:
     Raises:
         InputError: a file is missing, or is of another command.
     """
-    run = read_run(folder)
-    if run.get("kind") != "origin":
-        raise InputError(f"{folder} holds a run of kind {run.get('kind')!r}, expected origin; give what sinklab origin wrote")
-    summary = read_run(folder, "summary.json")
-    require_origin(summary, folder / "summary.json")
-    context = {
-        "title": summary["model"],
-        "operation": summary["operation"],
-        "origin": origin_section(summary),
-        "facts": facts_of(run),
-    }
-    return write_page(render("origin.html.j2", context, {"page": "origin"}, {}), folder / "report.html")
+    return write_command_page(folder, "origin", require_origin, origin_section)
 
 
 def origin_section(origin: object) -> dict[str, object] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -16,9 +16,9 @@ from markupsafe import Markup
 
 from sinklab.errors import InputError
 from sinklab.report.words import display_token, number, percent, position_name
-from sinklab.results.table import write_text
+from sinklab.results.table import read_run, write_text
 
-__all__ = ["check_page", "environment", "facts_of", "json_text", "render", "write_page"]
+__all__ = ["check_page", "environment", "facts_of", "json_text", "render", "write_command_page", "write_page"]
 
 MARK = '<meta name="generator" content="sinklab">'
 """In the head of every page that we make."""
@@ -58,6 +58,38 @@ def write_page(text: str, path: Path) -> Path:
     check_page(path)
     write_text(text, path)
     return path
+
+
+def write_command_page(
+    folder: Path,
+    command: str,
+    require: Callable[[dict[str, Any], Path], object],
+    section: Callable[[object], dict[str, object] | None],
+) -> Path:
+    """Write ``folder/report.html`` of a command that is a section of an audit too, from its ``summary.json`` and ``run.json``.
+
+    Args:
+        command: its name, which is that of its template and of what the template calls the section.
+        require: raises where a summary is not what the command writes.
+        section: what the template needs of a summary.
+
+    Raises:
+        InputError: a file is missing, or is of another command.
+    """
+    run = read_run(folder)
+    if run.get("kind") != command:
+        raise InputError(
+            f"{folder} holds a run of kind {run.get('kind')!r}, expected {command}; give what sinklab {command} wrote"
+        )
+    summary = read_run(folder, "summary.json")
+    require(summary, folder / "summary.json")
+    context = {
+        "title": summary["model"],
+        "operation": summary["operation"],
+        command: section(summary),
+        "facts": facts_of(run),
+    }
+    return write_page(render(f"{command}.html.j2", context, {"page": command}, {}), folder / "report.html")
 
 
 def check_page(path: Path) -> None:

@@ -15,7 +15,10 @@ from sinklab import audit
 from sinklab.errors import ResultError
 from sinklab.models.loading import wrap_model
 from sinklab.report import pictures as page_pictures
+from sinklab.report.data import read_audit
+from sinklab.report.figures import head_data
 from sinklab.report.pictures import picture_data
+from sinklab.report.words import sinks_of
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -66,6 +69,25 @@ def test_the_summary_names_what_it_found_and_what_there_is_not(audited):
     assert not any("BOS" in sentence for sentence in summary["text"])
     record = json.loads((audited[1].folder / "run.json").read_text())
     assert (record["corpus"]["name"], record["config"]["seq_len"]) == ("photographs", 50)
+
+
+def test_the_page_speaks_of_the_patches_that_are_the_sink(audited):
+    corners, summary = [1, 7, 43, 49], audited[1].summary
+    view = read_audit(audited[1].folder)
+    data, _ = head_data(view)
+    received = view.numbers.by_head_and_position("attention_received", "mean_weight", 50)
+    strongest = np.array(corners)[received[..., corners].argmax(axis=-1)]
+    sinking = [(layer, head) for layer, head, rate in sinks_of(summary)[0]["heads"] if rate > 0]
+    assert sinking
+    assert data["sample"] == "image"
+    # No head has a single position above the threshold, so the key that is compared with the others is a corner.
+    for layer, head in sinking:
+        assert data["ownSink"][layer][head] == strongest[layer][head]
+    page = (audited[1].folder / "report.html").read_text(encoding="utf-8")
+    assert '<th scope="col" class="n">Sink</th>' in page
+    assert '<td class="n">the corner patches (positions 1, 7, 43, 49)</td>' in page
+    assert "pictures of one grey, in which there is nothing to see" in page
+    assert "Random tokens" not in page
 
 
 def test_pages_average_the_heads_of_large_models(audited, monkeypatch):
