@@ -30,9 +30,10 @@ from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies
 from sinklab.streaming.chat import Chat
 from sinklab.streaming.decoding import TextDecoder
+from sinklab.streaming.fitting import fitting_policy
 from sinklab.streaming.reader import open_reader
 from sinklab.streaming.sampling import Sampler, Sampling
-from sinklab.streaming.stream import Stream, fitting_policy, stream
+from sinklab.streaming.stream import Stream, stream
 
 POLICY = SinkWindow(num_sinks=2, window=9)
 """12 slots: prompts of 40 tokens are longer, and 60 new tokens take every slot five times."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
@@ -16,11 +15,9 @@ from sinklab.policies.base import BoundedPolicy, Positions, SlotPolicy
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.sinks import Sinks
-from sinklab.streaming.decoding import Tokenizer
+from sinklab.streaming.bounded import BoundedCache
 from sinklab.streaming.host import (
     Arguments,
-    Planner,
-    generating_model,
     join,
     kept_logits,
     kept_tensors,
@@ -29,27 +26,22 @@ from sinklab.streaming.host import (
     tokens_of,
 )
 from sinklab.streaming.layer import SlotLayer
+from sinklab.streaming.limits import fit_limits
 from sinklab.streaming.ordered import OrderedLayer, OrderedStep, OrderedTable, has_ordered_bias, require_ordered
 from sinklab.streaming.quantized import QuantizedLayer, Workspace, read_bits
-from sinklab.streaming.refusals import extent, require_decoder, require_positions
-from sinklab.streaming.rotation import KeyRotations, read_rotations
+from sinklab.streaming.refusals import require_decoder
+from sinklab.streaming.rotation import KeyRotations
 from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.step import StaticStep, Step
-from sinklab.streaming.table import IndexedTable, PlannedStep, Table
-from sinklab.streaming.telemetry import Telemetry, describe_slots
+from sinklab.streaming.table import IndexedTable
 
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
 __all__ = ["PolicyCache", "SinkCache"]
 
-_REBASE, _REBASE_HALF = 2_048, 32_768
-"""Position at which positions are counted anew. Models compute angles in float32, off by up to 6e-8 times the position: below
-2,048 that moves the logits of the small models of the tests by 1e-4 at most, and by 3e-2 at a million. Keys of 16 bits
-and integers are rounded by more than the angles are up to 32,768, and once more whenever they are moved."""
 
-
-class PolicyCache(Cache, Planner):
+class PolicyCache(BoundedCache):
     """The cache of a policy, for one model; pass it as ``past_key_values``.
 
     One forward may hold one token or many, a prompt longer than the cache included: it is processed in chunks, and the
@@ -93,37 +85,15 @@ class PolicyCache(Cache, Planner):
             )
         if chunk < 1:
             raise ConfigurationError(f"chunk {chunk} must be 1 or more")
-        super().__init__(layers=[])
-        self.policy = policy
+        super().__init__(policy)
         self.chunk, self.rebase_at, self.quantized, self._bits = chunk, rebase_at, quantized, read_bits(quantized)
-        self._table: Table | None = None
-        self._outputs: list[ModelOutput] = []  # of the chunks before the last, with the number of logits that the caller gets
         self._kept_logits = 0
-        self._unfinished = False
         self.static = False
         self._static: StaticStep | None = None
         if model is not None:
             self.bind(model)
 
     # --- the model -----------------------------------------------------------------------------------------------------------
-
-    @property
-    def model(self) -> PreTrainedModel | None:
-        """The model that the cache belongs to."""
-        return None if self._table is None else self._table.model
-
-    @property
-    def table(self) -> Table:
-        """Which token is where; see :class:`~sinklab.streaming.table.Table`."""
-        if self._table is None:
-            self.bind(generating_model())
-        assert self._table is not None
-        return self._table
-
-    @property
-    def step(self) -> PlannedStep | None:
-        """What the forward at hand does; ``None`` between forwards."""
-        return None if self._table is None else self._table.step
 
     def bind(self, model: PreTrainedModel) -> PolicyCache:
         """Take the model's layers, rotations and limits; from now on this cache plans the forwards that it is given to.
@@ -164,30 +134,9 @@ class PolicyCache(Cache, Planner):
 
     def _fit_positions(self, model: PreTrainedModel) -> KeyRotations:
         """Rotations of the keys of all layers; from now on positions stay below what the model can tell apart."""
-        config = model.config.get_text_config()
-        rotations = read_rotations(model)
-        require_positions(self.policy, rotations.limit, type(model).__name__)
-        reach = self.policy.reach
-        room = reach + self.chunk
-        coarse = self._bits is not None or model.dtype in (torch.float16, torch.bfloat16)
-        usual = max(2 * room, _REBASE_HALF if coarse else _REBASE)
-        limit = min(self.rebase_at or usual, rotations.limit or sys.maxsize)
-        if limit < room:
-            self.chunk = max(1, limit - reach) if self.rebase_at is None else self.chunk
-            limit = max(limit, reach + self.chunk)
-            if limit > (rotations.limit or sys.maxsize) or self.rebase_at is not None:
-                raise ConfigurationError(
-                    f"positions up to {limit} are too few: the policy holds {extent(self.policy)} and a chunk has "
-                    f"{self.chunk}; choose a smaller window or chunk"
-                )
-        self.rebase_at = limit
-        missing = [index for index in range(config.num_hidden_layers) if index not in rotations.layers]
-        if missing:
-            raise UnsupportedModelError(
-                f"layers {missing} of {type(model).__name__} write no keys to the cache (shared or linear attention); a policy "
-                "must hold for every layer"
-            )
-        return rotations
+        limits = fit_limits(model, self.policy, chunk=self.chunk, rebase_at=self.rebase_at, integers=self._bits is not None)
+        self.chunk, self.rebase_at = limits.chunk, limits.rebase_at
+        return limits.rotations
 
     def _belongs(self) -> str:
         whose = "a model that is gone" if self.model is None else f"another model, a {type(self.model).__name__}"
@@ -222,7 +171,7 @@ class PolicyCache(Cache, Planner):
             arguments = dict(arguments, logits_to_keep=0)
         valid, table = self._valid(mask_of(arguments), batch, length), self.table
         assert self.rebase_at is not None
-        self._unfinished = True  # until the forward returns: in between, some layers hold its tokens and others do not
+        self._unfinished = True
         with kept_tensors():
             if table.next_position + length > self.rebase_at:
                 self.rebase()
@@ -334,83 +283,6 @@ class PolicyCache(Cache, Planner):
         if self.table.rows > 1:
             return torch.ones(batch, length, dtype=torch.bool) if valid is None else valid
         return valid
-
-    def rebase(self) -> None:
-        """Count positions from the oldest token in the ring; scores stay what they are up to rounding."""
-        steps = self.table.rebase()
-        for layer in self.layers:
-            layer.move(-steps)
-
-    # --- what it holds -------------------------------------------------------------------------------------------------------
-
-    def bytes_held(self) -> int:
-        """Bytes of keys and values, and of what is kept beside them, as allocated."""
-        return sum(layer.bytes_held() for layer in self.layers)
-
-    def telemetry(self) -> Telemetry:
-        """What is held, and what has gone, in figures."""
-        table, rows = self.table, max(1, self.layers[0].batch_size)
-        return Telemetry(
-            policy=self.policy.describe(),
-            seen=tuple(table.seen.expand(rows).tolist()),
-            held=tuple(table.held.expand(rows).tolist()),
-            capacity=self.policy.num_slots,
-            bytes=self.bytes_held(),
-            rebases=table.rebases,
-            highest_position=table.highest_position,
-        )
-
-    def describe(self, tokenizer: Tokenizer | None = None) -> pd.DataFrame:
-        """The tokens held, one a line, with slot, position and distance; see :func:`describe_slots`."""
-        assert isinstance(self.table, IndexedTable)
-        return describe_slots(self.table, max(1, self.layers[0].batch_size), tokenizer)
-
-    # --- what transformers asks of a cache -----------------------------------------------------------------------------------
-
-    def get_seq_length(self, layer_idx: int = 0) -> int | Tensor:
-        """Tokens seen, padding included; during a forward, those before it: a tensor, as static caches have it, if compiled."""
-        return self.table.seq_length
-
-    def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
-        """See :meth:`Table.mask_sizes`."""
-        return self.table.mask_sizes(query_length if isinstance(query_length, int) else len(query_length))
-
-    def reset(self) -> None:
-        """Forget everything; buffers stay as long as the number of rows does."""
-        self._unfinished, self._outputs = False, []
-        if self._table is not None:
-            with kept_tensors():
-                self._table.clear()
-        for layer in self.layers:
-            layer.reset()
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Rows of the batch in another order, as beam search wants them."""
-        with kept_tensors():
-            self.table.take(beam_idx)
-            for layer in self.layers:
-                layer.take(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows of the batch."""
-        self.reorder_cache(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every row of the batch ``repeats`` times."""
-        rows = max(self.layers[0].batch_size, self.table.rows)
-        self.reorder_cache(torch.arange(rows).repeat_interleave(repeats))
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last tokens, counted as transformers does: a negative number of them, or the length to keep.
-
-        Raises:
-            ConfigurationError: tokens that would be held again have been evicted, or a padded batch.
-        """
-        columns, count = self.table.columns, int(tokens_to_remove)  # some releases hand in a tensor
-        keep = columns + count if count <= 0 else count
-        if 0 <= keep < columns:
-            with kept_tensors():
-                self.table.crop(keep)
 
 
 class SinkCache(PolicyCache):

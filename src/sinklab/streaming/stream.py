@@ -4,67 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.attention.placement import input_device
-from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
-from sinklab.policies.base import Policy, PolicySpec, SlotPolicy
-from sinklab.registry import policies
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.policies.base import PolicySpec
 from sinklab.streaming.base import Reader
 from sinklab.streaming.decoding import TextDecoder, Tokenizer
-from sinklab.streaming.ordered import has_ordered_bias
+from sinklab.streaming.fitting import fitting_policy
 from sinklab.streaming.reader import open_reader
-from sinklab.streaming.rotation import read_rotations
 from sinklab.streaming.sampling import Sampler, Sampling
 from sinklab.streaming.state import read_state, save_state
+from sinklab.streaming.streamed_token import StreamedToken
 from sinklab.streaming.telemetry import Telemetry
 
-__all__ = ["Stream", "StreamedToken", "fitting_policy", "stream"]
-
-T = TypeVar("T")
+__all__ = ["Stream", "stream"]
 
 Given: TypeAlias = str | Tensor | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 """What may be fed: a text or its ids, or one of them for each row of a batch."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StreamedToken:
-    """One new token in every row that has not ended.
-
-    Attributes:
-        ids: token of each row; ``None`` in a row that had ended before.
-        texts: characters that are complete with it, '' without a tokenizer; together the text of the row up to its stop
-            string, special tokens left out.
-        position: its index in the stream, prompt and padding counted.
-        ended: whether each row has ended, with this token or before.
-    """
-
-    ids: tuple[int | None, ...]
-    texts: tuple[str, ...]
-    position: int
-    ended: tuple[bool, ...]
-
-    @property
-    def id(self) -> int:
-        """The token of the only row."""
-        return cast(int, self._only(self.ids))  # it has not ended before
-
-    @property
-    def text(self) -> str:
-        """The text of the only row."""
-        return self._only(self.texts)
-
-    def _only(self, of_rows: tuple[T, ...]) -> T:
-        if len(of_rows) > 1:
-            raise ConfigurationError(f"this stream has {len(of_rows)} rows; ask for .ids and .texts")
-        return of_rows[0]
 
 
 class Stream:
@@ -353,79 +316,7 @@ def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     return ids, torch.arange(longest) >= torch.tensor([longest - len(row) for row in rows])[:, None]
 
 
-def fitting_policy(model: PreTrainedModel, policy: PolicySpec | None = None, *, pinned: int = 0) -> Policy:
-    """The policy that is meant, with at least the first ``pinned`` tokens pinned.
-
-    Where it is given by its settings and they name no window, the window is the policy's own, 1,020 tokens for sinks and
-    window, or less: what is held then fits into what the model was trained to see at once.
-
-    Raises:
-        UnknownNameError, ConfigurationError: no such policy, a setting it refuses, or tokens to pin that do not fit.
-    """
-    settings = {"window": None} if isinstance(policy, Policy) else policies.read(policy or "sink_window")
-    fitted: Policy = policy if isinstance(policy, Policy) else policies.make(settings)
-    if pinned:
-        fitted = _pinning(fitted, pinned)
-    window = getattr(fitted, "window", 0)
-    if window and "window" not in settings:
-        most, held = min(_context(model), _same_frequencies(model, fitted)), fitted.max_held(1 << 62)
-        if held > most:
-            window -= held - most
-            if window >= 1:
-                changes: dict[str, Any] = {"window": window}
-                fitted = dataclasses.replace(fitted, **changes)
-            elif not pinned:
-                raise ConfigurationError(
-                    f"policy {fitted.describe()} leaves no room for a window in the {most} tokens that the model was trained "
-                    "to see at once; choose fewer sinks, or name a window"
-                )
-    context, held = _context(model), fitted.max_held(1 << 62)
-    if pinned and fitted.bounded and held > context:
-        room = window - (held - context)
-        advice = f"choose a window of {room} or less, or a shorter text" if room >= 1 else "choose a shorter text"
-        raise ConfigurationError(
-            f"the text to keep has {pinned} tokens and the policy holds {held} with it; the model was trained to see {context} "
-            f"at once: {advice}"
-        )
-    return fitted
-
-
-def _context(model: PreTrainedModel) -> int:
-    """Tokens that every layer of the model was trained to see at once, as far as its config says."""
-    config = model.config.get_text_config()
-    sizes = [getattr(config, "max_position_embeddings", None)]
-    kinds = getattr(config, "layer_types", None) or []
-    if "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True)):
-        sizes.append(getattr(config, "sliding_window", None))
-    return min((size for size in sizes if isinstance(size, int) and size > 0), default=sys.maxsize)
-
-
-def _same_frequencies(model: PreTrainedModel, policy: Policy) -> int:
-    """Half of the positions below which a model keeps its frequencies: with fewer to spare they are counted anew too often."""
-    if not isinstance(policy, SlotPolicy) or has_ordered_bias(model):
-        return sys.maxsize
-    try:
-        limit = read_rotations(model).limit
-    except UnsupportedModelError:
-        return sys.maxsize  # the cache refuses such a model, and has looked at it from all sides when it says why
-    return (limit or sys.maxsize) // 2
-
-
 def _end_tokens(model: PreTrainedModel) -> Sequence[int]:
     config = getattr(model, "generation_config", None)
     end = getattr(config, "eos_token_id", None)
     return [] if end is None else [end] if isinstance(end, int) else list(end)
-
-
-def _pinning(policy: Policy, count: int) -> Policy:
-    """The policy with at least its first so many tokens pinned."""
-    changes: dict[str, Any]
-    if hasattr(policy, "num_sinks"):
-        changes = {"num_sinks": max(count, policy.num_sinks)}
-    elif "pinned" in {field.name for field in dataclasses.fields(policy)}:
-        changes = {"pinned": tuple(sorted({*range(count), *getattr(policy, "pinned")}))}  # noqa: B009
-    else:
-        raise ConfigurationError(
-            f"policy {policy.name!r} cannot keep a text: it pins no tokens. Use sink_window, or leave the text out"
-        )
-    return dataclasses.replace(policy, **changes)

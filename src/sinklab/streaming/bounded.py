@@ -1,0 +1,140 @@
+"""Bounded cache: what a cache in the hands of transformers answers and obeys; which tokens it holds is its table's to say."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+
+from sinklab.policies.base import BoundedPolicy
+from sinklab.streaming.decoding import Tokenizer
+from sinklab.streaming.held import HeldLayer
+from sinklab.streaming.host import Planner, generating_model, kept_tensors
+from sinklab.streaming.table import IndexedTable, PlannedStep, Table
+from sinklab.streaming.telemetry import Telemetry, describe_slots
+
+if TYPE_CHECKING:
+    from transformers.utils import ModelOutput
+
+__all__ = ["BoundedCache"]
+
+
+class BoundedCache(Cache, Planner):
+    """Layers and the one table that they share, for one model; :class:`~sinklab.streaming.cache.PolicyCache` fills them.
+
+    Attributes:
+        policy: what is held.
+        layers: one for each layer of the model; empty until there is one.
+    """
+
+    layers: list[HeldLayer]
+
+    def __init__(self, policy: BoundedPolicy) -> None:
+        super().__init__(layers=[])
+        self.policy = policy
+        self._table: Table | None = None
+        self._outputs: list[ModelOutput] = []  # of the chunks before the last, with the number of logits that the caller gets
+        self._unfinished = False  # a forward has begun and not ended: some layers hold its tokens and others do not
+
+    @property
+    def model(self) -> PreTrainedModel | None:
+        """The model that the cache belongs to."""
+        return None if self._table is None else self._table.model
+
+    @property
+    def table(self) -> Table:
+        """Which token is where; see :class:`~sinklab.streaming.table.Table`."""
+        if self._table is None:
+            self.bind(generating_model())
+        assert self._table is not None
+        return self._table
+
+    @property
+    def step(self) -> PlannedStep | None:
+        """What the forward at hand does; ``None`` between forwards."""
+        return None if self._table is None else self._table.step
+
+    @abc.abstractmethod
+    def bind(self, model: PreTrainedModel) -> BoundedCache:
+        """Take the model's layers, rotations and limits."""
+
+    def rebase(self) -> None:
+        """Count positions from the oldest token in the ring; scores stay what they are up to rounding."""
+        steps = self.table.rebase()
+        for layer in self.layers:
+            layer.move(-steps)
+
+    # --- what it holds -------------------------------------------------------------------------------------------------------
+
+    def bytes_held(self) -> int:
+        """Bytes of keys and values, and of what is kept beside them, as allocated."""
+        return sum(layer.bytes_held() for layer in self.layers)
+
+    def telemetry(self) -> Telemetry:
+        """What is held, and what has gone, in figures."""
+        table, rows = self.table, max(1, self.layers[0].batch_size)
+        return Telemetry(
+            policy=self.policy.describe(),
+            seen=tuple(table.seen.expand(rows).tolist()),
+            held=tuple(table.held.expand(rows).tolist()),
+            capacity=self.policy.num_slots,
+            bytes=self.bytes_held(),
+            rebases=table.rebases,
+            highest_position=table.highest_position,
+        )
+
+    def describe(self, tokenizer: Tokenizer | None = None) -> pd.DataFrame:
+        """The tokens held, one a line, with slot, position and distance; see :func:`describe_slots`."""
+        assert isinstance(self.table, IndexedTable)
+        return describe_slots(self.table, max(1, self.layers[0].batch_size), tokenizer)
+
+    # --- what transformers asks of a cache -----------------------------------------------------------------------------------
+
+    def get_seq_length(self, layer_idx: int = 0) -> int | Tensor:
+        """Tokens seen, padding included; during a forward, those before it: a tensor, as static caches have it, if compiled."""
+        return self.table.seq_length
+
+    def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
+        """See :meth:`Table.mask_sizes`."""
+        return self.table.mask_sizes(query_length if isinstance(query_length, int) else len(query_length))
+
+    def reset(self) -> None:
+        """Forget everything; buffers stay as long as the number of rows does."""
+        self._unfinished, self._outputs = False, []
+        if self._table is not None:
+            with kept_tensors():
+                self._table.clear()
+        for layer in self.layers:
+            layer.reset()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Rows of the batch in another order, as beam search wants them."""
+        with kept_tensors():
+            self.table.take(beam_idx)
+            for layer in self.layers:
+                layer.take(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these rows of the batch."""
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every row of the batch ``repeats`` times."""
+        rows = max(self.layers[0].batch_size, self.table.rows)
+        self.reorder_cache(torch.arange(rows).repeat_interleave(repeats))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens, counted as transformers does: a negative number of them, or the length to keep.
+
+        Raises:
+            ConfigurationError: tokens that would be held again have been evicted, or a padded batch.
+        """
+        columns, count = self.table.columns, int(tokens_to_remove)  # some releases hand in a tensor
+        keep = columns + count if count <= 0 else count
+        if 0 <= keep < columns:
+            with kept_tensors():
+                self.table.crop(keep)

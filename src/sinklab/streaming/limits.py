@@ -1,0 +1,72 @@
+"""Limits: how far positions may count in a bounded cache of a model, and how many tokens a chunk of a prompt may have."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import torch
+from transformers import PreTrainedModel
+
+from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.policies.base import BoundedPolicy
+from sinklab.streaming.refusals import extent, require_positions
+from sinklab.streaming.rotation import KeyRotations, read_rotations
+
+__all__ = ["Limits", "fit_limits"]
+
+_REBASE, _REBASE_HALF = 2_048, 32_768
+"""Position at which positions are counted anew. Models compute angles in float32, off by up to 6e-8 times the position: below
+2,048 that moves the logits of the small models of the tests by 1e-4 at most, and by 3e-2 at a million. Keys of 16 bits
+and integers are rounded by more than the angles are up to 32,768, and once more whenever they are moved."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a model and a policy leave room for.
+
+    Attributes:
+        rotations: of the keys of all layers.
+        chunk: most tokens that are processed at once.
+        rebase_at: position that no token reaches: before, they are counted anew.
+    """
+
+    rotations: KeyRotations
+    chunk: int
+    rebase_at: int
+
+
+def fit_limits(model: PreTrainedModel, policy: BoundedPolicy, *, chunk: int, rebase_at: int | None, integers: bool) -> Limits:
+    """Limits below which the model can tell positions apart.
+
+    Args:
+        chunk: most tokens at once that are wished; fewer come out where positions are few.
+        rebase_at: as :class:`~sinklab.streaming.cache.PolicyCache` has it.
+        integers: keys are rounded to them.
+
+    Raises:
+        ConfigurationError: positions that are too few for the policy and a chunk.
+        UnsupportedModelError: see :func:`read_rotations`; or a layer that writes no keys.
+    """
+    rotations = read_rotations(model)
+    require_positions(policy, rotations.limit, type(model).__name__)
+    reach = policy.reach
+    room = reach + chunk
+    coarse = integers or model.dtype in (torch.float16, torch.bfloat16)
+    usual = max(2 * room, _REBASE_HALF if coarse else _REBASE)
+    limit = min(rebase_at or usual, rotations.limit or sys.maxsize)
+    if limit < room:
+        chunk = max(1, limit - reach) if rebase_at is None else chunk
+        limit = max(limit, reach + chunk)
+        if limit > (rotations.limit or sys.maxsize) or rebase_at is not None:
+            raise ConfigurationError(
+                f"positions up to {limit} are too few: the policy holds {extent(policy)} and a chunk has {chunk}; choose a "
+                "smaller window or chunk"
+            )
+    layers = range(model.config.get_text_config().num_hidden_layers)
+    if missing := [index for index in layers if index not in rotations.layers]:
+        raise UnsupportedModelError(
+            f"layers {missing} of {type(model).__name__} write no keys to the cache (shared or linear attention); a policy "
+            "must hold for every layer"
+        )
+    return Limits(rotations, chunk, limit)
