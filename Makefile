@@ -9,7 +9,7 @@ PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-versions kill mutants bench embedded emergence reproduce docs fuzz lint format types check clean
+.PHONY: help install demo test test-slow test-versions kill mutants bench embedded emergence reproduce docs site fuzz lint format types check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,13 @@ docs: install  ## rewrite the parts of the documents that are derived from the c
 	$(BIN)/python docs/refresh.py
 	$(BIN)/python -m tests.architectures.page
 
+site: $(VENV)/.installed-site  ## build the documentation site, strictly: build/site/index.html opens offline
+	$(BIN)/python -m docs.site.build
+
+$(VENV)/.installed-site: $(VENV)/.installed
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[site]'
+	@touch $@
+
 fuzz: install  ## two thousand drawn command lines and 500 damaged checkpoints and results; prints those that end without one clear line
 	$(BIN)/python -m tests.reliability.fuzz --lines 2000
 	$(BIN)/python -m tests.reliability.checkpoints --mutations 500
@@ -80,7 +87,7 @@ format: install  ## format and fix what can be fixed
 types: install  ## the type checker
 	$(BIN)/mypy
 
-check: lint types test  ## what CI runs
+check: lint types site test  ## what CI runs
 
 clean:  ## remove .venv, build and caches (trained checkpoints in build/embedded too)
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .mypy_cache .hypothesis src/sinklab.egg-info

@@ -9,9 +9,11 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+import sinklab
+from sinklab.cli.commands import find_commands
 from sinklab.cli.describe import describe
 from sinklab.jobs.claim import CHECKPOINT, RECORDED, SCALES
 from sinklab.registry import KINDS
@@ -27,6 +29,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 RECORD = ROOT / "src" / "sinklab" / "claims" / "record.json"
 FILES = (
+    "docs/api.md",
+    "docs/commands.md",
     "docs/corpora.md",
     "docs/claims.md",
     "docs/read-outs.md",
@@ -282,7 +286,41 @@ def record() -> str:
     return json.dumps([summary_of(one.record) for one in kept()], indent=1, ensure_ascii=False) + "\n"
 
 
+def commands() -> str:
+    """Every command with the first sentence of its help."""
+    rows = [f"| `{name}` | {_cell(place.summary)} |" for name, place in find_commands().items()]
+    return "\n".join(["| command | what it does |", "|---|---|", *rows])
+
+
+def public_names() -> str:
+    """Every public name of the package with the first sentence of its docstring."""
+    return _names(sinklab._HOMES)
+
+
+def types() -> str:
+    """What the public names take and return, likewise."""
+    tree = ast.parse((ROOT / "docs/site/reference.py").read_text(encoding="utf-8"))
+    (found,) = (node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TYPES")
+    return _names({home.rpartition(".")[2]: home.rpartition(".")[0] for home in ast.literal_eval(found.value)})
+
+
+def _names(homes: Mapping[str, str]) -> str:
+    """A table of names and the first sentences of their docstrings, which are read from the files."""
+    rows = []
+    for name, module in homes.items():
+        file = ROOT / "src" / Path(*module.split(".")).with_suffix(".py")
+        nodes = ast.parse(file.read_text(encoding="utf-8")).body
+        (found,) = (node for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name)
+        first = " ".join((ast.get_docstring(found) or "").split("\n\n")[0].split())
+        first = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", first).replace("``", "`")
+        rows.append(f"| `{name}` | {_cell(first)} |")
+    return "\n".join(["| name | what it is |", "|---|---|", *rows])
+
+
 PARTS: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "public_names": public_names,
+    "types": types,
     "probes": lambda: plugins("probes"),
     "operations": lambda: plugins("operations"),
     "corpora": lambda: plugins("corpora"),

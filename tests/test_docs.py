@@ -77,7 +77,7 @@ def test_every_document_with_derived_parts_is_refreshed(refresh):
     assert marked == set(refresh.FILES)
 
 
-@pytest.mark.parametrize("file", ["claims", "corpora", "interventions", "metrics", "policies", "results"])
+@pytest.mark.parametrize("file", ["api", "claims", "commands", "corpora", "interventions", "metrics", "policies", "results"])
 def test_derived_parts_are_fresh(refresh, file):
     text = (ROOT / "docs" / f"{file}.md").read_text(encoding="utf-8")
     assert refresh.refreshed(text) == text, "run: make docs"

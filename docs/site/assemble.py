@@ -1,0 +1,123 @@
+"""Assembles the sources of the site: the documents with links between pages, the reference from the code, the navigation."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from docs.site.reference import commands_pages, library_pages
+from docs.site.sources import LINK, ROOT, Section, SiteError, navigation, outside_code, title_of
+
+__all__ = ["assemble"]
+
+RENAMED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
+PICTURES = {".png", ".svg", ".jpg", ".gif"}
+
+
+def page_of(path: Path) -> PurePosixPath:
+    """Where a file of the repository stands in the sources of the site."""
+    name = path.relative_to(ROOT).as_posix()
+    if name in RENAMED:
+        return PurePosixPath(RENAMED[name])
+    place = PurePosixPath(name.removeprefix("docs/"))
+    return place.with_suffix(".md") if place.suffix == ".ipynb" else place
+
+
+def assemble(target: Path) -> int:
+    """Write the sources of the site; returns the number of pages.
+
+    Raises:
+        SiteError: a page outside the navigation, or a link to a file that is not there.
+    """
+    sections = navigation()
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    pages = [ROOT / "docs" / "index.md", *(page for section in sections for entry in section.entries for page in entry.pages)]
+    places = {page: page_of(page) for page in pages}
+    places[ROOT / "README.md"] = PurePosixPath("index.md")
+    for section in sections:
+        for entry in section.entries:
+            if entry.folder is not None:
+                places[entry.folder] = page_of(entry.folder) / "index.md"
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        text = outside_code(text, lambda part, page=page: _relinked(part, page, places, target))
+        _write(target / places[page], re.sub(r"^```console$", "```bash", text, flags=re.MULTILINE))
+    for section in sections:
+        for entry in section.entries:
+            if entry.folder is not None:
+                lines = [f"- [{title_of(page)}]({places[page].name})" for page in entry.pages]
+                names = [places[page].name for page in entry.pages]
+                _write(target / places[entry.folder], f"# {entry.title}\n\n" + "\n".join(lines) + "\n" + _toctree("", names))
+    reference = {"api": library_pages(), "commands": commands_pages()}
+    for folder, texts in reference.items():
+        for name, text in texts.items():
+            _write(target / folder / f"{name}.md", text)
+        _link_rows(target / f"{folder}.md", folder, texts)
+    with (target / "index.md").open("a", encoding="utf-8") as file:
+        file.write("".join(_toctree(section.title, _names(section, places)) for section in sections))
+    return sum(1 for _ in target.rglob("*.md"))
+
+
+def _names(section: Section, places: Mapping[Path, PurePosixPath]) -> list[str]:
+    """What a section of the sidebar lists: titles as in docs/index.md, and what they lead to."""
+    return [f"{entry.title} <{places[entry.folder or entry.pages[0]].as_posix()}>" for entry in section.entries]
+
+
+def _toctree(caption: str, names: list[str]) -> str:
+    options = ":hidden:\n" + (f":caption: {caption}\n" if caption else "")
+    return f"\n```{{toctree}}\n{options}\n" + "\n".join(names) + "\n```\n"
+
+
+def _relinked(text: str, page: Path, places: dict[Path, PurePosixPath], target: Path) -> str:
+    """Links of one page by what they are called in the site; pictures and linked files go with it."""
+
+    def link(match: re.Match[str]) -> str:
+        name, mark, anchor = match["target"].partition("#")
+        if not name or re.match(r"[a-z]+:", name):
+            return match[0]
+        path = Path(os.path.normpath(page.parent / name))
+        if not path.exists():
+            raise SiteError(f"{page.relative_to(ROOT)} links to {name}, which is not there")
+        if path not in places:
+            places[path] = _taken_along(path, target)
+        found = os.path.relpath(places[path], places[page].parent)
+        return f"{match['picture']}[{match['text']}]({Path(found).as_posix()}{mark}{anchor})"
+
+    return LINK.sub(link, text)
+
+
+def _taken_along(path: Path, target: Path) -> PurePosixPath:
+    """A file of the repository that is no page: a picture as it is, a source file as a page that shows it."""
+    place = PurePosixPath("files") / path.relative_to(ROOT).as_posix()
+    if path.suffix in PICTURES:
+        (target / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target / place)
+        return place
+    if not path.is_file():
+        raise SiteError(f"{path.relative_to(ROOT)} is a folder that no page of the site shows; link a file of it")
+    place = place.with_name(place.name + ".md")
+    language = {".py": "python", ".md": "markdown", ".toml": "toml"}.get(path.suffix, "text")
+    text = path.read_text(encoding="utf-8")
+    fence = "`" * (max((len(run) for run in re.findall(r"`{3,}", text)), default=2) + 1)
+    head = f"---\norphan: true\n---\n\n# {path.name}\n\n`{path.relative_to(ROOT).as_posix()}`\n\n"
+    _write(target / place, f"{head}{fence}{language}\n{text}{fence}\n")
+    return place
+
+
+def _link_rows(page: Path, folder: str, names: Mapping[str, str]) -> None:
+    """Turn the names in the table of a reference page into links to their pages."""
+    text = page.read_text(encoding="utf-8")
+    for name in names:
+        text, count = re.subn(rf"^\| `{re.escape(name)}` \|", f"| [`{name}`]({folder}/{name}.md) |", text, flags=re.MULTILINE)
+        if count != 1:
+            raise SiteError(f"{page.name} has {count} rows for `{name}`; run: make docs")
+    _write(page, text + _toctree("", [f"{name} <{folder}/{name}.md>" for name in names]))
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
