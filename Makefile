@@ -9,7 +9,7 @@ PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-versions kill mutants bench embedded emergence reproduce docs site fuzz lint format types check clean
+.PHONY: help install demo test test-slow test-versions wheel-check release kill mutants bench embedded emergence reproduce docs site fuzz lint format types check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,12 @@ test-slow: install  ## the slow tests too (minutes each)
 
 test-versions: install  ## every command, the seam, streaming and training on the oldest libraries and other releases of transformers
 	$(BIN)/python -m tests.versions
+
+wheel-check: install  ## the wheel in fresh environments of every Python, oldest and newest libraries (an hour; ENVIRONMENTS=3.12/newest)
+	$(BIN)/python -m tests.wheel $(ENVIRONMENTS)
+
+release: install  ## build sdist and wheel, check them, install them afresh, run the demo, write the notes (dist/); publishes nothing
+	$(BIN)/python -m tests.release
 
 kill: install  ## kill every command that writes at seeded moments, run it again, and compare (a quarter of an hour; build/kill.json)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability.kill
@@ -90,5 +96,5 @@ types: install  ## the type checker
 check: lint types site test  ## what CI runs
 
 clean:  ## remove .venv, build and caches (trained checkpoints in build/embedded too)
-	rm -rf $(VENV) build .pytest_cache .ruff_cache .mypy_cache .hypothesis src/sinklab.egg-info
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis src/sinklab.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

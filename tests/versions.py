@@ -41,10 +41,10 @@ def floors() -> dict[str, str]:
     return {match[1]: match[2] for match in found if match is not None}
 
 
-def pinned() -> str:
-    """The release of transformers in constraints.txt, the newest that is known to work."""
+def pinned(name: str = "transformers") -> str:
+    """The release of a package in constraints.txt, the newest that is known to work."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    return next(line.removeprefix("transformers==") for line in lines if line.startswith("transformers=="))
+    return next(line.removeprefix(f"{name}==") for line in lines if line.startswith(f"{name}=="))
 
 
 def requirements(release: str) -> list[str]:

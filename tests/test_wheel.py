@@ -1,0 +1,99 @@
+"""What goes into the wheel, and the scripts that try it and describe a release; `make wheel-check` installs it."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+
+import pytest
+from tests import release, wheel
+from tests.versions import ROOT, floors, pinned
+
+from sinklab.results.version import __version__
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_every_file_of_the_package_goes_into_the_wheel():
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["sinklab"]
+    data = {path.relative_to(wheel.PACKAGE).as_posix() for pattern in patterns for path in wheel.PACKAGE.glob(pattern)}
+    sources = {name for name in wheel.files(wheel.PACKAGE) if name.endswith(".py")}
+    assert wheel.files(wheel.PACKAGE) == sources | {name for name in data if (wheel.PACKAGE / name).is_file()}
+    # setuptools finds packages by their __init__.py; a folder without one is left out with all that is in it.
+    assert all((wheel.PACKAGE / name).with_name("__init__.py").is_file() for name in sources)
+
+
+def test_the_wheel_stays_small():
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in wheel.files(wheel.PACKAGE):
+            archive.write(wheel.PACKAGE / name, name)
+    weights = sum(path.stat().st_size for path in wheel.PACKAGE.rglob("*.safetensors"))
+    assert weights < packed.tell() < wheel.LARGEST
+
+
+def test_environments_are_read():
+    read = wheel.Environment.read
+    assert read("3.13/newest") == read("3.13") == wheel.Environment("3.13", ())
+    oldest = (f"torch=={floors()['torch']}", f"transformers=={floors()['transformers']}")
+    assert read("3.12/oldest") == wheel.Environment("3.12", oldest)
+    of_ci = read(wheel.quick()[0])
+    assert of_ci.python == wheel.HERE
+    assert len(of_ci.requirements) == len(floors()) == len(PROJECT["project"]["dependencies"])
+    assert f"torch=={pinned('torch')}" in of_ci.requirements
+    assert oldest[0] not in of_ci.requirements
+    for wrong in ("3.12/latest", "three/newest", ""):
+        with pytest.raises(ValueError, match=r"expected one such as 3\.12/newest"):
+            read(wrong)
+
+
+def test_an_environment_that_fails_says_what_failed():
+    def fails() -> str:
+        return wheel.run([sys.executable, "-c", "raise SystemExit('no such wheel')"])
+
+    assert wheel.attempt(lambda: "fine") == (True, "fine")
+    passed, said = wheel.attempt(fails)
+    assert not passed
+    assert said.endswith("no such wheel")
+
+
+def test_a_python_is_found_only_if_it_runs(tmp_path):
+    assert wheel.find_python(wheel.HERE) == sys.executable
+    assert wheel._runs(sys.executable, wheel.HERE)
+    assert not wheel._runs(sys.executable, "3.1")
+    shim = tmp_path / "python3.99"
+    shim.write_text("#!/bin/sh\nexit 127\n")
+    shim.chmod(0o755)
+    assert not wheel._runs(str(shim), "3.99")
+    assert wheel.find_python("3.99") is None
+
+
+def test_the_notes_of_a_release_are_its_section():
+    changelog = "# Changelog\n\nWords.\n\n## 0.2.0, unreleased\n\n- two\n\n## 0.1.0, 2026-11-22\n\n- one\n- more\n"
+    assert release.notes(changelog, "0.2.0") == ("0.2.0, unreleased", "- two")
+    assert release.notes(changelog, "0.1.0") == ("0.1.0, 2026-11-22", "- one\n- more")
+    with pytest.raises(ValueError, match=r"no section '## 0\.1'; it has 0\.2\.0, unreleased, 0\.1\.0"):
+        release.notes(changelog, "0.1")
+    with pytest.raises(ValueError, match="says nothing of version 1"):
+        release.notes("## 1\n\n## 0.9\n- words\n", "1")
+
+
+def test_the_version_stands_in_one_place():
+    assert release.version() == __version__
+    assert "version" in PROJECT["project"]["dynamic"]
+    assert release.notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), __version__)[1].startswith("- ")
+
+
+def test_extras_say_what_they_are_for():
+    text = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `sinklab\[(\w+)\]` \|", text, re.MULTILINE) == list(PROJECT["project"]["optional-dependencies"])
+
+
+def test_the_scripts_need_nothing_but_python():
+    """So that a Python without torch can run them."""
+    line = "import sys; sys.modules['torch'] = sys.modules['sinklab'] = None; import tests.wheel, tests.release"
+    subprocess.run([sys.executable, "-c", line], cwd=ROOT, check=True)
