@@ -62,12 +62,13 @@ LINES: dict[str, Sequence[str]] = {
         "stream llama --resume state.safetensors --max-new-tokens 5",
     ),
     "compare": ("compare audit audit_of_llama --out compare.html",),
+    "index": ("index . --out index.html",),
     "report": ("report audit", "report causes", "report origin"),
     "claims": ("claims", "claims norm_placement"),
     "list": ("list",),
     "show": ("show sink_rate", "show tiny"),
 }
-"""Command to what is typed, in an order in which all can run: ``plot``, ``compare`` and ``report`` take what others leave."""
+"""Command to what is typed, in an order in which all can run: some take what others leave."""
 
 
 def main(names: Sequence[str]) -> int:

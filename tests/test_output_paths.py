@@ -37,7 +37,7 @@ FOLDERS = {
 }
 """Commands that write a folder, and what makes them write one; the models are not there, since none gets so far."""
 
-FILES = ("compare", "plot")
+FILES = ("compare", "index", "plot")
 """Commands whose ``out`` is a file (tests/results/test_file.py)."""
 
 IN_PLACE = {"reproduce": Path("tiny") / "repeated_token_laws"}

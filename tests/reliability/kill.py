@@ -117,6 +117,7 @@ ENTRIES = {
         ends_well=(signal.SIGINT,),
     ),
     "compare": Entry(("{inputs}/audit", "{inputs}/audit2", "--out", "{work}/both.html"), result="both.html"),
+    "index": Entry(("{work}", "--out", "{work}/runs.html"), result="runs.html", copied={"audit": "audit"}),
     "plot": Entry(("{inputs}/run", "--out", "{work}/curves.png"), result="curves.png"),
     "report": Entry(("{work}/audit",), result="audit/report.html", copied={"audit": "audit"}),
 }

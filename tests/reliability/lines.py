@@ -30,6 +30,7 @@ QUICK: dict[str, list[str]] = {
     "claims": [],
     "compare": ["audit", "audit2"],
     "depend": ["model", "--task=passkey", "--items=2", "--window=64", "--sinks=1", "--policies=full"],
+    "index": ["audit"],
     "measure": ["model", "--probe=sink_rate", "--samples=2", "--seq-len=8", "--corpus=text.txt"],
     "origin": ["model", "--samples=2", "--seq-len=8", "--corpus=text.txt", "--controls=1"],
     "pathways": ["--operations=softpick", "--seeds=0"],
@@ -55,8 +56,8 @@ QUICK: dict[str, list[str]] = {
 SLOW = {"pathways"}
 """Commands that work for long before they refuse what is wrong; drawn less often."""
 
-LEFT_OUT = {"ray"}
-"""Options that look for other machines."""
+LEFT_OUT = {"ray", "watch"}
+"""Options that look for other machines, or never end."""
 
 INTEGERS = (
     "0", "-0", "-1", "1", "2", "3", "5", "7", "16", "64", "1000", "4294967296", "2147483647", "2147483648",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from synthetic import HOSTILE, write_audit
 from sinklab.report.compare import write_comparison
 from sinklab.report.data import read_audit
 from sinklab.report.html import PAGE_BUDGET, write_report
+from sinklab.report.index import write_index
 from sinklab.report.words import percent, verdict
 
 CHROMIUM = os.environ.get("SINKLAB_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -420,3 +422,40 @@ def test_comparison(browser: Any, folder: Path, tmp_path: Path) -> None:
     visit.page.click("#theme")
     visit.check_quiet()
     visit.context.close()
+
+
+def test_index(browser: Any, tmp_path: Path) -> None:
+    for name, operation in (("one", "softmax"), ("two", "sigmoid")):
+        write_audit(tmp_path / name, layers=2, heads=2, seq_len=16)
+        for file in ("run.json", "summary.json"):
+            record = json.loads((tmp_path / name / file).read_text())
+            record |= {"operation": operation} if file == "summary.json" else {"config": {**record["config"], "seed": name}}
+            (tmp_path / name / file).write_text(json.dumps(record))
+    page_path, runs = write_index(tmp_path)
+    visit = Visit(browser, page_path)
+    page = visit.page
+    rows = page.locator("table.index tbody tr")
+    assert rows.count() == 2
+    page.fill("#filter", "seed=two")
+    assert page.locator("table.index tbody tr:visible").count() == 1
+    assert page.text_content("#shown") == "1 of 2 shown"
+    page.fill("#filter", "")
+    for row in rows.all():
+        row.locator("input").check()
+    differing = page.locator("#compare-host table").first
+    assert differing.locator("tbody th").all_text_contents() == ["seed"]
+    assert set(differing.locator("tbody td").all_text_contents()) == {"one", "two"}
+    numbers = page.locator("#compare-host table").nth(1).locator("tbody th").all_text_contents()
+    shared = set(runs[0].numbers) & set(runs[1].numbers)
+    assert {name.partition(" (")[0] for name in numbers} == shared
+    page.click("table.index th[data-sort=text] button")
+    first = rows.first.locator(".where").first.text_content()
+    page.click("table.index th[data-sort=text] button")
+    assert {first, rows.first.locator(".where").first.text_content()} == {"one", "two"}
+    assert "run=one" in page.url
+    page.reload()
+    page.wait_for_selector("html[data-ready]", timeout=60_000)
+    assert page.locator("table.index :checked").count() == 2
+    page.click("#untick")
+    assert page.is_visible("#compare-hint")
+    assert visit.said == []

@@ -1,7 +1,11 @@
-"""The commands ``sinklab compare`` and ``sinklab report``: pages and tables from what audits left behind."""
+"""The commands ``sinklab compare``, ``index`` and ``report``: pages and tables from what runs left behind."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,13 +16,18 @@ from rich.table import Table
 from rich.text import Text
 
 from sinklab.results.file import check_file
-from sinklab.results.run import Listing
+from sinklab.results.run import Listing, Progress, silent
 from sinklab.studies.arguments import OverwriteFile, command
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["compare", "report"]
+    from sinklab.report.runs import IndexedRun
+
+MOST_SHOWN = 40
+"""Runs that the terminal lists, newest first; the page and ``--json`` have all."""
+
+__all__ = ["compare", "index", "report"]
 
 
 @command
@@ -62,6 +71,49 @@ def _side_by_side(table: pd.DataFrame, verdicts: Sequence[str]) -> Iterator[Rend
         shown.add_row(escape(str(row)), *(escape(str(value)) for value in values))
     yield shown
     yield from (Text(f"\n{verdict}") for verdict in verdicts)
+
+
+@command
+def index(folder: Path, *, out: Path | None = None, watch: float | None = None, progress: Progress | None = None) -> Listing:
+    """Make one page over all runs below a folder, to filter, to compare what is ticked, and to watch trainings.
+
+    The page is one file that opens offline. The next time it is replaced; a file that is no page of sinklab is not.
+
+    Args:
+        folder: A directory that holds runs of any command, at any depth.
+        out: The page; ``index.html`` in the folder by default.
+        watch: Make the page again every so many seconds until interrupted, and let the browser read it again as often.
+
+    Examples:
+        sinklab index .
+        sinklab index runs --watch 30
+    """
+    from sinklab.report.index import write_index
+
+    def made(shown: Progress | None) -> tuple[Path, list[IndexedRun]]:
+        return write_index(folder, out, refresh=watch, progress=shown or silent)
+
+    page, runs = made(progress)
+    if watch is not None:
+        print(f"page  {page}, made again every {watch:g} seconds; Ctrl-C ends it", file=sys.stderr)
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                time.sleep(watch)
+                page, runs = made(None)
+
+    def display(record: list[dict[str, object]]) -> Iterator[RenderableType]:
+        shown = Table(box=None, pad_edge=False)
+        for heading in ("run", "command", "status", "began (UTC)"):
+            shown.add_column(heading)
+        for entry in record[:MOST_SHOWN]:
+            began = str(entry["created"])[:16].replace("T", " ")
+            shown.add_row(*(escape(str(value)) for value in (entry["folder"], entry["kind"], entry["status"], began)))
+        yield shown
+        if len(record) > MOST_SHOWN:
+            yield Text(f"… and {len(record) - MOST_SHOWN} more")
+        yield Text(f"\npage  {page}")
+
+    return Listing([dataclasses.asdict(run) for run in runs], display)
 
 
 @command

@@ -21,6 +21,7 @@ __all__ = [
     "check_place",
     "check_writable",
     "clear",
+    "in_use",
     "partial_folder",
     "placed",
     "put_in_place",
@@ -141,6 +142,28 @@ def check_writable(path: Path, what: str, name: str = "out") -> None:
         raise InputError(
             f"{what} {path} cannot be made: {parent} is not a directory that you may write; choose another with `{name}`"
         )
+
+
+def in_use(out: Path) -> bool:
+    """Whether a process holds the lock of a folder at this moment; a lock file that a dead process has left holds nothing.
+
+    The lock is taken for an instant to find out, since the system says in no other way who holds it.
+    """
+    from filelock import FileLock, Timeout
+
+    place = _real(out)
+    path = place.with_name(f".{place.name}.lock")
+    if not path.is_file():
+        return False
+    lock = FileLock(path, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    except OSError:  # no locks there, or no right to try: nobody can say that it is in use
+        return False
+    lock.release()
+    return False
 
 
 class FolderLock:

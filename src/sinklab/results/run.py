@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sinklab.results.environment import Placed
     from sinklab.results.store import Store
 
-__all__ = ["PIPE_WIDTH", "STORE", "Listing", "Progress", "Result", "Run", "new_run_id", "silent"]
+__all__ = ["PIPE_WIDTH", "SETTINGS", "STORE", "Listing", "Progress", "Result", "Run", "new_run_id", "silent"]
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage, what is done of it and its total."""

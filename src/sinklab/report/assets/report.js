@@ -199,7 +199,8 @@
     if (inside.length > 5) inside = inside.filter((t) => /^1(e|0*$|\.0*$)/.test(String(t)) || /^(0\.0*1)$/.test(String(t)));
     return inside.length > 1 ? inside : [low, high];
   }
-  // figure: {title, axis, caption?, labels, series: [{name, kind, y}], log?, threshold?, area?, tip?: i => text, height?, zoom?: not from 0}
+  // figure: {title, axis, caption?, labels, series: [{name, kind, y}], log?, threshold?, area?, tip?: i => text, height?, zoom?: not from 0,
+  // xs?: where the labels stand on the axis, and points that are null are passed over}
   function chart(host, figure) {
     const values = figure.series.flatMap((s) => s.y).filter((y) => y !== null && Number.isFinite(y));
     const keys = el("div", { class: "keys" });
@@ -233,7 +234,9 @@
       }
       const scale = figure.log ? (v) => Math.log(v / low) / Math.log(high / low) : (v) => (v - low) / (high - low);
       const count = figure.labels.length;
-      const x = (i) => left + (count === 1 ? 0.5 : i / (count - 1)) * (width - left - right);
+      const xs = figure.xs ?? figure.labels.map((_, i) => i);
+      const x = (i) => left + (count === 1 ? 0.5 : (xs[i] - xs[0]) / (xs[count - 1] - xs[0])) * (width - left - right);
+      const nearest = (at) => xs.reduce((best, _, i) => (Math.abs(x(i) - at) < Math.abs(x(best) - at) ? i : best), 0);
       const y = (v) => top + (1 - scale(v)) * (height - top - bottom);
       const ticks = figure.log ? logTicks(low, high) : niceTicks(low, high, height > 200 ? 5 : 3);
       const picture = svg("svg", {
@@ -247,11 +250,17 @@
         picture.append(svg("line", { class: t === 0 ? "base" : "gridline", x1: left, x2: width - right, y1: y(t), y2: y(t) }));
         picture.append(svg("text", { x: left - 7, y: y(t) + 4, "text-anchor": "end", text: tick(t) }));
       }
-      const room = count / Math.max(2, Math.floor((width - left) / 34));
-      const every = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((step) => step >= room) ?? Math.ceil(room);
-      figure.labels.forEach((label, i) => {
-        if (i % every === 0) picture.append(svg("text", { x: x(i), y: height - 5, "text-anchor": "middle", text: label }));
-      });
+      if (figure.xs) {
+        for (const t of niceTicks(xs[0], Math.max(xs[count - 1], xs[0] + 1), Math.min(6, Math.floor(width / 70)))) {
+          picture.append(svg("text", { x: left + ((t - xs[0]) / (xs[count - 1] - xs[0] || 1)) * (width - left - right), y: height - 5, "text-anchor": "middle", text: tick(t) }));
+        }
+      } else {
+        const room = count / Math.max(2, Math.floor((width - left) / 34));
+        const every = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((step) => step >= room) ?? Math.ceil(room);
+        figure.labels.forEach((label, i) => {
+          if (i % every === 0) picture.append(svg("text", { x: x(i), y: height - 5, "text-anchor": "middle", text: label }));
+        });
+      }
       if (figure.threshold !== undefined) {
         picture.append(svg("line", { class: "threshold", x1: left, x2: width - right, y1: y(figure.threshold), y2: y(figure.threshold) }));
         picture.append(svg("text", { x: width - right, y: y(figure.threshold) - 5, "text-anchor": "end", text: figure.thresholdName ?? `threshold ${tick(figure.threshold)}` }));
@@ -261,7 +270,7 @@
         s.y.forEach((v, i) => {
           const known = v !== null && Number.isFinite(v);
           if (known) path += `${pen ? "L" : "M"}${x(i).toFixed(1)} ${y(v).toFixed(1)}`;
-          pen = known;
+          pen = known || (pen && Boolean(figure.xs));
         });
         if (figure.area) picture.append(svg("path", { class: `area k-${s.kind}`, d: `${path}L${x(count - 1)} ${y(0)}L${x(0)} ${y(0)}Z` }));
         picture.append(svg("path", { class: `line k-${s.kind}`, d: path }));
@@ -284,7 +293,7 @@
       const leave = () => { cursor.replaceChildren(); hideTip(); };
       picture.addEventListener("pointermove", (event) => {
         const box = picture.getBoundingClientRect();
-        show(Math.round(((event.clientX - box.left - left) / (width - left - right)) * (count - 1)), event.clientX, event.clientY);
+        show(nearest(event.clientX - box.left), event.clientX, event.clientY);
       });
       picture.addEventListener("pointerleave", leave);
       picture.addEventListener("blur", leave);
@@ -928,9 +937,100 @@
     for (const figure of data.figures) chart($("figures"), figure);
   }
 
+  // ---------------------------------------------------------------- the index of runs
+  const COURSES = {
+    train_loss: ["Training loss", "nats per token"], held_out_loss: ["Loss on held-out text", "nats per token"],
+    gu2024: ["Sink rate at the first position", "percent of heads and samples"], sink_loss_gap: ["What the sink is worth", "nats per token"],
+    gradient_norm: ["Norm of the gradient", "norm"], entropy: ["Entropy of attention", "nats"],
+  };
+  async function index() {
+    const body = document.querySelector("table.index tbody"), rows = [...body.rows];
+    const box = (row) => row.querySelector("input"), runOf = (row) => data.runs[row.dataset.run];
+    const haystack = new Map(rows.map((row) => [row, `${row.textContent} ${Object.entries(runOf(row).settings).map(([name, value]) => `${name}=${value}`).join(" ")}`.toLowerCase()]));
+    // Filter and ticks stand in the address, so that they outlive a reload and can be passed on.
+    const asked = new URLSearchParams(location.hash.slice(1));
+    $("filter").value = asked.get("filter") ?? "";
+    for (const name of ["kind", "status"]) $(name).value = [...$(name).options].some((option) => option.value === asked.get(name)) ? asked.get(name) : "";
+    const wanted = new Set(asked.getAll("run"));
+    for (const row of rows) box(row).checked = wanted.has(runOf(row).folder);
+
+    function keep() {
+      const parameters = new URLSearchParams();
+      for (const name of ["filter", "kind", "status"]) if ($(name).value) parameters.set(name, $(name).value);
+      for (const row of rows) if (box(row).checked) parameters.append("run", runOf(row).folder);
+      location.replace(`#${parameters}`);
+    }
+    function filter() {
+      const words = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+      for (const row of rows) {
+        const run = runOf(row);
+        row.hidden = !(words.every((word) => haystack.get(row).includes(word)) && [run.kind, ""].includes($("kind").value) && [run.status, ""].includes($("status").value));
+      }
+      const seen = rows.filter((row) => !row.hidden).length;
+      $("shown").textContent = seen === rows.length ? "" : `${seen} of ${rows.length} shown`;
+    }
+    const headings = [...document.querySelectorAll("table.index th[data-sort]")];
+    for (const heading of headings) {
+      heading.querySelector("button").addEventListener("click", () => {
+        const down = heading.getAttribute("aria-sort") === "ascending", column = heading.cellIndex, numeric = heading.dataset.sort === "number";
+        for (const other of headings) other.setAttribute("aria-sort", other === heading ? (down ? "descending" : "ascending") : "none");
+        const key = (row) => (numeric ? Number(row.cells[column].dataset.value || NaN) : row.cells[column].textContent.trim());
+        const order = (one, two) => (numeric ? (Number.isNaN(one) || Number.isNaN(two) ? Number.isNaN(one) - Number.isNaN(two) : (one - two) * (down ? -1 : 1)) : one.localeCompare(two) * (down ? -1 : 1));
+        body.append(...[...rows].sort((one, two) => order(key(one), key(two))));
+      });
+    }
+    function sideBySide() {
+      const runs = rows.filter((row) => box(row).checked).map(runOf);
+      $("untick").hidden = !runs.length;
+      const host = $("compare-host");
+      host.replaceChildren();
+      $("figures").replaceChildren();
+      $("compare-hint").hidden = runs.length > 0;
+      if (!runs.length) return;
+      const names = runs.map((run) => (runs.filter((other) => other.name === run.name).length > 1 ? run.folder : run.name));
+      const swatch = (i) => el("i", { class: `swatch k-audit${i % 6}`, "aria-hidden": "true" });
+      const grid = (lines) => el("div", { class: "scroll", tabindex: "0" }, el("table", { class: "compare" },
+        el("thead", {}, el("tr", {}, el("td"), ...names.map((name, i) => el("th", { scope: "col" }, swatch(i), name)))),
+        el("tbody", {}, ...lines.map(([name, values]) => el("tr", {}, el("th", { scope: "row", text: name }), ...values.map((value) => el("td", { text: value })))))));
+      const texts = new Set(runs.map((run) => run.tokens).filter(Boolean));
+      if (texts.size > 1) host.append(el("p", { class: "missing warning", role: "note", text: "These runs read different texts: their losses and rates do not compare as they stand." }));
+      const union = (of) => [...new Set(runs.flatMap((run) => Object.keys(run[of])))];
+      if (runs.length > 1) {
+        const alike = runs.every((run) => run.kind === runs[0].kind);
+        const differing = union("settings").filter((name) => new Set(runs.map((run) => run.settings[name])).size > 1 && (alike || runs.every((run) => name in run.settings)));
+        host.append(el("h3", { text: alike ? "Settings that differ" : "Settings of all of them that differ" }));
+        host.append(differing.length ? grid(differing.map((name) => [name, runs.map((run) => run.settings[name] ?? "–")])) : el("p", { class: "hint", text: "None." }));
+      }
+      const line = (name) => {
+        const unit = runs.find((run) => name in run.numbers).numbers[name][1];
+        return [unit && unit !== "1" ? `${name} (${unit})` : name, runs.map((run) => fmt(run.numbers[name]?.[0]))];
+      };
+      const has = (name) => runs.filter((run) => name in run.numbers).length, known = union("numbers");
+      const shared = known.filter((name) => has(name) > 1 || runs.length === 1), single = known.filter((name) => has(name) === 1 && runs.length > 1);
+      if (shared.length) host.append(el("h3", { text: "Numbers of the whole model" }), grid(shared.map(line)));
+      if (single.length) host.append(el("details", {}, el("summary", { text: `${plural(single.length, "number")} of one of them only` }), grid(single.map(line))));
+      if (!known.length) host.append(el("p", { class: "hint", text: "No numbers of a whole model are kept." }));
+      for (const [metric, [title, axis]] of Object.entries(COURSES)) {
+        const with_ = runs.map((run, i) => [run.curves[metric], i]).filter(([curve]) => curve);
+        if (!with_.length) continue;
+        const xs = [...new Set(with_.flatMap(([curve]) => curve[0]))].sort((one, two) => one - two);
+        chart($("figures"), {
+          title, axis, xs, labels: xs, zoom: metric.endsWith("loss"), tip: (i) => `step ${xs[i]}`,
+          series: with_.map(([[steps, values], i]) => ({ name: names[i], kind: `audit${i % 6}`, y: xs.map((step) => values[steps.indexOf(step)] ?? null) })),
+        });
+      }
+    }
+    $("filter").addEventListener("input", () => { filter(); keep(); });
+    for (const name of ["kind", "status"]) $(name).addEventListener("change", () => { filter(); keep(); });
+    body.addEventListener("change", () => { sideBySide(); keep(); });
+    $("untick").addEventListener("click", () => { for (const row of rows) box(row).checked = false; sideBySide(); keep(); });
+    filter();
+    sideBySide();
+  }
+
   makeRamps();
   repaint();
-  const pages = { compare: comparison, causes: async () => {}, origin: async () => {}, claims: async () => {} }; // these have nothing that a script draws
+  const pages = { compare: comparison, index, causes: async () => {}, origin: async () => {}, claims: async () => {} }; // these have nothing that a script draws
   (pages[data.page] ?? report)().then(
     () => { repaint(); root.dataset.ready = "true"; },
     (error) => {

@@ -1,0 +1,55 @@
+"""What a run found, in a sentence or two, whatever command made it: from ``run.json`` and ``summary.json`` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["finding_of"]
+
+_SENTENCES = ("finding", "text", "recommendation", "sentence")
+"""Keys of a summary under which a command says what it found, the most telling first."""
+
+
+def finding_of(record: Mapping[str, object], summary: Mapping[str, object]) -> str:
+    """What a run found, as the command that made it says it; empty where it says nothing in words.
+
+    Args:
+        record: ``run.json``.
+        summary: ``summary.json``, or an empty mapping.
+    """
+    if record.get("kind") == "claim":
+        reason = f" ({record['reason']})" if record.get("reason") else ""
+        return f"{_capital(str(record.get('verdict')))}: {record.get('statement')}{reason}"
+    if record.get("kind") == "pretrain":
+        return _trained(record)
+    for key in _SENTENCES:
+        said = summary.get(key)
+        if isinstance(said, list) and said:
+            said = said[0]
+        if isinstance(said, str) and said:
+            return said
+    # A command about several things says a sentence of each.
+    lists = [value for value in summary.values() if isinstance(value, list)]
+    said_of_each = [
+        entry["sentence"] for entries in lists for entry in entries if isinstance(entry, dict) and "sentence" in entry
+    ]
+    return " ".join(map(str, said_of_each))
+
+
+def _trained(record: Mapping[str, object]) -> str:
+    """How a training went; of one that has not ended only its status."""
+    status, result = str(record.get("status", "unfinished")), record.get("result")
+    if not isinstance(result, dict):
+        return f"{_capital(status)}: {record['error']}" if record.get("error") else f"{_capital(status)}."
+    numbers = []
+    if result.get("held_out_loss") is not None:
+        numbers.append(f"{result['held_out_loss']:.3f} nats per held-out token")
+    if result.get("sink_rate") is not None:
+        numbers.append(f"{result['sink_rate']:.2f} % of heads and samples sink at position 0")
+    divergence = record.get("divergence")
+    ended = ": ".join([f"{_capital(status)} after {record.get('steps')} steps", *filter(None, [", ".join(numbers)])])
+    return f"{ended}. {divergence['reason']}" if isinstance(divergence, dict) and divergence.get("reason") else f"{ended}."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

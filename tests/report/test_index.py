@@ -1,0 +1,222 @@
+"""The index of runs: what is a run, what is at work, which numbers stand beside each other, and links that lead somewhere."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from synthetic import HOSTILE, write_audit
+
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.report.index import write_index
+from sinklab.report.runs import MOST_POINTS, read_runs
+from sinklab.results.finding import finding_of
+from sinklab.results.folder import FolderLock, in_use
+from sinklab.results.table import make_table, write_json, write_table
+
+
+def write_training(folder: Path, *, steps: int = 300, status: str = "finished", **record: Any) -> Path:
+    """A run of pretrain whose training loss at step s is 5 - s / 1000."""
+    folder.mkdir(parents=True)
+    about = {"run_id": "20261122T100000Z-00000a", "kind": "pretrain", "status": status, "name": "tiny"}
+    config = {"training": {"steps": steps, "seed": 0}, "model": {"operation": {"name": "softmax"}}}
+    write_json({**about, "config": config, "token_sha256": {"train": "ab"}, **record}, folder / "run.json")
+    rows: list[dict[str, object]] = [
+        {"probe": "training", "metric": "train_loss", "value": 5 - step / 1000, "step": step, "unit": "nats", "version": 1}
+        for step in range(1, steps + 1)
+    ]
+    write_table(make_table(rows, operation="softmax"), folder / "table.parquet")
+    return folder
+
+
+def hrefs(page: Path) -> list[str]:
+    return [unquote(html.unescape(href)) for href in re.findall(r'<a href="([^"]*)"', page.read_text(encoding="utf-8"))]
+
+
+def test_what_is_a_run(tmp_path):
+    write_audit(tmp_path / "deep" / "er" / "audit")
+    run = write_training(tmp_path / "train")
+    for inside in ("store", "checkpoints", "model", "measured", "logs", ".train.partial"):
+        write_training(run / inside / "no run of its own")
+    (tmp_path / "link").symlink_to(run)
+    (tmp_path / "empty").mkdir()
+    assert sorted(found.folder for found in read_runs(tmp_path)) == ["deep/er/audit", "train"]
+
+
+def test_newest_first_and_what_has_no_time_last(tmp_path):
+    for name, run_id in (("old", "20250101T000000Z-1"), ("new", "20261122T235959Z-1"), ("odd", "yesterday")):
+        write_training(tmp_path / name, run_id=run_id)
+    assert [run.folder for run in read_runs(tmp_path)] == ["new", "old", "odd"]
+    assert read_runs(tmp_path)[0].created == "2026-11-22T23:59:59+00:00"
+
+
+def test_at_work_is_what_a_process_holds(tmp_path):
+    folder = write_training(tmp_path / "train", status="running")
+    unfinished = tmp_path / "lab" / "store"
+    unfinished.mkdir(parents=True)
+    (unfinished / "settings.json").write_text('{"kind": "trigger", "settings": {"seeds": [0, 1]}}')
+    with FolderLock(folder), FolderLock(unfinished.parent):
+        assert in_use(folder)
+        assert [(run.kind, run.status) for run in read_runs(tmp_path)] == [("pretrain", "running"), ("trigger", "running")]
+    assert not in_use(folder)
+    trained, lab = read_runs(tmp_path)
+    assert (trained.status, lab.status) == ("stopped", "stopped")
+    assert lab.settings == {"seeds": "[0, 1]"}
+    assert "--resume" in lab.finding
+
+
+def test_the_lock_file_of_a_dead_process_holds_nothing(tmp_path):
+    line = "import os, sys; from sinklab.results.folder import FolderLock, Path; FolderLock(Path(sys.argv[1])); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", line, tmp_path / "out"], check=False).returncode == 9
+    assert (tmp_path / ".out.lock").is_file()
+    assert not in_use(tmp_path / "out")
+
+
+def test_what_cannot_be_read_is_in_the_list_and_says_why(tmp_path):
+    write_training(tmp_path / "good")
+    for name, text in (("cut", '{"kind": "au'), ("list", "[]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(text)
+    page, runs = write_index(tmp_path)
+    broken = {run.folder: run for run in runs if run.status == "unreadable"}
+    assert set(broken) == {"cut", "list"}
+    assert "not valid JSON" in broken["cut"].finding
+    assert "expected a JSON object, got list" in page.read_text(encoding="utf-8")
+
+
+def test_numbers_of_another_condition_say_so(tmp_path):
+    folder = write_training(tmp_path / "run", steps=2)
+    common = {"probe": "sink_rate", "metric": "gu2024", "unit": "percent", "version": 1}
+    rows: list[dict[str, object]] = [
+        {**common, "value": 7.0, "corpus": "notes", "bos": 1, "key_position": 0},
+        {
+            **common,
+            "value": 99.0,
+            "corpus": "notes",
+            "bos": 1,
+            "key_position": 1,
+        },  # of another position: not of the whole model
+        {**common, "value": 98.0, "corpus": "notes", "bos": 1, "key_position": 0, "layer": 2},
+        {**common, "value": 3.0, "corpus": "notes", "bos": 0, "key_position": 0},
+        {**common, "value": 5.0, "corpus": "random_tokens", "bos": 1, "key_position": 0},
+        {**common, "metric": "loss", "unit": "nats", "value": 1.0, "corpus": "notes", "bos": 1, "policy": "window", "seed": 0},
+        {**common, "metric": "loss", "unit": "nats", "value": 2.0, "corpus": "notes", "bos": 1, "policy": "window", "seed": 1},
+    ]
+    write_table(make_table(rows), folder / "table.parquet")
+    [run] = read_runs(tmp_path)
+    assert run.numbers == {
+        "gu2024": (7.0, "percent"),
+        "gu2024 · 0 BOS": (3.0, "percent"),
+        "gu2024 · random_tokens": (5.0, "percent"),
+        "loss · window": (1.5, "nats"),
+    }
+
+
+def test_curves_keep_their_ends(tmp_path):
+    write_training(tmp_path / "run", steps=1000)
+    [run] = read_runs(tmp_path)
+    steps, values = run.curves["train_loss"]
+    assert len(steps) == len(values) == MOST_POINTS
+    assert (steps[0], steps[-1]) == (1, 1000)
+    assert values == pytest.approx([5 - step / 1000 for step in steps])
+    assert run.numbers["train_loss"] == (4.0, "nats")
+
+
+def test_every_link_leads_somewhere(tmp_path):
+    write_audit(tmp_path / "runs" / "a b #1 é" / "audit?")
+    (tmp_path / "runs" / "a b #1 é" / "audit?" / "report.html").write_text("<p>")
+    write_training(tmp_path / "runs" / "train")
+    (tmp_path / "elsewhere").mkdir()
+    for out in (None, tmp_path / "elsewhere" / "all.html"):
+        page, _ = write_index(tmp_path / "runs", out)
+        links = hrefs(page)
+        assert len(links) == 3
+        assert all((page.parent / link).exists() for link in links), links
+
+
+def test_a_run_is_its_own_index(tmp_path):
+    write_training(tmp_path / "train")
+    page, [run] = write_index(tmp_path / "train")
+    assert run.folder == "."
+    again, _ = write_index(tmp_path / "train")
+    assert again == page == tmp_path / "train" / "index.html"
+    assert not any("index.html" in link for link in hrefs(page))
+
+
+def test_hostile_names_stay_text(tmp_path):
+    write_training(tmp_path / "run", name=HOSTILE, status="failed", error=HOSTILE)
+    text = write_index(tmp_path)[0].read_text(encoding="utf-8")
+    assert HOSTILE not in text
+    data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    assert data["runs"][0]["name"] == HOSTILE
+
+
+@pytest.mark.parametrize(
+    ("prepare", "arguments", "error", "message"),
+    [
+        (None, {}, InputError, "is no directory"),
+        (lambda folder: folder.mkdir(), {}, InputError, "no run is below"),
+        (
+            lambda folder: write_training(folder / "a"),
+            {"refresh": 0.0},
+            ConfigurationError,
+            "`refresh` is 0, expected 1 seconds",
+        ),
+        (lambda folder: write_training(folder / "a"), {"refresh": float("nan")}, ConfigurationError, "`refresh` is nan"),
+    ],
+)
+def test_refused(tmp_path, prepare, arguments, error, message):
+    if prepare is not None:
+        prepare(tmp_path / "runs")
+    with pytest.raises(error, match=message):
+        write_index(tmp_path / "runs", **arguments)
+
+
+def test_a_page_of_somebody_else_stays(tmp_path):
+    write_training(tmp_path / "run")
+    (tmp_path / "index.html").write_text("<p>mine")
+    with pytest.raises(InputError, match="is no page of sinklab"):
+        write_index(tmp_path)
+    assert (tmp_path / "index.html").read_text() == "<p>mine"
+
+
+@pytest.mark.parametrize(
+    ("record", "summary", "said"),
+    [
+        ({"kind": "audit"}, {"finding": "No sink.", "text": ["No sink.", "More."]}, "No sink."),
+        ({"kind": "quantize"}, {"text": "It costs 0.1."}, "It costs 0.1."),
+        ({"kind": "cache"}, {"recommendation": "Keep 1 sink."}, "Keep 1 sink."),
+        (
+            {"kind": "depend"},
+            {"tasks": [{"sentence": "It depends."}, {"sentence": "It does not."}]},
+            "It depends. It does not.",
+        ),
+        ({"kind": "measure"}, {}, ""),
+        (
+            {"kind": "claim", "verdict": "not reproduced", "statement": "Sinks grow.", "reason": "no sink"},
+            {},
+            "Not reproduced: Sinks grow. (no sink)",
+        ),
+        ({"kind": "pretrain", "status": "running"}, {}, "Running."),
+        ({"kind": "pretrain", "status": "failed", "error": "no space"}, {}, "Failed: no space"),
+        (
+            {"kind": "pretrain", "status": "finished", "steps": 9, "result": {"held_out_loss": 2.0, "sink_rate": 1.5}},
+            {},
+            "Finished after 9 steps: 2.000 nats per held-out token, 1.50 % of heads and samples sink at position 0.",
+        ),
+        (
+            {"kind": "pretrain", "status": "diverged", "steps": 9, "result": {}, "divergence": {"reason": "The loss is nan."}},
+            {},
+            "Diverged after 9 steps. The loss is nan.",
+        ),
+    ],
+)
+def test_findings(record, summary, said):
+    assert finding_of(record, summary) == said
