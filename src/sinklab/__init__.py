@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sinklab.results.version import __version__
 
 if TYPE_CHECKING:
+    from sinklab.attention.maps import AttentionMaps
     from sinklab.attention.returned import attend_returned
     from sinklab.attention.session import attend
     from sinklab.attention.statistics.of_tensors import attention_statistics
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from sinklab.studies.origin.origin import find_origin
     from sinklab.studies.pretrain.pretrain import pretrain
     from sinklab.studies.quantize.quantize import quantize
+    from sinklab.studies.show.show import show
     from sinklab.training.callback import SinkCallback
     from sinklab.training.config import PretrainingConfig
 
 _HOMES = {
+    "AttentionMaps": "sinklab.attention.maps",
     "Chat": "sinklab.streaming.chat",
     "PolicyCache": "sinklab.streaming.cache",
     "PretrainingConfig": "sinklab.training.config",
@@ -54,11 +57,13 @@ _HOMES = {
     "pretrain": "sinklab.studies.pretrain.pretrain",
     "quantize": "sinklab.studies.quantize.quantize",
     "save_model": "sinklab.models.attach",
+    "show": "sinklab.studies.show.show",
     "stream": "sinklab.streaming.stream",
     "write_report": "sinklab.report.html",
 }
 
 __all__ = [
+    "AttentionMaps",
     "Chat",
     "PolicyCache",
     "PretrainingConfig",
@@ -81,6 +86,7 @@ __all__ = [
     "pretrain",
     "quantize",
     "save_model",
+    "show",
     "stream",
     "write_report",
 ]

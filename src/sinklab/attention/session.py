@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Unpack
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from sinklab.attention.describe import describe_call
 from sinklab.attention.editing import Editing
 from sinklab.attention.hooks import ModelHooks
 from sinklab.attention.intervention import Intervention
+from sinklab.attention.maps import AttentionMaps
 from sinklab.attention.operation import Operation
 from sinklab.attention.positions import Positions
 from sinklab.attention.probe import NEEDS, Probe
@@ -28,9 +29,19 @@ from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelErr
 if TYPE_CHECKING:
     import pandas as pd
 
+    from sinklab.report.heads import HeadView
+
 __all__ = ["Session", "attend", "table_of"]
 
 STATISTICS_NEEDS = frozenset(NEEDS) - {"head_outputs", "hidden_states", "attention_outputs", "vectors"}
+
+
+class Decoder(Protocol):
+    """What makes text of token ids: a tokenizer of transformers."""
+
+    def decode(self, token_ids: list[int], /) -> str | list[str]:
+        """The text of some ids."""
+        ...
 
 
 @contextlib.contextmanager
@@ -131,13 +142,72 @@ class Session:
             constants: columns that are the same for all rows, such as ``run_id``; in place of what the session says of model
                 and operation where these are among them.
         """
-        name = getattr(getattr(self.model, "config", None), "name_or_path", "") or type(self.model).__name__
-        table = table_of(self.probes, **{"model": name, "operation": self.operation, "tier": self.tier, **constants})
+        table = table_of(
+            self.probes, **{"model": self._model_name, "operation": self.operation, "tier": self.tier, **constants}
+        )
         parts = {site.module: site.part for site in self.sites}
         if any(parts.values()):
             named = table["module"].map(lambda name: parts.get(name) or self._anatomy.part(name), na_action="ignore")
             table["part"] = named.fillna(table["part"]).astype("string")
         return table
+
+    def show(
+        self,
+        tokenizer: Decoder | None = None,
+        *,
+        threshold: float = 0.3,
+        model: str | None = None,
+        names: Sequence[str] | None = None,
+        groups: Mapping[str, Sequence[int]] | None = None,
+        kind: str = "text",
+        notes: Sequence[str] = (),
+    ) -> HeadView:
+        """Draw the heads: a grid, coloured by what the probes measured of them, which shows itself in a notebook.
+
+        With a probe :class:`~sinklab.attention.maps.AttentionMaps` heads are coloured by the attention that they give to the
+        sinks, and each opens its map; numbers per head of other probes are further colours.
+
+        Args:
+            tokenizer: turns the ids that the model was given back into text; ids are shown without.
+            threshold: mean weight from which a position is named a sink.
+            model: what the page calls the model.
+            names: of the positions, where they are no tokens of a text.
+            groups: positions that are looked at together, by what they are called.
+            kind: what a sample is: text, pairs, image or audio.
+            notes: sentences for the top of the page.
+
+        Raises:
+            InputError: no probe of the session gives a number per head.
+        """
+        import pyarrow as pa
+
+        from sinklab.report.data import Maps, Numbers
+        from sinklab.report.heads import Received, head_view
+
+        table = self.table()
+        drawn = next((probe for probe in self.probes if isinstance(probe, AttentionMaps) and probe.modules), None)
+        maps = received = None
+        if drawn is not None:
+            arrays = drawn.arrays()
+            sides = {part: [_texts(row, tokenizer) for row in ids.tolist()] for part, ids in drawn.ids.items()}
+            targets = sides.pop("decoder", [])
+            tokens = next(iter(sides.values()), []) if names is None else [list(names)] * len(arrays["weights"])
+            length = max(drawn.lengths)
+            maps = Maps(arrays["weights"], arrays["scores"], arrays["scores_range"], tokens, drawn.modules, length, targets)
+            received = Received(drawn.modules, **drawn.columns())
+        return head_view(
+            [(site.layer, site.module, site.part) for site in self.sites if site.kind == "self" or site.part],
+            model=model or str(table["model"].iloc[0] if len(table) else self._model_name),
+            operation=self.operation,
+            received=received,
+            maps=maps,
+            numbers=Numbers(pa.Table.from_pandas(table, preserve_index=False), {}) if len(table) else None,
+            names=names,
+            groups=groups,
+            kind=kind,
+            threshold=threshold,
+            notes=[*notes, *([f"{self.tier[0].upper()}{self.tier[1:]}."] if self.tier else [])],
+        )
 
     def __repr__(self) -> str:
         probes = ", ".join(probe.name for probe in self.probes) or "none"
@@ -154,6 +224,10 @@ class Session:
     def operation(self) -> str:
         """Names of the operations seen, joined by `` + `` where a model has several; empty before the first call."""
         return " + ".join(sorted({operation.name for operation in self._operations}))
+
+    @property
+    def _model_name(self) -> str:
+        return getattr(getattr(self.model, "config", None), "name_or_path", "") or type(self.model).__name__
 
     # --- life ---
 
@@ -281,6 +355,10 @@ class Session:
             for probe in self.probes:
                 if need in probe.needs:
                     probe.update_layer(output)
+
+
+def _texts(ids: list[int], tokenizer: Decoder | None) -> list[str]:
+    return [str(one) if tokenizer is None else str(tokenizer.decode([one])) for one in ids]
 
 
 def table_of(probes: Sequence[Probe], **constants: object) -> pd.DataFrame:

@@ -20,7 +20,17 @@ from sinklab.errors import InputError, ResultError
 from sinklab.report.schema import require_audit
 from sinklab.results.table import COLUMNS, LATER, read_run
 
-__all__ = ["Audit", "CorpusAndBos", "GridRow", "Maps", "MetricRows", "Numbers", "read_audit"]
+__all__ = [
+    "Audit",
+    "CorpusAndBos",
+    "GridRow",
+    "Maps",
+    "MetricRows",
+    "Numbers",
+    "labelled",
+    "part_order",
+    "read_audit",
+]
 
 CorpusAndBos = tuple[str, int | None]
 """Corpus and how many beginning-of-sequence tokens each sample starts with."""
@@ -99,7 +109,7 @@ class Numbers:
     """The numbers of ``table.parquet`` that were measured without intervention and without a cache policy.
 
     Args:
-        path: of the table.
+        source: path of the table, or the table itself.
         preferred: settings of the run, which name the main condition.
         part: of an encoder–decoder, whose numbers to take; those of all parts where it is empty.
 
@@ -108,8 +118,8 @@ class Numbers:
         ResultError: the file is not a table of the schema.
     """
 
-    def __init__(self, path: Path, preferred: Mapping[str, Any], part: str = "") -> None:
-        table = _read(path)
+    def __init__(self, source: Path | pa.Table, preferred: Mapping[str, Any], part: str = "") -> None:
+        table, path = (source, "the table") if isinstance(source, pa.Table) else (_read(source), source)
         words = {name: _codes(table[name]) for name in (*_WORDS, PART)}
         natural = (words["intervention"][0] < 0) & (words["policy"][0] < 0)
         codes, names = words[PART]
@@ -231,6 +241,16 @@ class Numbers:
         return {int(layer): float(mean) for layer, mean in zip(layers, means, strict=True) if np.isfinite(mean)}
 
     @property
+    def head_metrics(self) -> list[tuple[str, str, str]]:
+        """Probe, metric and unit of what was measured per head, at no single position, under the main condition."""
+        found = []
+        for condition, probe, metric in self._slices:
+            rows = self.rows(probe, metric) if condition == self.main else None
+            if rows is not None and ((rows.head != ABSENT) & (rows.position == ABSENT)).any():
+                found.append((probe, metric, rows.unit))
+        return found
+
+    @property
     def num_cells(self) -> int:
         """Number of modules times number of heads."""
         return len(self.grid) * self.num_heads
@@ -276,22 +296,33 @@ class Numbers:
                 self.num_heads = max(self.num_heads, int(rows.head.max()) + 1)
                 pairs.update(dict.fromkeys(_unique_pairs(rows.layer, rows.module)[0]))
         of = {pair: self._part(pair[1]) for pair in pairs}
-        known = [*_SHORT, ""]
-        ordered = sorted(pairs, key=lambda pair: (known.index(of[pair]) if of[pair] in known else len(known), pair[0]))
-        layers = [layer for layer, _ in ordered]
-        parts = [of[pair] for pair in ordered]
+        ordered = sorted(pairs, key=lambda pair: (part_order(of[pair]), pair[0]))
         self._place = {pair: number for number, pair in enumerate(ordered)}
-        for number, (layer, code) in enumerate(ordered):
-            module = self._module_names[code] if code >= 0 else ""
-            # Self- and cross-attention modules may share a number; then only the module's name tells them apart.
-            label = str(layer) if layers.count(layer) == 1 or not module else module
-            if parts[number] in _SHORT:
-                label = f"{_SHORT[parts[number]]} {parts[:number].count(parts[number])}"
-            self.grid.append(GridRow(layer, module, label, parts[number]))
+        names = {pair: self._module_names[pair[1]] if pair[1] >= 0 else "" for pair in ordered}
+        self.grid = labelled([(pair[0], names[pair], of[pair]) for pair in ordered])
 
     def _part(self, module: int) -> str:
         code = self._parts.get(module, -1)
         return self._part_names[code] if code >= 0 else ""
+
+
+def part_order(part: str) -> int:
+    """Where the modules of a part of an encoder–decoder stand among the others."""
+    known = [*_SHORT, ""]
+    return known.index(part) if part in known else len(known)
+
+
+def labelled(modules: Sequence[tuple[int, str, str]]) -> list[GridRow]:
+    """Columns of a sink map from layers, names and parts of attention modules, in order."""
+    layers, parts = [layer for layer, _, _ in modules], [part for _, _, part in modules]
+    rows = []
+    for number, (layer, module, part) in enumerate(modules):
+        # Self- and cross-attention modules may share a number; then only the module's name tells them apart.
+        label = str(layer) if layers.count(layer) == 1 or not module else module
+        if part in _SHORT:
+            label = f"{_SHORT[part]} {parts[:number].count(part)}"
+        rows.append(GridRow(layer, module, label, part))
+    return rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -422,7 +453,7 @@ def _read(path: Path) -> pa.Table:
     return table
 
 
-def _require_range(path: Path, name: str, smallest: int, largest: int) -> None:
+def _require_range(path: Path | str, name: str, smallest: int, largest: int) -> None:
     """Refuse coordinates that no model has: a grid as large as they are is made of them.
 
     Raises:

@@ -354,14 +354,17 @@ def head_data(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> tuple[di
     return data, blobs
 
 
-def add_maps(data: dict[str, Any], blobs: dict[str, str], maps: Maps, budget: int) -> None:
-    """Add the attention maps and the tokens to what :func:`head_data` gave.
+def add_maps(data: dict[str, Any], blobs: dict[str, str], maps: Maps, budget: int, *, scores: bool = True) -> None:
+    """Add the attention maps, and the tokens unless they are there, to what :func:`head_data` gave.
 
     Args:
         data, blobs: changed in place.
         maps: what to add, as finely as the budget allows.
         budget: characters that the packed maps may take.
+        scores: keep them; without, all that is kept of them is which tiles no query sees.
     """
+    if not scores:
+        maps = dataclasses.replace(maps, scores=np.where(maps.scores > 0, 255, 0).astype(np.uint8))
     packed = pack_maps(maps.weights, maps.scores, budget)
     if packed is None:
         return
@@ -382,11 +385,13 @@ def add_maps(data: dict[str, Any], blobs: dict[str, str], maps: Maps, budget: in
         # Tiles are of one size; the last may be smaller. Each was pooled in the file, and here again when space was short.
         "tile": -(-maps.seq_len // maps.weights.shape[-1]) * packed.plan.pool,
         "place": by_name if any(index >= 0 for index in by_name) else by_order,
-        "ranges": [[round_matrix(module) for module in sample] for sample in maps.ranges[:samples].astype(float)],
-        "reduced": _reduction(maps, samples, packed.plan.pool, packed.plan.score_bits),
+        "ranges": [[round_matrix(module) for module in sample] for sample in maps.ranges[:samples].astype(float)]
+        if scores
+        else None,
+        "reduced": _reduction(maps, samples, packed.plan.pool, packed.plan.score_bits if scores else 8),
     }
-    data["tokens"] = maps.tokens[:samples]
-    data["targets"] = maps.targets[:samples]
+    data["tokens"] = data["tokens"] or maps.tokens[:samples]
+    data["targets"] = data["targets"] or maps.targets[:samples]
 
 
 def _reduction(maps: Maps, samples: int, pool: int, bits: int) -> str:
@@ -397,7 +402,7 @@ def _reduction(maps: Maps, samples: int, pool: int, bits: int) -> str:
         parts.append("tiles twice as wide" if pool == 2 else f"tiles {pool} times as wide")
     if bits < 8:
         parts.append(f"scores in {2**bits - 1} steps")
-    return f"To keep this file below 10 MB it shows {', '.join(parts)}." if parts else ""
+    return f"To keep this page small it shows {', '.join(parts)}." if parts else ""
 
 
 def last_candidate(audit: Audit) -> int:

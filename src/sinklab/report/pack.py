@@ -15,27 +15,25 @@ __all__ = ["MapPlan", "PackedMaps", "bins_of", "pack_bytes", "pack_maps", "pack_
 MAX_BINS = 256
 """Most positions that a curve shows one by one or in groups."""
 
-EXACT_START = 64
-"""So many first positions are never grouped: that is where most sinks are."""
-
 
 def pack_bytes(data: bytes) -> str:
     """zlib, then base64; ``DecompressionStream("deflate")`` is the inverse in the page."""
     return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
 
 
-def bins_of(num_positions: int, exact: set[int] | frozenset[int] = frozenset()) -> list[tuple[int, int]]:
-    """Half-open groups of consecutive positions that cover ``[0, num_positions)``, at most about ``MAX_BINS``.
+def bins_of(num_positions: int, exact: set[int] | frozenset[int] = frozenset(), most: int = MAX_BINS) -> list[tuple[int, int]]:
+    """Half-open groups of consecutive positions that cover ``[0, num_positions)``, at most about ``most``.
 
-    Up to ``MAX_BINS`` positions, every position is a group of its own; beyond, the first ``EXACT_START`` and those in ``exact``
+    Up to ``most`` positions, every position is a group of its own; beyond, the first quarter of ``most`` and those in ``exact``
     still are, and the rest is divided evenly.
     """
-    if num_positions <= MAX_BINS:
+    if num_positions <= most:
         return [(position, position + 1) for position in range(num_positions)]
-    evenly = np.linspace(EXACT_START, num_positions, MAX_BINS - EXACT_START + 1).round().astype(int)
+    start = most // 4  # that is where most sinks are
+    evenly = np.linspace(start, num_positions, most - start + 1).round().astype(int)
     # A cap on the exceptions keeps the number of groups bounded, whatever the model does.
-    singles = sorted(position for position in exact if EXACT_START <= position < num_positions)[:32]
-    edges = {*range(EXACT_START), *evenly.tolist(), *singles, *(position + 1 for position in singles)}
+    singles = sorted(position for position in exact if start <= position < num_positions)[:32]
+    edges = {*range(start), *evenly.tolist(), *singles, *(position + 1 for position in singles)}
     ordered = sorted(edges)
     return list(itertools.pairwise(ordered))
 

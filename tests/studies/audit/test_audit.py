@@ -13,13 +13,13 @@ from tests.architectures.zoo import MEASURED, build
 from tests.conftest import make_sinklm
 
 from sinklab import audit, measure
+from sinklab.attention.maps import AttentionMaps
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError, MeasurementError
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.registry import probes
 from sinklab.results.table import COLUMNS, read_table
 from sinklab.sinks import SinkFinder
-from sinklab.studies.audit.maps import AttentionMaps
 from sinklab.studies.measure.probing import check_identity, run_probes
 
 SMALL = {"corpus": "random_tokens", "seq_len": 8, "samples": 2, "cache": False}

@@ -172,11 +172,25 @@
     themeButton.setAttribute("aria-pressed", String(dark()));
     for (const paint of painters) paint();
   }
-  const saved = stored();
+  // In a notebook the page is as dark as what is around its frame, which a notebook's theme sets and the system's does not.
+  function surroundings() {
+    for (let node = window.frameElement; node; node = node.parentElement) {
+      const colour = node.ownerDocument.defaultView.getComputedStyle(node).backgroundColor;
+      const [red, green, blue, opacity = 1] = colour.match(/[\d.]+/g).map(Number);
+      if (colour.startsWith("rgb") && opacity > 0.5) return luminance([red, green, blue]) < 0.2 ? "dark" : "light";
+    }
+    return null;
+  }
+  const framed = self !== top;
+  const saved = framed ? surroundings() : stored();
   if (saved === "dark" || saved === "light") root.dataset.theme = saved;
+  if (framed && window.frameElement) {
+    const follow = () => { const theme = surroundings(); if (theme && theme !== root.dataset.theme) { root.dataset.theme = theme; repaint(); } };
+    new MutationObserver(follow).observe(window.frameElement.ownerDocument.body, { attributes: true });
+  }
   themeButton.addEventListener("click", () => {
     root.dataset.theme = dark() ? "light" : "dark";
-    stored(root.dataset.theme);
+    if (!framed) stored(root.dataset.theme);
     repaint();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
@@ -425,7 +439,7 @@
         const bar = el("i");
         bar.style.height = `${mean ? Math.max(1, 0.35 * mean) : 0}px`;
         const wrap = el("div", { class: "margin-bar", "aria-hidden": "true" }, bar);
-        wrap.addEventListener("pointermove", (event) => showTip(`layer ${grid[row].label}: ${percent(mean)} on average`, event.clientX, event.clientY));
+        wrap.addEventListener("pointermove", (event) => showTip(`layer ${grid[row].label}: ${source.mean?.(mean) ?? percent(mean)} on average`, event.clientX, event.clientY));
         wrap.addEventListener("pointerleave", hideTip);
         return wrap;
       }));
@@ -442,7 +456,7 @@
           const colour = shade("warm", value / 100);
           cell.style.background = css(colour);
           cell.style.color = inkOn(colour);
-          cell.textContent = width >= 34 && height >= 18 ? `${Math.round(value)}` : "";
+          cell.textContent = width >= 34 && height >= 18 ? source.text?.(row, head) ?? `${Math.round(value)}` : "";
         });
       });
       foot.replaceChildren(el("div"), ...grid.map((g, row) => {
@@ -510,7 +524,8 @@
       el("div", { class: "map-note", "aria-hidden": "true" }, el("span", { text: "keys →" }), el("span", { text: "queries ↓" })));
     return {
       node, box, key,
-      draw(rows, columns, colour, seqLen, tile) { // colour(r, c): rgb, or null for a tile that no query sees
+      // colour(r, c): rgb, or null for a tile that no query sees; texts: of the keys and of the queries, written where there is room
+      draw(rows, columns, colour, seqLen, tile, texts = [[], []]) {
         canvas.width = columns; canvas.height = rows;
         const context = canvas.getContext("2d"), image = context.createImageData(columns, rows);
         for (let i = 0; i < rows * columns; i++) {
@@ -518,10 +533,14 @@
           if (rgb) image.data.set([...rgb, 255], 4 * i);
         }
         context.putImageData(image, 0, 0);
-        const ticks = niceTicks(0, seqLen - 1, 4).filter((t) => Number.isInteger(t));
-        for (const [host, count, side] of [[ticksX, columns, "left"], [ticksY, rows, "top"]]) {
-          host.replaceChildren(...ticks.map((t) => {
-            const span = el("span", { text: String(t) });
+        const ticks = niceTicks(0, seqLen - 1, 4).filter((t) => Number.isInteger(t)), frame = box.parentNode;
+        const room = ((frame.clientWidth || 0) - 92) / Math.max(rows, columns), written = tile === 1 && room >= 8.5 && texts.every((side) => side.length);
+        frame.classList.toggle("written", written);
+        frame.style.setProperty("--label", `${Math.min(12, Math.floor(room))}px`);
+        for (const [host, count, side, labels] of [[ticksX, columns, "left", texts[0]], [ticksY, rows, "top", texts[1]]]) {
+          const places = written ? labels.slice(0, count).map((_, i) => i) : ticks;
+          host.replaceChildren(...places.map((t) => {
+            const span = el("span", { text: written ? visible(labels[t]) : String(t) });
             span.style[side] = `${(100 * (t / tile + 0.5 / tile * (tile > 1 ? 0 : 1))) / count}%`;
             return span;
           }));
@@ -559,15 +578,24 @@
 
   const binName = ([start, stop]) => (stop - start === 1 ? `position ${start}` : `positions ${start}–${stop - 1}, the largest`);
 
+  const single = data.page === "heads"; // one text, or what a session saw, and not the samples of an audit
   async function perHead() {
-    const rate = await unsigned("blob-", "rate"), received = await unsigned("blob-", "received");
+    const received = await unsigned("blob-", "received");
+    // Of one text, what is drawn is the weight itself.
+    const rate = single ? received && { of: (row, head) => received.of(row, head).map((v) => 100 * v) } : await unsigned("blob-", "rate");
     const { grid, heads, bins } = data;
     const binOf = (position) => bins.findIndex(([start, stop]) => position >= start && position < stop);
 
     // The sink map.
     // A place is a position, null for any position, or "s0": the first sink, which is a token or the null score.
     const keyOf = (sink, index) => sink.position ?? `s${index}`, sinkOf = (place) => data.sinks.find((sink, index) => keyOf(sink, index) === place);
-    let chosen = data.sinks.length ? keyOf(data.sinks[0], 0) : 0;
+    let chosen = data.sinks.length ? keyOf(data.sinks[0], 0) : single && !rate ? "m0" : 0;
+    const measure = () => (String(chosen).startsWith("m") ? data.headNumbers[Number(chosen.slice(1))] : null);
+    const bounds = (of) => { const known = of.values.flat().filter((v) => v !== null); return [Math.min(...known), Math.max(...known)]; };
+    function scaled(value) {
+      const [low, high] = bounds(measure());
+      return value === null || value === undefined ? null : high > low ? (100 * (value - low)) / (high - low) : 50;
+    }
     const candidates = bins.findIndex(([start]) => start >= data.lastCandidate);
     const rateAt = (row, head, position) => {
       if (typeof position === "string") return sinkOf(position).rates[row][head];
@@ -579,23 +607,35 @@
       return value === undefined || Number.isNaN(value) || value < 0 ? null : value;
     };
     const where = () => (chosen === null ? "some position" : sinkOf(chosen)?.name ?? `position ${chosen}`);
-    const source = { grid, heads, value: (row, head) => rateAt(row, head, chosen), words: (row, head) => {
+    const source = { grid, heads, value: (row, head) => (measure() ? scaled(measure().values[row]?.[head]) : rateAt(row, head, chosen)), words: (row, head) => {
+      if (measure()) return `${measure().label.toLowerCase()} ${fmt(measure().values[row][head])} ${measure().unit}`.trim();
+      if (single) return `${chosen === null ? "one position gets" : `${where()} gets`} ${percent(rateAt(row, head, chosen))} of its attention`;
       const mean = received && typeof chosen === "number" ? received.of(row, head)[binOf(chosen)] : NaN;
       return `sinks at ${where()} in ${percent(rateAt(row, head, chosen))} of samples${Number.isNaN(mean) ? "" : `; mean weight ${fmt(mean)}`}`;
     } };
+    source.text = (row, head) => (measure() ? fmt(measure().values[row][head], 2) : undefined);
+    source.mean = (mean) => { if (!measure()) return undefined; const [low, high] = bounds(measure()); return fmt(low + (mean / 100) * (high - low)); };
     let view = null;
     const tools = $("grid-tools");
-    if (rate) {
-      const options = [...new Set([...data.sinks.map(keyOf), 0])].map((position) => {
+    if (rate || (single && data.headNumbers.length)) {
+      const options = !rate ? [] : [...new Set([...data.sinks.map(keyOf), 0])].map((position) => {
         const sink = sinkOf(position);
         const token = sink?.token && !sink.name ? ` · “${visible(sink.token).slice(0, 24)}”` : "";
         return el("option", { value: position, text: `${sink?.name ?? `position ${position}`}${token}${sink ? ` · ${percent(sink.rate)}` : ""}` });
       });
-      const picker = el("select", { id: "position" }, ...options, el("option", { value: "any", text: "any position: the largest" }));
-      picker.addEventListener("change", () => { chosen = picker.value === "any" ? null : picker.value.startsWith("s") ? picker.value : Number(picker.value); view.paint(); });
-      const key = legend("warm", [[0, "0"], [0.25, "25"], [0.5, "50"], [0.75, "75"], [1, "100"]], "percent of samples");
+      const measures = single ? data.headNumbers.map((entry, i) => el("option", { value: `m${i}`, text: [entry.label, entry.unit].filter(Boolean).join(", ") })) : [];
+      const picker = el("select", { id: "position" }, ...options, rate ? el("option", { value: "any", text: "any position: the largest" }) : null, ...measures);
+      const hundred = [[0, "0"], [0.25, "25"], [0.5, "50"], [0.75, "75"], [1, "100"]];
+      const key = legend("warm", hundred, single ? "percent of a head’s attention" : "percent of samples");
+      const relabel = () => {
+        if (!single) return;
+        key.node.firstChild.textContent = measure() ? measure().label.toLowerCase() : "percent of a head’s attention";
+        key.relabel(measure() ? bounds(measure()).map((v, i) => [i, fmt(v)]) : hundred);
+      };
+      relabel();
+      picker.addEventListener("change", () => { chosen = picker.value === "any" ? null : /^[sm]/.test(picker.value) ? picker.value : Number(picker.value); relabel(); view.paint(); });
       painters.push(key.paint);
-      tools.append(el("label", {}, "Sink at", picker), key.node);
+      tools.append(el("label", {}, single ? "Colour" : "Sink at", picker), key.node);
     } else {
       tools.append(el("p", { class: "missing", text: "The sink rate was not measured per head; the squares still open the heads." }));
     }
@@ -607,7 +647,7 @@
       label: "Sink map: one cell per layer and head",
       onselect(row, head) {
         panel.show(row, head);
-        history.replaceState(null, "", `#layer-${grid[row].layer}-head-${head}`);
+        if (!framed) history.replaceState(null, "", `#layer-${grid[row].layer}-head-${head}`); // a frame has no address of its own
         if (opened && $("panel").getBoundingClientRect().top > innerHeight * 0.8) $("panel").scrollIntoView({ block: "start" });
       },
     });
@@ -624,7 +664,7 @@
     if (!start || start[0] < 0 || start[1] >= heads) {
       let best = [-1, 0, 0];
       for (let row = 0; row < grid.length; row++) for (let head = 0; head < heads; head++) {
-        const value = rateAt(row, head, chosen) ?? 0, weight = received ? received.of(row, head)[binOf(chosen)] || 0 : 0;
+        const value = source.value(row, head) ?? 0, weight = received && !measure() ? received.of(row, head)[binOf(chosen)] || 0 : 0;
         if (value + weight > best[0]) best = [value + weight, row, head];
       }
       start = best.slice(1);
@@ -658,11 +698,13 @@
         segments.append(el("label", {}, input, String(i + 1)));
       }
       body.append(el("fieldset", { id: "samples" }, el("legend", { text: "Sample" }), segments, el("span", { class: "hint", id: "map-words" })));
-      body.append(el("div", { class: "pair" }, scoresView.node, weightsView.node), readout);
-      body.append(el("div", { class: "strip-head" }, el("h3", { text: data.sample === "text" ? "The sample as text" : "The positions of the sample" }), stripWords), strip);
+      body.append(maps.ranges ? el("div", { class: "pair" }, scoresView.node, weightsView.node) : weightsView.node, readout);
+      (single ? $("text") : body).append(el("div", { class: "strip-head" }, el("h3", { text: data.sample === "text" ? "The sample as text" : "The positions of the sample" }), stripWords), strip);
       if (maps.reduced) body.append(el("p", { class: "hint", text: maps.reduced }));
-    } else body.append(el("p", { class: "missing", text: "No attention maps were recorded in this audit." }));
-    body.append(el("div", { class: "below" }, el("div", {}, curve, angle), el("div", {}, el("h3", { text: "This head in numbers" }), numbers)));
+    } else if (!single) body.append(el("p", { class: "missing", text: "No attention maps were recorded in this audit." }));
+    if (!single || data.headNumbers.length) body.append(el("div", { class: "below" }, el("div", {}, curve, angle), el("div", {}, el("h3", { text: "This head in numbers" }), numbers)));
+    else if (received) $("map").append(curve);
+    if (maps?.samples === 1) $("samples").firstChild.remove(), $("samples").firstChild.remove();
 
     // The keys of a decoder are tokens of the target; its queries, and those of cross-attention, too.
     const targetParts = { key: ["decoder"], query: ["decoder", "cross-attention"] };
@@ -673,6 +715,7 @@
     const weightAt = (r, c) => (bytes[place[1] * size() + r * maps.columns + c] / 255) ** 2;
     const codeAt = (r, c) => bytes[maps.heads * size() + place[1] * size() + r * maps.columns + c];
     function scoreAt(r, c) {
+      if (!maps.ranges) return codeAt(r, c) === 0 ? null : NaN;
       const code = codeAt(r, c), [low, high] = maps.ranges[sample][maps.place[place[0]]][place[1]];
       return code === 0 ? null : low + ((code - 1) / 254) * (high - low);
     }
@@ -680,9 +723,10 @@
 
     // Reading out: a query row, a key column, or one tile of both.
     function nameOf(kind, t) {
-      const [first, last] = tileRange(t), token = tokens(kind)[first];
+      const [first, last] = tileRange(t), texts = tokens(kind).slice(first, last + 1).map(visible);
       const words = el("span", { text: first === last ? `${kind} ${first}` : `${kind}s ${first}–${last}` });
-      return first === last && token !== undefined ? [words, " ", el("code", { class: "token", text: visible(token) })] : [words];
+      const shown = first === last ? texts[0] : texts.join("").slice(0, 24) + "…";
+      return texts.length ? [words, " ", el("code", { class: "token", text: shown })] : [words];
     }
     function read(row, column) {
       for (const one of [scoresView, weightsView]) one.mark(row, column, maps.rows, maps.columns);
@@ -690,7 +734,7 @@
       if (row !== null && column !== null) {
         const score = scoreAt(row, column), largest = maps.tile > 1 ? "largest " : "";
         readout.replaceChildren(...nameOf("query", row), " → ", ...nameOf("key", column), score === null
-          ? " · the query does not see this key" : ` · ${largest}weight ${fmt(weightAt(row, column))} · ${largest}score ${fmt(score)}`);
+          ? " · the query does not see this key" : ` · ${largest}weight ${fmt(weightAt(row, column))}${maps.ranges ? ` · ${largest}score ${fmt(score)}` : ""}`);
       } else if (row !== null) {
         let best = 0;
         for (let c = 0; c < maps.columns; c++) if (weightAt(row, c) > weightAt(row, best)) best = c;
@@ -744,7 +788,7 @@
       const most = Math.max(data.threshold, ...values);
       stripWords.textContent = (row !== null
         ? `Colour: where ${maps.tile === 1 ? `query ${row}` : `queries ${tileRange(row).join("–")}`} look${maps.tile === 1 ? "s" : ""}`
-        : `Colour: mean attention received ${exact ? "in this sample" : "over all samples"}`) + `, darkest at ${fmt(most)}.`.replace("darkest", dark() ? "brightest" : "darkest");
+        : `Colour: mean attention received${exact ? " in this sample" : single ? "" : " over all samples"}`) + `, darkest at ${fmt(most)}.`.replace("darkest", dark() ? "brightest" : "darkest");
       spans.forEach((span, i) => {
         const colour = shade("warm", values[i] / most);
         span.style.backgroundColor = css(colour);
@@ -760,7 +804,8 @@
     function paintMaps() {
       if (!hasMap()) return;
       const { rows, columns, seqLen, tile } = maps, offset = place[1] * size(), scores = maps.heads * size();
-      weightsView.draw(rows, columns, (i) => (bytes[scores + offset + i] === 0 ? null : ramps.warm[bytes[offset + i]]), seqLen, tile);
+      weightsView.draw(rows, columns, (i) => (bytes[scores + offset + i] === 0 ? null : ramps.warm[bytes[offset + i]]), seqLen, tile, single ? [tokens("key"), tokens("query")] : undefined);
+      if (!maps.ranges) return read(locked, null);
       scoresView.draw(rows, columns, (i) => { const code = bytes[scores + offset + i]; return code === 0 ? null : ramps.cool[Math.round(((code - 1) / 254) * 255)]; }, seqLen, tile);
       const [low, high] = maps.ranges[sample][maps.place[place[0]]][place[1]];
       scoresView.key.relabel([[0, fmt(low, 2)], [1, fmt(high, 2)]]);
@@ -769,9 +814,9 @@
 
     function paintNumbers(row, head) {
       numbers.replaceChildren();
-      const own = data.ownSink[row][head];
+      const own = data.ownSink?.[row][head];
       const add = (label, value, note) => numbers.append(el("div", {}, el("dt", { text: label }), el("dd", {}, value, note ? el("small", { text: note }) : null)));
-      if (rate) add("Sink rate", percent(rateAt(row, head, own)), `of samples, at position ${own}`);
+      if (rate && !single) add("Sink rate", percent(rateAt(row, head, own)), `of samples, at position ${own}`);
       if (received) add("Mean weight", fmt(received.of(row, head)[binOf(own)]), `received by position ${own}`);
       for (const entry of data.headNumbers) {
         const value = entry.values[row]?.[head];
@@ -780,6 +825,7 @@
       }
       if (!numbers.children.length) numbers.append(el("p", { class: "missing", text: "Not measured in this audit." }));
 
+      if (single) return;
       angle.replaceChildren(el("h3", { text: "Angle or length?" }));
       const cosine = data.angle?.cosineSink[row]?.[head], product = data.angle?.productSink[row]?.[head];
       if (cosine === null || cosine === undefined || product === null || product === undefined) {
@@ -814,24 +860,25 @@
       const mine = ++turn;
       const name = `Layer ${grid[row].label}, head ${head}`;
       $("panel-title").textContent = name;
-      const own = data.ownSink[row][head];
-      let share = rateAt(row, head, own), gets = `position ${own} gets`, weight = received ? received.of(row, head)[binOf(own)] : NaN;
+      const own = data.ownSink?.[row][head];
+      if (single) $("panel-lead").textContent = received ? `Most on average to position ${own}${tokens()[own] === undefined ? "" : ` “${visible(tokens()[own]).slice(0, 24)}”`}: ${fmt(received.of(row, head)[binOf(own)])} of its attention.` : "";
+      let share = single ? NaN : rateAt(row, head, own), gets = `position ${own} gets`, weight = received ? received.of(row, head)[binOf(own)] : NaN;
       for (const sink of data.sinks) { // of several positions, or a token: no position by itself has it
         const rate = Number.isInteger(sink.position) ? null : sink.rates?.[row]?.[head] ?? null;
         if (rate !== null && rate > (share ?? 0)) [share, gets, weight] = [rate, `${sink.name} ${sink.kind === "group" ? "get" : "gets"}`, NaN];
       }
-      $("panel-lead").textContent = share === null ? "The sink rate of this head was not measured."
+      if (!single) $("panel-lead").textContent = share === null ? "The sink rate of this head was not measured."
         : share >= 50 ? `A sink head: in ${percent(share)} of samples ${gets} more than ${data.threshold} of its attention${Number.isNaN(weight) ? "" : `, ${fmt(weight)} on average`}.`
         : share > 0 ? `Sometimes a sink head: in ${percent(share)} of samples ${gets} more than ${data.threshold} of its attention.`
         : `Not a sink head: in no sample does any position get more than ${data.threshold} of its attention on average.`;
       curve.replaceChildren();
       if (received) {
         chart(curve, {
-          title: "Attention received by each position", axis: "mean weight over the queries that see it, all samples", height: 210, area: true,
+          title: "Attention received by each position", axis: `mean weight over the queries that see it${single ? "" : ", all samples"}`, height: single ? 150 : 210, area: true,
           labels: bins.map(([start]) => String(start)), threshold: data.threshold, tip: (i) => binName(bins[i]),
           series: [{ name: "mean weight", kind: "sink", y: Array.from(received.of(row, head), (v) => (Number.isNaN(v) ? null : v)) }],
         });
-      } else curve.append(el("h3", { text: "Attention received by each position" }), el("p", { class: "missing", text: "Not measured in this audit." }));
+      } else if (!single) curve.append(el("h3", { text: "Attention received by each position" }), el("p", { class: "missing", text: "Not measured in this audit." }));
       paintNumbers(row, head);
       if (!maps) return;
       fillStrip();
@@ -854,6 +901,8 @@
       wire(scoresView);
       wire(weightsView);
       painters.push(() => { scoresView.key.paint(); weightsView.key.paint(); paintMaps(); });
+      let wide = 0;
+      new ResizeObserver(() => { if (single && weightsView.node.clientWidth !== wide) { wide = weightsView.node.clientWidth; paintMaps(); } }).observe(weightsView.node);
     }
     return { show };
   }
@@ -1030,7 +1079,14 @@
 
   makeRamps();
   repaint();
-  const pages = { compare: comparison, index, causes: async () => {}, origin: async () => {}, claims: async () => {} }; // these have nothing that a script draws
+  // The frame of a notebook's cell is as high as its page, which a frame of another origin does not let it be.
+  async function headsPage() {
+    await perHead();
+    const frame = window.frameElement;
+    if (frame) new ResizeObserver(() => { frame.style.height = `${Math.min(1400, document.body.scrollHeight + 4)}px`; }).observe(document.body);
+  }
+
+  const pages = { compare: comparison, heads: headsPage, index, causes: async () => {}, origin: async () => {}, claims: async () => {} }; // these have nothing that a script draws
   (pages[data.page] ?? report)().then(
     () => { repaint(); root.dataset.ready = "true"; },
     (error) => {

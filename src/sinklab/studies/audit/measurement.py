@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from sinklab.attention.call import PARTS, Part
+from sinklab.attention.maps import AttentionMaps
 from sinklab.attention.probe import OfPart, Probe
 from sinklab.attention.session import Session
 from sinklab.corpora import resolve_corpus
@@ -33,7 +34,7 @@ from sinklab.results.summaries import Comparison, Refused
 from sinklab.results.table import append, make_table
 from sinklab.sinks import SinkFinder, Sinks, SinkWeights
 from sinklab.studies.audit.certificate import certified
-from sinklab.studies.audit.maps import AttentionMaps, OnPatches
+from sinklab.studies.audit.patches import OnPatches
 from sinklab.studies.audit.summary import Condition, summarize
 from sinklab.studies.cache.cache_policies import compared, require_next_token
 from sinklab.studies.cache.long_texts import long_texts

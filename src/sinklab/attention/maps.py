@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
-from sinklab.attention.probe import Probe, Watcher
+from sinklab.attention.call import AttentionCall, Part, Statistics
+from sinklab.attention.probe import Probe
 from sinklab.errors import SessionError
-from sinklab.results.metric import Row
+from sinklab.results.metric import Metric, Row
 
-__all__ = ["AttentionMaps", "OnPatches"]
+__all__ = ["AttentionMaps"]
 
 _LEAST = 1e-12
 """Of which the logarithm is shown in place of that of 0."""
@@ -24,26 +24,37 @@ _LEAST = 1e-12
 class AttentionMaps(Probe):
     """Keeps one tile map per sample and head of self-attention, and of an encoder–decoder's cross-attention.
 
-    State is samples × heads × tiles², whatever the length.
+    State is samples × heads × (tiles² + keys); no matrix of queries by keys is kept. Nothing goes into the table: a page draws
+    what it has (:meth:`~sinklab.attention.session.Session.show`, the report of an audit).
 
     Args:
         tiles: most rows and columns of a map; a shorter sequence has one tile per token.
         length: of the longest side of a sample, which all tiles are made for; that of each call by default.
+
+    Attributes:
+        ids: of the tokens that are the keys of self-attention, int64 ``(samples, keys)``, by part of the model (``""`` but for
+            an encoder–decoder); empty where the model was given no ids.
+        lengths: of the longer side of the calls that were seen.
     """
 
     name: ClassVar[str] = "attention_maps"
-    needs: ClassVar[frozenset[str]] = frozenset({"columns"})
+    needs: ClassVar[frozenset[str]] = frozenset({"columns", "mass"})
+    metrics: ClassVar[tuple[Metric, ...]] = ()
 
     def __init__(self, tiles: int = 64, length: int = 0) -> None:
         self.tiles, self.length = tiles, length
         self._weights: dict[str, Tensor] = {}
         self._scores: dict[str, Tensor] = {}
+        self._columns: dict[str, dict[str, Tensor]] = {name: {} for name in ("received", "seen", "null")}
+        self.ids: dict[Part, Tensor] = {}
+        self.lengths: set[int] = set()
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         if call.site.kind != "self" and not call.site.part:
             return
         if call.cached_keys or call.site.module in self._weights:
             raise SessionError(f"{call.site.module}: attention maps are made from one forward without a cache")
+        self.lengths.add(max(call.kv_len, call.q_len, self.length))
         tile = math.ceil(max(call.kv_len, self.length) / self.tiles)
         rows = math.ceil(call.q_len / tile)
         batch, heads = call.queries.shape[:2]
@@ -59,12 +70,30 @@ class AttentionMaps(Probe):
             scores[:, :, into] = _max_pool(raw, tile, -math.inf)
         self._weights[call.site.module] = weights
         self._scores[call.site.module] = scores
+        self._keep_columns(call, statistics)
+        if call.site.kind == "self" and call.key_tokens is not None:
+            self.ids.setdefault(call.site.part, call.key_tokens.cpu())
+
+    def _keep_columns(self, call: AttentionCall, statistics: Statistics) -> None:
+        received, seen = statistics.column_sum, statistics.column_count
+        assert received is not None  # asked for in ``needs``
+        assert seen is not None
+        kept = {"seen": seen.amax(1).expand(len(received), -1)}
+        kept["received"] = torch.where(seen > 0, received / seen.clamp_min(1), torch.nan)
+        if statistics.null_mass is not None:
+            counted = call.counted[:, None].to(statistics.null_mass.dtype)
+            kept["null"] = (statistics.null_mass * counted).sum(-1) / counted.sum(-1).clamp_min(1)
+        for name, values in kept.items():
+            self._columns[name][call.site.module] = values.float().cpu()
 
     def merge(self, other: Self) -> None:
         """Samples of the other one below ours."""
-        for own, added in ((self._weights, other._weights), (self._scores, other._scores)):
+        kept = [(self._columns[name], other._columns[name]) for name in self._columns]
+        for own, added in ((self._weights, other._weights), (self._scores, other._scores), *kept):
             for module, maps in added.items():
                 own[module] = torch.cat((own[module], maps)) if module in own else maps
+        for part, ids in other.ids.items():
+            self.ids[part] = torch.cat((self.ids[part], ids)) if part in self.ids else ids
 
     def rows(self) -> Iterator[Row]:
         """No rows: maps are not numbers of the table; see :meth:`arrays`."""
@@ -100,6 +129,28 @@ class AttentionMaps(Probe):
             "scores_range": torch.cat((low, high), dim=-1).squeeze(-2).float().numpy(),
         }
 
+    def columns(self) -> dict[str, np.ndarray]:
+        """What every key, and no key, receives of every head.
+
+        Returns:
+            ``received`` float32 ``(samples, layers, heads, keys)``: mean weight over the counted queries that see the key, the
+            weight itself and not its share of the row; NaN where no query sees it, and where a layer has no such head or key.
+            ``seen`` float32 ``(samples, layers, keys)``: queries that see the key. ``null`` float32 ``(samples, layers,
+            heads)``: mean null mass; NaN for operations that have none.
+        """
+        heads, keys = (max((maps.shape[axis] for maps in self._columns["received"].values()), default=0) for axis in (1, 2))
+        shapes = {"received": (heads, keys), "seen": (keys,), "null": (heads,)}
+        samples = max((len(maps) for maps in self._weights.values()), default=0)
+        kept = {}
+        for name, shape in shapes.items():
+            whole = np.full((samples, len(self._weights), *shape), 0.0 if name == "seen" else np.nan, dtype=np.float32)
+            for layer, module in enumerate(self._weights):
+                values = self._columns[name].get(module)
+                if values is not None:
+                    whole[(slice(len(values)), layer, *(slice(size) for size in values.shape[1:]))] = values.numpy()
+            kept[name] = whole
+        return kept
+
 
 def _max_pool(block: Tensor, tile: int, fill: float) -> Tensor:
     rows, columns = math.ceil(block.shape[2] / tile), math.ceil(block.shape[3] / tile)
@@ -112,35 +163,3 @@ def _widen(maps: Tensor, shape: list[int], fill: float) -> Tensor:
     """Filled up to a number of heads, rows and columns."""
     margins = [margin for axis in (3, 2, 1) for margin in (0, shape[axis - 1] - maps.shape[axis])]
     return torch.nn.functional.pad(maps, margins, value=fill)
-
-
-class OnPatches(Watcher):
-    """What every position receives in each head, and how long its hidden state is behind each layer, for every sample."""
-
-    name: ClassVar[str] = "on_patches"
-    needs: ClassVar[frozenset[str]] = frozenset({"columns", "hidden_states"})
-
-    def __init__(self) -> None:
-        self._received: dict[str, Tensor] = {}
-        self._norms: dict[int, Tensor] = {}
-
-    def update(self, call: AttentionCall, statistics: Statistics) -> None:
-        if call.site.kind == "self":
-            assert statistics.column_share is not None  # asked for in ``needs``
-            assert statistics.column_count is not None
-            mean = statistics.column_share / statistics.column_count.clamp_min(1)
-            self._received[call.site.module] = mean.float().cpu()
-
-    def update_layer(self, output: LayerOutput) -> None:
-        if output.kind == "layer":
-            self._norms[output.site.layer] = output.hidden_states.float().norm(dim=-1).cpu()
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """``received`` ``(samples, modules, heads, positions)`` and ``norms`` ``(samples, layers + 1, positions)``, float32.
-
-        Nothing where modules differ in their heads or positions.
-        """
-        received, norms = list(self._received.values()), [self._norms[layer] for layer in sorted(self._norms)]
-        if len({tensor.shape for tensor in received}) != 1 or len({tensor.shape for tensor in norms}) != 1:
-            return {}
-        return {"received": torch.stack(received, 1).numpy(), "norms": torch.stack(norms, 1).numpy()}

@@ -1,0 +1,292 @@
+"""The page of heads: every head of a model on what it was just shown, its map, the tokens, and the sinks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sinklab.errors import InputError
+from sinklab.report.data import GridRow, Maps, Numbers, labelled, part_order
+from sinklab.report.figures import HEAD_NUMBERS, add_maps, round_matrix
+from sinklab.report.pack import bins_of, pack_unsigned, pool_positions
+from sinklab.report.page import json_text, render, write_page
+from sinklab.report.words import number, position_name, quote
+from sinklab.results.frame import framed
+
+__all__ = ["BUDGET", "HeadView", "Received", "head_view"]
+
+BUDGET = 512 * 1024
+"""Bytes that a page in its frame stays below, whatever the model and the length."""
+
+MOST_TOKENS, TOKENS_BUDGET, BINS_BUDGET, NUMBERS_BUDGET = 4096, 96_000, 96_000, 64_000
+"""Tokens that are written out, and what their texts, the attention by position and other numbers of the heads may take."""
+
+LISTED, NAMED = 8, 3
+"""Sinks that are listed at most, and those that are named in the sentence."""
+
+HEIGHT = 760
+"""Of the frame, until the page has measured itself."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Received:
+    """What keys receive of every head, float32.
+
+    Attributes:
+        modules: names of the attention modules, in the order of the second axis.
+        received: ``(samples, modules, heads, keys)``: mean weight over the queries that see the key; NaN where none does.
+        seen: ``(samples, modules, keys)``: queries that see the key.
+        null: ``(samples, modules, heads)``: mean null mass; NaN where there is none.
+    """
+
+    modules: Sequence[str]
+    received: NDArray[np.float32]
+    seen: NDArray[np.float32]
+    null: NDArray[np.float32]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeadView:
+    """The heads of a model on one text, or on what a session saw; shows itself in a notebook.
+
+    Attributes:
+        finding: what is to be seen, in a sentence.
+        sinks: what gets more than the threshold of some head's attention, strongest first: ``name``, ``position`` (``None`` for
+            a group and for the null score), ``token`` (``None`` where it is not known), ``mean_weight`` over all heads, and
+            ``heads`` as ``[layer, head, mean weight]``.
+        html: the page, one file that needs no network.
+    """
+
+    finding: str
+    sinks: list[dict[str, Any]]
+    html: str = dataclasses.field(repr=False)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the page in a frame, below :data:`BUDGET` bytes."""
+        return framed(self.html, HEIGHT)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}: {self.finding} (save(path) writes the page)"
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to a file, whole or not at all, and return its path.
+
+        Raises:
+            InputError: what is there is no page of sinklab.
+        """
+        return write_page(self.html, Path(path))
+
+
+def head_view(
+    sites: Sequence[tuple[int, str, str]],
+    *,
+    model: str,
+    operation: str,
+    received: Received | None = None,
+    maps: Maps | None = None,
+    numbers: Numbers | None = None,
+    names: Sequence[str] | None = None,
+    groups: Mapping[str, Sequence[int]] | None = None,
+    kind: str = "text",
+    threshold: float = 0.3,
+    notes: Sequence[str] = (),
+) -> HeadView:
+    """Make the page of what is known; what is not known is left out.
+
+    Args:
+        sites: layer, name and part of every attention module.
+        received: what every key gets.
+        maps: attention maps; scores are not drawn.
+        numbers: of a table with numbers per head.
+        names: of the positions, where they are no tokens of a text.
+        groups: positions that are looked at together, by what they are called.
+        kind: what a sample is: text, pairs, image or audio.
+        threshold: mean weight from which a position is named a sink.
+        notes: sentences on how it was made.
+
+    Raises:
+        InputError: neither attention nor a number per head is known.
+    """
+    grid = labelled(sorted(sites, key=lambda site: (part_order(site[2]), site[0])))
+    measures = [] if numbers is None else _measures(numbers, grid)
+    if received is None and not measures:
+        raise InputError(
+            "there is nothing to draw: no probe of this session gives a number per head; add one, such as AttentionMaps()"
+        )
+    data: dict[str, Any] = {
+        "page": "heads", "grid": [dataclasses.asdict(row) for row in grid], "threshold": threshold, "sample": kind,
+        "arrays": {}, "bins": [], "sinks": [], "headNumbers": [], "angle": None, "maps": None, "positions": list(names or ()),
+        "tokens": [], "targets": [], "lastCandidate": 0, "measure": "weight", "finding": "",
+    }  # fmt: skip
+    blobs: dict[str, str] = {}
+    notes, finding, sinks = list(notes), "", []
+    if received is not None:
+        weights, early, null = _on_grid(received, grid)
+        texts = (maps.tokens[0] if maps and maps.tokens and len(maps.tokens) == 1 else None) if names is None else names
+        sinks = _sinks(weights, early, null, grid, texts, dict(groups or {}), threshold, known=names is not None)
+        finding = _finding(sinks, weights, early, grid, threshold, kind, len(received.received))
+        _add_received(data, blobs, weights, early, sinks)
+    data["heads"] = weights.shape[1] if received is not None else numbers.num_heads if numbers else 0
+    for entry in measures:
+        if len(json_text({"": [*data["headNumbers"], entry]}).encode()) <= NUMBERS_BUDGET:
+            data["headNumbers"].append(entry)
+    if maps is not None:
+        notes += _add_tokens(data, maps)
+    context = {"title": model, "operation": operation, "finding": finding, "notes": notes, "received": received is not None}
+    if maps is not None:
+        spent = len(framed(_page(context, data, blobs)).encode()) + 80 * len(grid) * len(maps.weights) + 2_000
+        add_maps(data, blobs, maps, BUDGET - spent, scores=False)
+    return HeadView(finding, sinks, _page(context, data, blobs))
+
+
+def _page(context: Mapping[str, object], data: Mapping[str, object], blobs: Mapping[str, str]) -> str:
+    return render("heads.html.j2", context, data, blobs)
+
+
+def _on_grid(received: Received, grid: Sequence[GridRow]) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[Any]]:
+    """Mean weights ``(modules, heads, keys)``, which keys half of the queries see ``(modules, keys)``, null mass by head."""
+    place = {name: index for index, name in enumerate(received.modules)}
+    order = [place[row.module] for row in grid]
+    with np.errstate(invalid="ignore"):
+        known = np.isfinite(received.received)
+        weights = np.where(known, received.received, 0.0).sum(0) / known.sum(0)
+    seen = received.seen.sum(0)
+    early = (seen > 0) & (2 * seen >= seen.max(-1, keepdims=True))
+    return weights[order], early[order], received.null.mean(0)[order]
+
+
+def _sinks(
+    weights: NDArray[Any],
+    early: NDArray[np.bool_],
+    null: NDArray[Any],
+    grid: Sequence[GridRow],
+    texts: Sequence[str] | None,
+    groups: Mapping[str, Sequence[int]],
+    threshold: float,
+    *,
+    known: bool,
+) -> list[dict[str, Any]]:
+    """Positions, groups of positions and the null score that get more than the threshold of some head, most heads first.
+
+    Args:
+        texts: of the positions: tokens, or their names where ``known``.
+    """
+    candidates = np.where(early[:, None], weights, np.nan)
+    together = {called: candidates[..., list(positions)].sum(-1) for called, positions in groups.items()}
+    grouped = {position for positions in groups.values() for position in positions}
+    given: list[tuple[str, int | None, str | None, NDArray[Any]]] = [
+        *((called, None, None, values) for called, values in together.items()),
+        *([("the null score", None, None, null)] if np.isfinite(null).any() else []),
+    ]
+    for position in np.flatnonzero((np.nan_to_num(candidates) > threshold).any((0, 1))).tolist():
+        text = texts[position] if texts is not None and position < len(texts) else None
+        called = text if known and text is not None else position_name(position)
+        if position not in grouped:
+            given.append((called, position, None if known else text, candidates[..., position]))
+    found = []
+    for called, at, token, values in given:
+        where = np.argwhere(np.nan_to_num(values) > threshold).tolist()
+        heads = [[grid[row].layer, head, float(values[row, head])] for row, head in where]
+        if heads:
+            entry = {"name": called, "position": at, "token": token, "mean_weight": float(np.nanmean(values)), "heads": heads}
+            found.append(entry | {"values": values})
+    found.sort(key=lambda entry: (-len(entry["heads"]), -entry["mean_weight"]))
+    for entry in found:
+        entry["heads"].sort(key=lambda head: -head[2])
+    return found[:LISTED]
+
+
+def _finding(
+    sinks: Sequence[dict[str, Any]],
+    weights: NDArray[Any],
+    early: NDArray[np.bool_],
+    grid: Sequence[GridRow],
+    threshold: float,
+    kind: str,
+    samples: int,
+) -> str:
+    what = {"image": "picture", "audio": "recording", "pairs": "pair"}.get(kind, "text")
+    what = f"this {what}" if samples == 1 else f"these {samples} {what}s"
+    heads = int(np.isfinite(weights).any(-1).sum())
+    if not sinks:
+        candidates = np.where(early[:, None], weights, np.nan)
+        if np.isnan(candidates).all():
+            return f"On {what} no position is seen by half of the queries, so none can be a sink."
+        row, head, at = np.unravel_index(np.nanargmax(candidates), candidates.shape)
+        most = number(float(candidates[row, head, at]), 2)
+        return (
+            f"On {what} no head gives any position more than {threshold:g} of its attention; the most is {most}, of layer "
+            f"{grid[row].label}, head {head}, on position {at}."
+        )
+    named = [sink["name"] + (f" ({quote(sink['token'])})" if sink["token"] is not None else "") for sink in sinks]
+    count = len(sinks[0]["heads"])
+    first = f"On {what} {count} of {heads} heads {'gives' if count == 1 else 'give'} {named[0]} more than {threshold:g} of "
+    others = [f"{len(sink['heads'])} so {name}" for sink, name in zip(sinks[1:NAMED], named[1:], strict=False)]
+    left = [f"{len(sinks) - NAMED} other positions get as much of some head"] if len(sinks) > NAMED else []
+    return first + "; ".join([f"{'its' if count == 1 else 'their'} attention", *others, *left]) + "."
+
+
+def _add_received(
+    data: dict[str, Any],
+    blobs: dict[str, str],
+    weights: NDArray[Any],
+    early: NDArray[np.bool_],
+    sinks: Sequence[dict[str, Any]],
+) -> None:
+    """Weights by head and position, as fine as fits; the script takes them in percent as its rates, and as they are."""
+    keys, exact, most = weights.shape[-1], frozenset(s["position"] for s in sinks if s["position"] is not None), 256
+    while True:
+        bins = bins_of(keys, exact, most)
+        text, scale = pack_unsigned(pool_positions(weights.astype(np.float64), bins))
+        if len(text) <= BINS_BUDGET or most <= 4:
+            break
+        most //= 2
+    if len(text) <= BINS_BUDGET:
+        blobs["blob-received"] = text
+        data["arrays"] = {"received": {"shape": [*weights.shape[:2], len(bins)], "scale": scale}}
+        data["bins"] = bins
+    data["lastCandidate"] = int(np.flatnonzero(early.any(0)).max(initial=-1)) + 1
+    own = np.where(early[:, None], np.nan_to_num(weights), -1.0).argmax(-1)
+    data["ownSink"] = own.tolist()
+    for sink in sinks:
+        values = sink.pop("values")
+        entry: dict[str, Any] = {"position": sink["position"], "token": sink["token"]}
+        entry["rate"] = float(f"{100 * sink['mean_weight']:.4g}")
+        if sink["position"] is None:
+            entry |= {"kind": "group", "rates": round_matrix(100 * values)}
+        if sink["token"] is None:
+            entry["name"] = sink["name"]
+        data["sinks"].append(entry)
+
+
+def _add_tokens(data: dict[str, Any], maps: Maps) -> list[str]:
+    """Texts of the tokens, as many as fit; says in a sentence how many do not."""
+    kept = MOST_TOKENS
+    while True:
+        data["tokens"], data["targets"] = ([row[:kept] for row in side] for side in (maps.tokens, maps.targets))
+        if len(json_text({"": [data["tokens"], data["targets"]]}).encode()) <= TOKENS_BUDGET or not kept:
+            break
+        kept //= 2
+    longest = max((len(row) for side in (maps.tokens, maps.targets) for row in side), default=0)
+    return [f"The first {kept:,} of {longest:,} tokens are written out."] if longest > kept else []
+
+
+def _measures(numbers: Numbers, grid: Sequence[GridRow]) -> list[dict[str, Any]]:
+    """Numbers per head of a table, each with its name and unit, in the order of the grid."""
+    known = {(probe, metric): (label, note) for label, probe, metric, _, note in HEAD_NUMBERS}
+    place = {row.module: index for index, row in enumerate(numbers.grid)}
+    found = []
+    for probe, metric, unit in numbers.head_metrics:
+        values = numbers.by_head(probe, metric)
+        if values is None or not np.isfinite(values).any():
+            continue
+        missing = np.full(numbers.num_heads, np.nan)
+        rows = [values[place[row.module]] if row.module in place else missing for row in grid]
+        label, note = known.get((probe, metric), (metric.replace("_", " ").capitalize(), ""))
+        found.append({"label": label, "unit": unit, "note": note, "values": round_matrix(np.stack(rows))})
+    return found

@@ -1,0 +1,146 @@
+"""The page of heads: what it says equals the model's own attention, it stays small, and every way to it leads there."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from tests.conftest import TEXT, make_sinklm, make_tokenizer
+
+import sinklab
+from sinklab.attention.maps import AttentionMaps
+from sinklab.attention.session import attend
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.models.loading import wrap_model
+from sinklab.probes.entropy import Entropy
+from sinklab.report.data import Maps
+from sinklab.report.heads import BUDGET, Received, head_view
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return wrap_model(make_sinklm(), make_tokenizer(), name="toy")
+
+
+@pytest.fixture(scope="module")
+def view(loaded):
+    return sinklab.show(loaded, TEXT[:60], threshold=0.05)
+
+
+def data_of(view) -> dict:
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', view.html, re.S)[1])
+
+
+def own_columns(model, tokens):
+    """Mean weight of each key over the queries that see it, ``(layers, heads, keys)``, from the weights of the model itself."""
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = torch.stack(model(input_ids=tokens, output_attentions=True).attentions, 1)[0]
+    model.set_attn_implementation("sdpa")
+    return (weights.sum(-2) / torch.arange(tokens.shape[1], 0, -1)).numpy()
+
+
+def test_sinks_are_those_of_the_models_own_weights(loaded, view):
+    tokens = loaded.tokenizer(TEXT[:60], return_tensors="pt").input_ids
+    mean = own_columns(loaded.model, tokens)
+    queries = tokens.shape[1]
+    early = mean[..., : queries - queries // 2 + (queries % 2 == 0)]  # keys that half of the queries see
+    expected = {int(key) for key in np.flatnonzero((early > 0.05).any((0, 1)))}
+    assert {sink["position"] for sink in view.sinks} <= expected
+    assert len(view.sinks) == min(8, len(expected)) > 0
+    first = next(sink for sink in view.sinks if sink["position"] == 0)
+    assert first["token"] == "<bos>"
+    # Column sums are reduced in float32 over some forty rows: a few units of its rounding, 2**-24 each.
+    assert first["mean_weight"] == pytest.approx(mean[..., 0].mean(), abs=1e-5)
+    assert {(layer, head) for layer, head, _ in first["heads"]} == set(zip(*np.nonzero(mean[..., 0] > 0.05), strict=True))
+
+
+def test_the_page_has_tokens_heads_and_maps(loaded, view):
+    data = data_of(view)
+    ids = loaded.tokenizer(TEXT[:60]).input_ids
+    assert data["tokens"] == [[loaded.tokenizer.decode([one]) for one in ids]]
+    assert [len(data["grid"]), data["heads"], data["maps"]["tile"]] == [2, 2, 1]
+    assert data["maps"]["rows"] == len(ids)
+    assert html.escape(view.finding, quote=False) in view.html.replace("&#34;", '"')
+
+
+def test_in_a_notebook_it_is_one_frame(view):
+    frame = view._repr_html_()
+    assert frame.startswith("<iframe srcdoc='<!doctype html>")
+    assert frame.count("<iframe") == 1
+    assert "'" not in frame[len("<iframe srcdoc='") : frame.index("' style=")]
+    assert not re.search(r"(?:src|href)=[\"']?http", frame)
+
+
+def test_saving(view, tmp_path):
+    path = view.save(tmp_path / "heads.html")
+    assert path.read_text(encoding="utf-8") == view.html
+    (tmp_path / "mine.html").write_text("mine")
+    with pytest.raises(InputError, match="no page of sinklab"):
+        view.save(tmp_path / "mine.html")
+
+
+def test_a_long_text_is_cut_and_says_so(loaded):
+    view = sinklab.show(loaded, TEXT * 4, seq_len=100)
+    assert len(data_of(view)["tokens"][0]) == 100
+    assert re.search(r"Only the first 99 of the [\d,]+ tokens of the text were read", view.html)
+    assert data_of(view)["maps"]["tile"] == 2
+
+
+def test_a_session_shows_what_it_measured(loaded):
+    tokens = loaded.tokenizer(TEXT[:60], return_tensors="pt").input_ids
+    with torch.no_grad(), attend(loaded.model, [Entropy(), AttentionMaps()]) as session:
+        loaded.model(input_ids=tokens)
+    data = data_of(session.show(loaded.tokenizer))
+    (entropy,) = (entry for entry in data["headNumbers"] if entry["label"] == "Entropy")
+    table = session.table().query("metric == 'entropy' and head.notna()").sort_values(["layer", "head"])
+    # The page rounds to five digits.
+    np.testing.assert_allclose(np.ravel(entropy["values"]), table["value"].to_numpy(float), rtol=1e-4)
+    assert data["maps"] is not None
+
+
+def test_a_session_without_maps_shows_numbers(loaded):
+    with torch.no_grad(), attend(loaded.model, [Entropy()]) as session:
+        loaded.model(input_ids=torch.arange(8)[None])
+    data = data_of(session.show())
+    assert data["maps"] is None
+    assert "Entropy" in [entry["label"] for entry in data["headNumbers"]]
+    with torch.no_grad(), attend(loaded.model) as session:
+        loaded.model(input_ids=torch.arange(8)[None])
+    with pytest.raises(InputError, match="no probe of this session gives a number per head"):
+        session.show()
+
+
+@pytest.mark.parametrize(("layers", "heads", "length"), [(32, 32, 4096), (64, 96, 16), (2, 2, 20_000)])
+def test_a_page_stays_small(layers, heads, length):
+    """Attention that no compression helps with: 512 KiB hold whatever the model and the length."""
+    generator = np.random.default_rng(0)
+    tiles = min(64, length)
+    maps = Maps(
+        generator.integers(0, 256, (1, layers, heads, tiles, tiles), dtype=np.uint8),
+        np.ones((1, layers, heads, tiles, tiles), dtype=np.uint8),
+        np.zeros((1, layers, heads, 2), dtype=np.float32),
+        [["tröt'&\"<" * 3] * length],
+        [f"m{layer}" for layer in range(layers)],
+        length,
+    )
+    received = generator.random((1, layers, heads, length), dtype=np.float32)
+    seen = np.broadcast_to(np.arange(length, 0, -1, dtype=np.float32), (1, layers, length))
+    known = Received(maps.modules, received, seen, np.zeros((1, layers, heads), dtype=np.float32))
+    sites = [(layer, f"m{layer}", "") for layer in range(layers)]
+    view = head_view(sites, model="large", operation="softmax", received=known, maps=maps)
+    assert len(view._repr_html_().encode()) < BUDGET == 512 * 1024
+    assert data_of(view)["maps"] is not None or layers * heads > 1024
+
+
+def test_refusals(loaded):
+    with pytest.raises(ConfigurationError, match="`threshold` 1 must be in"):
+        sinklab.show(loaded, "x", threshold=1)
+    with pytest.raises(ConfigurationError, match="`seq_len` must be at least 2"):
+        sinklab.show(loaded, "x", seq_len=1)
+    with pytest.raises(InputError, match="makes no token of ''"):
+        sinklab.show(loaded, "")
