@@ -6,13 +6,13 @@ import bisect
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from sinklab.errors import ConfigurationError
 
-__all__ = ["Interval", "least_count_above", "mean_over_items", "means_over_items"]
+__all__ = ["Interval", "function_over_items", "least_count_above", "mean_over_items", "means_over_items"]
 
 RESAMPLES = 10_000
 ROWS = 64
@@ -57,17 +57,10 @@ def means_over_items(values: np.ndarray, *, level: float = 0.95, scale: float | 
     Args:
         values: ``(numbers, items)``.
     """
-    import scipy.special
-
     values = np.asarray(values, dtype=np.float64)
     count = values.shape[1]
-    if count < 2:
-        raise ConfigurationError(f"an interval needs two items or more, got {count}; take more of them")
     means = values.mean(axis=1)
-    outwards = math.sqrt(count / (count - 1)) * scipy.special.stdtrit(count - 1, (1 + level) / 2)
-    tail = scipy.special.ndtr(-outwards)
-    chosen = np.random.default_rng(0).integers(count, size=(RESAMPLES, count)) + count * np.arange(RESAMPLES)[:, None]
-    shares = np.bincount(chosen.ravel(), minlength=RESAMPLES * count).reshape(RESAMPLES, count) / count
+    shares, tail = _resampled(count, level)
     intervals = []
     for start in range(0, len(values), ROWS):
         rows = values[start : start + ROWS]
@@ -78,6 +71,36 @@ def means_over_items(values: np.ndarray, *, level: float = 0.95, scale: float | 
                 low, high = mean - margin, mean + margin
             intervals.append(Interval(float(mean), float(low), float(high)))
     return intervals
+
+
+def function_over_items(values: np.ndarray, function: Callable[[np.ndarray], np.ndarray], *, level: float = 0.95) -> Interval:
+    """A function of several means over the same items, such as their ratio, with its bootstrap interval.
+
+    Items are resampled with all their numbers together, and the interval is widened as that of :func:`mean_over_items`.
+
+    Args:
+        values: ``(numbers, items)``.
+        function: takes means ``(numbers, …)`` and gives ``(…)``.
+
+    Raises:
+        ConfigurationError: fewer than two items.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    shares, tail = _resampled(values.shape[1], level)
+    low, high = np.quantile(function(values @ shares.T), [tail, 1.0 - tail])
+    return Interval(float(function(values.mean(axis=1))), float(low), float(high))
+
+
+def _resampled(count: int, level: float) -> tuple[np.ndarray, float]:
+    """How often each item is drawn, as shares ``(RESAMPLES, items)``, and the share of resamples behind either end."""
+    import scipy.special
+
+    if count < 2:
+        raise ConfigurationError(f"an interval needs two items or more, got {count}; take more of them")
+    outwards = math.sqrt(count / (count - 1)) * scipy.special.stdtrit(count - 1, (1 + level) / 2)
+    chosen = np.random.default_rng(0).integers(count, size=(RESAMPLES, count)) + count * np.arange(RESAMPLES)[:, None]
+    shares = np.bincount(chosen.ravel(), minlength=RESAMPLES * count).reshape(RESAMPLES, count) / count
+    return shares, float(scipy.special.ndtr(-outwards))
 
 
 @functools.cache

@@ -29,8 +29,9 @@ class Question:
         start, stop: columns, ``1 <= start < stop``.
         distance: tokens before the query of the last answer token, column ``stop - 2``, that must be held for the whole fact
             to be visible; 0 if no single fact is needed.
-        alphabet: int64 ``(symbols,)``, the ids among which the right one is to be chosen at each column; ``None`` if only the
-            log-likelihood counts. The right ones are drawn from it evenly, so chance is ``1 / symbols``.
+        alphabet: int64 ``(symbols,)``, the ids among which the right one is to be chosen at each column, or ``(rows, symbols)``
+            where every row has its own; ``None`` if only the log-likelihood counts. The right ones are drawn from it evenly, so
+            chance is ``1 / symbols``.
     """
 
     start: int
@@ -52,6 +53,16 @@ class Sheet:
     tokens: Tensor
     questions: tuple[Question, ...]
     at: int
+
+    def rows(self, start: int, stop: int) -> Sheet:
+        """Rows ``[start, stop)``."""
+        questions = (
+            question
+            if question.alphabet is None or question.alphabet.ndim == 1
+            else dataclasses.replace(question, alphabet=question.alphabet[start:stop])
+            for question in self.questions
+        )
+        return Sheet(self.tokens[start:stop], tuple(questions), self.at)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

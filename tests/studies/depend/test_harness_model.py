@@ -176,6 +176,31 @@ def test_bos_is_counted_and_not_doubled(small):
     assert lm.bos_record()["texts_by_count"] == {"0": 1, "1": 2, "2": 1}
 
 
+def test_what_stands_in_front_is_what_was_asked_for(small):
+    bos = small.tokenizer.bos_token_id
+    for count in (0, 1, 2):
+        lm = PolicyLM(small, "full", bos=count)
+        lm.loglikelihood(requests("loglikelihood", ("a", " b"), (f"{small.tokenizer.bos_token}a", " b")), disable_tqdm=True)
+        assert lm.bos_record()["texts_by_count"] == {str(count): 2}
+        assert lm.fronted([bos, bos, bos, 5, bos]) == [bos] * count + [5, bos]
+        assert lm.fronted([bos]) == ([bos] * count or [lm.prefix_token_id])
+    assert PolicyLM(small, "full").fronted([5]) == [5]
+    with pytest.raises(ConfigurationError, match="bos -1 must be 0 or more"):
+        PolicyLM(small, "full", bos=-1)
+
+
+def test_integers_are_those_of_the_reader(small):
+    """Tokens of one chunk see each other unrounded, so the text is read in small ones."""
+    policy = {"name": "sink_window", "num_sinks": 2, "window": 30}
+    text = "some words of a long text, " * 4
+    (found,) = PolicyLM(small, policy, quantized="int4", chunk=4).loglikelihood_rolling(
+        requests("loglikelihood_rolling", (text,))
+    )
+    (whole,) = PolicyLM(small, policy, chunk=4).loglikelihood_rolling(requests("loglikelihood_rolling", (text,)))
+    assert found != whole
+    assert found == pytest.approx(whole, rel=0.05)
+
+
 class TestDepend:
     def test_verdict_of_a_task_of_ones_own(self, embedded, task_folder):
         result = depend(embedded, [f"lm_eval:{task_folder}:defined_name"], policies=["full"], window=40, sinks=(4,), items=24)
@@ -186,6 +211,18 @@ class TestDepend:
         assert set(result.table["policy"]) == {"0+40", "4+36", "full", "0+1"}
         assert set(result.table["metric"]) == {"acc"}
         assert result.record["tasks"][0]["bos"]["full"]["texts_by_count"] == {"1": 96}
+
+    def test_a_grid(self, small, task_folder):
+        """Every cell is read with what it says, and an untrained model gives no index."""
+        task = f"lm_eval:{task_folder}:defined_name"
+        result = depend(small, [task], policies=[], window=16, sinks=(4,), items=3, bos=["none", "two"], cache_bits=[8])
+        (outcome,) = result.summary["tasks"]
+        assert [(pair["bos"], pair["bits"]) for pair in outcome["grid"]] == [(0, 32), (2, 32), (0, 8)]
+        read = set(zip(result.table["bos"], result.table["policy"], strict=True))
+        assert read == {(0, "0+16"), (0, "4+12"), (0, "0+1"), (2, "4+12"), (2, "0+16"), (0, "4+12, int8"), (0, "0+16, int8")}
+        assert outcome["dependence_sentence"] == "lm_eval:defined_name: at chance: says nothing about sinks."
+        (record,) = result.record["tasks"]
+        assert record["bos"]["4+12, two BOS"]["texts_by_count"] == {"2": 12}
 
     def test_texts_that_cannot_be_had(self, embedded, task_folder, tmp_path):
         task = (task_folder / "defined_name.yaml").read_text().replace("dataset_path: json", "dataset_path: nobody/nothing")
@@ -198,8 +235,6 @@ class TestDepend:
             InputError, match=r"lm-evaluation-harness \S+ has no task 'no_such_task' in \S+; list its tasks with"
         ):
             depend(embedded, [f"lm_eval:{task_folder}:no_such_task"], window=40, policies=[])
-        with pytest.raises(ConfigurationError, match=r"`bos` none: the harness leaves the token in front to the tokenizer"):
-            depend(embedded, [f"lm_eval:{task_folder}:defined_name"], window=40, policies=[], bos="none")
         with pytest.raises(
             ConfigurationError, match=r"0 of 24 documents are longer than the window of 200 tokens, the longest"
         ):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import (
-    Bos,
     Device,
     DeviceMap,
     Dtype,
@@ -26,6 +27,7 @@ from sinklab.studies.arguments import (
 
 if TYPE_CHECKING:
     from sinklab.policies.base import Policy
+    from sinklab.studies.depend.harness import PreparedHarness
     from sinklab.tasks.base import Task
 
 __all__ = ["depend"]
@@ -38,12 +40,15 @@ def depend(
     model: ModelSource,
     tasks: Annotated[Sequence[str | Task], "--task", "--tasks"] = ("long_text",),
     *,
+    bos: Sequence[str] = ("auto",),
+    sink: Sequence[str] = ("visible", "hidden"),
     policies: Sequence[str | Policy] | None = None,
+    cache_bits: Sequence[int] = (),
+    cross: bool = False,
     window: int | None = None,
     sinks: Sequence[int] = (1, 4),
     items: int = 64,
     seed: Seed = 0,
-    bos: Bos = "auto",
     level: float = 0.95,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -55,26 +60,36 @@ def depend(
     out: Out = None,
     overwrite: Overwrite = False,
     progress: Progress | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Result:
-    """Say which scores depend on the sink tokens: every task under every cache policy, with intervals.
+    """Say which scores depend on the sink: every task under every condition, with paired intervals and an index of dependence.
 
-    Gives a table and a verdict (yes, no, undecided) for each task, and up to where context is of use under each policy.
+    Gives a table, a verdict (yes, no, undecided) and an index of dependence for each task, and up to where context is of use
+    under each policy.
 
     The verdict compares two caches of the same size, one with sinks and one without, over those questions that are asked after
     the cache is full and whose fact both still hold. yes: the score is better with sinks by more than the task's minimal
     effect, whole interval. no: the whole interval lies within the minimal effect. undecided: neither, or a score at chance.
-    docs/scores-that-depend-on-the-sink.md has the rules.
+    The index is the share of what the score has above chance that goes when the sink is hidden.
+
+    Several values of --bos or --cache-bits make a grid: one factor at a time differs from the reference, each with the sink
+    visible and hidden; --cross takes every combination. docs/scores-that-depend-on-the-sink.md has the rules.
 
     Args:
         tasks: From 'sinklab list tasks', with settings if need be: needle:corpus=FILE; or lm_eval:TASK. From Python also tasks.
+        bos: Beginning-of-sequence tokens in front: auto (what the tokenizer does), none, one, two; or several.
+        sink: Away from the reference, where both are measured: visible, hidden.
         policies: What to run besides the two that are compared: full, 8+1016 (sinks+window), or a name with settings; by
-            default full, every number of sinks, recompute.
+            default full, every number of sinks, recompute, and in a grid full.
+        cache_bits: Also with a cache of integers, 8 or 4 bits a number; 32,8,4 says that the model's own are the reference.
+        cross: Every combination of BOS, sink, policy and bits.
         window: Tokens before the query that a cache holds, sinks included; by default half the trained length, ≤ 1024.
         sinks: First tokens that are kept; the verdict is on the largest.
         items: Independent texts, or documents of the harness; more make intervals shorter.
         seed: Seed of the texts; the same seed gives the same tokens.
         level: Of all intervals.
-        out: Directory for table.parquet, summary.json, run.json and a plot for each task.
+        out: Directory for table.parquet, summary.json, run.json and plots; a run that was killed goes on from what it had done.
+        say: called with a sentence: how many cells there are, and how long they take.
 
     Raises:
         SinklabError: see the errors of loading, tasks and policies. A policy other than the two compared that the model
@@ -83,30 +98,36 @@ def depend(
     Examples:
         sinklab depend embedded:softmax --task long_text
         sinklab depend embedded:softmax --task needle,line_lookup --window 120 --out build/depend
+        sinklab depend embedded:softmax --task long_text,needle --bos none,one,two --cache-bits 8,4 --out build/grid
         sinklab depend ORG/MODEL --task long_text:corpus=book.txt --policies 8+1016,strided --json
         sinklab depend ORG/MODEL --task lm_eval:arc_easy --window 64 --items 200  (needs sinklab[evaluation])
     """
+    from sinklab.models.loading import hash_weights
     from sinklab.models.losses import is_causal_lm
     from sinklab.registry import policies as policy_registry
     from sinklab.registry import tasks as registry
     from sinklab.results.table import append, make_table
+    from sinklab.studies.depend.clock import Clock
+    from sinklab.studies.depend.conditions import counts_of, make_plan, read_bits, read_bos, read_sights
     from sinklab.studies.depend.contenders import make_contenders
     from sinklab.studies.depend.display import display
-    from sinklab.studies.depend.measurement import default_window, measure_task
+    from sinklab.studies.depend.heatmap import write_heatmap
+    from sinklab.studies.depend.measurement import default_window, summarise_task
     from sinklab.studies.depend.plot import write_plots
-    from sinklab.studies.measure.probing import opened, uses_bos, writes
+    from sinklab.studies.depend.runner import PreparedTask, prepare_task, run_task
+    from sinklab.studies.measure.probing import classes_of, opened, writes
 
-    settings = {"sinks": list(sinks), "items": items, "seed": seed, "bos": bos, "level": level}
+    settings = {
+        "sinks": list(sinks), "items": items, "seed": seed, "bos": read_bos(bos), "sink": read_sights(sink),
+        "cache_bits": list(cache_bits), "cross": cross, "level": level,
+    }  # fmt: skip
     with Run("depend", out=out, overwrite=overwrite, settings=settings, progress=progress, writes=writes(model)) as run:
         if not tasks:
             raise ConfigurationError("name at least one task: sinklab list tasks")
         if items < 2:
             raise ConfigurationError(f"`items` {items} must be 2 or more: an interval needs several texts")
         chosen = [task if isinstance(task, str) and task.startswith(HARNESS) else registry.make(task) for task in tasks]
-        if bos != "auto" and any(isinstance(task, str) for task in chosen):
-            raise ConfigurationError(
-                f"`bos` {bos}: the harness leaves the token in front to the tokenizer; leave it out with {HARNESS}"
-            )
+        labels = _labels(chosen)
         loaded = opened(
             model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
             device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
@@ -116,38 +137,87 @@ def depend(
                 f"{type(loaded.model).__name__} predicts no next token of its own text, so no task can be put to it under a "
                 "cache policy; depend is for decoders"
             )
-        contenders = make_contenders(default_window(loaded) if window is None else window, sinks, policies)
-        with_bos = uses_bos(loaded.encoder, bos)
-        frames, summaries, records = [], [], []
-        for task in chosen:
+        model_bits = 8 * loaded.model.dtype.itemsize
+        counts, bits = counts_of(read_bos(bos), loaded.encoder), read_bits(cache_bits, model_bits)
+        budget = default_window(loaded) if window is None else window
+        grid = cross or len(counts) > 1 or any(size != model_bits for size in bits)
+        contenders = make_contenders(budget, sinks, ["full"] if grid and policies is None else policies)
+        plan = make_plan(contenders, counts, read_sights(sink), bits, model_bits, cross=cross)
+        prepared: list[PreparedTask | PreparedHarness] = []
+        for task, label in zip(chosen, labels, strict=True):
             if isinstance(task, str):
+                from sinklab.studies.depend.harness import prepare_harness
+
+                prepared.append(prepare_harness(loaded, task.removeprefix(HARNESS), plan, items, seed))
+            else:
+                prepared.append(prepare_task(loaded, task, label, plan, items, seed))
+        clock = Clock(
+            sum(task.tokens(condition.bos) for task in prepared for condition in plan.conditions),
+            say if plan.grid else lambda text: None,
+            run.progress,
+        )
+        if plan.grid:
+            cells = len(plan.conditions)
+            say(f"{len(prepared) * cells} cells: {len(prepared)} tasks, {cells} conditions, {clock.tokens:,} tokens to read")
+        identity: dict[str, object] = {"model": loaded.name, "revision": loaded.revision, "dtype": str(loaded.model.dtype)}
+        if run.out is not None:
+            identity["weights"] = hash_weights(loaded.model)
+            identity["classes"] = [cls.__qualname__ for cls in classes_of(loaded.model)]
+        frames, summaries, records = [], [], []
+        for ready in prepared:
+            if isinstance(ready, PreparedTask):
+                scored = run_task(loaded, ready, plan, run.store, identity, clock)
+                summary, rows, record = summarise_task(scored, plan, level)
+            else:
                 from sinklab.studies.depend.harness import run_harness
 
-                name = task.removeprefix(HARNESS)
-                summary, rows, record = run_harness(loaded, name, contenders, items, seed, level, run.progress)
-            else:
-                summary, rows, record = measure_task(
-                    loaded, task, contenders, items=items, seed=seed, bos=with_bos, level=level, progress=run.progress
-                )
+                summary, rows, record = run_harness(loaded, ready, plan, level, run.store, identity, clock)
             summaries.append(summary)
             records.append(record)
             frames.append(
                 make_table(
                     rows, run_id=run.id, model=loaded.name, revision=loaded.revision, operation=loaded.operation,
-                    corpus=summary["task"], bos=int(with_bos), seed=seed, probe="depend",
+                    corpus=ready.label, seed=seed, probe="depend",
                 )
             )  # fmt: skip
+
+        def write_files(folder: Path) -> None:
+            write_plots(summaries, folder)
+            if plan.grid:
+                write_heatmap(summaries, folder / "grid.png")
+
         return run.finish(
             summary={
-                "model": loaded.name, "operation": loaded.operation, "window": contenders.budget, "bos": with_bos,
-                "items": items, "level": level, "tasks": summaries,
+                "model": loaded.name, "operation": loaded.operation, "window": contenders.budget, "bos": plan.reference,
+                "items": items, "level": level, "bits": model_bits, "tasks": summaries,
             },
             table=append(frames),
             display=display,
-            files=lambda folder: write_plots(summaries, folder),
+            files=write_files,
             loaded=loaded,
             config={"window": contenders.budget},
             model={"name": loaded.name, "revision": loaded.revision, "operation": loaded.operation},
             policies={name: policy_registry.settings(policy) for name, policy in contenders.policies.items()},
             tasks=records,
         )  # fmt: skip
+
+
+def _labels(tasks: Sequence[str | Task]) -> list[str]:
+    """A name for each task of ours; its settings too where several have one name."""
+    names = [task if isinstance(task, str) else task.name for task in tasks]
+    labels = []
+    for task, name in zip(tasks, names, strict=True):
+        changed = (
+            []
+            if isinstance(task, str) or names.count(name) == 1
+            else [
+                f"{field.name}={getattr(task, field.name)}"
+                for field in dataclasses.fields(task)
+                if getattr(task, field.name) != field.default
+            ]
+        )
+        labels.append(f"{name}:{','.join(changed)}" if changed else name)
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigurationError(f"task {label!r} is named twice; once is enough, or give it other settings")
+    return labels

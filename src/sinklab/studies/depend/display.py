@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sinklab.results.run import Result
+from sinklab.studies.depend.words import bos_name, index_text, score_text
 
 __all__ = ["display"]
 
@@ -22,6 +23,12 @@ def display(result: Result) -> Iterator[RenderableType]:
     """Every task, one below the other."""
     for number, outcome in enumerate(result.summary["tasks"]):
         yield from _task(outcome, first=number == 0)
+    if len(result.summary["tasks"]) > 1:
+        yield "\n[bold]index of dependence[/bold]: share of the score above chance that goes with the sink"
+        overview = Table(box=None, pad_edge=False, show_header=False)
+        for outcome in sorted(result.summary["tasks"], key=lambda task: -task["dependence"].get("mean", -2.0)):
+            overview.add_row(outcome["task"], index_text(outcome["dependence"]))
+        yield overview
     if result.folder is not None:
         yield Text(f"\ntable  {result.folder / 'table.parquet'}")
 
@@ -42,6 +49,31 @@ def _task(outcome: Mapping[str, Any], first: bool) -> Iterator[RenderableType]:
         if "refused" in row:
             yield Text(f"{row['policy']} was not run: {row['refused']}")
     yield Text(outcome["sentence"], style="bold")
+    yield Text(outcome["dependence_sentence"], style="bold")
+    if outcome["grid"]:
+        yield from _grid(outcome)
+
+
+def _grid(outcome: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """A line for every pair of cells; why a cell is not there stands below, once."""
+    shown = Table(box=None, pad_edge=False)
+    for name in ("in front", "policy", "bits", "sink visible", "hidden", "difference", "interval", "index of dependence"):
+        shown.add_column(name, justify="left" if name in ("in front", "policy") else "right")
+    reasons: dict[str, None] = {}
+    for pair in outcome["grid"]:
+        sides = [pair["visible"], pair["hidden"]]
+        reasons |= dict.fromkeys(side["refused"] for side in sides if side is not None and "refused" in side)
+        shown.add_row(
+            bos_name(pair["bos"]),
+            pair["policy"],
+            str(pair["bits"]),
+            *map(score_text, sides),
+            *_cells(pair["difference"], "+"),
+            index_text(pair["dependence"]),
+        )
+    yield shown
+    for reason in reasons:
+        yield Text(f"–: {reason}")
 
 
 def _cells(interval: Mapping[str, float] | None, sign: str) -> tuple[str, str]:

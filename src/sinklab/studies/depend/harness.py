@@ -1,22 +1,30 @@
-"""A task of lm-evaluation-harness under every policy, judged like our own: ``sinklab depend MODEL --task lm_eval:TASK``."""
+"""A task of lm-evaluation-harness under every condition, judged like our own: ``sinklab depend MODEL --task lm_eval:TASK``."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.metadata
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
-from sinklab.results.metric import Metric
-from sinklab.results.run import Progress, silent
-from sinklab.studies.depend.contenders import Contenders
-from sinklab.studies.depend.lm_eval import PolicyLM, TaskManager, evaluate
-from sinklab.studies.depend.outcome import outcome
+from sinklab.policies.base import Policy
+from sinklab.policies.full import Full
+from sinklab.registry import policies
+from sinklab.results.metric import Metric, Row
+from sinklab.results.sources import digest_of
+from sinklab.results.store import Store
+from sinklab.studies.depend.clock import Clock
+from sinklab.studies.depend.conditions import Condition, Plan
+from sinklab.studies.depend.lm_eval import MAX_NEW_TOKENS, PolicyLM, TaskManager, evaluate
+from sinklab.studies.depend.outcome import Measured, outcome
 
-__all__ = ["run_harness"]
+__all__ = ["PreparedHarness", "prepare_harness", "run_harness"]
 
 HARNESS_SCORE = Metric(
     "lm_eval_score", "fraction", "Mean over documents of the metric of lm-evaluation-harness that rows are named by."
@@ -29,32 +37,59 @@ MINIMAL_EFFECT = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class _Document:
-    score: float
+    """What is known of a document before anything is read.
+
+    Attributes:
+        longest: tokens of its longest text, without beginning-of-sequence tokens.
+        choices: how many texts it has.
+        tokens: of all of them.
+    """
+
     longest: int
     choices: int
+    tokens: int
 
 
-def run_harness(
-    loaded: LoadedModel,
-    task: str,
-    contenders: Contenders,
-    items: int,
-    seed: int,
-    level: float,
-    progress: Progress = silent,
-) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
-    """The summary, the rows of the table and the record of one task, as ``depend()`` takes them.
+@dataclasses.dataclass(frozen=True, eq=False)
+class PreparedHarness:
+    """A task of the harness that is there, and whose texts fill the cache.
 
-    The score is the harness's own ``acc`` (or ``exact_match``) of each document. Only documents that are longer than the
-    window are
-    counted: in the others nothing is evicted, and all policies agree.
+    Attributes:
+        name: as the harness has it.
+        tasks: what :func:`lm_eval.evaluate` takes.
+        documents: in the order of their scores.
+        counted: indices of those that are longer than the window.
+        texts: hash of all texts.
+    """
+
+    name: str
+    tasks: dict[str, Any]
+    items: int
+    documents: list[_Document]
+    counted: list[int]
+    texts: str
+
+    @property
+    def label(self) -> str:
+        """What the task is called in the summary."""
+        return f"lm_eval:{self.name}"
+
+    def tokens(self, bos: int) -> int:
+        """How many are read under one condition."""
+        return sum(document.tokens + bos * document.choices for document in self.documents)
+
+
+def prepare_harness(loaded: LoadedModel, task: str, plan: Plan, items: int, seed: int) -> PreparedHarness:
+    """Load a task and look at its texts.
+
+    Only documents that are longer than the window are counted: in the others nothing is evicted, and all policies agree.
 
     Args:
         task: a name of the harness, or ``FOLDER:NAME`` for YAML files of one's own.
         items: documents, from the first one on.
 
     Raises:
-        InputError: no such task, one whose texts cannot be had, or one without a score for each document.
+        InputError: no such task, or one whose texts cannot be had.
         ConfigurationError: no two documents are longer than the window.
     """
     folder, _, name = task.rpartition(":")
@@ -77,69 +112,132 @@ def run_harness(
         if part.get_config("num_fewshot") is None:
             part.set_config(key="num_fewshot", value=0)
         part.set_fewshot_seed(seed=seed)
-    scored: dict[str, list[_Document]] = {}
-    bos: dict[str, Any] = {}
-    refused: dict[str, str] = {}
-    metric = ""
-    for number, (label, policy) in enumerate(contenders.policies.items()):
-        lm = PolicyLM(loaded, policy)
-        try:
-            results = evaluate(lm, task_dict=tasks, limit=items, bootstrap_iters=0)
-        except UnsupportedModelError as error:
-            if label in (contenders.with_sinks, contenders.without, contenders.floor):
-                raise
-            refused[label] = " ".join(str(error).split())
-            continue
-        samples = [
-            sample
-            for part in sorted(results["samples"])
-            for sample in sorted(results["samples"][part], key=lambda sample: int(sample["doc_id"]))
-        ]
-        metric = next((score for score in SCORES if samples and score in samples[0]), "")
-        if not metric:
-            raise InputError(f"task {name!r} has none of {', '.join(SCORES)} for each document, and the verdict needs one")
-        scored[label] = [_document(sample, metric, lm) for sample in samples]
-        bos[label] = lm.bos_record()
-        progress(f"lm_eval:{name}", number + 1, len(contenders.policies))
-    documents = scored[contenders.without]
-    counted = [index for index, document in enumerate(documents) if document.longest >= contenders.budget + 2]
+    lm = PolicyLM(loaded, Full(), bos=0 if loaded.encoder.bos_token_id is not None else None)
+    requests: dict[tuple[str, int], list[list[str]]] = {}
+    for key, part in sorted(tasks["tasks"].items()):
+        part.build_all_requests(limit=items, rank=0, world_size=1)
+        for instance in part.instances:
+            strings = [text for text in instance.args if isinstance(text, str)]
+            requests.setdefault((key, int(instance.doc_id)), []).append(strings)
+    documents = []
+    for _, texts in sorted(requests.items()):
+        lengths = [len(lm.fronted(lm.tok_encode("".join(strings)))) for strings in texts]
+        documents.append(_Document(max(lengths), len(lengths), sum(lengths)))
+    budget = plan.contenders.budget
+    counted = [index for index, document in enumerate(documents) if document.longest + min(plan.bos) >= budget + 2]
     if len(counted) < 2:
         longest = max((document.longest for document in documents), default=0)
         raise ConfigurationError(
             f"task {name!r}: {len(counted)} of {len(documents)} documents are longer than the window of "
-            f"{contenders.budget} tokens, the longest has {longest}; choose a smaller `window` or more "
+            f"{budget} tokens, the longest has {longest}; choose a smaller `window` or more "
             "`items`"
         )
-    choices = [documents[index].choices for index in counted]
+    known = json.dumps([[*key, *texts] for key, texts in sorted(requests.items())])
+    return PreparedHarness(name, tasks, items, documents, counted, hashlib.sha256(known.encode()).hexdigest())
+
+
+def run_harness(
+    loaded: LoadedModel,
+    prepared: PreparedHarness,
+    plan: Plan,
+    level: float,
+    store: Store,
+    identity: Mapping[str, object],
+    clock: Clock,
+) -> tuple[dict[str, Any], list[Row], dict[str, Any]]:
+    """The summary, the rows of the table and the record of one task, as ``depend()`` takes them.
+
+    The score is the harness's own ``acc`` (or ``exact_match``) of each document.
+
+    Args:
+        store, identity, clock: as for :func:`~sinklab.studies.depend.runner.run_task`.
+
+    Raises:
+        InputError: a task without a score for each document.
+    """
+    scored: dict[Condition, np.ndarray] = {}
+    bos: dict[str, Any] = {}
+    refused: dict[Condition, str] = {}
+    metric = ""
+    longest = max(document.longest for document in prepared.documents) + MAX_NEW_TOKENS
+    conditions = plan.conditions
+    for number, condition in enumerate(conditions):
+        policy = condition.fitted(longest + condition.bos)
+        settings = {
+            **identity, "task": prepared.name, "texts": prepared.texts, "bos": condition.bos,
+            "policy": policies.settings(policy), "quantized": condition.quantized,
+            "lm_eval": importlib.metadata.version("lm_eval"),
+        }  # fmt: skip
+        sources = "" if store.folder is None else digest_of(run_harness, type(policy))
+        stored = store.get("lm_eval-scores", settings, sources)
+        if stored is None:
+            try:
+                with clock.cell(prepared.tokens(condition.bos)):
+                    found = _evaluate(loaded, prepared, condition, policy)
+            except (ConfigurationError, UnsupportedModelError) as error:
+                if condition in plan.needed:
+                    raise
+                refused[condition] = " ".join(str(error).split())
+                continue
+            store.put("lm_eval-scores", settings, sources, found)
+        else:
+            found = stored.record
+            clock.skip(prepared.tokens(condition.bos))
+        metric = str(found["metric"])
+        scored[condition] = np.array(found["scores"])
+        bos[condition.label_beside(plan.reference)] = found["bos"]
+        clock.progress(prepared.label, number + 1, len(conditions))
+    counted = prepared.counted
+    choices = [prepared.documents[index].choices for index in counted]
+    compared = [name for name in plan.contenders.policies if plan.of_policy(name) in scored]
     summary = outcome(
-        {"task": f"lm_eval:{name}", "metric": metric, "unit": HARNESS_SCORE.unit, "axis": None, "documents": len(documents)},
-        {label: np.array([scored[label][index].score for index in counted]) for label in scored},
-        contenders,
-        chance=float(np.mean([1.0 / number for number in choices])) if min(choices) > 1 else None,
-        minimal_effect=MINIMAL_EFFECT,
-        scale=1.0,
-        level=level,
-        refused=refused,
-        means={label: {"all_documents": float(np.mean([entry.score for entry in scored[label]]))} for label in scored},
+        {
+            "task": prepared.label, "metric": metric, "unit": HARNESS_SCORE.unit, "axis": None,
+            "documents": len(prepared.documents),
+        },
+        Measured(
+            {condition: values[counted] for condition, values in scored.items()},
+            refused,
+            chance=float(np.mean([1.0 / number for number in choices])) if min(choices) > 1 else None,
+            minimal_effect=MINIMAL_EFFECT,
+            scale=1.0,
+            level=level,
+        ),
+        plan,
+        means={name: {"all_documents": float(scored[plan.of_policy(name)].mean())} for name in compared},
         curves={},
         lengths={},
-    )
-    rows = [
+    )  # fmt: skip
+    rows: list[Row] = [
         {
-            "policy": label,
+            "policy": condition.label,
+            "bos": condition.bos,
             "metric": dataclasses.replace(HARNESS_SCORE, name=metric),
-            "value": float(np.mean([entry.score for entry in scored[label]])),
-            "count": len(documents),
+            "value": float(values.mean()),
+            "count": len(values),
         }
-        for label in scored
+        for condition, values in scored.items()
     ]
-    record = {"name": f"lm_eval:{name}", "lm_eval": importlib.metadata.version("lm_eval"), "bos": bos, "refused": refused}
+    record = {
+        "name": prepared.label,
+        "lm_eval": importlib.metadata.version("lm_eval"),
+        "bos": bos,
+        "refused": {condition.label_beside(plan.reference): reason for condition, reason in refused.items()},
+    }
     return summary, rows, record
 
 
-def _document(sample: dict[str, Any], metric: str, lm: PolicyLM) -> _Document:
-    """Score, tokens of the longest text and number of choices of one document."""
-    arguments = list(sample["arguments"].values()) if isinstance(sample["arguments"], dict) else list(sample["arguments"])
-    texts = [list(argument.values()) if isinstance(argument, dict) else list(argument) for argument in arguments]
-    lengths = [len(lm.tok_encode("".join(part for part in text if isinstance(part, str)))) for text in texts]
-    return _Document(float(sample[metric]), max(lengths), len(texts))
+def _evaluate(loaded: LoadedModel, prepared: PreparedHarness, condition: Condition, policy: Policy) -> dict[str, Any]:
+    """The scores of all documents under one condition, the name of the metric, and what stood in front."""
+    bos = condition.bos if loaded.encoder.bos_token_id is not None else None
+    lm = PolicyLM(loaded, policy, bos=bos, quantized=condition.quantized)
+    results = evaluate(lm, task_dict=prepared.tasks, limit=prepared.items, bootstrap_iters=0)
+    samples = [
+        sample
+        for part in sorted(results["samples"])
+        for sample in sorted(results["samples"][part], key=lambda sample: int(sample["doc_id"]))
+    ]
+    metric = next((score for score in SCORES if samples and score in samples[0]), "")
+    if not metric:
+        raise InputError(f"task {prepared.name!r} has none of {', '.join(SCORES)} for each document, and the verdict needs one")
+    return {"metric": metric, "scores": [float(sample[metric]) for sample in samples], "bos": lm.bos_record()}

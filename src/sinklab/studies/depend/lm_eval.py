@@ -62,6 +62,8 @@ class PolicyLM(TemplateLM):
     Args:
         model: a name for :func:`sinklab.load_model`, a loaded model, or a transformers model, then with ``tokenizer``.
         policy: the object, its name, or ``{"name": …, setting: …}``.
+        bos: how many beginning-of-sequence tokens every text begins with; by default what the tokenizer puts there.
+        quantized: ``"int8"`` or ``"int4"``: of the cache; see :func:`~sinklab.streaming.reader.open_reader`.
         tokenizer: of a transformers model that is given as such.
         batch_size: requests read side by side, padded on the left.
         chunk: most tokens that the cache takes at once; results do not depend on it.
@@ -76,6 +78,8 @@ class PolicyLM(TemplateLM):
         model: str | LoadedModel | PreTrainedModel,
         policy: PolicySpec,
         *,
+        bos: int | None = None,
+        quantized: str | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         batch_size: int = 8,
         chunk: int = 128,
@@ -89,9 +93,14 @@ class PolicyLM(TemplateLM):
             )
         if batch_size < 1:
             raise ConfigurationError(f"batch_size {batch_size} must be 1 or more")
+        if bos is not None and (bos < 0 or (bos and chosen.bos_token_id is None)):
+            raise ConfigurationError(
+                f"bos {bos} must be 0 or more, and 0 for a tokenizer without a beginning-of-sequence token"
+            )
         self.tokenizer: PreTrainedTokenizerBase = chosen
+        self.bos, self.quantized = bos, quantized
         self.model, self.name, self.batch_size, self.chunk = loaded.model, loaded.name, batch_size, chunk
-        self.policy = open_reader(self.model, policy, chunk=chunk).policy
+        self.policy = open_reader(self.model, policy, chunk=chunk, quantized=quantized).policy
         self._device = loaded.device
         self._bos_counts: collections.Counter[int] = collections.Counter()
 
@@ -118,6 +127,17 @@ class PolicyLM(TemplateLM):
             add_special_tokens = not (bos and string.startswith(bos))
         return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
 
+    def fronted(self, ids: list[int]) -> list[int]:
+        """A text that begins with as many beginning-of-sequence tokens as asked for.
+
+        A text that has no other token keeps one of them (or of end-of-text), since what follows must have something before it.
+        """
+        if self.bos is not None and self.tokenizer.bos_token_id is not None:
+            bos = int(self.tokenizer.bos_token_id)
+            first = next((index for index, token in enumerate(ids) if token != bos), len(ids))
+            ids = [bos] * self.bos + ids[first:]
+        return ids or [self.prefix_token_id]
+
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation as one text, by the tokenizer's template."""
         return str(
@@ -141,6 +161,7 @@ class PolicyLM(TemplateLM):
                     f"the continuation of {text!r} has no token of its own: the tokenizer joins it to the context; begin it "
                     "with a blank"
                 )
+        requests = [(text, self.fronted(context), continuation) for text, context, continuation in requests]
         answers: dict[int, tuple[float, bool]] = {}
         for batch in self._batches([context + continuation for _, context, continuation in requests]):
             texts = [requests[index] for index in batch]
@@ -168,7 +189,7 @@ class PolicyLM(TemplateLM):
         Raises:
             ConfigurationError: sampling or beams.
         """
-        prompts = [self.tok_encode(request.args[0]) or [self.prefix_token_id] for request in requests]
+        prompts = [self.fronted(self.tok_encode(request.args[0])) for request in requests]
         texts: dict[int, str] = {}
         for batch in self._batches(prompts):
             settings = [_greedy(requests[index].args[1]) for index in batch]
@@ -184,6 +205,7 @@ class PolicyLM(TemplateLM):
             "policy": policies.settings(self.policy),
             "policy_text": self.policy.describe(),
             "bos": self.bos_record(),
+            "quantized": self.quantized,
             "model_dtype": str(self.model.dtype),
         }
 
@@ -213,7 +235,8 @@ class PolicyLM(TemplateLM):
         padding = self.eot_token_id
         tokens = torch.tensor([[padding] * (length - len(text)) + text for text in texts], device=self.device)
         mask = torch.tensor([[0] * (length - len(text)) + [1] * len(text) for text in texts], device=self.device)
-        return open_reader(self.model, self.policy, chunk=self.chunk), tokens, None if bool(mask.all()) else mask
+        reader = open_reader(self.model, self.policy, chunk=self.chunk, quantized=self.quantized)
+        return reader, tokens, None if bool(mask.all()) else mask
 
     def _score(self, contexts: list[list[int]], continuations: list[list[int]]) -> Iterator[tuple[float, bool]]:
         whole = [[*context, *text] for context, text in zip(contexts, continuations, strict=True)]

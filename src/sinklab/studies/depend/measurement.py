@@ -1,29 +1,19 @@
-"""The measurement behind depend(): one task under all policies, in numbers that a verdict is made of."""
+"""The measurement behind depend(): one task under all conditions, in numbers that a verdict is made of."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from sinklab.corpora.base import hash_tokens
-from sinklab.errors import ConfigurationError
 from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
-from sinklab.results.run import Progress
-from sinklab.studies.depend.contenders import Contenders
-from sinklab.studies.depend.outcome import outcome
-from sinklab.studies.depend.runner import (
-    ScoredTask,
-    counted_questions,
-    curve,
-    effective_lengths,
-    per_item,
-    run_task,
-    table_rows,
-)
+from sinklab.results.metric import Row
+from sinklab.studies.depend.conditions import Plan
+from sinklab.studies.depend.outcome import Facts, Measured, outcome
+from sinklab.studies.depend.runner import ScoredTask, curve, effective_lengths, per_item, table_rows
 from sinklab.studies.depend.score import METRICS
-from sinklab.tasks.base import Task
 
-__all__ = ["default_window", "measure_task"]
+__all__ = ["default_window", "summarise_task"]
 
 
 def default_window(loaded: LoadedModel) -> int:
@@ -32,67 +22,48 @@ def default_window(loaded: LoadedModel) -> int:
     return min(1024, trained // 2) if trained else 1024
 
 
-def measure_task(
-    loaded: LoadedModel,
-    task: Task,
-    contenders: Contenders,
-    *,
-    items: int,
-    seed: int,
-    bos: bool,
-    level: float,
-    progress: Progress,
-) -> tuple[dict[str, object], list[dict[str, object]], dict[str, object]]:
-    """The summary, the rows of the table and the record of one task.
-
-    Raises:
-        ConfigurationError: no question of the task tells the policies apart.
-    """
-    scored = run_task(loaded, task, contenders, items, seed, bos, progress)
-    return _summary(scored, contenders, level), table_rows(scored), _record(scored)
-
-
-def _summary(scored: ScoredTask, contenders: Contenders, level: float) -> dict[str, object]:
-    task = scored.task
-    counted = counted_questions(scored, contenders)
-    if not counted:
-        raise ConfigurationError(
-            f"task {task.name!r} asks nothing that tells policies apart with a window of {contenders.budget}: no question "
-            f"comes after so many tokens with its fact still held by {contenders.with_sinks}; choose a larger `window` or "
-            "longer texts"
-        )
-    values = {name: per_item(answers, counted, task.metric) for name, answers in scored.scores.items()}
-    curves = {name: curve(task, scored.sheets, answers) for name, answers in scored.scores.items()}
+def summarise_task(scored: ScoredTask, plan: Plan, level: float) -> tuple[dict[str, object], list[Row], dict[str, object]]:
+    """The summary, the rows of the table and the record of one task."""
+    prepared = scored.prepared
+    task, counted = prepared.task, prepared.counted
+    compared = {
+        name: scored.scores[plan.of_policy(name)] for name in plan.contenders.policies if plan.of_policy(name) in scored.scores
+    }
+    curves = {name: curve(task, prepared.sheets[plan.reference], answers) for name, answers in compared.items()}
     means = {
         name: {metric: float(per_item(answers, counted, metric).mean()) for metric in METRICS if metric in answers[0][0].values}
-        for name, answers in scored.scores.items()
+        for name, answers in compared.items()
     }
-    facts = {
-        "task": task.name,
+    facts: Facts = {
+        "task": prepared.label,
         "metric": task.metric,
         "unit": METRICS[task.metric].unit,
         "axis": task.axis,
         "questions": len(counted),
     }
-    return outcome(
+    summary = outcome(
         facts,
-        values,
-        contenders,
-        chance=task.chance,
-        minimal_effect=task.minimal_effect,
-        scale=1.0 if task.metric == "choice" else None,
-        level=level,
-        refused=scored.refused,
+        Measured(
+            {condition: per_item(answers, counted, task.metric) for condition, answers in scored.scores.items()},
+            scored.refused,
+            chance=task.chance,
+            minimal_effect=task.minimal_effect,
+            scale=1.0 if task.metric == "choice" else None,
+            level=level,
+        ),
+        plan,
         means=means,
         curves=curves,
         lengths=effective_lengths(task, curves),
     )
+    return summary, table_rows(scored), _record(scored, plan)
 
 
-def _record(scored: ScoredTask) -> dict[str, object]:
+def _record(scored: ScoredTask, plan: Plan) -> dict[str, object]:
+    task = scored.prepared.task
     return {
-        **scored.task.settings,
-        "identity": dataclasses.asdict(scored.task.identity),
-        "token_sha256": [hash_tokens(sheet.tokens) for sheet in scored.sheets],
-        "refused": scored.refused,
+        **task.settings,
+        "identity": dataclasses.asdict(task.identity),
+        "token_sha256": [hash_tokens(sheet.tokens) for sheet in scored.prepared.sheets[plan.reference]],
+        "refused": {condition.label_beside(plan.reference): reason for condition, reason in scored.refused.items()},
     }

@@ -1,29 +1,63 @@
-"""The outcome of one task: every policy with its interval, the verdict in a sentence, and the curves, ready for JSON."""
+"""The outcome of one task: every policy with its interval, the verdict in a sentence, curves and grid, ready for JSON."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
-from sinklab.results.intervals import mean_over_items
+from sinklab.results.intervals import Interval, mean_over_items
+from sinklab.studies.depend.conditions import Cell, Condition, Plan, pairs
 from sinklab.studies.depend.contenders import Contenders
+from sinklab.studies.depend.dependence import Dependence, measure_dependence
 from sinklab.studies.depend.judge import Judgement, judge
 
-__all__ = ["outcome"]
+__all__ = ["Facts", "Measured", "outcome"]
+
+
+class Facts(TypedDict):
+    """What is to be said of a task."""
+
+    task: str
+    metric: str
+    unit: str
+    axis: str | None
+    questions: NotRequired[int]
+    documents: NotRequired[int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Measured:
+    """One number for each item under every condition, over the questions that count, the same items in the same order.
+
+    Attributes:
+        refused: conditions that the model cannot be read under, with the reason.
+        chance, minimal_effect, scale, level: as for :func:`~sinklab.studies.depend.judge.judge`.
+    """
+
+    values: Mapping[Condition, np.ndarray]
+    refused: Mapping[Condition, str]
+    chance: float | None
+    minimal_effect: float
+    scale: float | None
+    level: float
+
+    def interval(self, values: np.ndarray) -> Interval:
+        """Of the mean."""
+        return mean_over_items(values, level=self.level, scale=self.scale)
+
+    def dependence(self, visible: np.ndarray, hidden: np.ndarray, floor: np.ndarray) -> Dependence:
+        """See :func:`~sinklab.studies.depend.dependence.measure_dependence`."""
+        return measure_dependence(visible, hidden, floor, chance=self.chance, scale=self.scale, level=self.level)
 
 
 def outcome(
-    facts: Mapping[str, Any],
-    values: Mapping[str, np.ndarray],
-    contenders: Contenders,
+    facts: Facts,
+    measured: Measured,
+    plan: Plan,
     *,
-    chance: float | None,
-    minimal_effect: float,
-    scale: float | None,
-    level: float,
-    refused: Mapping[str, str],
     means: Mapping[str, Mapping[str, float]],
     curves: Mapping[str, Sequence[tuple[int, np.ndarray]]],
     lengths: Mapping[str, int | None],
@@ -31,60 +65,116 @@ def outcome(
     """One entry of ``summary.json``.
 
     Args:
-        facts: ``task``, ``metric``, ``unit``, ``axis`` and whatever else is to be said of the task.
-        values: policy to one number an item, over the questions that count.
-        chance, minimal_effect, scale, level: as for :func:`~sinklab.studies.depend.judge.judge`.
-        refused: policies that the model cannot run, with the reason.
-        means: policy to other metrics, meaned over the same questions.
+        means: policy to other metrics at the reference, meaned over the same questions.
         curves: policy to (place, one number an item).
         lengths: policy to its effective length.
     """
-    judged, without = values[contenders.with_sinks], values[contenders.without]
-    judgement = judge(
-        judged, without, values[contenders.floor], minimal_effect=minimal_effect, chance=chance, scale=scale, level=level
+    contenders = plan.contenders
+    values = {name: measured.values.get(plan.of_policy(name)) for name in contenders.policies}
+    judged, without, floor = (
+        measured.values[plan.of_policy(name)] for name in (contenders.with_sinks, contenders.without, contenders.floor)
     )
+    judgement = judge(
+        judged, without, floor,
+        minimal_effect=measured.minimal_effect, chance=measured.chance, scale=measured.scale, level=measured.level,
+    )  # fmt: skip
     shown: list[dict[str, Any]] = []
-    for name in contenders.policies:
-        if name in refused:
-            shown.append({"policy": name, "refused": refused[name]})
+    for name, scores in values.items():
+        if scores is None:
+            shown.append({"policy": name, "refused": measured.refused[plan.of_policy(name)]})
             continue
-        difference = None
-        if name != contenders.without:
-            difference = mean_over_items(values[name] - without, level=level, scale=scale).to_dict()
-        score = mean_over_items(values[name], level=level, scale=scale).to_dict()
         shown.append(
             {
                 "policy": name,
-                "score": score,
-                "difference": difference,
+                "score": measured.interval(scores).to_dict(),
+                "difference": None if name == contenders.without else measured.interval(scores - without).to_dict(),
                 "effective_length": lengths.get(name),
                 "means": dict(means.get(name, {})),
             }
         )
+    dependence = measured.dependence(judged, without, floor)
     return {
         **facts,
         "items": len(without),
         "window": contenders.budget,
         "with_sinks": contenders.with_sinks,
         "without": contenders.without,
-        "chance": chance,
-        "minimal_effect": minimal_effect,
+        "chance": measured.chance,
+        "minimal_effect": measured.minimal_effect,
         "verdict": judgement.verdict,
         "sentence": _sentence(facts, contenders, judgement, len(without)),
         "difference": judgement.difference.to_dict(),
         "reason": judgement.reason,
+        "dependence": _entry(dependence),
+        "dependence_sentence": _dependence_sentence(facts["task"], measured.chance, dependence),
         "policies": shown,
         "curves": {
-            name: [{"at": at, **mean_over_items(numbers, level=level, scale=scale).to_dict()} for at, numbers in curve]
+            name: [{"at": at, **measured.interval(numbers).to_dict()} for at, numbers in curve]
             for name, curve in curves.items()
         },
+        "grid": _grid(measured, plan, judged, floor) if plan.grid else [],
     }
 
 
-def _sentence(facts: Mapping[str, object], contenders: Contenders, judgement: Judgement, items: int) -> str:
+def _grid(measured: Measured, plan: Plan, reference: np.ndarray, floor: np.ndarray) -> list[dict[str, Any]]:
+    """Pairs of cells, with the sink visible and hidden."""
+    entries = []
+    for visible, hidden in pairs(plan.cells):
+        sides = {"visible": _side(measured, visible, reference, floor), "hidden": _side(measured, hidden, reference, floor)}
+        seen, unseen = (measured.values.get(cell.condition) if cell and cell.condition else None for cell in (visible, hidden))
+        both = seen is not None and unseen is not None
+        entries.append(
+            {
+                "bos": visible.bos,
+                "policy": visible.policy,
+                "bits": visible.bits,
+                **sides,
+                "difference": measured.interval(seen - unseen).to_dict() if both else None,
+                "dependence": _entry(measured.dependence(seen, unseen, floor)) if both else None,
+            }
+        )
+    return entries
+
+
+def _side(measured: Measured, cell: Cell | None, reference: np.ndarray, floor: np.ndarray) -> dict[str, Any] | None:
+    """One cell: its score and what it loses against the reference; ``refused`` with the reason if there is none."""
+    if cell is None:
+        return None
+    if cell.condition is None or cell.condition in measured.refused:
+        return {"refused": cell.reason if cell.condition is None else measured.refused[cell.condition]}
+    values = measured.values[cell.condition]
+    return {
+        "read": cell.condition.label,
+        "score": measured.interval(values).to_dict(),
+        "lost": _entry(measured.dependence(reference, values, floor)),
+    }
+
+
+def _entry(dependence: Dependence) -> dict[str, Any]:
+    """For JSON: an interval, or why there is none."""
+    return {"refused": dependence.reason} if dependence.index is None else dependence.index.to_dict()
+
+
+def _sentence(facts: Facts, contenders: Contenders, judgement: Judgement, items: int) -> str:
     unit = "" if facts["unit"] == "fraction" else f" {facts['unit']}"
     difference = judgement.difference
     return (
         f"{facts['task']} depends on the sink tokens: {judgement.verdict}. {contenders.with_sinks} less {contenders.without}: "
         f"{difference.mean:+.3f}{unit} [{difference.low:+.3f}, {difference.high:+.3f}] over {items} items; {judgement.reason}."
     )
+
+
+def _dependence_sentence(task: str, chance: float | None, dependence: Dependence) -> str:
+    """The index in words."""
+    index = dependence.index
+    if index is None:
+        return f"{task}: {dependence.reason}."
+    above = "what one token of context gives" if chance is None else f"chance ({chance:g})"
+    interval = f"{index.mean:+.2f} [{index.low:+.2f}, {index.high:+.2f}]"
+    if index.low > 0.0:
+        return f"{task}: index of dependence {interval}: {index.mean:.0%} of the score above {above} goes with the sink."
+    if index.high < 0.0:
+        return (
+            f"{task}: index of dependence {interval}: {-index.mean:.0%} of the score above {above} goes while the sink stays."
+        )
+    return f"{task}: index of dependence {interval}: no sign that the score above {above} needs the sink."

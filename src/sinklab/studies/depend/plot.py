@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ def write_plots(tasks: Iterable[Mapping[str, Any]], folder: Path) -> None:
     """
     for task in tasks:
         if task["curves"]:
-            _write_plot(task, folder / f"{task['task'].replace(':', '-')}.png")
+            name = re.sub(r"[^\w.,=-]+", "-", task["task"])
+            _write_plot(task, folder / f"{name}.png")
 
 
 def _write_plot(summary: Mapping[str, Any], path: Path) -> None:

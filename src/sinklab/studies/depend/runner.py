@@ -1,4 +1,4 @@
-"""The runner: one task under every policy, in batches; which of its questions count, and its scores by item and by place."""
+"""The runner: one task under every condition, in batches; which of its questions count, its scores by item and by place."""
 
 from __future__ import annotations
 
@@ -8,18 +8,33 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from sinklab.corpora.base import hash_tokens
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.lengths import require_positions
 from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy
-from sinklab.results.run import Progress
+from sinklab.registry import policies
+from sinklab.results.sources import digest_of
+from sinklab.results.store import Store
 from sinklab.streaming.reader import open_reader
+from sinklab.studies.depend.clock import Clock
+from sinklab.studies.depend.conditions import Condition, Plan
 from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.judge import effective_length, useful_context
 from sinklab.studies.depend.score import METRICS, Scores, score_sheet
 from sinklab.tasks.base import Sheet, Task
 
-__all__ = ["ScoredTask", "counted_questions", "curve", "effective_lengths", "per_item", "run_task", "table_rows"]
+__all__ = [
+    "PreparedTask",
+    "ScoredTask",
+    "counted_questions",
+    "curve",
+    "effective_lengths",
+    "per_item",
+    "prepare_task",
+    "run_task",
+    "table_rows",
+]
 
 BATCH_TOKENS = 32_768
 """Tokens of a sheet that are read side by side."""
@@ -28,51 +43,145 @@ BATCH_LOGITS = 2**27
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class PreparedTask:
+    """A task that is ready to be read, and can be: every one is made before anything is read.
+
+    Attributes:
+        label: the name, with settings where two tasks of a run have one name.
+        sheets: what is read, by the number of beginning-of-sequence tokens in front; the texts behind these are the same.
+        counted: sheet and index of the questions that can tell sinks from none.
+    """
+
+    task: Task
+    label: str
+    sheets: dict[int, list[Sheet]]
+    counted: list[tuple[int, int]]
+
+    def tokens(self, bos: int) -> int:
+        """How many are read under one condition."""
+        return sum(sheet.tokens.numel() for sheet in self.sheets[bos])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class ScoredTask:
     """All scores of one task.
 
     Attributes:
-        sheets: what was read.
-        scores: by policy, for each sheet, for each question.
-        refused: policies that the model cannot run, with the reason.
+        scores: by condition, for each sheet, for each question.
+        refused: conditions that the model cannot be read under, with the reason.
     """
 
-    task: Task
-    sheets: list[Sheet]
-    scores: dict[str, list[list[Scores]]]
-    refused: dict[str, str]
+    prepared: PreparedTask
+    scores: dict[Condition, list[list[Scores]]]
+    refused: dict[Condition, str]
+
+
+def prepare_task(loaded: LoadedModel, task: Task, label: str, plan: Plan, items: int, seed: int) -> PreparedTask:
+    """The sheets of a task for every number of tokens in front.
+
+    Raises:
+        ConfigurationError: no question of the task tells the policies apart.
+        InputError: texts that cannot be had.
+    """
+    contenders = plan.contenders
+    base = int(any(plan.bos))
+    made = list(task.sheets(loaded.encoder, budget=contenders.budget, rows=items, seed=seed, bos=bool(base)))
+    sheets = {count: [_with_bos(sheet, count - base, loaded.encoder.bos_token_id) for sheet in made] for count in plan.bos}
+    counted = counted_questions(sheets[min(plan.bos)], contenders)
+    if not counted:
+        raise ConfigurationError(
+            f"task {task.name!r} asks nothing that tells policies apart with a window of {contenders.budget}: no question "
+            f"comes after so many tokens with its fact still held by {contenders.with_sinks}; choose a larger `window` or "
+            "longer texts"
+        )
+    return PreparedTask(task, label, sheets, counted)
+
+
+def _with_bos(sheet: Sheet, more: int, bos_token_id: int | None) -> Sheet:
+    """The same texts with so many more beginning-of-sequence tokens in front, or without the one that stands there."""
+    if not more:
+        return sheet
+    tokens = sheet.tokens[:, -more:] if more < 0 else torch.nn.functional.pad(sheet.tokens, (more, 0), value=bos_token_id)
+    questions = (dataclasses.replace(q, start=q.start + more, stop=q.stop + more) for q in sheet.questions)
+    return Sheet(tokens, tuple(questions), sheet.at)
 
 
 def run_task(
-    loaded: LoadedModel,
-    task: Task,
-    contenders: Contenders,
-    items: int,
-    seed: int,
-    bos: bool,
-    progress: Progress,
+    loaded: LoadedModel, prepared: PreparedTask, plan: Plan, store: Store, identity: Mapping[str, object], clock: Clock
 ) -> ScoredTask:
-    """Score every sheet under every policy; a policy that the model refuses is noted, unless the verdict needs it."""
-    sheets = list(task.sheets(loaded.encoder, budget=contenders.budget, rows=items, seed=seed, bos=bos))
-    scores: dict[str, list[list[Scores]]] = {}
-    refused: dict[str, str] = {}
-    total = len(contenders.policies) * len(sheets)
-    for number, (name, policy) in enumerate(contenders.policies.items()):
-        answers = []
-        try:
-            for index, sheet in enumerate(sheets):
-                answers.append(_score_all(loaded, policy, sheet))
-                progress(task.name, number * len(sheets) + index + 1, total)
-        except (ConfigurationError, UnsupportedModelError) as error:
-            if name in (contenders.with_sinks, contenders.without, contenders.floor):
-                raise
-            refused[name] = " ".join(str(error).split())
+    """Score every sheet under every condition; one that the model refuses is noted, unless the verdict needs it.
+
+    Args:
+        store: scores of earlier runs are taken from there, and new ones put there.
+        identity: what they depend on besides the task and the condition.
+        clock: is shown every sheet.
+    """
+    scores: dict[Condition, list[list[Scores]]] = {}
+    refused: dict[Condition, str] = {}
+    task, conditions = prepared.task, plan.conditions
+    steps = len(conditions) * len(prepared.sheets[plan.reference])
+    done = 0
+    for condition in conditions:
+        sheets = prepared.sheets[condition.bos]
+        policy = condition.fitted(max(sheet.tokens.shape[1] for sheet in sheets))
+        settings = {
+            **identity,
+            "task": task.settings,
+            "tokens": [hash_tokens(sheet.tokens) for sheet in sheets],
+            "policy": policies.settings(policy),
+            "quantized": condition.quantized,
+        }
+        sources = "" if store.folder is None else digest_of(score_sheet, open_reader, type(task), type(policy))
+        stored = None if store.folder is None else store.get(f"{task.name}-scores", settings, sources)
+        if stored is not None:
+            scores[condition] = _unpacked(stored.arrays, sheets)
+            done += len(sheets)
+            clock.skip(prepared.tokens(condition.bos))
+            clock.progress(prepared.label, done, steps)
             continue
-        scores[name] = answers
-    return ScoredTask(task, sheets, scores, refused)
+        answers: list[list[Scores]] = []
+        try:
+            with clock.cell(prepared.tokens(condition.bos)):
+                for number, sheet in enumerate(sheets):
+                    answers.append(_score_all(loaded, policy, condition.quantized, sheet))
+                    clock.progress(prepared.label, done + number + 1, steps)
+        except (ConfigurationError, UnsupportedModelError) as error:
+            if condition in plan.needed:
+                raise
+            refused[condition] = " ".join(str(error).split())
+        else:
+            scores[condition] = answers
+            store.put(f"{task.name}-scores", settings, sources, arrays=_packed(answers))
+        done += len(sheets)
+    return ScoredTask(prepared, scores, refused)
 
 
-def _score_all(loaded: LoadedModel, policy: Policy, sheet: Sheet) -> list[Scores]:
+def _packed(answers: list[list[Scores]]) -> dict[str, np.ndarray]:
+    """Scores as arrays by sheet, question and metric."""
+    return {
+        f"{number}.{index}.{name}": np.asarray(values)
+        for number, scores in enumerate(answers)
+        for index, score in enumerate(scores)
+        for name, values in score.values.items()
+    }
+
+
+def _unpacked(arrays: Mapping[str, np.ndarray], sheets: Sequence[Sheet]) -> list[list[Scores]]:
+    """The reverse of :func:`_packed`."""
+    values: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
+    for key, array in arrays.items():
+        number, index, name = key.split(".")
+        values.setdefault((int(number), int(index)), {})[name] = torch.from_numpy(array)
+    return [
+        [
+            Scores(question, {name: values[number, index][name] for name in METRICS if name in values[number, index]})
+            for index, question in enumerate(sheet.questions)
+        ]
+        for number, sheet in enumerate(sheets)
+    ]
+
+
+def _score_all(loaded: LoadedModel, policy: Policy, quantized: str | None, sheet: Sheet) -> list[Scores]:
     """All rows of a sheet, as many at a time as make a batch."""
     rows, length = sheet.tokens.shape
     if not policy.bounded:
@@ -81,20 +190,20 @@ def _score_all(loaded: LoadedModel, policy: Policy, sheet: Sheet) -> list[Scores
     size = max(1, min(rows, BATCH_TOKENS // length, BATCH_LOGITS // (longest * max(1, loaded.encoder.vocab_size))))
     parts = []
     for start in range(0, rows, size):
-        part = Sheet(sheet.tokens[start : start + size], sheet.questions, sheet.at)
-        parts.append(score_sheet(open_reader(loaded.model, policy), part))
+        part = sheet.rows(start, start + size)
+        parts.append(score_sheet(open_reader(loaded.model, policy, quantized=quantized), part))
     return [
         Scores(question, {name: torch.cat([part[index].values[name] for part in parts]) for name in parts[0][index].values})
         for index, question in enumerate(sheet.questions)
     ]
 
 
-def counted_questions(scored: ScoredTask, contenders: Contenders) -> list[tuple[int, int]]:
+def counted_questions(sheets: Sequence[Sheet], contenders: Contenders) -> list[tuple[int, int]]:
     """Sheet and index of the questions that can tell sinks from none: something is evicted, and both hold the fact."""
     held = contenders.budget - contenders.num_sinks
     return [
         (number, index)
-        for number, sheet in enumerate(scored.sheets)
+        for number, sheet in enumerate(sheets)
         for index, question in enumerate(sheet.questions)
         if question.start >= contenders.budget + 2 and question.distance <= held
     ]
@@ -126,10 +235,11 @@ def effective_lengths(task: Task, curves: Mapping[str, Sequence[tuple[int, np.nd
 
 
 def table_rows(scored: ScoredTask) -> list[dict[str, object]]:
-    """One row for every policy, question and metric: the mean over items."""
+    """One row for every condition, question and metric: the mean over items."""
     return [
         {
-            "policy": policy,
+            "policy": condition.label,
+            "bos": condition.bos,
             "metric": METRICS[name],
             "query_position": answer.question.start - 1,
             # Where the fact begins; of a text without one, nothing.
@@ -137,7 +247,7 @@ def table_rows(scored: ScoredTask) -> list[dict[str, object]]:
             "value": float(np.mean(np.asarray(values))),
             "count": len(values),
         }
-        for policy, sheets in scored.scores.items()
+        for condition, sheets in scored.scores.items()
         for answers in sheets
         for answer in answers
         for name, values in answer.values.items()

@@ -87,10 +87,15 @@ def _values(logits: Tensor, answers: Tensor, question: Question, reader: Reader)
     values = {"log_likelihood": right.double().mean(dim=1)}
     if question.alphabet is not None:
         symbols = question.alphabet.to(logits.device)
-        among = logarithms[..., symbols]
+        symbols = (
+            symbols.expand(*logarithms.shape[:2], -1)
+            if symbols.ndim == 1
+            else symbols[:, None].expand(-1, logarithms.shape[1], -1)
+        )
+        among = logarithms.gather(-1, symbols)
         others = among.masked_fill(symbols == answers[..., None], -torch.inf)
-        mean_of_others = (among.double().sum(dim=-1) - right) / (len(symbols) - 1)
+        mean_of_others = (among.double().sum(dim=-1) - right) / (symbols.shape[-1] - 1)
         values["choice"] = (right > others.amax(dim=-1)).double().mean(dim=1)
-        values["margin"] = (right - mean_of_others).mean(dim=1)
         values["exact_match"] = (logits.argmax(dim=-1) == answers).all(dim=1).double()
+        values["margin"] = (right - mean_of_others).mean(dim=1)
     return {name: value.cpu() for name, value in values.items()}

@@ -1,0 +1,85 @@
+"""The index of dependence: how much of what a score has above knowing nothing goes when the sink is hidden."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from sinklab.results.intervals import Interval, function_over_items, mean_over_items
+from sinklab.results.metric import Metric
+
+__all__ = ["SCORE_LOST", "SINK_DEPENDENCE", "Dependence", "measure_dependence"]
+
+SINK_DEPENDENCE = Metric(
+    "sink_dependence",
+    "ratio",
+    "(V - H) / (max(V, H) - F) of mean scores with the sink visible (V), hidden (H), and without context (F): chance, or that "
+    "of one token in the cache; V and H below F count as F, and there is no index where neither is above F.",
+    range=(-1.0, 1.0),
+)
+SCORE_LOST = Metric(
+    "score_lost",
+    "ratio",
+    "As sink_dependence, of a condition (H) against the reference with the sink visible (V).",
+    range=(-1.0, 1.0),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dependence:
+    """An index of dependence.
+
+    Attributes:
+        index: from -1 (the whole score needs the change) to 1 (the change takes all of it); ``None`` if the score says
+            nothing.
+        reason: why there is none.
+    """
+
+    index: Interval | None
+    reason: str = ""
+
+
+def measure_dependence(
+    visible: np.ndarray,
+    hidden: np.ndarray,
+    floor: np.ndarray,
+    *,
+    chance: float | None,
+    scale: float | None,
+    level: float = 0.95,
+) -> Dependence:
+    """The index of one score, :data:`SINK_DEPENDENCE`, with its interval.
+
+    Items are resampled, visible, hidden and floor of an item together, and the ratio is that of the means: a mean of ratios of
+    single items would be ruled by those that are near the floor.
+
+    Args:
+        visible, hidden, floor: one number for each item, the same items in the same order; the floor is a policy that keeps
+            one token.
+        chance: value of a model that knows nothing, or ``None``; then the floor is what needs no context.
+        scale: how far one item could change, for scores in a fixed range.
+    """
+    least = floor if chance is None else np.full(len(visible), chance)
+    best = visible if visible.mean() >= hidden.mean() else hidden
+    # The better of two is looked at, so each interval leaves out half as much, as in the judge.
+    above = mean_over_items(best - least, level=(1 + level) / 2, scale=scale)
+    if above.low <= 0.0:
+        what = "no better than with one token in the cache" if chance is None else "at chance"
+        return Dependence(None, f"{what}: says nothing about sinks")
+    index = function_over_items(np.stack([visible, hidden, least]), _share, level=level)
+    if np.ptp(visible - hidden) < 1e-12:  # no spread to resample: the rule of three, as for the difference itself
+        difference = mean_over_items(visible - hidden, level=level, scale=scale)
+        room = float((best - least).mean())
+        low, high = (max(-1.0, min(1.0, bound / room)) for bound in (difference.low, difference.high))
+        index = Interval(index.mean, low, high)
+    return Dependence(index)
+
+
+def _share(means: np.ndarray) -> np.ndarray:
+    """The index of mean scores ``(3, …)``: visible, hidden, least."""
+    visible, hidden, least = means
+    gains = np.maximum(visible, least) - least, np.maximum(hidden, least) - least
+    room = np.maximum(*gains)
+    result: np.ndarray = np.divide(gains[0] - gains[1], room, out=np.zeros_like(room), where=room > 0.0)
+    return result

@@ -1,0 +1,81 @@
+"""The heat map of a grid: tasks by conditions, coloured by how much of each score is lost against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sinklab.report.image import write_image
+from sinklab.studies.depend.words import column_name, index_text
+
+__all__ = ["write_heatmap"]
+
+AT_CHANCE = "0.93"
+"""Grey of cells that say nothing."""
+SIGHTS = ("visible", "hidden")
+
+
+def write_heatmap(tasks: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the grid.
+
+    Each cell has the score and is coloured by :data:`~sinklab.studies.depend.dependence.SCORE_LOST`; the last column has the
+    index of dependence of the task at the reference.
+
+    Args:
+        tasks: of the summary of :func:`~sinklab.studies.depend.depend.depend`; all have one grid.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    pairs = tasks[0]["grid"]
+    columns = [(number, sight) for number, pair in enumerate(pairs) for sight in SIGHTS if pair[sight] is not None]
+    width = max(len(task["task"]) for task in tasks)
+    figure = Figure(figsize=(0.11 * width + 0.82 * len(columns) + 3.0, 0.62 * len(tasks) + 1.9), layout="constrained")
+    axes = figure.subplots()
+    colours, norm = mpl.colormaps["RdBu_r"], mpl.colors.Normalize(-1.0, 1.0)
+    for row, task in enumerate(tasks):
+        for column, (number, sight) in enumerate(columns):
+            side = task["grid"][number][sight]
+            lost = side.get("lost", {}).get("mean")
+            colour = AT_CHANCE if lost is None else colours(norm(lost))
+            axes.add_patch(Rectangle((column, row), 1, 1, facecolor=colour, edgecolor="white", linewidth=1.5))
+            text = "–" if "refused" in side else f"{side['score']['mean']:.2f}"
+            faint = lost is None
+            ink = "white" if lost is not None and abs(lost) > 0.6 else "0.45" if faint else "0.1"
+            axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=9, color=ink)
+        axes.text(len(columns) + 0.15, row + 0.5, index_text(task["dependence"]), ha="left", va="center", fontsize=9)
+    for number, start, stop in _groups(columns):
+        if start:
+            axes.axvline(start, color="0.35", linewidth=0.8)
+        name = column_name(pairs[number], pairs[0])
+        axes.text((start + stop) / 2, -0.55, name, ha="center", va="bottom", fontsize=9, weight="bold" if not number else None)
+    for column, (_, sight) in enumerate(columns):
+        axes.text(
+            column + 0.5, -0.12, "sink" if sight == "visible" else "no sink", ha="center", va="bottom", fontsize=8, color="0.3"
+        )
+    axes.text(len(columns) + 0.15, -0.12, "index of dependence", ha="left", va="bottom", fontsize=8, color="0.3")
+    axes.set_xlim(0, len(columns) + 3.0)
+    axes.set_ylim(len(tasks), -1.1)
+    axes.set_yticks(
+        [row + 0.5 for row in range(len(tasks))], [f"{task['task']}\n{task['metric'].replace('_', ' ')}" for task in tasks]
+    )
+    axes.set_xticks([])
+    axes.tick_params(length=0, labelsize=9)
+    axes.spines[:].set_visible(False)
+    bar = figure.colorbar(
+        mpl.cm.ScalarMappable(norm, colours), ax=axes, location="bottom", fraction=0.05, aspect=50, shrink=0.6
+    )
+    bar.set_label(
+        "share of the score above chance that is lost against the first column; grey: at chance, says nothing", fontsize=8
+    )
+    bar.ax.tick_params(labelsize=8)
+    write_image(figure, path, dpi=150)
+
+
+def _groups(columns: Sequence[tuple[int, str]]) -> Iterator[tuple[int, int, int]]:
+    """Pair, and its first and last column."""
+    for number in dict.fromkeys(number for number, _ in columns):
+        places = [column for column, (pair, _) in enumerate(columns) if pair == number]
+        yield number, places[0], places[-1] + 1
