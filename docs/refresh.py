@@ -308,13 +308,23 @@ def _names(homes: Mapping[str, str]) -> str:
     """A table of names and the first sentences of their docstrings, which are read from the files."""
     rows = []
     for name, module in homes.items():
-        file = ROOT / "src" / Path(*module.split(".")).with_suffix(".py")
-        nodes = ast.parse(file.read_text(encoding="utf-8")).body
-        (found,) = (node for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name)
+        found = _definition(module, name)
         first = " ".join((ast.get_docstring(found) or "").split("\n\n")[0].split())
         first = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", first).replace("``", "`")
         rows.append(f"| `{name}` | {_cell(first)} |")
     return "\n".join(["| name | what it is |", "|---|---|", *rows])
+
+
+def _definition(module: str, name: str) -> ast.FunctionDef | ast.ClassDef:
+    """A function or a class as its file writes it; where a module only passes a name on, that of the file that has it."""
+    path = ROOT / "src" / Path(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            return node
+        if isinstance(node, ast.ImportFrom) and node.module and name in {alias.name for alias in node.names}:
+            return _definition(node.module, name)
+    raise LookupError(f"{module} has no {name}")
 
 
 PARTS: dict[str, Callable[[], str]] = {

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from docs.site.sources import FENCE
 from tests.command_line import CliRunner
 from tests.conftest import TINY
 
@@ -133,20 +134,25 @@ def test_examples_run(example, checkpoint, tmp_path, monkeypatch, capsys):
     assert re.search(expected[example.stem], printed), printed
 
 
-README_PRINTS = (
-    r"layer +head +value\n",
-    r"MeasuredWeights\(4 layers, 1 samples, 8 heads.*; no sink\)\ntorch\.Size\(\[1, 8, 4096\]\)",
-    r"\n?4\+120: 1\d\d of 125 tokens",
-)
+def test_the_readme_is_read_in_two_minutes():
+    """At 250 words a minute, code and outputs apart, and no longer than a reader scrolls."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    assert len(FENCE.sub("", text).split()) <= 500
 
 
-@pytest.mark.parametrize("number", range(len(README_PRINTS)))
-def test_the_readme_examples_run(number, checkpoint, capsys):
-    programs = blocks(ROOT / "README.md", "python")
-    assert len(programs) == len(README_PRINTS)
-    exec(programs[number].replace("embedded:softmax", str(checkpoint)), {})
+PRINTS = {
+    ("README.md", 0): r"\n?4\+120: 1\d\d of 125 tokens",
+    ("docs/measuring.md", 0): r"layer +head +value\n",
+    ("docs/measuring.md", 1): r"MeasuredWeights\(4 layers, 1 samples, 8 heads.*; no sink\)\ntorch\.Size\(\[1, 8, 4096\]\)",
+}
+
+
+@pytest.mark.parametrize(("page", "number"), PRINTS)
+def test_the_first_examples_run(page, number, checkpoint, capsys):
+    exec(blocks(ROOT / page, "python")[number].replace("embedded:softmax", str(checkpoint)), {})
     printed = capsys.readouterr().out
-    assert re.search(README_PRINTS[number], printed), printed
+    assert re.search(PRINTS[page, number], printed), printed
 
 
 @pytest.mark.parametrize(

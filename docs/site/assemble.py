@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from docs.site.notebook import notebook_page
 from docs.site.reference import commands_pages, library_pages
-from docs.site.sources import LINK, ROOT, Section, SiteError, navigation, outside_code, title_of
+from docs.site.sources import LINK, ROOT, SUFFIXES, Section, SiteError, navigation, outside_code, title_of
 
 __all__ = ["assemble"]
 
@@ -43,7 +45,7 @@ def assemble(target: Path) -> int:
             if entry.folder is not None:
                 places[entry.folder] = page_of(entry.folder) / "index.md"
     for page in pages:
-        text = page.read_text(encoding="utf-8")
+        text = notebook_page(page, target / "files") if page.suffix == ".ipynb" else page.read_text(encoding="utf-8")
         text = outside_code(text, lambda part, page=page: _relinked(part, page, places, target))
         _write(target / places[page], re.sub(r"^```console$", "```bash", text, flags=re.MULTILINE))
     for section in sections:
@@ -57,6 +59,12 @@ def assemble(target: Path) -> int:
         for name, text in texts.items():
             _write(target / folder / f"{name}.md", text)
         _link_rows(target / f"{folder}.md", folder, texts)
+    names = {
+        places[entry.folder or entry.pages[0]].with_suffix("").parts[0]: section.title
+        for section in sections
+        for entry in section.entries
+    }
+    _write(target / "sections.json", json.dumps(names))
     with (target / "index.md").open("a", encoding="utf-8") as file:
         file.write("".join(_toctree(section.title, _names(section, places)) for section in sections))
     return sum(1 for _ in target.rglob("*.md"))
@@ -84,8 +92,11 @@ def _relinked(text: str, page: Path, places: dict[Path, PurePosixPath], target: 
             raise SiteError(f"{page.relative_to(ROOT)} links to {name}, which is not there")
         if path not in places:
             places[path] = _taken_along(path, target)
-        found = os.path.relpath(places[path], places[page].parent)
-        return f"{match['picture']}[{match['text']}]({Path(found).as_posix()}{mark}{anchor})"
+        found = Path(os.path.relpath(places[path], places[page].parent)).as_posix()
+        words = match["text"]
+        if path.suffix in SUFFIXES and words == words.split()[0] and words.endswith(path.name):  # a file's name: say what it is
+            words = title_of(path)
+        return f"{match['picture']}[{words}]({found}{mark}{anchor})"
 
     return LINK.sub(link, text)
 

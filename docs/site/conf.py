@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
+from pathlib import Path
+from typing import Any
 
 from docutils.nodes import Element, SkipNode
 from docutils.utils.math.latex2mathml import tex2mathml
@@ -44,6 +47,7 @@ html_theme = "furo"
 html_title = "sinklab"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+smartquotes = False  # an option keeps its two hyphens
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
@@ -86,7 +90,14 @@ def _exists(target: str) -> bool:
     return False
 
 
+def _placed(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Element | None) -> None:
+    """Tell the template the section of docs/index.md that a page stands in, for the line above its title."""
+    sections = json.loads((Path(app.srcdir) / "sections.json").read_text(encoding="utf-8"))
+    context["section"] = sections.get(page.split("/")[0], "")
+
+
 def setup(app: Sphinx) -> None:
     """Formulae as MathML, which browsers set by themselves: a script from elsewhere would need a network."""
+    app.connect("html-page-context", _placed)
     app.connect("missing-reference", _resolved)
     app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))

@@ -28,7 +28,7 @@ TYPES = (
     "sinklab.policies.base.Policy",
     "sinklab.results.metric.Metric",
     "sinklab.results.run.Result",
-    "sinklab.sinks.finding.find_sinks",
+    "sinklab.sinks.find_sinks",
     "sinklab.streaming.base.Reader",
     "sinklab.streaming.stream.StreamedToken",
 )

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 __all__ = [
+    "FENCE",
     "ROOT",
+    "SUFFIXES",
     "Entry",
     "Section",
     "SiteError",
