@@ -6,6 +6,8 @@ The public names are imported on first use, so that ``import sinklab`` needs nei
 from __future__ import annotations
 
 import importlib
+import sys
+import warnings
 from typing import TYPE_CHECKING
 
 from sinklab.results.version import __version__
@@ -94,8 +96,17 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in _HOMES:
+        _import_tqdm()
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'sinklab' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def _import_tqdm() -> None:
+    """In a notebook, import what would warn, when a library imports it, that its own bars need widgets; ours do not."""
+    if "ipykernel" in sys.modules and "tqdm.auto" not in sys.modules:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="IProgress not found")
+            importlib.import_module("tqdm.auto")
 
 
 def __dir__() -> list[str]:

@@ -418,11 +418,13 @@ class TestResult:
         assert result.report() == tmp_path / "out" / "report.html"
         result.report().unlink()
         assert result.report().is_file()
-        assert 'srcdoc="&lt;p class=&quot;x&quot;&gt;trial &amp;amp; more' in result._repr_html_()
+        assert """<iframe srcdoc='<p class="x">trial &amp;amp; more</p>' """ in result._repr_html_()
         with pytest.raises(InputError, match="a result of trial has no page"):
             run(None).report()
+        unwritten = Run("trial").finish(table=TABLE, display=display, page=page)
         with pytest.raises(InputError, match="was not written, so it has no page; give a directory with `out`"):
-            Run("trial").finish(table=TABLE, display=display, page=page).report()
+            unwritten.report()
+        assert unwritten._repr_html_() == result._repr_html_()
 
     def test_in_a_notebook_without_a_page(self):
         result = Result({"model": "<b>", "loss": 1.5, "heads": []}, TABLE, {"kind": "trial"}, None, display)

@@ -27,10 +27,13 @@ from sinklab.report.words import (
 from sinklab.results.metric import definitions, metrics_of
 from sinklab.results.table import read_run
 
-__all__ = ["PAGE_BUDGET", "render_report", "write_report"]
+__all__ = ["FRAME_BUDGET", "PAGE_BUDGET", "frame_report", "render_report", "write_report"]
 
 PAGE_BUDGET = 10_000_000
 """Bytes that a page stays below, also for 32 × 32 heads and 4,096 tokens."""
+
+FRAME_BUDGET = 2 * 1024 * 1024
+"""Bytes that the page of an audit stays below in a notebook, with 32 × 32 heads; larger models have no maps there."""
 
 _RESERVE = 300_000
 """Bytes kept free for the template, the style, the script and what surrounds the packed arrays."""
@@ -59,8 +62,17 @@ def write_report(folder: Path) -> Path:
     return write_page(render_report(read_audit(folder)), folder / "report.html")
 
 
-def render_report(audit: Audit) -> str:
-    """The page of one audit as text."""
+def frame_report(folder: Path) -> str:
+    """The page of an audit's folder as text, small enough for the output of a notebook's cell."""
+    return render_report(read_audit(folder), FRAME_BUDGET)
+
+
+def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
+    """The page of one audit as text.
+
+    Args:
+        budget: bytes that it stays below if it can; maps get what everything else leaves of them.
+    """
     found, parts = verdict(audit), audit.parts
     context = {
         "title": audit.model,
@@ -94,11 +106,10 @@ def render_report(audit: Audit) -> str:
     if "certificate" in audit.summary:
         data["certificate"] = certificate_plot(audit.summary["certificate"])
     if audit.maps is not None:
-        # The maps get what everything else leaves of the budget.
         spent = len(json_text(data).encode()) + sum(map(len, blobs.values())) + _map_overhead(audit.maps) + _RESERVE
         if context["causes"] is not None:  # a megabyte for a thousand heads
             spent += len(environment().get_template("causes_section.html.j2").render(causes=context["causes"]).encode())
-        add_maps(data, blobs, audit.maps, PAGE_BUDGET - spent)
+        add_maps(data, blobs, audit.maps, budget - spent)
     return render("template.html.j2", context, data, blobs)
 
 

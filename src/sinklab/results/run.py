@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -10,6 +11,7 @@ import json
 import secrets
 import shutil
 import sys
+import tempfile
 import time
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.results.bars import Progress, notebook_bars, silent
 from sinklab.results.file import clear_partial
 from sinklab.results.folder import (
     FolderLock,
@@ -29,6 +32,7 @@ from sinklab.results.folder import (
     put_in_place,
     set_aside,
 )
+from sinklab.results.frame import framed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,9 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PIPE_WIDTH", "SETTINGS", "STORE", "Listing", "Progress", "Result", "Run", "new_run_id", "silent"]
 
-Progress = Callable[[str, int, int], None]
-"""Called with the stage, what is done of it and its total."""
-
 STORE = "store"
 """Folder of what a run has computed so far, inside its output directory."""
 
@@ -50,10 +51,6 @@ SETTINGS = "settings.json"
 
 PIPE_WIDTH = 200
 """Columns of output that does not go to a terminal; long lines are for the reader's tools to wrap."""
-
-
-def silent(stage: str, done: int, total: int) -> None:
-    """The progress of somebody who does not watch."""
 
 
 def new_run_id() -> str:
@@ -115,6 +112,8 @@ class Result:
         display: gives what a terminal shows of a result: rich renderables or lines of text.
         page: writes the page of a folder, for kinds that have one, and returns its path.
         listed: the answer of a command about many things, one record each: what ``--json`` prints instead of the summary.
+        frame: gives the page of a folder as text that is small enough for a notebook, where the page itself may not be.
+        write: writes what the folder would hold, of a result that was not written.
     """
 
     summary: dict[str, Any]
@@ -124,6 +123,12 @@ class Result:
     display: Callable[[Result], Iterable[RenderableType]]
     page: Callable[[Path], Path] | None = None
     listed: list[Any] | None = None
+    frame: Callable[[Path], str] | None = None
+    write: Callable[[Path], None] | None = None
+
+    def __repr__(self) -> str:
+        where = "not written" if self.folder is None else f"in {self.folder}"
+        return f"Result of {self.kind}, {len(self.table):,} numbers, {where}; show() prints it"
 
     @property
     def kind(self) -> str:
@@ -158,8 +163,12 @@ class Result:
     def _repr_html_(self) -> str:
         """In a notebook: the page in a frame if there is one, else the top of the summary as a table."""
         if self.page is not None and self.folder is not None:
-            page = html.escape(self.report().read_text(encoding="utf-8"), quote=True)
-            return f'<iframe srcdoc="{page}" style="width: 100%; height: 640px; border: 0"></iframe>'
+            return framed(self.frame(self.folder) if self.frame else self.report().read_text(encoding="utf-8"))
+        if self.page is not None and self.write is not None:
+            with tempfile.TemporaryDirectory(prefix="sinklab-") as name:
+                folder = Path(name)
+                self.write(folder)
+                return framed(self.frame(folder) if self.frame else self.page(folder).read_text(encoding="utf-8"))
         if not self.summary:
             return str(self.table._repr_html_())  # pandas has it for notebooks, untyped
         values = {key: value for key, value in self.summary.items() if not isinstance(value, (dict, list))}
@@ -191,7 +200,7 @@ class Run:
         overwrite: replace what is there.
         resume: go on with the run in ``out``, if there is one, finished or not; see above for ``None``.
         settings: what it was asked to do; ``config`` in ``run.json``. A run that is resumed must agree in them.
-        progress: called at every step.
+        progress: called at every step; by default bars below the cell of a notebook, and nothing elsewhere.
         writes: whether this process writes and says how far it is; of those that share a model only the first one does.
 
     Attributes:
@@ -217,8 +226,8 @@ class Run:
         self.kind, self.settings = kind, dict(settings or {})
         self.out = None if out is None else Path(out)
         self.overwrite, self.resume, self.in_place = overwrite, bool(resume), resume is not None
-        self.id, self.progress = new_run_id(), progress or silent
-        self._started, self._lock, self._writes = time.time(), None, writes
+        self.id, self.progress, self._drawn = new_run_id(), progress or silent, contextlib.ExitStack()
+        self._started, self._lock, self._writes, self._watched = time.time(), None, writes, progress is not None
         if overwrite and resume:
             raise ConfigurationError("`overwrite` begins anew and `resume` goes on; give one of them")
         if out is None and (overwrite or resume):
@@ -243,11 +252,14 @@ class Run:
             except BaseException as error:
                 self.__exit__(type(error), error, None)
                 raise
+        if self._writes and not self._watched:
+            self.progress = self._drawn.enter_context(notebook_bars())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: types.TracebackType | None
     ) -> None:
+        self._drawn.close()
         if self.out is None or self._lock is None:
             return
         if self._lock.held:
@@ -283,6 +295,7 @@ class Run:
         config: Mapping[str, object] | None = None,
         files: Callable[[Path], None] | None = None,
         page: Callable[[Path], Path] | None = None,
+        frame: Callable[[Path], str] | None = None,
         loaded: Placed | None = None,
         **record: Any,
     ) -> Result:
@@ -293,8 +306,10 @@ class Run:
             display: see :class:`Result`.
             summary: the answer; without it there is no ``summary.json``.
             config: settings that were not known at the start.
-            files: writes further files into the folder that it is given, in which the three are already.
+            files: writes further files into the folder that it is given, in which the three are already; a result that is not
+                written holds on to it, for its page in a notebook.
             page: writes the page of the folder that it is given, after them.
+            frame: see :class:`Result`.
             loaded: what computed the numbers; see :func:`~sinklab.results.environment.environment`.
             record: further entries of ``run.json``.
 
@@ -314,21 +329,26 @@ class Run:
             **environment(loaded),
             "wall_seconds": round(time.time() - self._started, 3),
         }
-        result = Result(dict(summary or {}), table, about, self.out, display, page)
+        result = Result(dict(summary or {}), table, about, self.out, display, page, frame=frame)
+
+        def write(folder: Path, *, whole: bool = True) -> None:
+            write_table(table, folder / "table.parquet")
+            if summary is not None:
+                write_json(summary, folder / "summary.json")
+            if whole:
+                write_json(about, folder / "run.json")
+            if files is not None:
+                files(folder)
+
         if self.out is None or self._lock is None:
-            return result
+            return result if page is None else dataclasses.replace(result, write=write)
         self._lock.require()
         work = self.out if self.in_place else partial_folder(self.out) / "result"
         with placed(self.out):
             work.mkdir(parents=True, exist_ok=True)
-            write_table(table, work / "table.parquet")
-            if summary is not None:
-                write_json(summary, work / "summary.json")
-            if not self.in_place:
-                write_json(about, work / "run.json")
-            for write in (files, page):
-                if write is not None:
-                    write(work)
+            write(work, whole=not self.in_place)
+            if page is not None:
+                page(work)
             self._lock.require()
             if self.in_place:
                 write_json(about, work / "run.json")  # last: what has it is whole

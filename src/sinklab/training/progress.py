@@ -1,4 +1,4 @@
-"""What a run shows while it goes, on stderr: a bar on a terminal, a line per record anywhere else."""
+"""What a run shows while it goes: a bar on a terminal or below the cell of a notebook, a line per record anywhere else."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from sinklab.results.bars import Cell, in_notebook
 
 __all__ = ["Display", "display"]
 
@@ -57,15 +59,52 @@ class Lines(Display):
         print(text, file=sys.stderr, flush=True)
 
 
-class Bar(Display):
-    """A bar with the newest numbers behind it."""
+class Newest(Display):
+    """Keeps the newest numbers, which stand behind a bar."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(steps)
+        self._numbers: dict[str, str] = {}
+
+    def record(self, step: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
+        self._show(loss=f"loss {loss:.3f}", speed=f"{tokens_per_second:,.0f} tokens/s", left=f"{_clock(seconds_left)} left")
+
+    def result(self, step: int, numbers: dict[str, float]) -> None:
+        self._show(**{name: _number(name, value) for name, value in numbers.items()})
+
+    def _show(self, **numbers: str) -> None:
+        self._numbers.update(numbers)
+
+    @property
+    def _words(self) -> str:
+        return "  ".join(self._numbers.values())
+
+
+class InCell(Newest):
+    """A bar below the cell of a notebook."""
+
+    def __init__(self, steps: int, cell: Cell) -> None:
+        super().__init__(steps)
+        self._cell = cell
+
+    def note(self, text: str) -> None:
+        print(text)
+
+    def preparing(self, stage: str, done: int, total: int) -> None:
+        self._cell.update(stage, done, total)
+
+    def step(self, step: int) -> None:
+        self._cell.update("training", step, self.steps, self._words)
+
+
+class Bar(Newest):
+    """A bar on a terminal."""
 
     def __init__(self, steps: int, bars: Progress) -> None:
         super().__init__(steps)
         self._bars = bars
         self._data = bars.add_task("", visible=False, total=None, numbers="")
         self._task = bars.add_task("training", total=steps, numbers="", visible=False)
-        self._numbers: dict[str, str] = {}
 
     def note(self, text: str) -> None:
         self._bars.console.print(text, markup=False, highlight=False)
@@ -77,23 +116,23 @@ class Bar(Display):
         self._bars.update(self._data, visible=False)
         self._bars.update(self._task, completed=step, visible=True)
 
-    def record(self, step: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
-        self._show(loss=f"loss {loss:.3f}", speed=f"{tokens_per_second:,.0f} tokens/s", left=f"{_clock(seconds_left)} left")
-
-    def result(self, step: int, numbers: dict[str, float]) -> None:
-        self._show(**{name: _number(name, value) for name, value in numbers.items()})
-
     def _show(self, **numbers: str) -> None:
-        self._numbers.update(numbers)
-        self._bars.update(self._task, numbers="  ".join(self._numbers.values()))
+        super()._show(**numbers)
+        self._bars.update(self._task, numbers=self._words)
 
 
 @contextmanager
 def display(steps: int, *, wanted: bool = True) -> Iterator[Display]:
-    """The display for where stderr goes; closed when the block ends."""
+    """The display for a notebook, or for where stderr goes; closed when the block ends."""
     console = Console(stderr=True)
     if not wanted:
         yield Display(steps)
+    elif in_notebook():
+        cell = Cell()
+        try:
+            yield InCell(steps, cell)
+        finally:
+            cell.close()
     elif not console.is_terminal:
         yield Lines(steps)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,9 +84,9 @@ def audit(
     """
     from sinklab.corpora import resolve_corpus
     from sinklab.models.drawing import AUTO, default_corpus, reading_part
-    from sinklab.report.html import write_report
+    from sinklab.report.html import frame_report, write_report
     from sinklab.studies.audit.display import display
-    from sinklab.studies.audit.measurement import measure_audit, write_maps
+    from sinklab.studies.audit.measurement import measure_audit, write_arrays
     from sinklab.studies.measure.probing import opened, writes
 
     settings: dict[str, Any] = {"seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos}
@@ -105,8 +106,9 @@ def audit(
             summary=audit.summary,
             table=audit.table,
             display=display,
-            files=lambda folder: write_maps(audit, loaded, folder),
+            files=functools.partial(write_arrays, audit.arrays),
             page=write_report,
+            frame=frame_report,
             loaded=loaded,
             config={
                 "corpus": text.label,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from sinklab.attention.call import PARTS, Part
@@ -63,6 +64,15 @@ SINKS, TEXTS, LARGEST_CACHE, LONGEST_TEXT, DECODED = (0, 1, 4), 4, 256, 2048, 32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Arrays:
+    """A safetensors file: its name, its tensors, and its metadata."""
+
+    file: str
+    tensors: dict[str, np.ndarray]
+    metadata: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Audited:
     """What was measured.
 
@@ -70,17 +80,13 @@ class Audited:
         summary: for ``summary.json``.
         table: the long table of all conditions and sections.
         record: entries of ``run.json`` besides the settings.
-        maps: attention maps of the first samples.
-        patches: what their patches receive, of pictures.
-        shown: these samples.
+        arrays: what is drawn of the first samples: attention maps, and of pictures what their patches receive.
     """
 
     summary: dict[str, Any]
     table: pd.DataFrame
     record: dict[str, Any]
-    maps: AttentionMaps
-    patches: OnPatches | None
-    shown: Samples
+    arrays: tuple[Arrays, ...]
 
 
 def measure_audit(
@@ -210,7 +216,7 @@ def measure_audit(
         "checks": checks(probed.session, identity),
         "calls": dict(probed.session.calls),
     }
-    return Audited(summary, append(tables), record, maps, patches, shown)
+    return Audited(summary, append(tables), record, tuple(_arrays(loaded, maps, patches, shown)))
 
 
 def _policies(
@@ -295,16 +301,21 @@ def _plan(text: Corpus, kind: Kind, main_bos: bool, has_bos: bool) -> list[tuple
     return plan
 
 
-def write_maps(audited: Audited, loaded: LoadedModel, folder: Path) -> None:
+def write_arrays(arrays: Sequence[Arrays], folder: Path) -> None:
+    """Write what is drawn of some samples into a folder."""
     from safetensors.numpy import save_file
 
-    maps, shown, path = audited.maps, audited.shown, folder / "maps.safetensors"
-    on_patches = audited.patches.arrays() if audited.patches else {}
+    for each in arrays:
+        save_file(each.tensors, folder / each.file, metadata=each.metadata)
+        (folder / each.file).chmod(0o644)  # safetensors makes files private
+
+
+def _arrays(loaded: LoadedModel, maps: AttentionMaps, patches: OnPatches | None, shown: Samples) -> Iterator[Arrays]:
+    on_patches = patches.arrays() if patches else {}
     if on_patches and shown.pictures is not None:
         facts = {"grid": shown.grid, "names": shown.names, "sources": shown.sources}
         about = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()}
-        save_file({"pictures": shown.pictures.numpy(), **on_patches}, folder / PICTURES_FILE, metadata=about)
-        (folder / PICTURES_FILE).chmod(0o644)
+        yield Arrays(PICTURES_FILE, {"pictures": shown.pictures.numpy(), **on_patches}, about)
     length = _longest(shown)
     if length is None:  # modules differ in their positions, or positions are those of windows, which stand in the batch
         return
@@ -321,8 +332,7 @@ def write_maps(audited: Audited, loaded: LoadedModel, folder: Path) -> None:
         target = shown.arguments.get("decoder_input_ids")
         if target is not None:
             metadata["targets"] = json.dumps([token_texts(loaded, row) for row in target.tolist()], ensure_ascii=False)
-        save_file(arrays, path, metadata=metadata)
-        path.chmod(0o644)  # safetensors makes files private
+        yield Arrays("maps.safetensors", arrays, metadata)
 
 
 def _longest(samples: Samples) -> int | None:
