@@ -119,6 +119,7 @@ ENTRIES = {
     "compare": Entry(("{inputs}/audit", "{inputs}/audit2", "--out", "{work}/both.html"), result="both.html"),
     "index": Entry(("{work}", "--out", "{work}/runs.html"), result="runs.html", copied={"audit": "audit"}),
     "plot": Entry(("{inputs}/run", "--out", "{work}/curves.png"), result="curves.png"),
+    "export": Entry(("{inputs}/compared", "--to", "transformers,llama.cpp", "--out", "{work}/export"), result="export"),
     "report": Entry(("{work}/audit",), result="audit/report.html", copied={"audit": "audit"}),
 }
 
@@ -264,7 +265,7 @@ class Lab:
 
 
 def make_inputs(lab: Lab, commands: Sequence[str]) -> None:
-    """What these commands read: a text, and a model, a run and two audits if they are asked for."""
+    """What these commands read: a text, and a model, a run, audits and a comparison of policies if asked for."""
     lab.inputs.mkdir(parents=True)
     generator = random.Random(0)
     words = ["".join(generator.choices(string.ascii_lowercase, k=generator.randint(2, 6))) for _ in range(200)]
@@ -272,14 +273,14 @@ def make_inputs(lab: Lab, commands: Sequence[str]) -> None:
     (lab.inputs / "text.txt").write_text("\n\n".join(paragraphs), encoding="utf-8")
     asked = {name for command in commands for name in re.findall(r"\{inputs\}/(\w+)", " ".join(ENTRIES[command].line))}
     asked |= {name for command in commands for name in ENTRIES[command].copied}
-    if asked & {"model", "run", "audit", "audit2"}:
+    if asked & {"model", "run", "audit", "audit2", "compared"}:
         lab.renew({})
         lab.run_well(lab.line("pretrain"))
         shutil.copytree(lab.work / "out" / "model", lab.inputs / "model")
         (lab.work / "out").rename(lab.inputs / "run")
-    for name in sorted(asked & {"audit", "audit2"}):
+    for name in sorted(asked & {"audit", "audit2", "compared"}):
         lab.renew({})
-        lab.run_well(lab.line("audit"))
+        lab.run_well(lab.line("cache" if name == "compared" else "audit"))
         (lab.work / "out").rename(lab.inputs / name)
 
 

@@ -30,6 +30,7 @@ QUICK: dict[str, list[str]] = {
     "claims": [],
     "compare": ["audit", "audit2"],
     "depend": ["model", "--task=passkey", "--items=2", "--window=64", "--sinks=1", "--policies=full"],
+    "export": ["audit", "--to=transformers"],
     "index": ["audit"],
     "measure": ["model", "--probe=sink_rate", "--samples=2", "--seq-len=8", "--corpus=text.txt"],
     "origin": ["model", "--samples=2", "--seq-len=8", "--corpus=text.txt", "--controls=1"],

@@ -5,7 +5,7 @@ What each key means stands in docs/results.md and in the documentation of the co
 
 from __future__ import annotations
 
-from typing import NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 __all__ = [
     "CausesSummary",
@@ -18,7 +18,11 @@ __all__ = [
     "CureEntry",
     "Difference",
     "ExaminedHead",
+    "ExportEntry",
+    "ExportPart",
     "FoundSink",
+    "HowExported",
+    "IntegerChoice",
     "Judged",
     "OriginEdit",
     "OriginFound",
@@ -95,6 +99,33 @@ class QuantizedEntry(TypedDict):
     bytes_ratio: float
 
 
+HowExported = Literal["expressed", "approximated", "not expressible"]
+IntegerChoice = Literal["auto", "none", "int8", "int4"]
+"""Integers of a cache, as they are asked for: those that were measured to cost little, or none, or these."""
+
+
+class ExportPart(TypedDict):
+    """One part of a policy, and what an engine makes of it by which setting, or why it cannot."""
+
+    part: str
+    wanted: str
+    how: HowExported
+    says: str
+
+
+class ExportEntry(TypedDict):
+    """A policy for one engine: its file and the line that uses it, empty where ``refused`` says why there is none."""
+
+    engine: str
+    policy: str
+    checked: str
+    parts: list[ExportPart]
+    refused: str
+    file: str
+    command: str
+    text: str
+
+
 class Comparison(TypedDict):
     """``summary.json`` of ``sinklab cache``, and the entry ``cache`` of that of an audit."""
 
@@ -116,6 +147,7 @@ class Comparison(TypedDict):
     recommended: Size | None
     recommendation: str
     quantized: NotRequired[list[QuantizedEntry]]
+    exports: NotRequired[list[ExportEntry]]
 
 
 class CertifiedHead(TypedDict):

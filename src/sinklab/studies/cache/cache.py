@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 from sinklab.results.run import Result, Run
@@ -38,6 +39,7 @@ def compare_policies(
     tokens: int | None = None,
     documents: int = 8,
     quantized: Sequence[str] = (),
+    export: Sequence[str] = (),
     seed: Seed = 0,
     bos: Bos = "auto",
     device: Device = "auto",
@@ -68,11 +70,13 @@ def compare_policies(
         tokens: Tokens of a text, BOS included; by default 4 times the trained length, at most 8192, at least 4 windows.
         documents: Texts to average over, at most.
         quantized: Measure a cache of integers too, int8 or int4: what it costs, by the tokens that stay in full precision.
+        export: Engines that the recommended policy is written for: kvpress, llama.cpp, mlx-lm, transformers, vllm; see
+            'sinklab export'.
         seed: Seed of corpora that are drawn from.
-        out: Directory for summary.json, table.parquet, run.json and loss.png; none by default.
+        out: Directory for summary.json, table.parquet, run.json, loss.png and export; none by default.
 
     Raises:
-        UnknownNameError: no such policy, corpus or model.
+        UnknownNameError: no such policy, corpus, model or engine.
         InputError: a text too short, or of no more tokens than the policies hold.
         ConfigurationError: sizes that do not fit together.
         UnsupportedModelError: a model that predicts no next token.
@@ -82,6 +86,7 @@ def compare_policies(
         sinklab cache ./my-checkpoint --corpus book.txt --window 256,1024 --sinks 0,1,4
         sinklab cache org/model --policies window,sink_window,full --tokens 4096 --documents 4 --out build/cache
         sinklab cache embedded:softmax --policies sink_window,full --quantized int8,int4
+        sinklab cache org/model --export llama.cpp,transformers --out build/cache
         sinklab cache embedded:sigmoid --json > policies.json
     """
     from sinklab.corpora import resolve_corpus
@@ -95,6 +100,8 @@ def compare_policies(
     from sinklab.studies.cache.long_texts import long_texts
     from sinklab.studies.cache.policy_plan import checked_budgets, checked_names, default_length
     from sinklab.studies.cache.rounding import quantized_caches, quantized_table
+    from sinklab.studies.export.chosen import require_advice
+    from sinklab.studies.export.writing import FOLDER, advised_exports, checked_engines, write_exports
     from sinklab.studies.measure.probing import opened, uses_bos, writes
 
     with Run(
@@ -103,6 +110,9 @@ def compare_policies(
         names = checked_names(policies)
         for kind in quantized:
             read_bits(kind)
+        engines = checked_engines(export)
+        if engines:
+            require_advice(names, sinks)
         text = resolve_corpus(corpus)
         loaded = opened(
             model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
@@ -122,11 +132,18 @@ def compare_policies(
                 summary["quantized"], loaded, corpus=text.label, bos=with_bos, run_id=run.id, seed=seed
             )  # fmt: skip
             table = append([table, integers])
+        if engines:
+            summary["exports"] = advised_exports(summary, engines)
+
+        def write(folder: Path) -> None:
+            write_policy_plot(summary, folder / "loss.png")
+            write_exports(summary.get("exports", []), folder / FOLDER)
+
         return run.finish(
             summary=summary,
             table=table,
             display=display,
-            files=lambda folder: write_policy_plot(summary, folder / "loss.png"),
+            files=write,
             loaded=loaded,
             config={
                 "corpus": text.label, "tokens": length, "documents": len(rows), "windows": budgets, "sinks": sorted(set(sinks)),

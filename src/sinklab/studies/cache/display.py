@@ -12,6 +12,8 @@ from rich.text import Text
 from sinklab.report.policies import HEADINGS, left_out_lines, policy_rows
 from sinklab.results.run import Result
 from sinklab.results.summaries import Comparison, QuantizedEntry
+from sinklab.studies.export.display import display_exports
+from sinklab.studies.export.writing import FOLDER
 
 __all__ = ["display"]
 
@@ -33,6 +35,8 @@ def display(result: Result) -> Iterator[RenderableType]:
     yield Text(f"\n{summary['recommendation']}")
     if "quantized" in summary:
         yield from _quantized(summary["quantized"])
+    if "exports" in summary:
+        yield from display_exports(summary["exports"], None if result.folder is None else result.folder / FOLDER)
     if result.folder is not None:
         yield Text(f"\nplot  {result.folder / 'loss.png'}")
 

@@ -1,0 +1,1 @@
+"""sinklab export: the policy of a comparison as flags, a configuration or a script for another engine."""

@@ -1,0 +1,88 @@
+"""llama.cpp: flags of llama-server; first tokens stay, and half of the others go at once when the context is full."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from sinklab.studies.export.base import Answer, Engine, Plan, approximated, expressed, not_expressible
+
+__all__ = ["ENGINE", "LlamaCpp"]
+
+PADDED = 256
+"""The context is rounded up to a multiple of this (llama-context.cpp, pull request 17046)."""
+
+TYPES = {"int8": "q8_0", "int4": "q4_0"}
+
+
+class LlamaCpp(Engine):
+    """``llama-server`` with a context of the size of the cache, ``--keep`` and ``--context-shift``."""
+
+    name: ClassVar[str] = "llama.cpp"
+    file: ClassVar[str] = "llama_cpp.sh"
+    checked: ClassVar[str] = (
+        "the options in tools/server/README.md of llama.cpp at commit 25d5b0c and the context shift in its server's source, "
+        "read on 2026-11-22"
+    )
+
+    def everything(self, plan: Plan) -> Answer:
+        return approximated("--ctx-size 0: up to the length that the model was trained on, where the server stops")
+
+    def stay(self, plan: Plan) -> Answer:
+        keep = _kept(plan)
+        bos = ", and BOS, which it counts apart" if plan.bos else ""
+        if plan.num_first is not None:
+            return expressed(f"--keep {keep}{bos}")
+        if plan.pinned[-1] + 1 > plan.held // 2:
+            return not_expressible("it keeps first tokens only, and the last of these stands too far behind them")
+        return approximated(f"--keep {keep}{bos}: all tokens up to the last of them")
+
+    def window(self, plan: Plan) -> Answer:
+        size = _context(plan)
+        padded = -(-size // PADDED) * PADDED
+        rounded = "" if padded == size else f", which the server rounds up to {padded}"
+        bos = "; BOS stays too, where the tokenizer adds it" if plan.bos and not plan.pinned else ""
+        return approximated(
+            f"--ctx-size {size}{rounded}: when it is full, the older half of what is not kept goes at once, so that between "
+            f"half and all of it is held; a longer prompt is refused{bos}"
+        )
+
+    def positions(self, plan: Plan) -> Answer:
+        if plan.policy.positions == "in_cache":
+            return expressed("the shift rotates keys to their new places")
+        return not_expressible("the shift rotates keys to their new places in the context")
+
+    def integers(self, plan: Plan) -> Answer:
+        kind = TYPES[str(plan.quantized)]
+        return approximated(
+            f"--cache-type-k {kind} --cache-type-v {kind}: of all tokens, in blocks of 32 numbers; none stays "
+            f"whole{plan.all_rounded}, and keys are rounded again at every shift"
+        )
+
+    def text(self, plan: Plan) -> str:
+        flags = ["--parallel 1"]
+        if self.evicts(plan):
+            flags += [f"--ctx-size {_context(plan)}", f"--keep {_kept(plan)}", "--context-shift"]
+        else:
+            flags += ["--ctx-size 0", "--no-context-shift"]
+        if plan.quantized is not None:
+            kind = TYPES[plan.quantized]
+            flags += ["--flash-attn on", f"--cache-type-k {kind}", f"--cache-type-v {kind}"]
+        lines = ['exec llama-server --model "${1:?the first argument is the model as a GGUF file}"', *flags]
+        return " \\\n  ".join(lines) + "\n"
+
+    def command(self, plan: Plan) -> str:
+        return f"sh {self.file} model.gguf"
+
+
+def _kept(plan: Plan) -> int:
+    """Tokens behind BOS that are kept; the server adds one for BOS where the tokenizer puts it in front."""
+    last = plan.pinned[-1] + 1 if plan.pinned else 0
+    return max(0, last - int(plan.bos))
+
+
+def _context(plan: Plan) -> int:
+    """Tokens of the context, the kept ones included."""
+    return max(plan.held, plan.held - len(plan.pinned) + (plan.pinned[-1] + 1 if plan.pinned else 0))
+
+
+ENGINE = LlamaCpp()

@@ -1,0 +1,79 @@
+"""mlx-lm: a script with a RotatingKVCache, which keeps first tokens and a window at the positions of the text."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from sinklab.studies.export.base import Answer, Engine, Plan, approximated, expressed, not_expressible
+
+__all__ = ["ENGINE", "MlxLm"]
+
+BITS = {"int8": 8, "int4": 4}
+
+
+class MlxLm(Engine):
+    """``mlx_lm.generate`` with a cache of its own making: ``--max-kv-size`` alone keeps four first tokens, always."""
+
+    name: ClassVar[str] = "mlx-lm"
+    file: ClassVar[str] = "mlx_lm_cache.py"
+    checked: ClassVar[str] = "mlx-lm 0.32.2, its README and mlx_lm/models/cache.py, and run with it on 2026-11-22"
+
+    def stay(self, plan: Plan) -> Answer:
+        if plan.num_first is None:
+            return not_expressible("a RotatingKVCache keeps first tokens only")
+        return expressed(f"RotatingKVCache(keep={plan.num_first})")
+
+    def window(self, plan: Plan) -> Answer:
+        prompt = "prefill_step_size=1: in a longer piece of a prompt the mask would hide the first tokens from its later ones"
+        return expressed(f"RotatingKVCache(max_size={plan.held}), {prompt}")
+
+    def positions(self, plan: Plan) -> Answer:
+        if plan.policy.positions == "original":
+            return expressed("keys keep the positions of the text")
+        return not_expressible("keys keep the positions of the text, so the distance to the first tokens grows without end")
+
+    def integers(self, plan: Plan) -> Answer:
+        if plan.policy.bounded:
+            return not_expressible("a RotatingKVCache refuses to be quantised (NotImplementedError)")
+        return approximated(
+            f"kv_bits={BITS[str(plan.quantized)]}: of all tokens, in groups of 64 channels; none stays whole{plan.all_rounded}"
+        )
+
+    def text(self, plan: Plan) -> str:
+        cache = f"[RotatingKVCache(max_size={plan.held}, keep={plan.num_first}) for _ in model.layers]"
+        if not self.evicts(plan):
+            cache = "[KVCache() for _ in model.layers]"
+        name = "RotatingKVCache" if self.evicts(plan) else "KVCache"
+        options = ", prefill_step_size=1" if self.evicts(plan) else ""
+        if plan.quantized is not None and not self.evicts(plan):
+            options = f", kv_bits={BITS[plan.quantized]}, kv_group_size=64"
+        return f'''
+import sys
+
+from mlx_lm import load, stream_generate
+from mlx_lm.models.cache import {name}
+
+
+def make_cache(model):
+    """One cache for each layer; for models whose layers are all of attention over the whole text."""
+    return {cache}
+
+
+def main():
+    """Go on with the prompt, for 200 tokens: MODEL PROMPT."""
+    model, tokenizer = load(sys.argv[1])
+    cache = make_cache(model)
+    for part in stream_generate(model, tokenizer, sys.argv[2], max_tokens=200, prompt_cache=cache{options}):
+        print(part.text, end="", flush=True)
+    print()
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+    def command(self, plan: Plan) -> str:
+        return f"python {self.file} MODEL 'a prompt'"
+
+
+ENGINE = MlxLm()

@@ -1,0 +1,58 @@
+"""export(): the policy of a finished comparison as flags, a configuration or a script for another engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sinklab.results.run import Listing
+from sinklab.results.summaries import IntegerChoice
+from sinklab.studies.arguments import command
+
+__all__ = ["export"]
+
+
+@command
+def export(
+    run: Path,
+    *,
+    to: Sequence[str],
+    policy: str | None = None,
+    quantized: IntegerChoice = "auto",
+    out: Path | None = None,
+) -> Listing:
+    """Write the cache policy that a run has chosen as flags or a script for another engine; nothing is measured.
+
+    What an engine does only nearly, or not at all, is said part by part, on the terminal and in the file. An engine that
+    can do nothing of a policy is refused.
+
+    Args:
+        run: Output directory of 'sinklab cache', or of an audit with its section on policies.
+        to: kvpress, llama.cpp, mlx-lm, transformers, vllm.
+        policy: A row of the run's table by its name or label, or name:setting=value; the recommended one by default.
+        quantized: A cache of integers; auto takes the fewest bits that the run measured to cost 0.02 nats at most.
+        out: Directory for the files; export inside RUN by default. Files of the same names are replaced.
+
+    Raises:
+        InputError: no run of that kind, nothing recommended, or a policy that the run does not have.
+        UnknownNameError: no such engine or policy.
+        ConfigurationError: an engine that can do nothing of the policy, or integers that the policy cannot have.
+
+    Examples:
+        sinklab export build/cache --to llama.cpp,mlx-lm
+        sinklab export build/cache --to vllm --policy window
+        sinklab export build/cache --to transformers --policy heavy_hitter --out build/serve
+    """
+    from sinklab.results.file import check_file
+    from sinklab.studies.export.chosen import plan_of
+    from sinklab.studies.export.display import display_exports
+    from sinklab.studies.export.finished import comparison_of
+    from sinklab.studies.export.writing import FOLDER, checked_engines, exports_of, write_exports
+
+    engines = checked_engines(to)
+    entries = exports_of(plan_of(comparison_of(run), policy, quantized), engines)
+    folder = out if out is not None else run / FOLDER
+    for entry in entries:
+        check_file(folder / entry["file"], overwrite=True)
+    write_exports(entries, folder)
+    return Listing(entries, lambda shown: display_exports(shown, folder))

@@ -1,0 +1,27 @@
+"""The comparison of policies in the folder of a finished run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from sinklab.errors import InputError
+from sinklab.results.summaries import Comparison
+from sinklab.results.table import read_run
+
+__all__ = ["comparison_of"]
+
+
+def comparison_of(folder: Path) -> Comparison:
+    """``summary.json`` of ``sinklab cache``, or the entry ``cache`` of that of an audit.
+
+    Raises:
+        InputError: no finished run is there, or one that compares no policies.
+    """
+    kind = read_run(folder).get("kind")
+    summary = read_run(folder, "summary.json") if kind in ("cache", "audit") else {}
+    found = summary.get("cache") if kind == "audit" else summary
+    if not isinstance(found, dict) or "policies" not in found:
+        what = f"a run of {kind}" if kind != "audit" else "an audit without a comparison of policies (--no-cache)"
+        raise InputError(f"{folder} is {what.replace('--no-cache', '`cache` off')}; a run of 'sinklab cache' is needed")
+    return cast(Comparison, found)  # of a kind that writes one

@@ -1,0 +1,331 @@
+"""Export: what engines make of policies, their files against documented options, and the script that gives the same losses."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import runpy
+import shlex
+import sys
+
+import pytest
+from tests.command_line import CliRunner
+
+from sinklab.cli.app import app
+from sinklab.corpora import resolve_corpus
+from sinklab.errors import ConfigurationError, InputError, UnknownNameError
+from sinklab.models.loading import load_model
+from sinklab.registry import policies
+from sinklab.results.table import read_run, write_json
+from sinklab.streaming.perplexity import losses
+from sinklab.studies.cache.long_texts import long_texts
+from sinklab.studies.export.base import Plan, engines, exported
+from sinklab.studies.export.chosen import plan_of, require_advice
+from sinklab.studies.export.writing import advised_exports, checked_engines, exports_of
+
+OPTIONS = {
+    # tools/server/README.md of llama.cpp at commit 25d5b0c; --flash-attn takes a word since August 2025
+    "llama.cpp": {
+        "--model", "--parallel", "--ctx-size", "--keep", "--context-shift", "--no-context-shift", "--flash-attn",
+        "--cache-type-k", "--cache-type-v",
+    },
+    # vllm serve --help, release 0.25
+    "vllm": {"--hf-overrides", "--kv-cache-dtype"},
+}  # fmt: skip
+VALUES = {
+    "--cache-type-k": {"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"},
+    "--kv-cache-dtype": {"auto", "fp8", "int8_per_token_head", "int4_per_token_head", "nvfp4"},
+}
+SPECS = [
+    "full", "window:window=20", "sink_window:num_sinks=4,window=60", "sink_window:num_sinks=1,window=7,positions=original",
+    "pinned:pinned=[0,3],window=40", "pinned:pinned=[0,300],window=20", "heavy_hitter", "value_norm", "strided", "recompute",
+]  # fmt: skip
+
+
+def plan(spec: str, quantized: str | None = None, *, bos: bool = True, model: str = "org/model") -> Plan:
+    return Plan(model, None, bos, policies.make(spec), quantized, ("Found out.",), 0.25)
+
+
+def answers(engine: str, spec: str, quantized: str | None = None) -> dict[str, str]:
+    return {part["part"]: part["how"] for part in exported(engines()[engine], plan(spec, quantized))["parts"]}
+
+
+def words(engine: str, spec: str, quantized: str | None = None, **about) -> list[str]:
+    """The words of the command in a shell script."""
+    entry = exported(engines()[engine], plan(spec, quantized, **about))
+    code = [line for line in entry["text"].splitlines() if not line.startswith("#")]
+    return shlex.split("\n".join(code).replace("\\\n", ""))
+
+
+def value(engine: str, option: str, spec: str, **about) -> str:
+    found = words(engine, spec, **about)
+    return found[found.index(option) + 1]
+
+
+def joined(text: str) -> str:
+    """Comment lines as one."""
+    return " ".join(text.replace("\n#", " ").split())
+
+
+@pytest.mark.parametrize("quantized", [None, "int8", "int4"])
+@pytest.mark.parametrize("name", engines())
+def test_every_policy_for_every_engine_is_a_file_or_a_reason(name, quantized):
+    for spec in SPECS:
+        entry = exported(engines()[name], plan(spec, quantized, model='a"""b\nimport os  # `x`'))
+        assert entry["parts"]
+        if entry["refused"]:
+            assert (entry["text"], entry["file"], entry["command"]) == ("", "", "")
+            continue
+        assert any(part["how"] != "not expressible" for part in entry["parts"])
+        # What the terminal says stands in the file too.
+        head = joined(entry["text"])
+        for part in entry["parts"]:
+            assert f"{part['part']} ({part['wanted']}): {part['how']}: {part['says']}." in head
+        assert "Found out." in head
+        if entry["file"].endswith(".py"):
+            ast.parse(entry["text"])
+        else:
+            assert entry["text"].startswith("#!/bin/sh\n")
+            options = re.findall(r"^  (--[\w-]+)", entry["text"], re.MULTILINE)
+            assert set(options) <= OPTIONS[name]
+
+
+def test_no_engine_but_our_own_has_rules():
+    for spec in ("heavy_hitter", "value_norm", "strided", "recompute"):
+        for name, engine in engines().items():
+            assert bool(exported(engine, plan(spec))["refused"]) == (name != "transformers")
+
+
+class TestLlamaCpp:
+    def test_the_context_holds_what_the_policy_holds(self):
+        # 4 + 60 and the query; BOS is counted apart where the tokenizer adds it
+        spec = "sink_window:num_sinks=4,window=60"
+        assert value("llama.cpp", "--ctx-size", spec) == "65"
+        assert value("llama.cpp", "--keep", spec) == "3"
+        assert value("llama.cpp", "--keep", spec, bos=False) == "4"
+        assert "--context-shift" in words("llama.cpp", spec)
+
+    def test_tokens_that_stand_apart_are_kept_with_those_between_or_not_at_all(self):
+        assert answers("llama.cpp", "pinned:pinned=[0,3],window=40")["tokens that stay"] == "approximated"
+        assert value("llama.cpp", "--keep", "pinned:pinned=[0,3],window=40", bos=False) == "4"
+        assert value("llama.cpp", "--ctx-size", "pinned:pinned=[0,3],window=40") == "45"
+        assert exported(engines()["llama.cpp"], plan("pinned:pinned=[0,300],window=20"))["refused"]
+        assert "--context-shift" not in words("llama.cpp", "pinned:pinned=[0,300],window=20", "int8")
+
+    def test_types_of_the_cache(self):
+        for kind, wanted in (("int8", "q8_0"), ("int4", "q4_0")):
+            found = words("llama.cpp", "window:window=20", kind)
+            assert wanted in VALUES["--cache-type-k"]
+            assert found[found.index("--cache-type-k") + 1] == found[found.index("--cache-type-v") + 1] == wanted
+            assert found[found.index("--flash-attn") + 1] == "on"  # without it values cannot be quantised
+
+
+class TestVllm:
+    def test_a_window_counts_the_query(self):
+        assert json.loads(value("vllm", "--hf-overrides", "window:window=20")) == {"sliding_window": 21}
+
+    def test_no_window_where_tokens_should_stay(self):
+        # All is kept then: a plain window would be what the comparison found to be worse.
+        spec = "sink_window:num_sinks=4,window=60"
+        found = words("vllm", spec, "int8")
+        assert found == ["exec", "vllm", "serve", "org/model", "--kv-cache-dtype", "int8_per_token_head"]
+        assert found[-1] in VALUES["--kv-cache-dtype"]
+        assert "0.250 nats per token more" in joined(exported(engines()["vllm"], plan(spec, "int8"))["text"])
+        assert "keeps some tokens" in exported(engines()["vllm"], plan(spec))["refused"]
+
+    def test_a_name_is_one_word(self):
+        assert words("vllm", "window", model="a b; rm -rf 'x'")[3] == "a b; rm -rf 'x'"
+
+
+def test_mlx_and_kvpress_hold_as_many():
+    spec = "sink_window:num_sinks=4,window=15"
+    mlx, press = (exported(engines()[name], plan(spec))["text"] for name in ("mlx-lm", "kvpress"))
+    # RotatingKVCache counts the token at hand; a press cuts behind it.
+    assert "RotatingKVCache(max_size=20, keep=4)" in mlx
+    assert "prompt_cache=cache, prefill_step_size=1" in mlx
+    assert "target_size=19" in press
+    assert "n_sink=4" in press
+    assert answers("mlx-lm", spec, "int4")["integers"] == "not expressible"
+    assert answers("mlx-lm", "full", "int4")["integers"] == "approximated"
+    assert "kv_bits=4" in exported(engines()["mlx-lm"], plan("full", "int4"))["text"]
+    assert answers("mlx-lm", spec)["positions"] == "not expressible"
+    assert answers("mlx-lm", f"{spec},positions=original")["positions"] == "expressed"
+
+
+# --- a finished comparison -------------------------------------------------------------------------------------------------
+
+
+LINE = [
+    "embedded:softmax",
+    "--text",
+    "random_tokens",
+    "--tokens",
+    "72",
+    "--documents",
+    "2",
+    "--window",
+    "16",
+    "--sinks",
+    "0,1,4",
+]
+POLICIES = "full,window,sink_window,heavy_hitter,recompute"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a run of ``sinklab cache`` with exports, and what it printed."""
+    folder = tmp_path_factory.mktemp("cache") / "run"
+    line = ["cache", *LINE, "--policies", POLICIES, "--export", "transformers,llama.cpp,vllm", "--out", str(folder)]
+    done = CliRunner().invoke(app, line)
+    assert done.exit_code == 0, done.output
+    return folder, done.stdout
+
+
+def export(folder, *arguments: object, status: int = 0):
+    done = CliRunner().invoke(app, ["export", str(folder), *map(str, arguments)])
+    assert done.exit_code == status, done.output
+    return done
+
+
+def test_cache_writes_the_exports_of_what_it_recommends(finished):
+    folder, printed = finished
+    summary = read_run(folder, "summary.json")
+    entries = summary["exports"]
+    assert [entry["engine"] for entry in entries] == ["transformers", "llama.cpp", "vllm"]
+    assert {path.name for path in (folder / "export").iterdir()} == {entry["file"] for entry in entries if entry["file"]}
+    for entry in entries:
+        assert f"\n{entry['engine']}: {entry['policy']}" in printed
+        if not entry["refused"]:
+            assert (folder / "export" / entry["file"]).read_text() == entry["text"]
+            assert summary["recommendation"] in joined(entry["text"])
+
+
+def test_the_command_writes_the_same(finished, tmp_path):
+    folder, _ = finished
+    printed = export(folder, "--to", "transformers,llama.cpp", "--out", tmp_path, "--json").stdout
+    assert json.loads(printed) == read_run(folder, "summary.json")["exports"][:2]
+    for name in ("transformers_cache.py", "llama_cpp.sh"):
+        assert (tmp_path / name).read_bytes() == (folder / "export" / name).read_bytes()
+
+
+@pytest.mark.parametrize("label", ["full", "sink_window 4+12", "heavy_hitter", "recompute"])
+def test_the_script_gives_the_losses_of_the_table(finished, tmp_path, label):
+    """The exported script, run on the texts of the comparison, against the mean that the comparison reports."""
+    folder, _ = finished
+    summary = read_run(folder, "summary.json")
+    row = next(row for row in summary["policies"] if label in (row["label"], row["policy"]))
+    export(folder, "--to", "transformers", "--policy", row["label"], "--out", tmp_path)
+    script = runpy.run_path(str(tmp_path / "transformers_cache.py"))
+    loaded = load_model(script["MODEL"])
+    corpus, first = resolve_corpus("random_tokens"), summary["scored_from"]
+    rows = long_texts(corpus, loaded.encoder, tokens=72, documents=2, seed=0, bos=bool(summary["bos"]))
+    wanted = row["loss"]
+    if label == "recompute":  # the comparison scores some tokens, and takes the others from those of the window
+        wanted = losses(loaded.model, rows, dict(row["settings"]), first=first).mean().item()
+    # Both read the same chunks of the same texts; what differs is where a mean over 64 numbers near 10 is taken, in float32
+    # (spacing 1e-6) or in float64.
+    assert script["loss"](loaded.model, rows, first=first).mean().item() == pytest.approx(wanted, abs=1e-5)
+
+
+def test_the_script_goes_on_with_a_prompt(finished, tmp_path, monkeypatch, capsys):
+    folder, _ = finished
+    text = (folder / "export" / "transformers_cache.py").read_text().replace("generate(200)", "generate(3)")
+    (tmp_path / "short.py").write_text(text)
+    monkeypatch.setattr(sys, "argv", ["short.py", "import os"])
+    runpy.run_path(str(tmp_path / "short.py"), run_name="__main__")
+    assert capsys.readouterr().out.strip()
+
+
+def test_what_was_not_measured_says_so(finished):
+    folder, _ = finished
+    summary = read_run(folder, "summary.json")
+    assert plan_of(summary, "window:window=99").found == ("Not measured: this comparison has no row of it.",)
+    measured = plan_of(summary, "sink_window:num_sinks=4,window=12")
+    assert measured.found[0].startswith("Measured: ")
+    row = next(row for row in summary["policies"] if row["label"] == "sink_window 4+12")
+    assert measured.without == -row["against_window"]["mean"]
+
+
+def test_integers_are_taken_where_they_cost_little():
+    def kind(**ends: float) -> str | None:
+        entries = [
+            {
+                "quantized": kind,
+                "whole": "nothing",
+                "positions": [],
+                "window": 12,
+                "gap": {"mean": 0.0, "low": -1.0, "high": end},
+            }
+            for kind, end in ends.items()
+        ]
+        summary = {
+            "model": "m", "revision": None, "bos": 1, "policies": [], "recommended": {"num_sinks": 1, "window": 12},
+            "recommendation": "Keep 1 sink.", "quantized": entries,
+        }  # fmt: skip
+        assert plan_of(summary, quantized="none").quantized is None  # type: ignore[arg-type]
+        return plan_of(summary).quantized  # type: ignore[arg-type]
+
+    assert kind(int8=0.01, int4=0.019) == "int4"
+    assert kind(int8=0.01, int4=0.021) == "int8"
+    assert kind(int8=0.03, int4=0.3) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", "vlm"], "no engine is called 'vlm'. Known: kvpress, llama.cpp, mlx-lm, transformers, vllm"),
+        (["--to", "vllm", "--policy", "heavy_hitter"], "vllm cannot do heavy_hitter 8 heavy+8: it has no such rule"),
+        (["--to", "vllm", "--policy", "sink_window"], "--policy 'sink_window' stands for 2 rows"),
+        (["--to", "vllm", "--policy", "strided"], "policy 'strided' was not measured in this comparison"),
+        (["--to", "vllm", "--policy", "9+9"], "--policy '9+9' is no row of this comparison"),
+        (["--to", "vllm", "--policy", "widow:window=3"], "no policy is called 'widow'. Did you mean 'window'"),
+        (["--to", "transformers", "--policy", "heavy_hitter", "--quantized", "int8"], "whose tokens stay in their slots"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_written(finished, tmp_path, arguments, message):
+    out = tmp_path / "out"
+    said = export(finished[0], *arguments, "--out", out, status=2).stderr
+    assert message in said
+    assert said.count("\n") == 1
+    assert not out.exists()
+
+
+def test_other_runs_are_refused(tmp_path):
+    write_json({"kind": "pretrain"}, tmp_path / "run.json")
+    refusal = f"{tmp_path} is a run of pretrain; a run of 'sinklab cache' is needed"
+    assert refusal in export(tmp_path, "--to", "vllm", status=2).stderr
+    write_json({"kind": "audit"}, tmp_path / "run.json")
+    write_json({"cache": None}, tmp_path / "summary.json")
+    assert "an audit without a comparison" in export(tmp_path, "--to", "vllm", status=2).stderr
+
+
+def test_cache_refuses_before_it_opens_the_model():
+    for more, message in (
+        (["--export", "vlm"], "no engine is called 'vlm'"),
+        (["--export", "vllm", "--policies", "full"], "--export writes the recommended policy"),
+        (["--export", "vllm", "--sinks", "0"], "--sinks a number above 0"),
+    ):
+        done = CliRunner().invoke(app, ["cache", "no/such/model", *more])
+        assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
+
+
+def test_nothing_recommended_is_a_reason_in_each_entry():
+    summary = {"recommended": None, "recommendation": "No recommendation: the model has no window."}
+    (entry,) = advised_exports(summary, checked_engines(["vllm", "vllm"]))  # type: ignore[arg-type]
+    assert "the model has no window" in entry["refused"]
+    with pytest.raises(InputError, match="recommends no policy"):
+        plan_of(summary)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"vllm cannot do strided .*leave it out of `to`"):
+        exports_of(plan("strided"), checked_engines(["vllm"]))
+    with pytest.raises(UnknownNameError):
+        checked_engines([""])
+    require_advice(["sink_window", "full"], [0, 4])
+
+
+def test_every_engine_says_what_it_was_checked_against():
+    files = [engine.file for engine in engines().values()]
+    assert len(set(files)) == len(files)
+    for name, engine in engines().items():
+        assert engine.name == name
+        assert name == "transformers" or re.search(r"\b20\d\d-\d\d-\d\d$", engine.checked)
