@@ -96,13 +96,14 @@ def _check_sheet(check: Checks, task: Task, sheet: Sheet, encoder: Encoder, rows
             check.require(task.metric == "log_likelihood", "alphabet", "one for every choice", "none")
             continue
         answers = tokens[:, question.start : question.stop]
-        drawn = bool(torch.isin(answers, question.alphabet).all())
+        symbols = question.alphabet.expand(rows, -1)
+        drawn = bool((answers[:, :, None] == symbols[:, None]).any(dim=-1).all())
         check.require(drawn, "alphabet", "answers among its symbols", answers.unique().tolist())
-        chance = 1 / len(question.alphabet.unique())
-        check.require(
-            abs(chance - float(task.chance or 0)) < 1e-9, "chance", f"{chance:g} of {len(question.alphabet)}", task.chance
-        )
-        _check_fact(check, tokens, question.start, question.stop, question.distance)
+        for row in symbols:
+            chance = 1 / len(row.unique())
+            check.require(abs(chance - float(task.chance or 0)) < 1e-9, "chance", f"{chance:g} of {len(row)}", task.chance)
+        if question.distance:
+            _check_fact(check, tokens, question.start, question.stop, question.distance)
 
 
 def _check_fact(check: Checks, tokens: torch.Tensor, start: int, stop: int, distance: int) -> None:

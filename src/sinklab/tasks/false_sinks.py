@@ -1,0 +1,86 @@
+"""False sinks: tokens that look like a sink, in the middle of a real text; is the text behind them still predicted as well?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import ClassVar, Literal, get_args
+
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora.base import Encoder, Identity
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.registry import tasks
+from sinklab.tasks._writer import Writer, encode, passages
+from sinklab.tasks.base import Axis, Metric, Sheet, Task
+
+__all__ = ["FalseSinks"]
+
+Kind = Literal["bos", "delimiter", "repeated", "none"]
+
+
+@tasks.register("false_sinks")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FalseSinks(Task):
+    """Nats per token of the last tokens of a passage, with false sinks half a budget before them.
+
+    Sinks form at first tokens and at delimiters (Sun et al. 2024, arXiv 2402.17762), and repeated tokens can take their role. A
+    prompt may hold such tokens by accident or on purpose. Two questions: what they cost while the true sink is visible, against
+    the same passages under ``kind=none``; and whether one of them takes the place of a true sink that is hidden, so that the
+    score no longer depends on it.
+
+    Args:
+        corpus: a name, a text file or a folder.
+        kind: ``bos``: further beginning-of-sequence tokens; ``delimiter``: full stops and line breaks in turn; ``repeated``:
+            the token of `` the`` again and again; ``none``: the text as it is.
+        count: how many tokens of that kind.
+        scored: tokens at the end of each passage that are scored.
+        contexts: tokens of text before them, as shares of the budget.
+    """
+
+    metric: ClassVar[Metric] = "log_likelihood"
+    axis: ClassVar[Axis] = "context"
+    chance: ClassVar[float | None] = None
+
+    corpus: str = "python_source"
+    kind: Kind = "bos"
+    count: int = 8
+    scored: int = 32
+    contexts: tuple[float, ...] = (1.0, 2.0)
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ConfigurationError(f"task {self.name!r}: kind {self.kind!r} is none of {', '.join(get_args(Kind))}")
+        if self.count < 1 or self.scored < 1 or not self.contexts or min(self.contexts) < 0.5:
+            raise ConfigurationError(
+                f"task {self.name!r}: count {self.count} and scored {self.scored} must be 1 or more, and contexts "
+                f"{self.contexts} 0.5 or more"
+            )
+
+    @property
+    def identity(self) -> Identity:
+        return resolve_corpus(self.corpus).identity
+
+    def sheets(self, encoder: Encoder, *, budget: int, rows: int, seed: int, bos: bool) -> Iterator[Sheet]:
+        contexts = sorted({round(share * budget) for share in self.contexts})
+        near = budget // 2
+        text = passages(self.corpus, encoder, length=contexts[-1] + self.scored, rows=rows, seed=seed, task=self.name)
+        false = self._false(encoder)
+        for context in contexts:
+            writer = Writer(encoder, rows, bos=bos, task=self.name)
+            writer.put(text[:, -self.scored - context : -self.scored - near])
+            writer.put(false)
+            writer.put(text[:, -self.scored - near : -self.scored])
+            writer.ask(text[:, -self.scored :], None)
+            yield writer.sheet(at=context)
+
+    def _false(self, encoder: Encoder) -> list[int]:
+        """The tokens that stand in the way."""
+        if self.kind == "none":
+            return []
+        if self.kind == "bos":
+            if encoder.bos_token_id is None:
+                raise InputError(f"task {self.name!r}: this model has no beginning-of-sequence token; choose another kind")
+            return [encoder.bos_token_id] * self.count
+        texts = (".", "\n") if self.kind == "delimiter" else (" the",)
+        tokens = [encode(encoder, text, self.name)[-1] for text in texts]
+        return [tokens[index % len(tokens)] for index in range(self.count)]
