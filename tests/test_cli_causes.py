@@ -31,6 +31,11 @@ def test_table_and_files(checkpoint, tmp_path):
     assert any(line.startswith("The sink is position 0.") for line in lines)
     assert result.stderr.startswith("4 heads × ")
     assert {path.name for path in out.iterdir()} == {"report.html", "summary.json", "table.parquet", "run.json"}
+    card = run(out, command="card").stdout
+    summary = json.loads((out / "summary.json").read_text())
+    for label, count in summary["counts"].items():
+        assert f"| {label} | {count} of 4 |" in card
+    assert f"sinklab causes {checkpoint.name} --sink=0 --texts=8 --seq-len=16 --domains=random_tokens\n" in card
     before = (out / "report.html").read_bytes()
     assert run(out, command="report").stdout.strip() == str(out / "report.html")
     assert (out / "report.html").read_bytes() == before

@@ -19,7 +19,7 @@ from sinklab.results.table import make_table, write_json, write_table
 
 def test_every_command_that_writes_is_killed():
     assert forgotten() == set()
-    assert find_commands().keys() - writers() == {"claims", "list", "show"}
+    assert find_commands().keys() - writers() == {"card", "claims", "list", "show"}
 
 
 def test_a_few_kills(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from huggingface_hub import ModelCard
 from tests.command_line import CliRunner
 from tests.training.conftest import EIGHT_STEPS
 
@@ -98,3 +99,15 @@ def test_list_and_show(tmp_path):
     (described,) = json.loads(CliRunner().invoke(app, ["show", "gu2024_60m", "--json"]).stdout)
     assert described["papers"] == ["2410.10781"]
     assert {"name": "training.steps", "type": "int", "default": "20000", "text": ""} in described["parameters"]
+
+
+def test_the_card_of_a_training_says_what_the_run_says(finished):
+    done = CliRunner().invoke(app, ["card", str(finished.folder), "--yaml"])
+    assert done.exit_code == 0, done.output
+    data = ModelCard(done.stdout).data
+    assert data.model_name == finished.record["name"]
+    loss, rate = (finished.summary[name] for name in ("held_out_loss", "sink_rate"))
+    assert {result.metric_type: result.metric_value for result in data.eval_results} == {"held_out_loss": loss, "gu2024": rate}
+    assert f"| loss, nats per held-out token | {loss:.3f} |" in done.stdout
+    assert "One training, seeds: initialisation 0, data 0" in done.stdout
+    assert finished.record["weights_sha256"][:16] in done.stdout

@@ -18,7 +18,7 @@ from sinklab.results.folder import in_use
 from sinklab.results.run import SETTINGS, STORE, Progress, silent
 from sinklab.results.table import read_run, read_table
 
-__all__ = ["MOST_NUMBERS", "MOST_POINTS", "IndexedRun", "read_runs"]
+__all__ = ["MOST_NUMBERS", "MOST_POINTS", "IndexedRun", "index_run", "read_runs"]
 
 MOST_NUMBERS = 60
 """Numbers of a whole model that an index keeps of one run, in the order of its table."""
@@ -88,6 +88,11 @@ def read_runs(folder: Path, *, progress: Progress = silent) -> list[IndexedRun]:
         runs.append(_read(place, folder))
         progress("runs", done + 1, len(places))
     return sorted(runs, key=lambda run: (run.created, run.folder), reverse=True)
+
+
+def index_run(folder: Path) -> IndexedRun:
+    """The run in a folder, as :func:`read_runs` gives it; runs below it are not looked for."""
+    return _read(folder, folder)
 
 
 def _places(folder: Path) -> Iterator[Path]:

@@ -1,0 +1,238 @@
+"""What a card says of a run, kind by kind: table, finding, recommendation, limits and numbers, all of them in its files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from sinklab.errors import InputError
+from sinklab.report.card import Card, CardNumber
+from sinklab.report.policies import HEADINGS, is_comparison, left_out_lines, policy_rows
+from sinklab.report.runs import IndexedRun, index_run
+from sinklab.report.words import condition_name, is_number, loss_unit, number, percent, unit_of
+from sinklab.results.summaries import Comparison
+from sinklab.results.table import read_run
+from sinklab.studies.card.reproduction import command_of, public_name
+
+__all__ = ["card_of"]
+
+Summary: TypeAlias = Mapping[str, Any]
+"""``summary.json`` or ``run.json``, of whatever command."""
+
+NO_MODEL = ("claim", "sweep", "pathways", "reproduce")
+"""Commands whose runs are about several models."""
+
+MOST_ROWS = 20
+"""Rows of a card; the rest is in the table of the run."""
+
+TASKS = {"next token": "text-generation", "masked token": "fill-mask", "target token": "translation"}
+"""What a loss is of to the hub's name for such models."""
+
+
+def card_of(folder: Path) -> Card:
+    """The card of the run in a folder.
+
+    Raises:
+        InputError: no finished run there, or one that says nothing about a model.
+    """
+    record = read_run(folder)
+    kind = str(record.get("kind"))
+    summary = read_run(folder, "summary.json") if (folder / "summary.json").is_file() else {}
+    run = index_run(folder)
+    if kind in NO_MODEL:
+        raise InputError(f"{folder} is a run of {kind}, which says nothing about one model; there is no card of it")
+    if run.status not in ("finished", "diverged", "stopped"):
+        raise InputError(f"{folder} holds a run of {kind} that is {run.status}; a card is made of one that has ended")
+    model = public_name(run.model)
+    fill = KINDS.get(kind, _other)
+    headings, rows, limits, numbers = fill(record, summary, run)
+    if not model or not (run.finding or rows):
+        raise InputError(f"{folder} is a run of {kind} that says nothing about a model as a whole, so there is no card of it")
+    advice = _advice(kind, summary)
+    corpus = summary.get("corpus") or _corpus(record)
+    return Card(
+        model=model, kind=kind, task=_task(kind, summary), corpus=public_name(str(corpus)),
+        headings=headings, rows=rows, finding=run.finding, recommendation=advice if advice != run.finding else "",
+        limits=limits, command=command_of(record, summary, model), made=dict(_made(record, summary, run)),
+        numbers=[one for one in numbers if math.isfinite(one.value)],
+    )  # fmt: skip
+
+
+Filled: TypeAlias = tuple[list[str], list[list[str]], list[str], list[CardNumber]]
+"""Headings and rows of the table, limits, and numbers for the metadata."""
+
+
+def _audit(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
+    threshold = f"{summary['threshold']:g}"
+    rows, numbers = [], []
+    for part in summary.get("parts") or [summary]:
+        name = f"{part['part']}: " if part.get("part") else ""
+        heads = f"{number(part['sink_heads'])} of {number(part['num_heads'])}"
+        rows.append([f"{name}heads that sink at the strongest sink", heads])
+        rate = part.get("sink_rate_gu2024")
+        title = f"{name}sink rate at the first position, threshold {threshold} (Gu et al. 2024, arXiv 2410.10781)"
+        if is_number(rate):
+            rows.append([title, percent(rate)])
+            numbers.append(CardNumber("gu2024", title, float(rate), "percent"))
+        weight = part.get("first_token_mean_weight")
+        if is_number(weight):
+            rows.append([f"{name}mean attention to the first position", percent(100 * weight)])
+            numbers.append(CardNumber("mean_weight", f"{name}mean attention to the first position", float(weight), "weight"))
+        for condition in (part.get("conditions") or [])[1:]:
+            words = condition_name(condition["corpus"], condition["bos"], summary)
+            rows.append([f"{name}the same rate, {words}", percent(condition.get("sink_rate_gu2024"))])
+    if is_number(summary.get("loss")):
+        rows.append([f"loss, {loss_unit(summary)}", f"{summary['loss']:.3f}"])
+        numbers.append(CardNumber("loss", str(summary.get("loss_definition") or "loss"), float(summary["loss"]), "nats"))
+    main = condition_name(summary.get("corpus"), summary.get("bos"), summary)
+    limits = [
+        f"{number(summary['samples'])} samples of {number(summary['seq_len'])} {unit_of(summary)}: {main}; one draw, seed "
+        f"{record['config'].get('seed')}. Rates are those of these samples and have no interval."
+    ]
+    limits += [f"Weights are {summary['tier']}, not proved to be those that made the outputs."] if summary.get("tier") else []
+    cache = summary.get("cache")
+    if is_comparison(cache):
+        texts = f"{number(cache['documents'])} texts of {number(cache['tokens'])} tokens of {public_name(cache['corpus'])}"
+        limits.append(f"The recommendation rests on {texts}.")
+    limits += list(summary.get("warnings") or [])
+    return ["measurement", "value"], rows, limits, numbers
+
+
+def _cache(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
+    if not is_comparison(summary):
+        raise InputError("summary.json of this run of cache has no comparison of policies")
+    comparison: Comparison = summary
+    numbers = [
+        CardNumber("loss", f"loss under {entry['label']}", float(entry["loss"]), "nats per token")
+        for entry in comparison["policies"]
+    ]
+    bos = "with BOS" if comparison["bos"] else "without BOS"
+    limits = [
+        f"{number(comparison['documents'])} texts of {number(comparison['tokens'])} tokens of "
+        f"{public_name(comparison['corpus'])} {bos}, scored from token {number(comparison['scored_from'])} on. Losses are in "
+        "nats per token with half of their 95 % interval over texts; differences are paired. Tokens per second are those of "
+        f"one machine ({_hardware(record)})."
+    ]
+    limits += [f"Left out: {line}." for line in left_out_lines(comparison)]
+    return HEADINGS, policy_rows(comparison), limits, numbers
+
+
+def _causes(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
+    heads = summary["heads"]
+    rows, numbers = [], []
+    for label, count in summary["counts"].items():
+        named = [f"{head['layer']}.{head['head']}" for head in heads if head["label"] == label]
+        shown = ", ".join(named[:12]) + (f" and {len(named) - 12} more" if len(named) > 12 else "")
+        rows.append([label, f"{count} of {len(heads)}", "–" if label == "undecided" else shown or "–"])
+        numbers.append(CardNumber(f"heads_{label}", f"heads labelled {label} of {len(heads)} examined", float(count), "heads"))
+    limits = [
+        f"{number(summary['texts'])} texts of {', '.join(map(public_name, summary['domains']))}; a head has a label where its "
+        f"effect on the loss shows at a false discovery rate of {summary['level']:g}; effects below "
+        f"{summary['minimal_effect']:g} {summary['unit']} count as none. Undecided means that these texts do not tell."
+    ]
+    return ["label", "heads", "layer.head"], rows, limits, numbers
+
+
+def _pretrain(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
+    result, resolved = record.get("result") or {}, record.get("resolved") or {}
+    rows, numbers = [], []
+    for name, value in (
+        ("parameters", number(resolved.get("parameters"))),
+        ("attention operation", run.operation or "–"),
+        ("steps", number(record.get("steps"))),
+    ):
+        rows.append([name, value])
+    if is_number(result.get("held_out_loss")):
+        rows.append(["loss, nats per held-out token", f"{result['held_out_loss']:.3f}"])
+        numbers.append(CardNumber("held_out_loss", "held-out loss", float(result["held_out_loss"]), "nats per token"))
+    if is_number(result.get("sink_rate")):
+        title = "sink rate at the first position (Gu et al. 2024, arXiv 2410.10781)"
+        rows.append([title, percent(result["sink_rate"])])
+        numbers.append(CardNumber("gu2024", title, float(result["sink_rate"]), "percent"))
+    seeds = record.get("seeds") or {}
+    said = ", ".join(f"{name} {seed}" for name, seed in seeds.items())
+    limits = [f"One training, seeds: {said}; another seed gives other numbers, and no interval is known from one."]
+    return ["training", "value"], rows, limits, numbers
+
+
+def _quantize(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
+    rows, numbers = [], []
+    for entry in summary["schemes"]:
+        name = f"{entry['scheme'].upper()}{', a scale for each token' if entry['per_token'] else ''}"
+        rows.append([name, f"{entry['loss']:.3f}", f"{entry['gap']:+.3f} [{entry['low']:+.3f}, {entry['high']:+.3f}]"])
+        numbers.append(CardNumber("loss", f"loss as {name}", float(entry["loss"]), str(summary["unit"])))
+    limits = [
+        f"{number(summary['texts'])} texts of {public_name(str(summary['corpus']))}, ranges from "
+        f"{number(summary['calibration'])} others; effects below {summary['minimal_effect']:g} {summary['unit']} count as none."
+    ]
+    return ["scheme", f"loss, {summary['unit']}", "gap to the model as it is, 95 %"], rows, limits, numbers
+
+
+def _other(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
+    """A run of any other command: the numbers of the whole model in its table."""
+    shown = list(run.numbers.items())[:MOST_ROWS]
+    rows = [[name, f"{number(value)} {unit}".strip()] for name, (value, unit) in shown]
+    numbers = [CardNumber(name, name, value, unit or "1") for name, (value, unit) in shown]
+    corpus, samples = summary.get("corpus") or _corpus(record), run.settings.get("samples")
+    limits = [f"{f'{samples} samples of ' if samples else ''}{public_name(str(corpus))}; numbers have no interval here."]
+    return ["measurement", "value"], rows, limits if corpus else [], numbers
+
+
+KINDS: dict[str, Callable[[Summary, Summary, IndexedRun], Filled]] = {
+    "audit": _audit, "cache": _cache, "causes": _causes, "pretrain": _pretrain, "quantize": _quantize,
+}  # fmt: skip
+"""Command to what a card says of its runs."""
+
+
+def _advice(kind: str, summary: Summary) -> str:
+    """What a run recommends, in its own words."""
+    if kind == "cache":
+        return str(summary["recommendation"])
+    cache = summary.get("cache")
+    return str(cache["recommendation"]) if kind == "audit" and is_comparison(cache) else ""
+
+
+def _task(kind: str, summary: Summary) -> str:
+    if kind in ("cache", "pretrain"):
+        return "text-generation"
+    task = TASKS.get(str(summary.get("loss_kind")))
+    if task is None and summary.get("loss_kind") == "class":
+        task = {"image": "image-classification", "audio": "audio-classification"}.get(str(summary.get("kind")))
+    return task or "other"
+
+
+def _corpus(record: Summary) -> str:
+    """Name of the corpus in a record: of a measurement, of a training, or of a command that reads several."""
+    places = (record.get("corpus"), record.get("data"))
+    named = next((place["name"] for place in places if isinstance(place, dict) and place.get("name")), None)
+    config = record.get("config")
+    data = config.get("data") if isinstance(config, dict) else None
+    domains = record.get("domains")
+    listed = ", ".join(str(one.get("domain")) for one in domains) if isinstance(domains, list) else ""
+    return str(named or (data.get("corpus") if isinstance(data, dict) else None) or listed)
+
+
+def _hardware(record: Summary) -> str:
+    hardware = record.get("hardware") or {}
+    return f"{hardware.get('name', 'unknown')}, {record.get('dtype', 'unknown dtype')}"
+
+
+def _made(record: Summary, summary: Summary, run: IndexedRun) -> Iterator[tuple[str, str]]:
+    """Identities: versions, weights, texts, run."""
+    versions = record.get("versions") or {}
+    commit = f" ({str(record['commit'])[:12]})" if record.get("commit") else ""
+    yield "sinklab", f"{versions.get('sinklab', '?')}{commit}"
+    for name in ("torch", "transformers"):
+        if name in versions:
+            yield name, str(versions[name])
+    weights = summary.get("revision") or record.get("weights_sha256")
+    if weights:
+        yield "weights", str(weights).removeprefix("sha256-")[:16]
+    if run.tokens:
+        texts = record.get("token_sha256")
+        yield "tokens", str(texts.get("held_out", "") if isinstance(texts, dict) else run.tokens)[:16]
+    yield "on", _hardware(record)
+    if record.get("run_id"):
+        yield "run", str(record["run_id"])

@@ -1,0 +1,75 @@
+"""The command line that makes a run again, from its record: settings that are not those by default."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import shlex
+from collections.abc import Mapping
+
+__all__ = ["command_of", "public_name"]
+
+FUNCTIONS = {
+    "audit": "sinklab.studies.audit.audit:audit",
+    "cache": "sinklab.studies.cache.cache:compare_policies",
+    "causes": "sinklab.studies.causes.causes:find_causes",
+    "measure": "sinklab.studies.measure.measure:measure",
+    "origin": "sinklab.studies.origin.origin:find_origin",
+    "quantize": "sinklab.studies.quantize.quantize:quantize",
+}
+"""Commands about one model whose record has all that makes the run again."""
+
+ELSEWHERE = {"causes": {"positions": "seq_len"}}
+"""Settings that a record has under another name than the option."""
+
+
+def command_of(record: Mapping[str, object], summary: Mapping[str, object], model: str) -> str:
+    """The line, or an empty text for commands that this is not known of.
+
+    Args:
+        model: name of the model as :func:`public_name` gives it.
+    """
+    kind = str(record.get("kind"))
+    if kind == "pretrain":
+        return "sinklab pretrain run.json --out again  # the run.json of this run"
+    if kind not in FUNCTIONS:
+        return ""
+    module, _, name = FUNCTIONS[kind].partition(":")
+    parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
+    config = record.get("config")
+    given = dict(config) if isinstance(config, dict) else {}
+    for old, new in ELSEWHERE.get(kind, {}).items():
+        given[new] = given.pop(old, None)
+    given |= {"domains": summary.get("domains")} if kind == "causes" else {}
+    if record.get("dtype") not in (None, "float32"):
+        given["dtype"] = record["dtype"]
+    revision = summary.get("revision")
+    if isinstance(revision, str) and re.fullmatch("[0-9a-f]{40}", revision):
+        given["revision"] = revision
+    if kind == "audit" and not isinstance(summary.get("cache"), dict):
+        given["cache"] = False
+    words = ["sinklab", kind, model]
+    for option, value in given.items():
+        if option in parameters and value is not None and not _is_default(value, parameters[option].default):
+            words += _option(option, value)
+    return shlex.join(words)
+
+
+def _is_default(value: object, default: object) -> bool:
+    return value == default or (isinstance(default, tuple) and value == list(default)) or (value == [] and default is None)
+
+
+def _option(name: str, value: object) -> list[str]:
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{option}" if value else f"--no-{option}"]
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return [f"--{option}={public_name(text)}" if "/" in text else f"--{option}={text}"]
+
+
+def public_name(name: str) -> str:
+    """A name without the folders of the machine that it lay on; ``org/model`` and ``embedded:softmax`` stay as they are."""
+    parts = name.replace("\\", "/").rstrip("/").split("/")
+    outside = name.startswith(("/", ".", "~")) or "\\" in name or len(parts) > 2
+    return parts[-1] if outside and parts[-1] else name

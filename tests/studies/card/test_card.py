@@ -1,0 +1,160 @@
+"""Cards: the numbers are those of the run, the hub's own library reads the metadata, and the command makes the run again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+from huggingface_hub import ModelCard
+from tests.command_line import CliRunner
+
+from sinklab.cli.app import app
+from sinklab.report.card import Card, CardNumber, front_matter, markdown
+from sinklab.results.run import Run
+from sinklab.results.table import make_table, read_run, write_json
+from sinklab.studies.card.reproduction import public_name
+
+CACHE = ["--text", "random_tokens", "--tokens", "80", "--documents", "2", "--window", "16", "--sinks", "0,1", "--seed", "3"]
+AUDIT = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12", "--no-cache"]
+
+
+def run(*arguments: object, status: int = 0):
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    assert done.exit_code == status, done.output
+    return done
+
+
+@pytest.fixture(scope="module")
+def runs(checkpoint, tmp_path_factory):
+    """Folders of a comparison of policies and of an audit."""
+    folder = tmp_path_factory.mktemp("runs")
+    run("cache", checkpoint, *CACHE, "--policies", "full,window,sink_window", "--out", folder / "cache")
+    run("audit", checkpoint, *AUDIT, "--out", folder / "audit")
+    return folder
+
+
+def test_the_card_of_a_comparison(runs, checkpoint):
+    printed = run("card", runs / "cache").stdout
+    summary = read_run(runs / "cache", "summary.json")
+    assert printed.startswith("## Attention sinks\n\n")
+    assert " ".join(printed.replace("\\", "").split()).count(summary["recommendation"]) == 1  # as the finding, not twice
+    for entry in summary["policies"]:
+        assert f"{entry['loss']:.3f} ± " in printed
+    assert "2 texts of 80 tokens of random_tokens with BOS, scored from token 40 on." in printed
+    assert str(checkpoint.parent) not in printed  # where it lay on this machine is nobody's business
+
+
+def test_the_card_of_an_audit(runs):
+    printed = run("card", runs / "audit").stdout
+    summary = read_run(runs / "audit", "summary.json")
+    assert f"| heads that sink at the strongest sink | {summary['sink_heads']} of 4 |" in printed
+    assert f"| loss, nats per token | {summary['loss']:.3f} |" in printed
+    assert "3 samples of 12 tokens: random tokens, with BOS; one draw, seed 0." in printed
+    assert "**Recommendation.**" not in printed  # policies were not compared
+
+
+@pytest.mark.parametrize("kind", ["cache", "audit"])
+def test_the_hub_reads_the_metadata(runs, checkpoint, kind):
+    text = run("card", runs / kind, "--yaml").stdout
+    summary = read_run(runs / kind, "summary.json")
+    card = ModelCard(text)
+    assert card.data.model_name == checkpoint.name
+    assert card.text.startswith("\n## Attention sinks")
+    results = card.data.eval_results
+    assert {result.task_type for result in results} == {"text-generation"}
+    assert {result.dataset_type for result in results} == {"random_tokens"}
+    if kind == "cache":
+        assert [result.metric_value for result in results] == [entry["loss"] for entry in summary["policies"]]
+        assert [result.metric_name for result in results][1] == "loss under window 0+16, nats per token"
+    else:
+        values = {result.metric_type: result.metric_value for result in results}
+        assert values == {
+            "gu2024": summary["sink_rate_gu2024"],
+            "mean_weight": summary["first_token_mean_weight"],
+            "loss": summary["loss"],
+        }
+    # What is written is what the hub's library would write.
+    assert ModelCard(str(card)).data.to_dict() == card.data.to_dict()
+
+
+@pytest.mark.parametrize("kind", ["cache", "audit"])
+def test_the_command_makes_the_run_again(runs, checkpoint, tmp_path, monkeypatch, kind):
+    block = run("card", runs / kind).stdout.split("```")[1]
+    words = shlex.split(block.removeprefix("console\n"))
+    assert words[:3] == ["sinklab", kind, checkpoint.name]
+    monkeypatch.chdir(checkpoint.parent)
+    run(*words[1:], "--out", tmp_path / "again")
+    before, after = (read_run(folder / kind if folder is runs else folder / "again") for folder in (runs, tmp_path))
+    assert after["token_sha256"] == before["token_sha256"]
+    assert after["config"] == before["config"]
+    first, second = (read_run(folder, "summary.json") for folder in (runs / kind, tmp_path / "again"))
+    assert first.get("loss") == second.get("loss")
+    assert [entry["loss"] for entry in first.get("policies", ())] == [entry["loss"] for entry in second.get("policies", ())]
+
+
+def test_json_has_all_of_it(runs):
+    record = json.loads(run("card", runs / "audit", "--json").stdout)
+    assert record["text"].startswith("## Attention sinks")
+    assert record["numbers"][0]["metric"] == "gu2024"
+
+
+def test_a_run_of_another_kind_shows_its_numbers(tmp_path):
+    with Run("measure", out=tmp_path / "run") as made:
+        rows = [{"metric": "entropy", "value": 1.5, "unit": "nats", "version": 1}, {"metric": "gu2024", "value": 25.0}]
+        table = make_table(rows, model="org/model", operation="softmax", corpus="book", bos=1, probe="entropy")  # type: ignore[arg-type]
+        made.finish(table=table, display=lambda result: [], config={"corpus": "book", "samples": 3})
+    card = ModelCard(run("card", tmp_path / "run", "--yaml").stdout)
+    assert "| entropy | 1.50 nats |" in card.text
+    assert {result.metric_type: result.metric_value for result in card.data.eval_results} == {"entropy": 1.5, "gu2024": 25.0}
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"kind": "claim", "claim": "x"}, "is a run of claim, which says nothing about one model"),
+        ({"kind": "pretrain", "status": "failed", "name": "tiny"}, "holds a run of pretrain that is failed"),
+        ({"kind": "measure"}, "is a run of measure that says nothing about a model as a whole"),
+        ({"kind": "cache"}, "summary.json of this run of cache has no comparison of policies"),
+    ],
+)
+def test_bad_input(tmp_path, record, message):
+    write_json(record, tmp_path / "run.json")
+    said = run("card", tmp_path, status=2).stderr
+    assert message in said
+    assert said.count("\n") == 1
+    assert "is not there" in run("card", tmp_path / "none", status=2).stderr
+
+
+def test_names_are_no_markup():
+    number = CardNumber("loss", "loss: of #1 | <b>", 1.0, "nats")
+    card = Card(
+        model="a: b\n---\n# c", kind="cache", task="other", corpus="`x` | <i>",
+        headings=["a|b", "c"], rows=[["<|bos|>", "`*x*`"]],
+        finding="“<|bos|>” [1](x)", recommendation="", limits=[], command="sinklab cache '```'", made={"sinklab": "1"},
+        numbers=[number],
+    )  # fmt: skip
+    text = markdown(card)
+    assert "&lt;|bos|&gt;” \\[1\\](x)" in text
+    assert "| a\\|b | c |" in text
+    assert "| &lt;\\|bos\\|&gt; | \\`\\*x\\*\\` |" in text
+    assert "``````console\nsinklab cache '```'\n``````" in text
+    data = ModelCard(front_matter(card)).data
+    assert (data.model_name, data.eval_results[0].metric_name) == ("a: b\n---\n# c", "loss: of #1 | <b>, nats")
+    assert data.eval_results[0].dataset_name == "`x` | <i>"
+
+
+@pytest.mark.parametrize(
+    ("name", "public"),
+    [
+        ("/home/me/models/mine", "mine"),
+        ("./mine/", "mine"),
+        ("~/mine", "mine"),
+        ("C:\\models\\mine", "mine"),
+        ("org/model", "org/model"),
+        ("embedded:softmax", "embedded:softmax"),
+        ("a/b/c", "c"),
+    ],
+)
+def test_public_names(name, public):
+    assert public_name(name) == public
