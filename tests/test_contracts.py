@@ -29,7 +29,18 @@ def test_operation(name):
     check_operation(operations[name]())
 
 
-SIZES = {"window": 5, "num_sinks": 2, "dense": 4, "span": 8, "stride": 2, "heavy": 3, "large": 3, "recent": 2, "small": 3}
+SIZES: dict[str, object] = {
+    "window": 5,
+    "num_sinks": 2,
+    "dense": 4,
+    "span": 8,
+    "stride": 2,
+    "heavy": 3,
+    "large": 3,
+    "recent": 2,
+    "small": 3,
+}
+SIZES |= {"budgets": (((1, 3), (2, 5)), ((1, 5), (1, 3)))}
 """Settings of policies with large defaults, made small; tests/policies has more of them."""
 
 

@@ -15,7 +15,7 @@ import sinklab
 from sinklab.attention.placement import held, input_device
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
 from sinklab.models.loading import hash_weights, load_model, wrap_model
-from sinklab.streaming.state import fingerprint
+from sinklab.streaming.fingerprint import fingerprint
 from sinklab.studies.cache.cache import compare_policies
 
 LAYERS = {"model.layers.0": "cpu", "model.layers.1": "disk"}

@@ -42,6 +42,11 @@ SETTINGS = {
         {"num_sinks": 2, "large": 3, "recent": 2, "positions": "original"},
         {"num_sinks": 1, "large": 2, "recent": 2, "attended": True},
     ],
+    "per_head": [
+        {"budgets": (((1, 3), (2, 9)), ((0, 6), (1, 3)))},
+        {"budgets": (((4, 7), (4, 7)), ((4, 1), (4, 12)))},
+        {"budgets": (((1, 3), (2, 9)), ((0, 6), (1, 3))), "positions": "original"},
+    ],
     "recompute": [{"window": 6}, {"window": 7, "every": 3}, {"window": 4, "every": 5}],
 }
 """Small settings of the policies that have large defaults; a new policy is checked as it comes."""

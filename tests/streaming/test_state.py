@@ -15,8 +15,9 @@ from sinklab import SinkCache
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
+from sinklab.streaming.fingerprint import fingerprint
 from sinklab.streaming.reader import open_reader
-from sinklab.streaming.state import fingerprint, load_state, save_state
+from sinklab.streaming.state import load_state, save_state
 from sinklab.streaming.stream import Stream
 
 POLICY = SinkWindow(num_sinks=2, window=9)

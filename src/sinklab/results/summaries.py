@@ -29,6 +29,7 @@ __all__ = [
     "OriginHead",
     "OriginSummary",
     "OriginUnit",
+    "PerHeadEntry",
     "PolicyEntry",
     "QuantizeRecipe",
     "QuantizeSummary",
@@ -126,6 +127,27 @@ class ExportEntry(TypedDict):
     text: str
 
 
+class PerHeadEntry(TypedDict):
+    """Budgets per key-value head against the same budget for all of them, in the same bytes."""
+
+    source: str
+    window: int
+    num_sinks: int
+    short: int
+    long: int
+    cut: list[list[int]]
+    budgets: list[list[list[int]]]
+    order: list[list[int]]
+    costs: list[float] | None
+    loss: float
+    uniform_loss: float
+    gap: Difference
+    selection_gap: Difference
+    bytes_ratio: float
+    scored_tokens: int
+    fingerprint: str
+
+
 class Comparison(TypedDict):
     """``summary.json`` of ``sinklab cache``, and the entry ``cache`` of that of an audit."""
 
@@ -148,6 +170,7 @@ class Comparison(TypedDict):
     recommendation: str
     quantized: NotRequired[list[QuantizedEntry]]
     exports: NotRequired[list[ExportEntry]]
+    per_head: NotRequired[list[PerHeadEntry]]
 
 
 class CertifiedHead(TypedDict):

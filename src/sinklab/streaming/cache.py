@@ -243,13 +243,17 @@ class PolicyCache(BoundedCache):
             others = {name: value for name, value in arguments.items() if name != "position_ids"}
             return dict(others, attention_mask=step.attention_mask)
         rows = len(tokens_of(arguments))
-        visible: Tensor | None = None if step.visible is None else step.visible.expand(rows, -1, -1, -1)
-        if visible is not None and getattr(module.config, "_attn_implementation", "eager") == "eager":
-            dtype = next(parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
-            visible = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(
-                ~visible, torch.finfo(dtype).min
-            )
-        return dict(arguments, attention_mask=visible, position_ids=step.position_ids.expand(rows, -1))
+        mask = self._mask(module, step.visible, rows)
+        return dict(arguments, attention_mask=mask, position_ids=step.position_ids.expand(rows, -1))
+
+    def _mask(self, module: nn.Module, visible: Tensor | None, rows: int) -> Tensor | None:
+        """What is visible, boolean ``(1 or rows, 1, length, keys)``, as the attention function of ``module`` takes it."""
+        visible = None if visible is None else visible.expand(rows, -1, -1, -1)
+        if visible is None or getattr(module.config, "_attn_implementation", "eager") != "eager":
+            return visible
+        dtype = next(parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
+        hidden = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+        return hidden.masked_fill(~visible, torch.finfo(dtype).min)
 
     def close(self, output: ModelOutput | None) -> ModelOutput | None:
         """The forward is over; its output with those of the chunks before it in front."""

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.base import Policy, PolicySpec, SlotPolicy
+from sinklab.policies.per_head import PerHead
 from sinklab.registry import policies
 from sinklab.streaming.ordered import has_ordered_bias
 from sinklab.streaming.rotation import read_rotations
@@ -78,7 +79,9 @@ def _same_frequencies(model: PreTrainedModel, policy: Policy) -> int:
 def _pinning(policy: Policy, count: int) -> Policy:
     """The policy with at least its first so many tokens pinned."""
     changes: dict[str, Any]
-    if hasattr(policy, "num_sinks"):
+    if isinstance(policy, PerHead):
+        changes = {"budgets": tuple(tuple((max(count, sinks), window) for sinks, window in layer) for layer in policy.budgets)}
+    elif hasattr(policy, "num_sinks"):
         changes = {"num_sinks": max(count, policy.num_sinks)}
     elif "pinned" in {field.name for field in dataclasses.fields(policy)}:
         changes = {"pinned": tuple(sorted({*range(count), *getattr(policy, "pinned")}))}  # noqa: B009

@@ -93,8 +93,12 @@ class HeldLayer(CacheLayerMixin):
             setattr(self, name, None)
         self.is_initialized = False
 
+    def state(self) -> dict[str, Tensor]:
+        """The tensors that a saved cache has of it."""
+        return {name: getattr(self, name) for name in self.buffers}
+
     def restore(self, buffers: dict[str, Tensor]) -> None:
-        """Take over what another layer of this kind held, by the names in :attr:`buffers`."""
+        """Take over what :meth:`state` of another layer of this kind gave."""
         for name in self.buffers:
             setattr(self, name, buffers[name])
         first = buffers[self.buffers[0]]

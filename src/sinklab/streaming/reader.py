@@ -13,10 +13,12 @@ from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError
 from sinklab.policies.base import Policy, PolicySpec, ScoredPolicy, SlotPolicy
 from sinklab.policies.full import Full
+from sinklab.policies.per_head import PerHead
 from sinklab.policies.recompute import Recompute
 from sinklab.registry import policies
 from sinklab.streaming.base import Reader
 from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.per_head import PerHeadCache, verify_groups
 from sinklab.streaming.recompute import RecomputeReader
 from sinklab.streaming.scored import ScoredCache
 from sinklab.streaming.telemetry import Telemetry
@@ -122,6 +124,13 @@ def _(policy: SlotPolicy, model: PreTrainedModel, *, chunk: int) -> Reader:
 @reader_of.register(ScoredPolicy)
 def _(policy: ScoredPolicy, model: PreTrainedModel, *, chunk: int) -> Reader:
     return CacheReader(model, policy, ScoredCache(policy, model))
+
+
+@reader_of.register(PerHead)
+def _(policy: PerHead, model: PreTrainedModel, *, chunk: int) -> Reader:
+    verify_model(model)
+    verify_groups(model)
+    return CacheReader(model, policy, PerHeadCache(policy, model, chunk=chunk))
 
 
 @reader_of.register(Full)

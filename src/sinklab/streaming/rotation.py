@@ -84,12 +84,14 @@ class KeyRotations:
     Attributes:
         layers: index of every layer that writes keys to a cache, and its rotation; ``None`` where keys are not rotated. Layers
             that rotate alike share the object.
+        kv_heads: how many heads each of these layers writes keys of, in their order.
         limit: positions below which the model computes its angles from the same frequencies, or has a table of them; ``None``
             if there is no end.
     """
 
     layers: dict[int, Rotation | None]
     limit: int | None
+    kv_heads: tuple[int, ...]
 
 
 _rotations: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], KeyRotations]] = weakref.WeakKeyDictionary()
@@ -155,7 +157,7 @@ def _read(model: PreTrainedModel) -> KeyRotations:
     if not layers:
         raise UnsupportedModelError(f"{type(model).__name__} writes no keys to a cache; there is nothing to bound")
     _require_position_ids(model, layers)
-    return KeyRotations(layers, limit)
+    return KeyRotations(layers, limit, tuple(seen[index][0].shape[1] for index in layers))
 
 
 def _require_position_ids(model: PreTrainedModel, layers: dict[int, Rotation | None]) -> None:

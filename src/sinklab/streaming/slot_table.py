@@ -196,6 +196,10 @@ class SlotTable(IndexedTable):
 
     def rebase(self) -> Tensor:
         """Count positions from the oldest token in the ring of each row."""
+        return self._count_from(self.oldest())
+
+    def oldest(self) -> Tensor:
+        """The oldest token in the ring of each row, int64 ``(rows,)``; where there is none, the one that has position 0."""
         ring = self.index[:, len(self.pinned) :]
         oldest = ring.where(ring >= 0, self.seen[:, None]).amin(dim=1)
-        return self._count_from(oldest.where((ring >= 0).any(dim=1), self.base))
+        return oldest.where((ring >= 0).any(dim=1), self.base)

@@ -15,19 +15,21 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.attention.placement import held
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.policies.base import SlotPolicy
+from sinklab.policies.per_head import PerHead
 from sinklab.registry import policies
 from sinklab.results.file import check_file, write_file
 from sinklab.results.reading import parse_object
 from sinklab.results.version import __version__
 from sinklab.streaming.base import Reader
 from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.fingerprint import fingerprint
+from sinklab.streaming.per_head import PerHeadCache
 from sinklab.streaming.reader import CacheReader
 from sinklab.streaming.table import IndexedTable
 
-__all__ = ["SavedState", "fingerprint", "load_state", "read_state", "save_state"]
+__all__ = ["SavedState", "load_state", "read_state", "save_state"]
 
 Json: TypeAlias = dict[str, Any]
 
@@ -36,12 +38,6 @@ _FORMAT = 2
 
 _WRITTEN = {"shifted": "turned"}
 """Numbers of a table that have another name in the file, which is as old as the format."""
-
-_VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
-"""Fields of a config that do not change what a model computes, or that the tensors tell better."""
-
-_SAMPLED = 8
-"""Tensors of a model that its fingerprint reads: enough to tell checkpoints of one training apart, in milliseconds."""
 
 
 class WrittenModel(BaseModel):
@@ -108,7 +104,7 @@ def save_state(
     path = Path(path)
     check_file(path, overwrite, "path")
     cache = held if isinstance(held, PolicyCache) else getattr(held, "cache", None)
-    if not isinstance(cache, PolicyCache) or not isinstance(cache.policy, SlotPolicy):
+    if not isinstance(cache, PolicyCache) or not isinstance(cache.policy, SlotPolicy | PerHead):
         raise ConfigurationError(
             f"policy {held.policy.name!r} keeps no cache of slots, so there is no state to save; use sink_window, for example"
         )
@@ -116,11 +112,11 @@ def save_state(
     if model is None or cache.layers[0].batch_size < 0:
         raise ConfigurationError("the cache has read nothing yet, so there is no state to save")
     table = cache.table
-    assert isinstance(table, IndexedTable)
-    buffers: dict[str, Tensor] = {f"books.{name}": getattr(table, name) for name in table.per_row}
+    buffers: dict[str, Tensor] = {f"books.{name}": tensor for name, tensor in table.state().items()}
     for index, layer in enumerate(cache.layers):
-        buffers |= {f"layers.{index}.{name}": getattr(layer, name) for name in layer.buffers}
-    buffers |= {} if table.ids is None else {"ids": table.ids}
+        buffers |= {f"layers.{index}.{name}": tensor for name, tensor in layer.state().items()}
+    if isinstance(table, IndexedTable) and table.ids is not None:
+        buffers["ids"] = table.ids
     buffers |= {f"more.{name}": tensor for name, tensor in (tensors or {}).items()}
     record = {
         "format": _FORMAT,
@@ -130,7 +126,7 @@ def save_state(
         "chunk": cache.chunk,
         "rebase_at": cache.rebase_at,
         "quantized": cache.quantized,
-        "books": {_WRITTEN.get(name, name): getattr(table, name) for name in table.numbers},
+        "books": {_WRITTEN.get(name, name): count for name, count in table.counts().items()},
         "notes": notes or {},
     }
     text = json.dumps(record)
@@ -169,8 +165,9 @@ def read_state(path: str | Path, model: PreTrainedModel) -> SavedState:
         raise InputError(f"{path} is damaged: {where}: {problem['msg'][0].lower()}{problem['msg'][1:]}") from None
     _require_same(path, record["model"], model)
     try:
-        settings = {name: record[name] for name in ("chunk", "rebase_at", "quantized")}
-        cache = PolicyCache(policies.make(record["policy"]), model, **settings)
+        settings = {name: record[name] for name in ("chunk", "rebase_at", "quantized") if record[name] is not None}
+        policy = policies.make(record["policy"])
+        cache = (PerHeadCache if isinstance(policy, PerHead) else PolicyCache)(policy, model, **settings)
         _fill(cache, record["books"], tensors)
     except (KeyError, TypeError, RuntimeError) as error:
         if isinstance(error, SinklabError):
@@ -182,34 +179,29 @@ def read_state(path: str | Path, model: PreTrainedModel) -> SavedState:
     return SavedState(CacheReader(model, cache.policy, cache), record["notes"], more)
 
 
-def fingerprint(model: PreTrainedModel) -> str:
-    """16 hexadecimal digits of a hash over the config and some of the weights.
-
-    Eight tensors, spread over the model, are read at both ends: another checkpoint of the same architecture differs, and so
-    does another dtype.
-    """
-    config = {name: value for name, value in model.config.to_dict().items() if name not in _VOLATILE}
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    weights = sorted(model.named_parameters())
-    for name, weight in weights[:: max(1, len(weights) // _SAMPLED)]:
-        flat = held(model, name).flatten()
-        ends = torch.cat((flat[:256], flat[-256:])).cpu().contiguous()
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        digest.update(ends.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
 def _fill(cache: PolicyCache, numbers: Json, tensors: dict[str, Tensor]) -> None:
     """Put what was saved into a fresh cache."""
-    table = cache.table
-    assert isinstance(table, IndexedTable)
-    for name in table.numbers:
-        setattr(table, name, numbers[_WRITTEN.get(name, name)])
-    for name in table.per_row:
-        setattr(table, name, tensors[f"books.{name}"])
+    table, written = cache.table, {name: read for read, name in _WRITTEN.items()}
+    table.restore(_below("books.", tensors), {written.get(name, name): number for name, number in numbers.items()})
+    on_device = {name: tensor.to(table.device) for name, tensor in tensors.items()}
     for index, layer in enumerate(cache.layers):
-        layer.restore({name: tensors[f"layers.{index}.{name}"].to(table.device) for name in layer.buffers})
-    table.ids = tensors["ids"].to(table.device) if "ids" in tensors else None
+        layer.restore(_below(f"layers.{index}.", on_device))
+    if isinstance(table, IndexedTable):
+        table.ids = tensors["ids"].to(table.device) if "ids" in tensors else None
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin so, by the rest of their names; one that is not there is missed by its whole name."""
+    return _Named(prefix, {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)})
+
+
+class _Named(dict[str, Tensor]):
+    def __init__(self, prefix: str, tensors: dict[str, Tensor]) -> None:
+        super().__init__(tensors)
+        self.prefix = prefix
+
+    def __missing__(self, name: str) -> Tensor:
+        raise KeyError(f"{self.prefix}{name}")
 
 
 def _read(path: Path) -> tuple[Json, dict[str, Tensor], str | None]:

@@ -125,6 +125,21 @@ class Table(abc.ABC):
             for name in self.per_row:
                 setattr(self, name, getattr(self, name)[rows.cpu()])
 
+    def state(self) -> dict[str, Tensor]:
+        """The tensors that a saved cache has of it."""
+        return {name: getattr(self, name) for name in self.per_row}
+
+    def counts(self) -> dict[str, bool | int]:
+        """The numbers that a saved cache has of it."""
+        return {name: getattr(self, name) for name in self.numbers}
+
+    def restore(self, state: dict[str, Tensor], counts: dict[str, bool | int]) -> None:
+        """Take over what :meth:`state` and :meth:`counts` of another table of this kind gave."""
+        for name in self.per_row:
+            setattr(self, name, state[name])
+        for name in self.numbers:
+            setattr(self, name, counts[name])
+
     def room(self, length: int, valid: Tensor | None) -> int:
         """How many of ``length`` new columns can be taken at once, at least 1."""
         return length

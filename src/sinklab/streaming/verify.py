@@ -13,9 +13,12 @@ from sinklab.errors import UnsupportedModelError
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.streaming.cache import PolicyCache
 
-__all__ = ["verify_model"]
+__all__ = ["TOKENS", "require_close", "some_tokens", "verify_model"]
 
-_TOKENS, _WINDOW, _REBASE_AT = 12, 2, 8
+TOKENS = 12
+"""That a model reads to prove itself."""
+
+_WINDOW, _REBASE_AT = 2, 8
 _MARGIN = {torch.float64: 1e-3, torch.float32: 1e-2}
 """Largest distance of two logits, relative to their standard deviation. Rounding is below 1e-3 in float32 and below 0.2 in
 bfloat16 for trained models; a mask that is not followed moves logits by a good part of the deviation."""
@@ -38,24 +41,37 @@ def verify_model(model: PreTrainedModel) -> None:
     training = model.training
     model.eval()
     try:
-        chunk, single = _read(model, _TOKENS), _read(model, 1)
+        chunk, single = _read(model, TOKENS), _read(model, 1)
     finally:
         model.train(training)
-    distance = float((chunk - single).abs().max() / single.std().clamp(min=1e-12))
+    require_close(model, chunk, single, "read at once and one by one")
+    _verified.add(model)
+
+
+def require_close(model: PreTrainedModel, some: Tensor, others: Tensor, how: str) -> None:
+    """Refuse a model whose logits, ``(tokens, vocab_size)``, depend on ``how`` its tokens were read.
+
+    Raises:
+        UnsupportedModelError: they do.
+    """
+    distance = float((some - others).abs().max() / others.std().clamp(min=1e-12))
     margin = _MARGIN.get(model.dtype, 0.5)
     if not distance <= margin:
         raise UnsupportedModelError(
-            f"{type(model).__name__} does not follow the masks of a bounded cache: {_TOKENS} tokens read at once and one by "
-            f"one give logits that differ by {distance:.2g} standard deviations; at most {margin:g} is rounding"
+            f"{type(model).__name__} does not follow the masks of a bounded cache: {TOKENS} tokens {how} give logits that "
+            f"differ by {distance:.2g} standard deviations; at most {margin:g} is rounding"
         )
-    _verified.add(model)
+
+
+def some_tokens(model: PreTrainedModel) -> Tensor:
+    """:data:`TOKENS` token ids, int64 ``(1, tokens)``, where the model takes them."""
+    vocabulary = model.config.get_text_config().vocab_size
+    return (torch.arange(TOKENS, device=input_device(model)) * 7 + 5).remainder(vocabulary)[None]
 
 
 def _read(model: PreTrainedModel, chunk: int) -> Tensor:
     """Logits ``(tokens, vocab_size)`` of a few tokens, ``chunk`` at a time."""
     policy = SinkWindow(num_sinks=1, window=_WINDOW)
     cache = PolicyCache(policy, model, chunk=chunk, rebase_at=_REBASE_AT if chunk == 1 else None)
-    vocabulary = model.config.get_text_config().vocab_size
-    tokens = (torch.arange(_TOKENS, device=input_device(model)) * 7 + 5).remainder(vocabulary)[None]
-    logits: Tensor = model(input_ids=tokens, past_key_values=cache, use_cache=True).logits
+    logits: Tensor = model(input_ids=some_tokens(model), past_key_values=cache, use_cache=True).logits
     return logits[0].to(torch.promote_types(logits.dtype, torch.float32))

@@ -15,6 +15,7 @@ from sinklab.attention import seam
 from sinklab.errors import ContractError, SinklabError
 from sinklab.policies.base import Policy, ScoredPolicy, SlotPolicy
 from sinklab.policies.full import Full
+from sinklab.policies.per_head import PerHead
 from sinklab.registry import policies
 from sinklab.streaming.base import Reader
 from sinklab.streaming.reader import open_reader
@@ -67,6 +68,11 @@ def check_policy(policy: Policy) -> None:
     - *budget*, *protected*: no head holds more tokens than there are slots, and none misses a recent or a pinned one;
     - *evicting is masking*: decoding equals a dense forward in which every head sees what it held, where it stood;
 
+    for a :class:`PerHead`, whose budgets are those of the two layers of two key-value heads of that Llama:
+
+    - *slots* and *in-cache positions* of the rule of every head;
+    - *evicting is masking*: decoding equals a dense forward in which every head sees what its rule says, where it stands;
+
     and for all:
 
     - *division*: a text read whole, in pieces and token by token gives the same logits; so does ``keep``;
@@ -95,6 +101,10 @@ def check_policy(policy: Policy) -> None:
         if isinstance(policy, ScoredPolicy):
             _check_score(checks, policy)
             _check_scored(checks, policy, model, tokens)
+        elif isinstance(policy, PerHead):
+            for rule in policy.distinct:
+                _check_rule(checks, rule)
+            _check_per_head(checks, policy, model, tokens)
         elif isinstance(policy, SlotPolicy | Full):
             _check_masking(checks, policy, model, tokens)
         _check_reader(checks, policy, model, tokens)
@@ -335,7 +345,7 @@ def _check_score(checks: Checks, policy: ScoredPolicy) -> None:
             checks.require(fine, "score", f"finite float32 numbers {(2, 3, held)}", f"{scores.dtype} {tuple(scores.shape)}")
 
 
-class _PerHead(seam.Observer):
+class _MaskedHeads(seam.Observer):
     """Gives every attention call the mask of its layer, and with a rotation keys rotated to their rank."""
 
     running = True
@@ -395,9 +405,26 @@ def _check_scored(checks: Checks, policy: ScoredPolicy, model: PreTrainedModel, 
             checks.require(
                 protected, "protected", f"{policy.protected} recent and the pinned tokens held at query {query}", "one gone"
             )
+    _close_to_masked(checks, policy, model, tokens, masks, torch.cat(logits, dim=1))
+
+
+def _close_to_masked(
+    checks: Checks, policy: Policy, model: PreTrainedModel, tokens: Tensor, masks: list[Tensor], decoded: Tensor
+) -> None:
+    """Logits of decoding are those of a dense forward with a mask for every layer, ``(batch, kv_heads, length, length)``."""
     in_cache = policy.positions == "in_cache"
     rotation = next(iter(read_rotations(model).layers.values())) if in_cache else None
-    with seam.shadow(_PerHead(model, masks, rotation)):
+    with seam.shadow(_MaskedHeads(model, masks, rotation)):
         expected = model(input_ids=tokens, use_cache=False).logits
     tolerance = _ROTATED if in_cache else _EXACT
-    checks.close(torch.cat(logits, dim=1), expected, tolerance, "evicting is masking", "logits of decoding")
+    checks.close(decoded, expected, tolerance, "evicting is masking", "logits of decoding")
+
+
+@torch.no_grad()
+def _check_per_head(checks: Checks, policy: PerHead, model: PreTrainedModel, tokens: Tensor) -> None:
+    index = torch.arange(tokens.shape[1])
+    masks = [
+        torch.stack([rule.visible(index[:, None], index) for rule in layer])[None].expand(len(tokens), -1, -1, -1)
+        for layer in policy.rules
+    ]
+    _close_to_masked(checks, policy, model, tokens, masks, _read(policy, model, tokens, _singly(tokens)))

@@ -40,6 +40,7 @@ def compare_policies(
     documents: int = 8,
     quantized: Sequence[str] = (),
     export: Sequence[str] = (),
+    per_head: Sequence[str] = (),
     seed: Seed = 0,
     bos: Bos = "auto",
     device: Device = "auto",
@@ -72,6 +73,9 @@ def compare_policies(
         quantized: Measure a cache of integers too, int8 or int4: what it costs, by the tokens that stay in full precision.
         export: Engines that the recommended policy is written for: kvpress, llama.cpp, mlx-lm, transformers, vllm; see
             'sinklab export'.
+        per_head: Share the same bytes out among key-value heads too; which of them hold less is chosen by 'measured' (the loss
+            with one head at a time cut short), 'attention' (what a short window hides), 'random' (a control), or a run folder
+            of 'sinklab causes' (its labels). Each gives a head map, heads-….json, for the policy per_head.
         seed: Seed of corpora that are drawn from.
         out: Directory for summary.json, table.parquet, run.json, loss.png and export; none by default.
 
@@ -87,6 +91,8 @@ def compare_policies(
         sinklab cache org/model --policies window,sink_window,full --tokens 4096 --documents 4 --out build/cache
         sinklab cache embedded:softmax --policies sink_window,full --quantized int8,int4
         sinklab cache org/model --export llama.cpp,transformers --out build/cache
+        sinklab cache embedded:softmax --policies window,sink_window --per-head measured,random --out build/heads
+        sinklab cache embedded:softmax --policies sink_window,per_head:heads=build/heads/heads-measured-64.json
         sinklab cache embedded:sigmoid --json > policies.json
     """
     from sinklab.corpora import resolve_corpus
@@ -97,6 +103,14 @@ def compare_policies(
     from sinklab.streaming.quantized import read_bits
     from sinklab.studies.cache.cache_policies import compared
     from sinklab.studies.cache.display import display
+    from sinklab.studies.cache.head_budgets import (
+        head_budgets,
+        per_head_table,
+        require_head_maps,
+        selection_texts,
+        write_head_maps,
+    )
+    from sinklab.studies.cache.head_orders import checked_sources
     from sinklab.studies.cache.long_texts import long_texts
     from sinklab.studies.cache.policy_plan import checked_budgets, checked_names, default_length
     from sinklab.studies.cache.rounding import quantized_caches, quantized_table
@@ -113,15 +127,18 @@ def compare_policies(
         engines = checked_engines(export)
         if engines:
             require_advice(names, sinks)
+        sources = checked_sources(per_head)
         text = resolve_corpus(corpus)
         loaded = opened(
             model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
             device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
         )  # fmt: skip
+        require_head_maps(loaded, names, sources)
         budgets = checked_budgets(loaded, windows, sinks)
         length = tokens or default_length(loaded, budgets)
         with_bos = uses_bos(loaded.encoder, bos)
         rows = long_texts(text, loaded.encoder, tokens=length, documents=documents, seed=seed, bos=with_bos)
+        selection = selection_texts(text, rows, loaded, seed=seed, bos=with_bos) if sources else rows[:0]
         summary, table = compared(
             loaded, rows, names=names, budgets=budgets, sinks=sinks, corpus=text.label, bos=with_bos, run_id=run.id, seed=seed,
             briefly=policies is None, progress=run.progress,
@@ -132,12 +149,20 @@ def compare_policies(
                 summary["quantized"], loaded, corpus=text.label, bos=with_bos, run_id=run.id, seed=seed
             )  # fmt: skip
             table = append([table, integers])
+        if sources:
+            kept = summary["recommended"]["num_sinks"] if summary["recommended"] else max(sinks)
+            summary["per_head"] = head_budgets(
+                loaded, rows, selection, sources=sources, budgets=budgets, num_sinks=kept, seed=seed, progress=run.progress
+            )
+            shared = per_head_table(summary["per_head"], loaded, corpus=text.label, bos=with_bos, run_id=run.id, seed=seed)
+            table = append([table, shared])
         if engines:
             summary["exports"] = advised_exports(summary, engines)
 
         def write(folder: Path) -> None:
             write_policy_plot(summary, folder / "loss.png")
             write_exports(summary.get("exports", []), folder / FOLDER)
+            write_head_maps(summary.get("per_head", []), loaded, folder)
 
         return run.finish(
             summary=summary,

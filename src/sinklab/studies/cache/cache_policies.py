@@ -27,7 +27,7 @@ from sinklab.results.table import make_table
 from sinklab.sinks import Sinks
 from sinklab.streaming.perplexity import Decoding, Estimate, decoding, estimate, losses
 from sinklab.streaming.rotation import read_rotations
-from sinklab.studies.cache.policy_plan import label, left_out_row, plan_policies
+from sinklab.studies.cache.policy_plan import label, left_out_row, plan_policies, scored_from
 from sinklab.studies.cache.recommendation import recommend
 
 __all__ = ["compared", "require_next_token"]
@@ -103,8 +103,7 @@ def compared(
             f"one; choose a smaller `window` or more `tokens` than {held + 1}"
         )
     trained = trained_length(loaded.model)
-    # Where every policy has long evicted and, if the text is long enough, dense attention is past its training.
-    first = max(held + 1, min(max(2 * held, trained or 0), length // 2))
+    first = scored_from(loaded, length, held)
     left_out: list[dict[str, str]] = []
     measured: list[_Measured] = []
     plan = list(plan_policies(loaded, rows, names, budgets, sinks, found, bos, left_out, briefly=briefly))

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from sinklab.report.policies import HEADINGS, left_out_lines, policy_rows
 from sinklab.results.run import Result
-from sinklab.results.summaries import Comparison, QuantizedEntry
+from sinklab.results.summaries import Comparison, PerHeadEntry, QuantizedEntry
 from sinklab.studies.export.display import display_exports
 from sinklab.studies.export.writing import FOLDER
 
@@ -35,6 +35,8 @@ def display(result: Result) -> Iterator[RenderableType]:
     yield Text(f"\n{summary['recommendation']}")
     if "quantized" in summary:
         yield from _quantized(summary["quantized"])
+    if "per_head" in summary:
+        yield from _per_head(summary["per_head"])
     if "exports" in summary:
         yield from display_exports(summary["exports"], None if result.folder is None else result.folder / FOLDER)
     if result.folder is not None:
@@ -52,4 +54,30 @@ def _quantized(entries: list[QuantizedEntry]) -> Iterator[RenderableType]:
             entry["quantized"], held, entry["whole"], f"{gap['mean']:+.4f}", interval, f"{entry['bytes_ratio']:.2f} ×"
         )
     yield Text("\nA cache of integers, against the same cache in the model's dtype:\n")
+    yield shown
+
+
+def _per_head(entries: list[PerHeadEntry]) -> Iterator[RenderableType]:
+    shown = Table(box=None, pad_edge=False)
+    for heading in (
+        "bytes of",
+        "chosen by",
+        "heads cut",
+        "their window",
+        "the others'",
+        "uniform",
+        "per head",
+        "95 %",
+        "bytes",
+    ):
+        shown.add_column(heading, justify="left" if heading == "chosen by" else "right")
+    for entry in entries:
+        gap, heads = entry["gap"], sum(len(layer) for layer in entry["budgets"])
+        interval = "" if gap["low"] is None or gap["high"] is None else f"{gap['low']:+.4f} to {gap['high']:+.4f}"
+        shown.add_row(
+            f"{entry['window']} tokens", entry["source"], f"{len(entry['cut'])} of {heads}", str(entry["short"]),
+            str(entry["long"]), f"{entry['uniform_loss']:.3f}", f"{gap['mean']:+.4f}", interval,
+            f"{entry['bytes_ratio']:.3f} ×",
+        )  # fmt: skip
+    yield Text("\nBudgets per key-value head, against the same for all heads in the same bytes (negative is better):\n")
     yield shown

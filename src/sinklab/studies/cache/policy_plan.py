@@ -15,7 +15,7 @@ from sinklab.policies.base import Policy
 from sinklab.registry import policies as policy_registry
 from sinklab.sinks import Sinks, find_sinks
 
-__all__ = ["checked_budgets", "checked_names", "default_length", "label", "left_out_row", "plan_policies"]
+__all__ = ["checked_budgets", "checked_names", "default_length", "label", "left_out_row", "plan_policies", "scored_from"]
 
 LARGEST_WINDOW, LONGEST = 1024, 8192
 """Tokens held, and tokens of a document, that are not exceeded unless asked for."""
@@ -30,15 +30,15 @@ _FOREVER = 2**31
 
 
 def checked_names(names: Sequence[str] | None) -> list[str]:
-    """Names, with settings where some were given, without repetition; all registered ones by default.
+    """Names, with settings where some were given, without repetition; by default all registered ones that need none.
 
     Raises:
         UnknownNameError: no such policy.
         ConfigurationError: a setting that a policy does not have, or a value it refuses.
     """
-    for name in names or policy_registry:
+    for name in names or ():
         policy_registry.make(name)
-    return list(dict.fromkeys(names or policy_registry))
+    return list(dict.fromkeys(names or (name for name in policy_registry if not policy_registry[name].of_model)))
 
 
 def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: Sequence[int]) -> list[int]:
@@ -63,6 +63,14 @@ def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: S
 def default_length(loaded: LoadedModel, budgets: Sequence[int]) -> int:
     """Tokens of a text: four times what is held, and past the trained length where that is short."""
     return max(4 * max(budgets), min(4 * (trained_length(loaded.model) or LARGEST_WINDOW), LONGEST))
+
+
+def scored_from(loaded: LoadedModel, length: int, held: int) -> int:
+    """Position of the first token that is scored in texts of ``length`` tokens, of which policies hold ``held``.
+
+    Every policy has long evicted there and, if the text is long enough, dense attention is past its training.
+    """
+    return max(held + 1, min(max(2 * held, trained_length(loaded.model) or 0), length // 2))
 
 
 def plan_policies(
@@ -92,7 +100,7 @@ def plan_policies(
     for spec in chosen:
         settings = policy_registry.read(spec)
         policy: Policy = policy_registry.make(spec)
-        for budget in budgets if policy.bounded else (None,):
+        for budget in budgets if policy.bounded and not policy.of_model else (None,):
             try:
                 yield policy if budget is None else _sized(policy, budget, settings.keys()), budget
             except ConfigurationError as error:

@@ -1,0 +1,304 @@
+"""Budgets per key-value head at the bytes of a uniform cache: chosen on some texts, measured on others."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from sinklab.attention.placement import input_device
+from sinklab.corpora.base import Corpus
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.models.lengths import trained_length
+from sinklab.models.loading import LoadedModel
+from sinklab.policies.base import Policy
+from sinklab.policies.per_head import PerHead
+from sinklab.policies.sink_window import SinkWindow
+from sinklab.registry import policies as policy_registry
+from sinklab.results.head_map import Budgets, HeadMap
+from sinklab.results.metric import Coordinates, Metric, Row
+from sinklab.results.run import Progress, silent
+from sinklab.results.summaries import PerHeadEntry
+from sinklab.results.table import make_table
+from sinklab.streaming.fingerprint import fingerprint
+from sinklab.streaming.per_head import require_fit
+from sinklab.streaming.perplexity import estimate, losses
+from sinklab.streaming.reader import open_reader
+from sinklab.streaming.rotation import read_rotations
+from sinklab.studies.cache.head_orders import (
+    SOURCES,
+    Head,
+    attention_order,
+    labels_order,
+    measured_order,
+    random_order,
+    require_labels,
+)
+from sinklab.studies.cache.long_texts import long_texts
+from sinklab.studies.cache.policy_plan import scored_from
+
+__all__ = ["head_budgets", "per_head_table", "require_head_maps", "selection_texts", "write_head_maps"]
+
+GAP = Metric(
+    "per_head_gap",
+    "nats",
+    "Mean next-token loss with budgets per key-value head, less that with the same for all heads in the same bytes; of the "
+    "same tokens, which the budgets were not chosen on.",
+)
+COST = Metric(
+    "short_window_cost",
+    "nats",
+    "Mean next-token loss when one key-value head has a short window, less that when all have the same; on the texts that "
+    "budgets are chosen on.",
+)
+BYTES = Metric(
+    "per_head_bytes_ratio",
+    "ratio",
+    "Bytes of a cache with budgets per head over those of the uniform one.",
+    range=(0.0, float("inf")),
+)
+
+SHORT = (8, 4, 2)
+"""Parts of the uniform window that the short ones are."""
+
+CUT = (0.25, 0.5, 0.75)
+"""Shares of the heads that have the short one."""
+
+
+def require_head_maps(loaded: LoadedModel, names: Sequence[str], sources: Sequence[str]) -> None:
+    """Refuse head maps and labels of another model, before anything is measured.
+
+    Raises:
+        ConfigurationError: they are.
+        UnsupportedModelError: heads of this model cannot have budgets of their own.
+    """
+    made = [policy for name in names if ":" in name and isinstance(policy := policy_registry.make(name), PerHead)]
+    if not made and not sources:
+        return
+    kv_heads = read_rotations(loaded.model).kv_heads
+    for policy in made:
+        require_fit(policy, loaded.model, kv_heads)
+    for source in sources:
+        if source not in SOURCES:
+            require_labels(Path(source), loaded, kv_heads)
+    if sources and sum(kv_heads) < 2:
+        raise ConfigurationError(f"{loaded.name} has one key-value head, so there is nothing to share out among heads")
+
+
+def selection_texts(text: Corpus, rows: Tensor, loaded: LoadedModel, *, seed: int, bos: bool) -> Tensor:
+    """As many texts as ``rows``, ``(documents, tokens)``, none of which is among them.
+
+    Raises:
+        InputError: the corpus has no further texts.
+    """
+    documents, tokens = rows.shape
+    drawn = long_texts(text, loaded.encoder, tokens=tokens, documents=2 * documents, seed=seed, bos=bos)
+    apart = drawn[~(drawn[:, None] == rows).all(dim=2).any(dim=1)]
+    if not len(apart):
+        raise InputError(
+            f"`per_head` chooses budgets on texts apart from those that it is measured on, and corpus {text.name!r} has no "
+            f"more than {len(rows)} of {tokens} tokens; lower `documents` or `tokens`"
+        )
+    return apart[:documents]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Candidate:
+    """Budgets that have the bytes of the uniform cache.
+
+    Attributes:
+        cut: heads with the short window.
+        short, long: tokens before the query that a head holds besides sinks.
+    """
+
+    cut: tuple[Head, ...]
+    short: int
+    long: int
+
+    def budgets(self, kv_heads: Sequence[int], sinks: int) -> Budgets:
+        return tuple(
+            tuple((sinks, self.short if (layer, head) in self.cut else self.long) for head in range(count))
+            for layer, count in enumerate(kv_heads)
+        )
+
+
+def _candidates(order: Sequence[Head], window: int, most: int) -> Iterator[_Candidate]:
+    """The first heads of an order cut short, in several numbers and to several windows, what is saved given to the others."""
+    heads = len(order)
+    for cut in sorted({round(share * heads) for share in CUT} - {0, heads}):
+        for short in sorted({window // part for part in SHORT} - {0}):
+            long = (heads * window - cut * short) // (heads - cut)
+            if window < long <= most:
+                yield _Candidate(tuple(order[:cut]), short, long)
+
+
+class _OneSize:
+    """Budgets per head in the bytes of one uniform cache.
+
+    Args:
+        num_sinks: first tokens that every head keeps.
+        budget: tokens held before the query, sinks included.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        rows: Tensor,
+        selection: Tensor,
+        num_sinks: int,
+        budget: int,
+        seed: int,
+        done: Callable[[], None],
+    ) -> None:
+        self.loaded, self.rows, self.selection, self.seed, self.done = loaded, rows, selection, seed, done
+        self.num_sinks, self.budget, self.window = num_sinks, budget, budget - num_sinks
+        self.kv_heads = read_rotations(loaded.model).kv_heads
+        self.short = max(1, self.window // SHORT[0])
+        self.first = scored_from(loaded, rows.shape[1], budget)
+        self.trained = trained_length(loaded.model)
+        self.uniform = SinkWindow(num_sinks=num_sinks, window=self.window)
+        self.plain, self.reference = self._losses(selection, self.uniform), self._losses(rows, self.uniform)
+        self._known: dict[Budgets, Tensor] = {}
+
+    def _losses(self, texts: Tensor, policy: Policy) -> Tensor:
+        return losses(self.loaded.model, texts, policy, first=self.first)
+
+    def selected(self, candidate: _Candidate) -> Tensor:
+        """Losses less those of the uniform cache, on the texts of the selection."""
+        budgets = candidate.budgets(self.kv_heads, self.num_sinks)
+        if budgets not in self._known:
+            self._known[budgets] = self._losses(self.selection, PerHead(budgets=budgets)) - self.plain
+        self.done()
+        return self._known[budgets]
+
+    def order(self, source: str) -> tuple[list[Head], list[float] | None]:
+        """The heads, those that hold less first, and what it costs to cut each of them short alone, where that was measured."""
+        if source == "measured":
+            return measured_order(
+                self.kv_heads, lambda head: estimate(self.selected(_Candidate((head,), self.short, self.window))).mean
+            )
+        if source == "attention":
+            texts = self.selection[:, : self.trained]
+            return attention_order(self.loaded, texts, self.kv_heads, self.num_sinks, self.short), None
+        if source == "random":
+            return random_order(self.kv_heads, self.seed), None
+        return labels_order(Path(source), self.loaded, self.kv_heads), None
+
+    def entry(self, source: str) -> PerHeadEntry:
+        """The best budgets of a source, measured."""
+        order, costs = self.order(source)
+        most = (self.trained or self.rows.shape[1]) - self.num_sinks - 1
+        candidates = list(_candidates(order, self.window, most))
+        if not candidates:
+            raise ConfigurationError(
+                f"a window of {self.budget} tokens leaves no room for budgets per head: a half to an eighth of it for some "
+                f"heads, and what is saved, in windows of {most} at most, for the others; choose another `window`"
+            )
+        chosen = min(candidates, key=lambda candidate: estimate(self.selected(candidate)).mean)
+        policy = PerHead(budgets=chosen.budgets(self.kv_heads, self.num_sinks))
+        found = self._losses(self.rows, policy)
+        gap, hoped = estimate(found - self.reference), estimate(self.selected(chosen))
+        return {
+            "source": source,
+            "window": self.budget,
+            "num_sinks": self.num_sinks,
+            "short": chosen.short,
+            "long": chosen.long,
+            "cut": [list(head) for head in sorted(chosen.cut)],
+            "budgets": [[list(budget) for budget in layer] for layer in policy.budgets],
+            "order": [list(head) for head in order],
+            "costs": costs,
+            "loss": estimate(found).mean,
+            "uniform_loss": estimate(self.reference).mean,
+            "gap": {"mean": gap.mean, "low": gap.low, "high": gap.high},
+            "selection_gap": {"mean": hoped.mean, "low": hoped.low, "high": hoped.high},
+            "bytes_ratio": _bytes(self.loaded, policy, self.rows) / _bytes(self.loaded, self.uniform, self.rows),
+            "scored_tokens": found.numel(),
+            "fingerprint": fingerprint(self.loaded.model, rounded=True),
+        }
+
+
+def head_budgets(
+    loaded: LoadedModel,
+    rows: Tensor,
+    selection: Tensor,
+    *,
+    sources: Sequence[str],
+    budgets: Sequence[int],
+    num_sinks: int,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> list[PerHeadEntry]:
+    """What budgets per key-value head gain over the same budget for all heads, in the same bytes.
+
+    Every source puts the heads into an order. The first of it get a short window, in several numbers and of several sizes, and
+    the others what is saved; of these candidates the one with the least loss on the texts of ``selection`` is measured on
+    ``rows``. All heads keep their sinks.
+
+    Args:
+        rows, selection: texts, int64 ``(documents, tokens)``.
+        sources: see :data:`~sinklab.studies.cache.head_orders.SOURCES`.
+        budgets: tokens held before the query, sinks included.
+        num_sinks: first tokens that every head keeps.
+
+    Raises:
+        ConfigurationError: a budget without room for a short window.
+    """
+    heads = sum(read_rotations(loaded.model).kv_heads)
+    total = len(budgets) * (len(sources) * (len(CUT) * len(SHORT) + 1) + heads * ("measured" in sources))
+    counted = itertools.count(1)
+
+    def done() -> None:
+        progress("budgets per head", min(next(counted), total), total)
+
+    entries: list[PerHeadEntry] = []
+    for budget in budgets:
+        size = _OneSize(loaded, rows, selection, num_sinks, budget, seed, done)
+        entries += [size.entry(source) for source in sources]
+    progress("budgets per head", total, total)
+    return entries
+
+
+@torch.no_grad()
+def _bytes(loaded: LoadedModel, policy: Policy, rows: Tensor) -> int:
+    """Bytes of a cache for one text, as allocated."""
+    reader = open_reader(loaded.model, policy)
+    reader.read(rows[:1, :1].to(input_device(loaded.model)))
+    return reader.bytes_held()
+
+
+def write_head_maps(entries: Sequence[PerHeadEntry], loaded: LoadedModel, folder: Path) -> None:
+    """``heads-SOURCE-WINDOW.json`` for each entry, which the policy ``per_head`` reads."""
+    for entry in entries:
+        written = HeadMap(
+            name=loaded.name, fingerprint=entry["fingerprint"], source=entry["source"],
+            budgets=tuple(tuple((sinks, window) for sinks, window in layer) for layer in entry["budgets"]),
+        )  # fmt: skip
+        (folder / file_name(entry)).write_text(written.model_dump_json() + "\n", encoding="utf-8")
+
+
+def file_name(entry: PerHeadEntry) -> str:
+    """Of the head map of an entry."""
+    return f"heads-{Path(entry['source']).name}-{entry['window']}.json"
+
+
+def per_head_table(
+    entries: Sequence[PerHeadEntry], loaded: LoadedModel, *, corpus: str, bos: bool, run_id: str, seed: int
+) -> pd.DataFrame:
+    """The entries in the long schema; ``policy`` says by what the budgets were chosen, and in whose bytes."""
+    rows: list[Row] = []
+    for entry in entries:
+        of_cache: Coordinates = {"policy": f"per_head by {entry['source']}, bytes of {entry['window']} tokens"}
+        rows.append({**of_cache, "metric": GAP, "value": entry["gap"]["mean"], "count": entry["scored_tokens"]})
+        rows.append({**of_cache, "metric": BYTES, "value": entry["bytes_ratio"], "count": 1})
+        for (layer, head), cost in zip(entry["order"], entry["costs"] or [], strict=False):
+            rows.append({**of_cache, "metric": COST, "value": cost, "count": 1, "layer": layer, "head": head})
+    return make_table(
+        rows, run_id=run_id, model=loaded.name, revision=loaded.revision, operation=loaded.operation, corpus=corpus,
+        bos=int(bos), seed=seed, probe="per_head_budgets",
+    )  # fmt: skip
