@@ -35,6 +35,7 @@ BENCHMARKS = (
     "streaming_layer",
     "streaming_step",
     "streaming_peers",
+    "streaming_scored",
 )
 
 

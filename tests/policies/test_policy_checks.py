@@ -287,6 +287,16 @@ class SaysLess(BrokenScores):
         return min(seq_len, 5)
 
 
+class GrowsOtherwise(BrokenScores):
+    needs_weights = True
+
+    def score(self, previous, keys, values, weights):
+        return 0.9 * previous + weights
+
+    def growth(self, keys, values):
+        return 1.0
+
+
 class Draws(BrokenScores):
     """Throws dice, so that nothing comes out twice."""
 
@@ -303,6 +313,10 @@ class Draws(BrokenScores):
         (ProtectsNobody, "check 'protected': expected 1 or more, and with 0 pinned fewer than 6, got 0"),
         (ProtectsEverybody, "check 'protected': expected 1 or more, and with 0 pinned fewer than 6, got 6"),
         (SaysLess, "check 'budget': expected at most 5 tokens at query 5, got 6"),
+        (
+            GrowsOtherwise,
+            "check 'growth': expected the score of a token that is attended to within 1.0e-05, got a difference of",
+        ),
         (Draws, "check 'division': expected logits of a text read in pieces within"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 import transformers
@@ -12,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.policies.base import ScoredPolicy
 from sinklab.policies.heavy_hitter import HeavyHitter
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.value_norm import ValueNorm
@@ -156,15 +159,102 @@ def test_backends_and_pieces(model, policy, backend):
     torch.testing.assert_close(read(other, tokens, ScoredCache(policy, other), [7, 1, 22]), expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("policy", [POLICIES[0], POLICIES[2]], ids=lambda policy: policy.describe())
-def test_positions_counted_anew(model, policy):
-    tokens = text()
+def test_positions_counted_anew(model):
+    policy, tokens = POLICIES[2], text()
     expected = read(model, tokens, ScoredCache(policy, model))
     cache = ScoredCache(policy, model, rebase_at=policy.num_slots + 1)
     # Angles are rounded anew at each of the moves, by 2**-24 of numbers of size 10.
     torch.testing.assert_close(read(model, tokens, cache), expected, atol=TOLERANCE, rtol=0)
     assert cache.table.rebases >= 2
     assert cache.telemetry().highest_position == policy.num_slots
+
+
+def test_positions_in_the_cache_end(model):
+    """They are ranks: never more than there are slots, so never counted anew, and the same however far the text has come."""
+    policy, tokens = POLICIES[0], text()
+    cache = ScoredCache(policy, model, rebase_at=policy.num_slots + 4)
+    expected = read(model, tokens, cache)
+    assert cache.telemetry().highest_position == policy.num_slots - 1
+    cache.rebase()
+    assert cache.table.rebases == 0
+    cache.reset()
+    read(model, tokens, cache)
+    cache.table.seen += 10**9  # a far place in the text, where tokens are written at the last position, as these were
+    for layer in cache.layers:
+        layer.tokens += 10**9 * (layer.tokens >= policy.num_slots - 1)
+    far = read(model, tokens, cache)
+    cache.reset()
+    read(model, tokens, cache)
+    near = read(model, tokens, cache)
+    assert torch.equal(far, near)
+    assert not torch.equal(near, expected)
+
+
+CHUNKED = {
+    "sink logits": ({"operation": {"name": "sink_logit"}}, POLICIES[0]),
+    "sigmoid": ({"operation": {"name": "sigmoid", "length_bias": True}}, POLICIES[0]),
+    "a null with a value": ({"operation": {"name": "value_bias"}}, POLICIES[4]),
+    "gates": ({"operation": {"name": "gated"}}, POLICIES[1]),
+    "signed": ({"operation": {"name": "identity"}}, POLICIES[0]),
+    "mapped": ({"operation": {"name": "elu_kernel"}}, POLICIES[0]),
+    "qk norm": ({"operation": {"name": "qk_norm"}}, POLICIES[1]),
+    "no rotation": ({"position": {"name": "no_position"}}, POLICIES[4]),
+}
+
+
+@pytest.mark.parametrize(("changes", "policy"), CHUNKED.values(), ids=CHUNKED)
+def test_chunks_are_tokens_one_by_one(changes, policy):
+    """Head outputs of a chunk are computed here, for whatever attention: they, and who is held, are those of single tokens."""
+    model, tokens = sinklm(**changes), text(rows=2)
+    caches = [ScoredCache(policy, model) for _ in range(3)]
+    singly = read(model, tokens, caches[0], [1] * LENGTH)
+    torch.testing.assert_close(read(model, tokens, caches[1]), singly, atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(read(model, tokens, caches[2], [5, 9, 1, 15]), singly, atol=TOLERANCE, rtol=0)
+    tables = [cache.describe().sort_values(["layer", "row", "head", "token"]) for cache in caches]
+    for table in tables[1:]:
+        assert table["token"].tolist() == tables[0]["token"].tolist()
+        # Scores are sums of up to 30 weights of two heads, in another order.
+        assert table["score"].tolist() == pytest.approx(tables[0]["score"].tolist(), abs=1e-4, rel=1e-4)
+
+
+def test_chunks_of_a_capped_model():
+    """Gemma 2 caps its scores; keys of half precision are widened here and in its own function alike."""
+    changes = grouped(head_dim=8, attn_logit_softcapping=2.0, sliding_window=64)
+    model = enlivened(transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**changes)))
+    model.set_attn_implementation("eager")
+    for policy in POLICIES[:2]:
+        singly = read(model, text(), ScoredCache(policy, model), [1] * LENGTH)
+        torch.testing.assert_close(read(model, text(), ScoredCache(policy, model)), singly, atol=TOLERANCE, rtol=0)
+
+
+def test_a_chunk_is_one_forward(model):
+    """Prompts are not read token by token: a prompt as long as the cache is one forward, one beyond it is two."""
+    layer_calls = []
+    handle = model.model.layers[0].register_forward_hook(lambda module, args, output: layer_calls.append(args[0].shape[1]))
+    cache = ScoredCache(POLICIES[0], model)
+    read(model, text(20), cache, [20])
+    read(model, text(20), cache, [20])
+    caches = [ScoredCache(POLICIES[0], model, chunk=7), ScoredCache(ScoresOfKeys(), model)]
+    for other in caches:
+        read(model, text(20), other, [20])
+    handle.remove()
+    assert layer_calls == [8, 12, 20, 7, 1, 7, 5, *[1] * 20]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoresOfKeys(ScoredPolicy):
+    """A policy that does not say how its scores grow."""
+
+    num_slots = 8
+    protected = 3
+
+    def score(self, previous, keys, values, weights):
+        return keys.float().norm(dim=-1)
+
+
+def test_no_weights_of_a_chunk(model):
+    with pytest.raises(ConfigurationError, match="output_attentions cannot be had of 5 tokens at once"), torch.no_grad():
+        model(input_ids=text(5), past_key_values=ScoredCache(POLICIES[0], model), output_attentions=True)
 
 
 @pytest.mark.parametrize("policy", POLICIES[1:], ids=lambda policy: policy.describe())
@@ -197,8 +287,8 @@ def test_generate_is_the_loop(model, policy):
         tokens.append(token)
     assert made[:, 15:].tolist() == torch.cat(tokens, dim=1).tolist()
     assert reader.position == cache.get_seq_length() == 23
-    # Two layers, two heads, 8 or 10 slots: 8 coordinates of keys and of values, score and token.
-    assert reader.bytes_held() == 4 * policy.num_slots * (8 * 4 + 8 * 4 + 4 + 8)
+    # Two layers, two heads, 8 or 10 slots: 8 coordinates of keys and of values, score, token, and how many are newer.
+    assert reader.bytes_held() == 4 * policy.num_slots * (8 * 4 + 8 * 4 + 4 + 8 + 8)
 
 
 def test_beams_and_reset(model):
@@ -234,7 +324,7 @@ def test_weights_of_other_attention():
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ScoredCache, "on_attention", noted)
-            read(model, text(), cache)
+            read(model, text(), cache, [1] * LENGTH)
         with torch.no_grad():
             attended = model(input_ids=text(), output_attentions=True, use_cache=False).attentions
         # A row of the dense weights is what each step added, as long as nothing leaves; grouped heads are summed.

@@ -178,3 +178,14 @@ class ScoredPolicy(BoundedPolicy):
             weights: attention of the newest query, summed over the query heads of a group, like ``previous``; only if
                 :attr:`needs_weights`.
         """
+
+    def growth(self, keys: Tensor, values: Tensor) -> Tensor | float | None:
+        """By how much the score of a token grows for every unit of attention; with it prompts are read in chunks.
+
+        Arguments are those of :meth:`score`; so is the shape of the result, which a number stands for where all are equal. A
+        policy may say so if its score is that of a token without attention, ``score(0, keys, values, 0)``, plus this factor
+        times all weights that the token has been given, where both depend on its own key and value alone; for a policy that
+        needs no weights, if its score depends on nothing else. ``None``, the default, says nothing of the kind: tokens are
+        then processed one at a time.
+        """
+        return None

@@ -53,5 +53,8 @@ class HeavyHitter(ScoredPolicy):
         assert weights is not None
         return previous + weights
 
+    def growth(self, keys: Tensor, values: Tensor) -> Tensor | float:
+        return 1.0
+
     def describe(self) -> str:
         return f"{self.heavy} heavy+{self.recent}{self._mode}"

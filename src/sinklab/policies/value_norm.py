@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
 from torch import Tensor
 
 from sinklab.policies.base import PREDECESSORS, ScoredPolicy
@@ -59,9 +60,15 @@ class ValueNorm(ScoredPolicy):
         return self.recent + 1
 
     def score(self, previous: Tensor, keys: Tensor, values: Tensor, weights: Tensor | None) -> Tensor:
-        norms = values.abs().sum(dim=-1, dtype=previous.dtype)
+        norms = self._norms(values)
         return norms if weights is None else previous + weights * norms
+
+    def growth(self, keys: Tensor, values: Tensor) -> Tensor | float:
+        return self._norms(values) if self.attended else 0.0
 
     def describe(self) -> str:
         factor = " attended" if self.attended else ""
         return f"{self.num_sinks}+{self.large}{factor} large+{self.recent}{self._mode}"
+
+    def _norms(self, values: Tensor) -> Tensor:
+        return values.abs().sum(dim=-1, dtype=torch.float32)

@@ -230,7 +230,7 @@ class PolicyCache(BoundedCache):
     def _room(self, mask: Tensor | None, batch: int, length: int) -> int:
         """How many of ``length`` new columns can be taken at once."""
         size = min(length, self.chunk)
-        if not self.table.in_order:
+        if not self.table.counts_room:
             return size
         if mask is not None and length > size:
             mask = mask[:, : size - length]

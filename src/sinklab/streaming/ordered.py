@@ -85,6 +85,7 @@ class OrderedTable(IndexedTable):
     """
 
     in_order: ClassVar[bool] = True
+    counts_room: ClassVar[bool] = True
     per_row: ClassVar[tuple[str, ...]] = ("seen", "index")
     numbers: ClassVar[tuple[str, ...]] = ("columns", "rebases")
     step: OrderedStep | None

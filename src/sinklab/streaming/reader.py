@@ -123,7 +123,7 @@ def _(policy: SlotPolicy, model: PreTrainedModel, *, chunk: int) -> Reader:
 
 @reader_of.register(ScoredPolicy)
 def _(policy: ScoredPolicy, model: PreTrainedModel, *, chunk: int) -> Reader:
-    return CacheReader(model, policy, ScoredCache(policy, model))
+    return CacheReader(model, policy, ScoredCache(policy, model, chunk=chunk))
 
 
 @reader_of.register(PerHead)

@@ -47,7 +47,7 @@ class Rotation:
 
         Angles are float64 and reduced before they are rounded, so a million steps are as exact as one.
         """
-        cosines, sines = self._cosines_and_sines(steps, dtype)
+        cosines, sines = self.cosines_and_sines(steps, dtype)
         result = torch.eye(self.head_dim, dtype=dtype, device=steps.device).repeat(*steps.shape, 1, 1)
         result[..., self.first, self.first] = cosines
         result[..., self.second, self.second] = cosines
@@ -58,14 +58,15 @@ class Rotation:
     def rotated(self, keys: Tensor, steps: Tensor) -> Tensor:
         """Keys ``(…, head_dim)``, each moved by its own number of positions, ``(…)``."""
         wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
-        cosines, sines = self._cosines_and_sines(steps, wide.dtype)
+        cosines, sines = self.cosines_and_sines(steps, wide.dtype)
         first, second = wide[..., self.first], wide[..., self.second]
         result = wide.clone()
         result[..., self.first] = first * cosines - second * sines
         result[..., self.second] = first * sines + second * cosines
         return result.to(keys.dtype)
 
-    def _cosines_and_sines(self, steps: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def cosines_and_sines(self, steps: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Of the angles of these steps, ``(*steps.shape, pairs)`` each."""
         angles = (steps.to(torch.float64)[..., None] * self.frequencies.to(steps.device)).remainder(2 * torch.pi)
         return angles.cos().to(dtype), angles.sin().to(dtype)
 

@@ -48,6 +48,8 @@ class Table(abc.ABC):
 
     in_order: ClassVar[bool] = False
     """Whether columns are in the order of the text, so that a forward must not make a token leave halfway."""
+    counts_room: ClassVar[bool] = False
+    """Whether :meth:`room` has something to say."""
     per_row: ClassVar[tuple[str, ...]] = ("seen", "base")
     """Tensors with a row for each row of the batch, and below the numbers that are saved with them."""
     numbers: ClassVar[tuple[str, ...]] = ()

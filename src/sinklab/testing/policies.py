@@ -65,6 +65,7 @@ def check_policy(policy: Policy) -> None:
     for a :class:`ScoredPolicy`:
 
     - *score*: finite float32 numbers of the right shape, from keys and values in half precision too;
+    - *growth*: if the policy says by how much a score grows with attention, it does;
     - *budget*, *protected*: no head holds more tokens than there are slots, and none misses a recent or a pinned one;
     - *evicting is masking*: decoding equals a dense forward in which every head sees what it held, where it stood;
 
@@ -343,6 +344,21 @@ def _check_score(checks: Checks, policy: ScoredPolicy) -> None:
             scores = policy.score(torch.zeros(2, 3, held), keys, values, weights)
             fine = scores.shape == (2, 3, held) and scores.dtype == torch.float32 and bool(scores.isfinite().all())
             checks.require(fine, "score", f"finite float32 numbers {(2, 3, held)}", f"{scores.dtype} {tuple(scores.shape)}")
+            _check_growth(checks, policy, keys, values, generator)
+
+
+def _check_growth(checks: Checks, policy: ScoredPolicy, keys: Tensor, values: Tensor, generator: torch.Generator) -> None:
+    growth = policy.growth(keys, values)
+    if growth is None:
+        return
+    nothing = torch.zeros(keys.shape[:3])
+    first = policy.score(nothing, keys, values, nothing if policy.needs_weights else None)
+    before, weights = torch.rand(2, *nothing.shape, generator=generator)
+    if not policy.needs_weights:
+        before = weights = nothing
+    found = policy.score(first + growth * before, keys, values, weights if policy.needs_weights else None)
+    # Sums of two products in float32, of numbers of size 10.
+    checks.close(found, first + growth * (before + weights), 1e-5, "growth", "the score of a token that is attended to")
 
 
 class _MaskedHeads(seam.Observer):
