@@ -203,20 +203,20 @@ def depend(
 
 
 def _labels(tasks: Sequence[str | Task]) -> list[str]:
-    """A name for each task of ours; its settings too where several have one name."""
-    names = [task if isinstance(task, str) else task.name for task in tasks]
+    """A name for each task of ours; of several that have one name also the settings in which they differ."""
     labels = []
-    for task, name in zip(tasks, names, strict=True):
-        changed = (
-            []
-            if isinstance(task, str) or names.count(name) == 1
-            else [
-                f"{field.name}={getattr(task, field.name)}"
-                for field in dataclasses.fields(task)
-                if getattr(task, field.name) != field.default
-            ]
-        )
-        labels.append(f"{name}:{','.join(changed)}" if changed else name)
+    for task in tasks:
+        if isinstance(task, str):
+            labels.append(task)
+            continue
+        twins = [other for other in tasks if not isinstance(other, str) and other.name == task.name]
+        names = [
+            field.name
+            for field in dataclasses.fields(task)
+            if any(getattr(twin, field.name) != getattr(task, field.name) for twin in twins)
+        ]
+        settings = ",".join(f"{name}={getattr(task, name)}" for name in names)
+        labels.append(f"{task.name}:{settings}" if settings else task.name)
     for label in labels:
         if labels.count(label) > 1:
             raise ConfigurationError(f"task {label!r} is named twice; once is enough, or give it other settings")

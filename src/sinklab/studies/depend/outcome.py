@@ -121,18 +121,22 @@ def _grid(measured: Measured, plan: Plan, reference: np.ndarray, floor: np.ndarr
     entries = []
     for visible, hidden in pairs(plan.cells):
         sides = {"visible": _side(measured, visible, reference, floor), "hidden": _side(measured, hidden, reference, floor)}
-        seen, unseen = (measured.values.get(cell.condition) if cell and cell.condition else None for cell in (visible, hidden))
-        both = seen is not None and unseen is not None
-        entries.append(
-            {
-                "bos": visible.bos,
-                "policy": visible.policy,
-                "bits": visible.bits,
-                **sides,
-                "difference": measured.interval(seen - unseen).to_dict() if both else None,
-                "dependence": _entry(measured.dependence(seen, unseen, floor)) if both else None,
-            }
+        seen, unseen = (
+            measured.values.get(cell.condition) if cell is not None and cell.condition is not None else None
+            for cell in (visible, hidden)
         )
+        entry: dict[str, Any] = {
+            "bos": visible.bos,
+            "policy": visible.policy,
+            "bits": visible.bits,
+            **sides,
+            "difference": None,
+            "dependence": None,
+        }
+        if seen is not None and unseen is not None:
+            entry["difference"] = measured.interval(seen - unseen).to_dict()
+            entry["dependence"] = _entry(measured.dependence(seen, unseen, floor))
+        entries.append(entry)
     return entries
 
 

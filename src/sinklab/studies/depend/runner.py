@@ -14,6 +14,7 @@ from sinklab.models.lengths import require_positions
 from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy
 from sinklab.registry import policies
+from sinklab.results.metric import Row
 from sinklab.results.sources import digest_of
 from sinklab.results.store import Store
 from sinklab.streaming.reader import open_reader
@@ -234,7 +235,7 @@ def effective_lengths(task: Task, curves: Mapping[str, Sequence[tuple[int, np.nd
     return effective_length(curves, chance=task.chance)
 
 
-def table_rows(scored: ScoredTask) -> list[dict[str, object]]:
+def table_rows(scored: ScoredTask) -> list[Row]:
     """One row for every condition, question and metric: the mean over items."""
     return [
         {
