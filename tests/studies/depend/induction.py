@@ -32,14 +32,21 @@ class InductionReader(Reader):
     ) -> None:
         super().__init__(model, policy)
         self.needs_sink, self.needs_bos, self.rounded = needs_sink, needs_bos, quantized is not None and quantized == rounds
-        self.tokens = None
+        self.tokens = self.mask = None
 
     def read(self, tokens, attention_mask=None, *, keep=0):
-        assert attention_mask is None
+        mask = torch.ones_like(tokens) if attention_mask is None else attention_mask
         self.tokens = tokens if self.tokens is None else torch.cat([self.tokens, tokens], dim=1)
+        self.mask = mask if self.mask is None else torch.cat([self.mask, mask], dim=1)
         length = self.tokens.shape[1]
         columns = range(length - (keep or tokens.shape[1]), length)
-        return torch.stack([torch.stack([self._logits(row[: column + 1]) for column in columns]) for row in self.tokens])
+        texts = [
+            row[: column + 1][seen[: column + 1] > 0]
+            for row, seen in zip(self.tokens, self.mask, strict=True)
+            for column in columns
+        ]
+        logits = [self._logits(text) if len(text) else torch.zeros(self.vocab_size) for text in texts]
+        return torch.stack(logits).unflatten(0, (len(tokens), -1))
 
     def _logits(self, row):
         logits = torch.zeros(self.vocab_size)
@@ -68,4 +75,4 @@ class InductionReader(Reader):
         return 0
 
     def reset(self):
-        self.tokens = None
+        self.tokens = self.mask = None

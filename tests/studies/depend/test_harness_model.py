@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 
 import pytest
 import torch
 from tests.conftest import make_sinklm, make_tokenizer
+from tests.studies.depend.induction import InductionReader
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.loading import load_model, wrap_model
@@ -37,23 +39,12 @@ def small():
     return wrap_model(make_sinklm(), tokenizer=make_tokenizer())
 
 
-@pytest.fixture(scope="module")
-def task_folder(tmp_path_factory):
-    """A multiple-choice task from local files: which of four names was defined above?"""
-    folder = tmp_path_factory.mktemp("harness")
-    generator = random.Random(0)
-    documents = []
-    for number in range(24):
-        names = [f"name_{name}" for name in generator.sample(range(10, 100), 4)]
-        label = generator.randrange(4)
-        filler = "    x = x + 1\n" * (number % 12)
-        documents.append(
-            {"context": f"def {names[label]}(x):\n{filler}    return x\n\nresult =", "choices": names, "label": label}
-        )
+def write_task(folder, name, documents):
+    """A multiple-choice task of the harness, of documents with ``context``, ``choices`` and ``label``."""
     (folder / "data.jsonl").write_text("\n".join(map(json.dumps, documents)))
-    (folder / "defined_name.yaml").write_text(
+    (folder / f"{name}.yaml").write_text(
         f"""
-task: defined_name
+task: {name}
 dataset_path: json
 dataset_kwargs:
   data_files:
@@ -72,6 +63,22 @@ metadata:
   version: 1.0
 """
     )
+
+
+@pytest.fixture(scope="module")
+def task_folder(tmp_path_factory):
+    """A multiple-choice task from local files: which of four names was defined above?"""
+    folder = tmp_path_factory.mktemp("harness")
+    generator = random.Random(0)
+    documents = []
+    for number in range(24):
+        names = [f"name_{name}" for name in generator.sample(range(10, 100), 4)]
+        label = generator.randrange(4)
+        filler = "    x = x + 1\n" * (number % 12)
+        documents.append(
+            {"context": f"def {names[label]}(x):\n{filler}    return x\n\nresult =", "choices": names, "label": label}
+        )
+    write_task(folder, "defined_name", documents)
     return folder
 
 
@@ -223,6 +230,31 @@ class TestDepend:
         assert outcome["dependence_sentence"] == "lm_eval:defined_name: at chance: says nothing about sinks."
         (record,) = result.record["tasks"]
         assert record["bos"]["4+12, two BOS"]["texts_by_count"] == {"2": 12}
+
+    @pytest.mark.parametrize("needs_sink", [True, False])
+    def test_a_planted_dependence(self, small, tmp_path, monkeypatch, needs_sink):
+        """A reader that copies what followed the same words before, with its first token in sight or in any case."""
+        generator = random.Random(1)
+        documents = []
+        for _ in range(8):
+            names = [f"n{name}" for name in generator.sample(range(10, 100), 4)]
+            filler = " ".join(str(generator.randrange(1000)) for _ in range(40))
+            text = f"{filler}\nThe word is {names[0]}.\nThe word is"
+            documents.append({"context": text, "choices": names, "label": 0})
+        write_task(tmp_path, "copied_word", documents)
+        reader = functools.partial(InductionReader, needs_sink=needs_sink)
+        monkeypatch.setattr(
+            "sinklab.studies.depend.lm_eval.open_reader", lambda *given, chunk, **options: reader(*given, **options)
+        )
+        task = f"lm_eval:{tmp_path}:copied_word"
+        outcome = depend(small, [task], policies=[], window=60, sinks=(4,), items=8).summary["tasks"][0]
+        scores = {row["policy"]: row["score"]["mean"] for row in outcome["policies"]}
+        assert scores["4+56"] == 1.0
+        if needs_sink:
+            assert outcome["dependence"]["mean"] > 0.6
+            assert outcome["dependence_sentence"].endswith("of the score above chance (0.25) goes with the sink.")
+        else:
+            assert outcome["dependence"] == {"mean": 0.0, "low": -3 / 8 / 0.75, "high": 3 / 8 / 0.75}
 
     def test_texts_that_cannot_be_had(self, embedded, task_folder, tmp_path):
         task = (task_folder / "defined_name.yaml").read_text().replace("dataset_path: json", "dataset_path: nobody/nothing")
