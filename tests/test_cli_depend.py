@@ -59,6 +59,26 @@ def test_files_say_the_same(printed):
     assert (out / "long_text.png").is_file()
 
 
+def test_a_grid_is_announced_and_shown(checkpoint, tmp_path):
+    """How many cells (four pairs and the floor) and how long on stderr, a line for every pair on stdout, and a figure."""
+    result = run(
+        checkpoint, "--task", "question_stream", *QUICK, "--bos", "one,none", "--cache-bits", "8", "--out", tmp_path / "out"
+    )
+    assert result.stderr.startswith("9 cells: 1 tasks, 9 conditions, ")
+    assert "the first cell took " in result.stderr
+    lines = result.stdout.splitlines()
+    pairs = [line for line in lines if line.startswith(("one BOS", "no BOS"))]
+    assert [line.split()[:4] for line in pairs] == [
+        ["one", "BOS", "4+56", "32"],
+        ["no", "BOS", "4+56", "32"],
+        ["one", "BOS", "full", "32"],
+        ["one", "BOS", "4+56", "8"],
+    ]
+    assert all(line.endswith("at chance") for line in pairs)
+    assert "question_stream: at chance: says nothing about sinks." in lines
+    assert (tmp_path / "out" / "grid.png").is_file()
+
+
 def test_json_is_the_summary_and_nothing_else(checkpoint, printed):
     result = run(checkpoint, "--task", "question_stream", "--task", "long_text:scored=8", *QUICK, "--json")
     assert json.loads(result.stdout) == read_run(printed[1], "summary.json")
@@ -73,6 +93,9 @@ def test_json_is_the_summary_and_nothing_else(checkpoint, printed):
         (["--window", "5", "--sinks", "4"], "error: --sinks 4 must each be 1 or more and leave two tokens of the window of 5"),
         (["--policies", "fll"], "error: no policy is called 'fll'. Did you mean 'full'?"),
         (["--task", "needle", "--window", "20"], "error: task 'needle': fact and question take "),
+        (["--cache-bits", "2"], "error: --cache-bits 2 is none of 32, 8, 4: the model computes in 32 bits"),
+        (["--bos", "one,three"], "error: --bos 'three' is none of auto, always, none, one, two"),
+        (["--visibility", "gone"], "error: --visibility 'gone' is none of visible, hidden"),
         (["--items", "1"], "error: --items 1 must be 2 or more: an interval needs several texts"),
     ],
 )

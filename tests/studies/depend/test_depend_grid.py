@@ -102,7 +102,7 @@ class TestPlanted:
         assert integers["dependence"] is None
 
     def test_only_what_is_asked_for(self, planted):
-        outcome = planted({}, sink=["visible"], bos=["auto"], cache_bits=[8], policies=["recompute:window=120"], items=4)
+        outcome = planted({}, visibility=["visible"], bos=["auto"], cache_bits=[8], policies=["recompute:window=120"], items=4)
         assert [pair["hidden"] is None for pair in outcome["grid"]] == [False, True, True]
         outcome = planted({}, bos=["auto"], cache_bits=[32, 8], policies=["recompute:window=120"], items=4)
         assert "what recompute 120 keeps is its own rule" in pair_of(outcome, policy="recompute 120")["hidden"]["refused"]
@@ -245,7 +245,7 @@ class TestStore:
     [
         ({"bos": ["three"]}, "`bos` 'three' is none of auto, always, none, one, two"),
         ({"bos": []}, "`bos` '' is none of auto"),
-        ({"sink": ["away"]}, "`sink` 'away' is none of visible, hidden"),
+        ({"visibility": ["away"]}, "`visibility` 'away' is none of visible, hidden"),
         ({"cache_bits": [2]}, "`cache_bits` 2 is none of 32, 8, 4: the model computes in 32 bits, and integers have 8 or 4"),
         ({"cache_bits": [16]}, "`cache_bits` 16 is none of 32, 8, 4"),
         ({"tasks": ["passkey", "passkey"]}, "task 'passkey' is named twice; once is enough, or give it other settings"),

@@ -216,17 +216,17 @@ def counts_of(bos: Sequence[str], encoder: Encoder) -> list[int]:
     return sorted(counts, key=lambda count: count != usual)
 
 
-def read_sights(sink: Sequence[str]) -> list[Sight]:
+def read_sights(visibility: Sequence[str]) -> list[Sight]:
     """``visible`` and ``hidden``, checked.
 
     Raises:
         ConfigurationError: another word, or none.
     """
-    words = [sink] if isinstance(sink, str) else list(sink)
+    words = [visibility] if isinstance(visibility, str) else list(visibility)
     known = get_args(Sight)
     for word in words or [""]:
         if word not in known:
-            raise ConfigurationError(f"`sink` {word!r} is none of {', '.join(known)}")
+            raise ConfigurationError(f"`visibility` {word!r} is none of {', '.join(known)}")
     return [sight for sight in known if sight in words]
 
 

@@ -40,8 +40,8 @@ def depend(
     model: ModelSource,
     tasks: Annotated[Sequence[str | Task], "--task", "--tasks"] = ("long_text",),
     *,
-    bos: Sequence[str] = ("auto",),
-    sink: Sequence[str] = ("visible", "hidden"),
+    bos: Annotated[Sequence[str], "--bos"] = ("auto",),
+    visibility: Sequence[str] = ("visible", "hidden"),
     policies: Sequence[str | Policy] | None = None,
     cache_bits: Sequence[int] = (),
     cross: bool = False,
@@ -78,11 +78,11 @@ def depend(
     Args:
         tasks: From 'sinklab list tasks', with settings if need be: needle:corpus=FILE; or lm_eval:TASK. From Python also tasks.
         bos: Beginning-of-sequence tokens in front: auto (what the tokenizer does), none, one, two; or several.
-        sink: Away from the reference, where both are measured: visible, hidden.
+        visibility: Of the sink, away from the reference, where both are measured: visible, hidden.
         policies: What to run besides the two that are compared: full, 8+1016 (sinks+window), or a name with settings; by
             default full, every number of sinks, recompute, and in a grid full.
         cache_bits: Also with a cache of integers, 8 or 4 bits a number; 32,8,4 says that the model's own are the reference.
-        cross: Every combination of BOS, sink, policy and bits.
+        cross: Every combination of BOS, visibility, policy and bits.
         window: Tokens before the query that a cache holds, sinks included; by default half the trained length, ≤ 1024.
         sinks: First tokens that are kept; the verdict is on the largest.
         items: Independent texts, or documents of the harness; more make intervals shorter.
@@ -118,7 +118,7 @@ def depend(
     from sinklab.studies.measure.probing import classes_of, opened, writes
 
     settings = {
-        "sinks": list(sinks), "items": items, "seed": seed, "bos": read_bos(bos), "sink": read_sights(sink),
+        "sinks": list(sinks), "items": items, "seed": seed, "bos": read_bos(bos), "visibility": read_sights(visibility),
         "cache_bits": list(cache_bits), "cross": cross, "level": level,
     }  # fmt: skip
     with Run("depend", out=out, overwrite=overwrite, settings=settings, progress=progress, writes=writes(model)) as run:
@@ -142,7 +142,7 @@ def depend(
         budget = default_window(loaded) if window is None else window
         grid = cross or len(counts) > 1 or any(size != model_bits for size in bits)
         contenders = make_contenders(budget, sinks, ["full"] if grid and policies is None else policies)
-        plan = make_plan(contenders, counts, read_sights(sink), bits, model_bits, cross=cross)
+        plan = make_plan(contenders, counts, read_sights(visibility), bits, model_bits, cross=cross)
         prepared: list[PreparedTask | PreparedHarness] = []
         for task, label in zip(chosen, labels, strict=True):
             if isinstance(task, str):
