@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from docs.site.blocks import account
 from docs.site.notebook import notebook_page
 from docs.site.reference import commands_pages, library_pages
 from docs.site.sources import LINK, ROOT, SUFFIXES, Section, SiteError, navigation, outside_code, title_of
@@ -45,7 +46,7 @@ def assemble(target: Path) -> int:
             if entry.folder is not None:
                 places[entry.folder] = page_of(entry.folder) / "index.md"
     for page in pages:
-        text = notebook_page(page, target / "files") if page.suffix == ".ipynb" else page.read_text(encoding="utf-8")
+        text = notebook_page(page) if page.suffix == ".ipynb" else page.read_text(encoding="utf-8")
         text = outside_code(text, lambda part, page=page: _relinked(part, page, places, target))
         _write(target / places[page], re.sub(r"^```console$", "```bash", text, flags=re.MULTILINE))
     for section in sections:
@@ -54,6 +55,9 @@ def assemble(target: Path) -> int:
                 lines = [f"- [{title_of(page)}]({places[page].name})" for page in entry.pages]
                 names = [places[page].name for page in entry.pages]
                 _write(target / places[entry.folder], f"# {entry.title}\n\n" + "\n".join(lines) + "\n" + _toctree("", names))
+    checked = target / "checked.md"
+    before, mark, _ = checked.read_text(encoding="utf-8").partition("<!-- account -->")
+    _write(checked, f"{before}## The count\n\n{account()}\n" if mark else before)
     reference = {"api": library_pages(), "commands": commands_pages()}
     for folder, texts in reference.items():
         for name, text in texts.items():

@@ -49,6 +49,7 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 smartquotes = False  # an option keeps its two hyphens
 html_copy_source = False
+html_show_search_summary = False  # it would be fetched, which a browser refuses to pages from a disk
 html_show_sourcelink = False
 html_show_sphinx = False
 templates_path = ["templates"]

@@ -1,99 +1,89 @@
-"""A notebook as a page: its Markdown as it is, its code, and the outputs that are stored in it; nothing is run."""
+"""A notebook as a page: its Markdown as it is, its code, and what the code shows when it is run here, cell after cell.
+
+Notebooks are kept without outputs, so what the site shows is what the code does today. A cell shows what it prints, its last
+expression (as HTML where it has ``_repr_html_``), and the figures of matplotlib that it leaves open.
+"""
 
 from __future__ import annotations
 
+import ast
 import base64
+import contextlib
+import html
+import io
 import json
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from docs.site.sources import SiteError
 
-__all__ = ["notebook_page", "outputs_without_words"]
-
-PICTURES = {"image/png": "png", "image/jpeg": "jpg", "image/svg+xml": "svg"}
+__all__ = ["cells_of", "notebook_page"]
 
 
-def notebook_page(path: Path, folder: Path) -> str:
-    """The Markdown of a notebook; pictures among its outputs are written below ``folder``.
+def cells_of(path: Path) -> list[tuple[str, str, str]]:
+    """The cells of a notebook: kind, source, and ``alt`` of its metadata, the alternative text of the figure that it draws."""
+    cells: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    sources = (cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"]) for cell in cells)
+    return [(cell["cell_type"], source, cell["metadata"].get("alt", "")) for cell, source in zip(cells, sources, strict=True)]
+
+
+def notebook_page(path: Path) -> str:
+    """The Markdown of a notebook whose cells are run in an empty folder.
 
     Raises:
-        SiteError: a cell that failed, or a picture without alternative text.
+        SiteError: a cell that fails, or a figure without alternative text.
     """
-    silent = outputs_without_words(path)
-    if silent:
-        raise SiteError(silent[0])
-    parts = []
-    for number, cell in enumerate(_cells(path)):
-        source = _text(cell["source"])
-        if cell["cell_type"] == "markdown":
-            parts.append(source)
-        elif cell["cell_type"] == "code" and source.strip():
-            parts.append(_fenced(source, "python"))
-            for place, output in enumerate(cell["outputs"]):
-                parts += _shown(output, cell, path, folder, f"{path.stem}-{number}-{place}")
+    import matplotlib
+
+    matplotlib.use("agg")
+    parts: list[str] = []
+    names: dict[str, object] = {"__name__": "__main__"}
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for number, (kind, source, alternative) in enumerate(cells_of(path)):
+            if kind == "markdown":
+                parts.append(source)
+            elif kind == "code" and source.strip():
+                parts.append(_fenced(source, "python"))
+                try:
+                    parts += _run(source, names, alternative)
+                except Exception as error:
+                    raise SiteError(f"{path.name}, cell {number}: {type(error).__name__}: {error}") from error
     return "\n\n".join(parts) + "\n"
 
 
-def outputs_without_words(path: Path) -> list[str]:
-    """What of a notebook cannot be shown: cells that failed, pictures without alternative text; a sentence each."""
-    found = []
-    for number, cell in enumerate(_cells(path)):
-        for output in cell.get("outputs", ()):
-            if output["output_type"] == "error":
-                found.append(f"{path.name}, cell {number}: it failed with {output['ename']}; run the notebook again")
-            elif (
-                set(output.get("data", ())) & set(PICTURES)
-                and "text/html" not in output["data"]
-                and not _alternative(output, cell)
-            ):
-                advice = 'put it into the metadata of the cell as "alt"'
-                found.append(f"{path.name}, cell {number}: its picture has no alternative text; {advice}")
-    return found
+def _run(source: str, names: dict[str, object], alternative: str) -> Iterator[str]:
+    """Run one cell; what it shows, as Markdown."""
+    from matplotlib import pyplot
 
-
-def _cells(path: Path) -> list[dict[str, Any]]:
-    cells: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return cells
-
-
-def _text(source: str | list[str]) -> str:
-    return source if isinstance(source, str) else "".join(source)
-
-
-def _alternative(output: dict[str, Any], cell: dict[str, Any]) -> str:
-    """What the metadata of an output or of its cell calls ``alt``."""
-    kinds = [value for value in output.get("metadata", {}).values() if isinstance(value, dict)]
-    words = next((kind["alt"] for kind in [*kinds, output.get("metadata", {}), cell["metadata"]] if kind.get("alt")), "")
-    return str(words)
-
-
-def _shown(output: dict[str, Any], cell: dict[str, Any], path: Path, folder: Path, name: str) -> Iterator[str]:
-    """One output: markup, a picture, or text, in this order of preference."""
-    if output["output_type"] == "stream":
-        text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", _text(output["text"]))
-        if output["name"] == "stdout" and text.strip():
-            yield _fenced(text, "text")
-        return
-    data = output.get("data", {})
-    if "text/html" in data:
-        markup = re.sub(r"\n\s*\n", "\n", _text(data["text/html"]))
-        yield f'```{{raw}} html\n<div class="notebook-output">\n{markup}\n</div>\n```'
-        return
-    for kind, suffix in PICTURES.items():
-        if kind in data:
-            content = _text(data[kind])
-            place = folder / "notebooks" / f"{name}.{suffix}"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(content.encode() if suffix == "svg" else base64.b64decode(content))
-            yield f"![{_alternative(output, cell)}](/files/notebooks/{place.name})"
-            return
-    if "text/markdown" in data:
-        yield _text(data["text/markdown"])
-    elif "text/plain" in data:
-        yield _fenced(_text(data["text/plain"]), "text")
+    body = ast.parse(source).body
+    last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+    shown: list[object] = []
+    names["display"] = shown.append
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+        exec(compile(ast.Module(body, []), "<cell>", "exec"), names)
+        if last is not None:
+            shown.append(eval(compile(ast.Expression(last.value), "<cell>", "eval"), names))
+    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", printed.getvalue())
+    if text.strip():
+        yield _fenced(text, "text")
+    for thing in shown:
+        markup = thing._repr_html_() if hasattr(thing, "_repr_html_") else None
+        if markup is not None:
+            yield _fenced(f'<div class="notebook-output">\n{markup}\n</div>', "{raw} html")
+        elif thing is not None and not type(thing).__module__.startswith("matplotlib"):
+            yield _fenced(repr(thing), "text")
+    for number in pyplot.get_fignums():
+        if not alternative:
+            raise ValueError('the figure has no alternative text; put it into the metadata of the cell as "alt"')
+        drawn = io.BytesIO()
+        pyplot.figure(number).savefig(drawn, format="png", bbox_inches="tight", dpi=120)
+        picture = "data:image/png;base64," + base64.b64encode(drawn.getvalue()).decode()
+        yield _fenced(f'<img class="notebook-output" src="{picture}" alt="{html.escape(alternative)}">', "{raw} html")
+    pyplot.close("all")
 
 
 def _fenced(text: str, language: str) -> str:
