@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.claims.published_numbers import ABOUT_NOTHING, PUBLISHED, REVERSED
 
-from sinklab.jobs.verdict import Conclusion, judge
+from sinklab.jobs.verdict import PLAIN, Conclusion, judge
 from sinklab.registry import claims
 from sinklab.studies.reproduce.cells import configure, resolved_changes
 from sinklab.studies.reproduce.scales import base_config
@@ -22,14 +22,14 @@ SAME_RUNS = ("position_schemes", "number_of_heads", "inputs_by_position", "input
 
 
 def judged(name: str, *changes: tuple[str, str, float], numbers: dict[str, dict[str, float]] | None = None) -> Conclusion:
-    """A claim on published numbers with changes, at three seeds that differ by a ten-thousandth."""
+    """A claim on published numbers with changes, at forty seeds that differ by a hundred-thousandth."""
     numbers = {label: dict(of) for label, of in (PUBLISHED[name] if numbers is None else numbers).items()}
     for label, metric, value in changes:
         numbers[label][metric] = value
     claim = claim_called(name)
     seeds = {
-        seed: {label: {metric: value * (1 - seed / 10_000) for metric, value in of.items()} for label, of in numbers.items()}
-        for seed in range(3)
+        seed: {label: {metric: value * (1 - seed / 100_000) for metric, value in of.items()} for label, of in numbers.items()}
+        for seed in range(40)
     }
     return judge(claim.parts, claim.presupposes, seeds)
 
@@ -41,12 +41,13 @@ def test_every_claim_with_published_numbers_is_here():
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_numbers_are_a_reproduction(name):
     found = judged(name)
-    assert found.verdict == "reproduced", found
+    assert PLAIN.get(found.verdict, found.verdict) == "reproduced", found
 
 
 @pytest.mark.parametrize(("name", "label", "metric", "value"), REVERSED)
 def test_a_reversed_number_is_no_reproduction(name, label, metric, value):
-    assert judged(name, (label, metric, value)).verdict == "not reproduced"
+    found = judged(name, (label, metric, value)).verdict
+    assert PLAIN.get(found, found) == "not reproduced"
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -55,7 +55,7 @@ def test_from_nothing_to_verdicts_and_the_wrong_direction_is_refused(short, tmp_
     monkeypatch.setattr(work, "run_processes", read_here)
     laws, left = reproduce(["repeated_token_laws", short], **given)
     assert (laws.summary["errors"], left.summary["errors"]) == ([], [])
-    assert laws.summary["verdict"] == "reproduced"
+    assert laws.summary["verdict"] == "agrees with the proof"
     assert left.summary["verdict"] == "reproduced", left.summary["parts"]
     swapped = dataclasses.replace(PART, effect=Difference("sink_rate", "with BOS", "without BOS"))
     assert judge((swapped,), (), numbers_of(left.table)).verdict == "not reproduced"

@@ -17,7 +17,7 @@ from sinklab.policies.base import Policy
 from sinklab.streaming.perplexity import losses
 from sinklab.training.windowed import token_losses
 
-__all__ = ["COSTS", "DRAWS", "MARGIN", "LongTexts", "at_scale", "draw", "keep", "on_checkpoint", "opened"]
+__all__ = ["COSTS", "DRAWS", "MARGIN", "MODELS", "LongTexts", "at_scale", "draw", "keep", "on_checkpoint", "opened"]
 
 MODELS: Mapping[Scale, str] = {
     "tiny": "embedded:softmax",

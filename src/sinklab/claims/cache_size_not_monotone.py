@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sinklab.claims._streaming import COSTS, DRAWS, LongTexts, at_scale, keep, on_checkpoint
+from sinklab.claims._streaming import COSTS, DRAWS, MODELS, LongTexts, at_scale, keep, on_checkpoint
 from sinklab.jobs.claim import Claim, Difference, Numbers, OnCheckpoint, Part
 from sinklab.registry import claims
 
@@ -34,6 +34,7 @@ def cache_size_not_monotone() -> Claim:
         "9.08, 9.59.",
         parts=(Part("the whole is worse than half", Difference("loss", "the whole", "half"), more_than=LEAST),),
         measure=at_scale(measured),
+        one_model=MODELS,
         checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
         costs=COSTS,
         evidence=DRAWS,

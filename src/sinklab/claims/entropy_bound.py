@@ -101,9 +101,9 @@ def entropy_bound() -> Claim:
         reference="Zhai et al. 2023 (arXiv 2303.06296), Theorem 3.1",
         published="Ent ≥ log(1 + (T-1)β) + σ √(T(T-1)) β / (1 + (T-1)β), with β = exp(-σ √(T/(T-1))); tight.",
         parts=(
-            Part("no row of scores is below", Value("largest_violation", "rows of scores"), less_than=EXACT),
-            Part("the worst row attains it", Value("largest_gap_of_worst_row", "rows of scores"), less_than=EXACT),
-            Part("no row of a trained model is below", Value("largest_violation", BASELINE), less_than=ROUNDING),
+            Part("no row of scores is below", Value("largest_violation", "rows of scores"), less_than=EXACT, proved=True),
+            Part("the worst row attains it", Value("largest_gap_of_worst_row", "rows of scores"), less_than=EXACT, proved=True),
+            Part("no row of a trained model is below", Value("largest_violation", BASELINE), less_than=ROUNDING, proved=True),
         ),
         variants=(Variant(BASELINE),),
         read_outs=(trained_rows,),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from sinklab.claims._architecture import UNCHANGED, has_no_sink, has_sink, position
 from sinklab.claims._positions import not_learned
 from sinklab.jobs.claim import Claim, OnCheckpoint, Part, Ratio
@@ -41,7 +43,8 @@ def inputs_by_position() -> Claim:
         parts=(
             keeps_half(LEARNED.label),
             has_sink(LEARNED.label, "sink_rate_repeated_no_bos"),
-            *(has_no_sink(variant.label, "sink_rate_repeated_no_bos") for variant in OTHERS),
+            # Equal tokens get weights of the distance alone, whatever was trained (repeated_token_laws).
+            *(dataclasses.replace(has_no_sink(of.label, "sink_rate_repeated_no_bos"), proved=True) for of in OTHERS),
         ),
     )
 

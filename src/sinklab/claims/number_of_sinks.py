@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, LongTexts, at_scale, keep, on_checkpoint
+from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, MODELS, LongTexts, at_scale, keep, on_checkpoint
 from sinklab.jobs.claim import Claim, Difference, Numbers, OnCheckpoint, Part
 from sinklab.registry import claims
 
@@ -31,6 +31,7 @@ def number_of_sinks() -> Claim:
             Part("eight are no better than four", Difference("loss", "4 sinks", "8 sinks"), less_than=MARGIN),
         ),
         measure=at_scale(measured),
+        one_model=MODELS,
         checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
         costs=COSTS,
         evidence=DRAWS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, LongTexts, at_scale, keep, on_checkpoint
+from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, MODELS, LongTexts, at_scale, keep, on_checkpoint
 from sinklab.jobs.claim import Claim, Difference, Numbers, OnCheckpoint, Part
 from sinklab.registry import claims
 from sinklab.results.metric import LOSS, Metric
@@ -46,6 +46,7 @@ def position_inside_the_cache() -> Claim:
             ),
         ),
         measure=at_scale(measured),
+        one_model=MODELS,
         checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
         costs=COSTS,
         evidence=DRAWS,

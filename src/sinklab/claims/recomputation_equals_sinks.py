@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sinklab.claims._streaming import COSTS, DRAWS, LAST, MARGIN, LongTexts, at_scale, keep, on_checkpoint
+from sinklab.claims._streaming import COSTS, DRAWS, LAST, MARGIN, MODELS, LongTexts, at_scale, keep, on_checkpoint
 from sinklab.jobs.claim import Claim, Difference, Numbers, OnCheckpoint, Part
 from sinklab.registry import claims
 
@@ -41,6 +41,7 @@ def recomputation_equals_sinks() -> Claim:
             ),
         ),
         measure=at_scale(measured),
+        one_model=MODELS,
         checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
         costs=COSTS,
         evidence={

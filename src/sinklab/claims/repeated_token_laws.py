@@ -30,6 +30,9 @@ METRICS = (
 EXACT = 1e-9
 """Weights are computed in float64: sums of 64 terms of at most 1, in scores below 10, err by less than 64 · 10 · 2**-53."""
 
+ROTARY = "rotary positions"
+"""Label of what is about models that have them."""
+
 LENGTH, HEADS, HEAD_DIM = 64, 4, 16
 STD = 0.05
 """Of random weights: scores of about one, with which the bounds of rotary positions say something and no law is trivial."""
@@ -72,7 +75,7 @@ def of_checkpoint(checkpoint: Checkpoint) -> Numbers:
         model(input_ids=tokens.to(checkpoint.loaded.device), use_cache=False)
     # How far weights stay inside says nothing for or against a bound; how far one lies outside does.
     violation = max(0.0, found.over - 1, found.under - 1)
-    return {"rotary positions": {"over_bound": found.over, "under_bound": found.under, "bound_violation": violation}}
+    return {ROTARY: {"over_bound": found.over, "under_bound": found.under, "bound_violation": violation}}
 
 
 @claims.register("repeated_token_laws")
@@ -89,7 +92,12 @@ def repeated_token_laws() -> Claim:
         checkpoint=OnCheckpoint(
             measure=of_checkpoint,
             parts=(
-                Part("no weight is outside of its bounds", Value("bound_violation", "rotary positions"), less_than=ROUNDING),
+                Part(
+                    "no weight is outside of its bounds",
+                    Value("bound_violation", "rotary positions"),
+                    less_than=ROUNDING,
+                    proved=True,
+                ),
             ),
             not_about=not_rotary,
             remark="Of a checkpoint with rotary positions the two bounds are tested, in the precision that it computes in.",
@@ -97,12 +105,12 @@ def repeated_token_laws() -> Claim:
         costs={"tiny": "seconds"},
         parts=(
             *(
-                Part(f"{exact}, {label}", Value("law_error", label), less_than=EXACT)
+                Part(f"{exact}, {label}", Value("law_error", label), less_than=EXACT, proved=True)
                 for label in ("no positions", "relative positions", "ALiBi")
             ),
-            Part("no weight exceeds the upper bound", Value("over_bound", "rotary positions"), less_than=1 + EXACT),
-            Part("none is below the lower bound", Value("under_bound", "rotary positions"), less_than=1 + EXACT),
-            Part("learned positions break it", Value("law_error", "learned positions"), more_than=0.01),
+            Part("no weight exceeds the upper bound", Value("over_bound", ROTARY), less_than=1 + EXACT, proved=True),
+            Part("none is below the lower bound", Value("under_bound", ROTARY), less_than=1 + EXACT, proved=True),
+            Part("learned positions break it", Value("law_error", "learned positions"), more_than=0.01, proved=True),
         ),
     )
 
@@ -124,7 +132,7 @@ def measure(seed: int, scale: Scale) -> Numbers:
     _, weights, norms = _run(seed, "rotary")
     lower, upper = (bound[..., None] for bound in rotary_bounds(norms, LENGTH))
     visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-    numbers["rotary positions"] = {
+    numbers[ROTARY] = {
         "over_bound": (weights / upper)[..., 1:, :].max().item(),
         "under_bound": (lower / weights.where(visible, 1.0))[..., 1:, :].max().item(),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, LongTexts, at_scale, keep, on_checkpoint
+from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, MODELS, LongTexts, at_scale, keep, on_checkpoint
 from sinklab.jobs.claim import Claim, Difference, Numbers, OnCheckpoint, Part
 from sinklab.registry import claims
 
@@ -51,6 +51,7 @@ def stable_over_long_texts() -> Claim:
             ),
         ),
         measure=at_scale(measured),
+        one_model=MODELS,
         checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
         costs=COSTS,
         evidence=DRAWS,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from sinklab.errors import ConfigurationError
+from sinklab.jobs.estimate import Estimate, estimate_counts, estimate_mean, estimate_median, estimate_ratio, estimate_share
 from sinklab.results.metric import catalogue
 
 if TYPE_CHECKING:
@@ -101,6 +102,23 @@ class Effect(abc.ABC):
         known = catalogue()
         units = {known[metric].metric.unit if metric in known else "number" for _, metric in self.needs()}
         return units.pop() if len(units) == 1 else "number"
+
+    def estimate(self, values: Sequence[float]) -> Estimate:
+        """What the effects of three seeds or more say together.
+
+        Outcomes are counted: whether a training diverged, and the difference of two of these. Shares are rates. A number that
+        is a ratio (a norm over that of others) is one, as the ratio of two numbers is.
+        """
+        known, paired = catalogue(), isinstance(self, Difference | Peak)
+        outcomes = all(metric in known and known[metric].metric.outcome for _, metric in self.needs())
+        if outcomes and all(value in (-1.0, 0.0, 1.0) for value in values):
+            return estimate_counts(values, paired=paired)
+        if self.unit == "ratio" and not paired:
+            return estimate_ratio(values)
+        whole = {"fraction": 1.0, "percent": 100.0}.get(self.unit)
+        if whole is not None and not paired and min(values) >= 0 and max(values) <= whole:
+            return estimate_share(values, whole)
+        return estimate_mean(values)
 
 
 def _of(numbers: Numbers, variant: str, metric: str) -> float | None:
@@ -196,6 +214,9 @@ class Ratio(_Pair):
     def compare(self, left: float, right: float) -> float | None:
         return left / right if right else None
 
+    def estimate(self, values: Sequence[float]) -> Estimate:
+        return estimate_ratio(values)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Several(Effect):
@@ -231,6 +252,10 @@ class Trend(_Several):
         from scipy.stats import spearmanr
 
         return float(spearmanr(range(len(values)), values).statistic)
+
+    def estimate(self, values: Sequence[float]) -> Estimate:
+        # Over a few conditions it takes a handful of values, whose mean no t interval describes.
+        return estimate_median(values)
 
     @property
     def words(self) -> str:
@@ -286,6 +311,8 @@ class Part:
         more_than: lower bound of the region, itself outside. The bound of a direction is the least effect that is worth
             calling one, not 0, so that "reproduced" is about more than a sign.
         less_than: upper bound of the region, itself outside.
+        proved: whether it follows from definitions alone, so that one exception is an error of the proof or of the
+            implementation: it holds if every seed shows it, and is no evidence about trainings.
 
     Raises:
         ConfigurationError: no bound, or bounds with nothing between.
@@ -295,6 +322,7 @@ class Part:
     effect: Effect
     more_than: float = -math.inf
     less_than: float = math.inf
+    proved: bool = False
 
     def __post_init__(self) -> None:
         if math.isinf(self.more_than) and math.isinf(self.less_than):
@@ -398,6 +426,8 @@ class Claim:
         read_outs: what is read from every trained model: names from ``sinklab/read_outs``, or functions.
         measure: numbers from elsewhere.
         costs: scale to cost class. At scales that are not named the claim cannot be run; by default those of pre-training.
+        one_model: scale to the name of the model that is measured there, where a seed draws texts for it and trains nothing: a
+            verdict is then about this model, and says so.
         evidence: scale to a remark about the result there that other numbers support; never a guess.
         checkpoint: how it is measured on a model as it is; ``None`` where it takes training.
 
@@ -415,6 +445,7 @@ class Claim:
     read_outs: tuple[str | ReadOut, ...] = ()
     measure: Measure | None = None
     costs: Mapping[Scale, Cost] = dataclasses.field(default_factory=lambda: dict(TRAINED_COSTS))
+    one_model: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
     evidence: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
     checkpoint: OnCheckpoint | None = None
 

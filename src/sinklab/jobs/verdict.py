@@ -1,12 +1,18 @@
 """The verdict: one rule for every claim, from the effects of single seeds to reproduced, not reproduced or inconclusive.
 
-A part of a claim states a region in which an effect lies: above a bound, below one, or between two. The effect of every seed
-gives a mean and Student's t interval. If the interval lies in the region, the part is reproduced; if the interval lies wholly
-outside it, the part is not reproduced; in all other cases, and with fewer than three seeds, it is inconclusive. A claim is
-reproduced if all of its parts are, and not reproduced if one part is not. That every part must hold needs no correction for
-their number; that one part failing is enough makes "not reproduced" somewhat more likely by chance, which is the direction to
-err in. What the claim presupposes (that there is a sink to remove) is judged by the mean: where it does not hold, the claim
-is not tested at this scale.
+A part of a claim states a region in which an effect lies: above a bound, below one, or between two. The effects of the seeds
+give a middle and a 95 % interval that suits their kind (:mod:`sinklab.jobs.estimate`). If the interval lies in the region, the
+part is reproduced; if it lies wholly outside, the part is not reproduced; in all other cases, and with fewer than three seeds,
+it is inconclusive. A claim is reproduced if all of its parts are, and not reproduced if one part is not. That every part must
+hold needs no correction for their number; that one part failing is enough makes "not reproduced" somewhat more likely by
+chance, which is the direction to err in.
+
+What the claim presupposes (that there is a sink to remove) is judged like a part. Where it does not hold, the claim is not
+tested at this scale; where its interval reaches over the bound, nothing follows for or against the claim.
+
+Three kinds of evidence have verdicts of their own. Where a seed is a training, a claim is reproduced or not. Where a seed is a
+draw of texts for one model, it holds or does not hold for this model. What is proved is checked: it agrees with the proof if
+every seed shows it, and one that does not contradicts it; of a claim with other parts too, these make the verdict.
 
 On checkpoints the rule is used twice: for each model, whose effects are those of draws of texts, and over the models to which
 the claim applies, whose effects are the means of their draws. The second verdict is about models; the first is about one. A
@@ -22,13 +28,39 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from sinklab.jobs.claim import Numbers, Part
-from sinklab.results.statistics import mean_interval
+from sinklab.jobs.estimate import LEAST_FOR_A_MEDIAN, Estimate, Method
 from sinklab.results.summaries import ClaimPart
 
-__all__ = ["SEEDS", "VERDICTS", "Conclusion", "Finding", "Verdict", "judge", "judge_model", "judge_models", "judge_part"]
+__all__ = [
+    "PLAIN",
+    "SEEDS",
+    "VERDICTS",
+    "Conclusion",
+    "Finding",
+    "Verdict",
+    "judge",
+    "judge_model",
+    "judge_models",
+    "judge_part",
+]
 
-Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not tested at this scale", "not applicable"]
-VERDICTS: tuple[Verdict, ...] = ("reproduced", "not reproduced", "inconclusive", "not tested at this scale", "not applicable")
+Verdict = Literal[
+    "reproduced", "not reproduced", "inconclusive", "not tested at this scale", "not applicable",
+    "holds for this model", "does not hold for this model", "agrees with the proof", "contradicts the proof",
+]  # fmt: skip
+VERDICTS: tuple[Verdict, ...] = (
+    "reproduced", "not reproduced", "inconclusive", "not tested at this scale", "not applicable",
+    "holds for this model", "does not hold for this model", "agrees with the proof", "contradicts the proof",
+)  # fmt: skip
+
+OF_ONE_MODEL: Mapping[Verdict, Verdict] = {
+    "reproduced": "holds for this model",
+    "not reproduced": "does not hold for this model",
+}
+OF_A_PROOF: Mapping[Verdict, Verdict] = {"reproduced": "agrees with the proof", "not reproduced": "contradicts the proof"}
+
+PLAIN: Mapping[str, Verdict] = {own: plain for words in (OF_ONE_MODEL, OF_A_PROOF) for plain, own in words.items()}
+"""Verdicts of their own kind to what the parts say that make them."""
 
 Effects = Mapping[int, float | None] | Mapping[str, float | None]
 """By seed, or by name of the model."""
@@ -43,8 +75,10 @@ class Finding:
 
     Attributes:
         by_seed: seed to effect, over models their names to it; ``None`` where it could not be computed.
-        mean: over the seeds that have one, in the unit of the part; ``None`` without any.
-        interval: 95 %, Student's t; ``None`` with fewer than three.
+        mean: what the seeds that have one say together, in the unit of the part: the mean, of a ratio the geometric one, of a
+            correlation the median; ``None`` without any.
+        interval: 95 %; ``None`` with fewer than three, or where they show no spread and are too few for an interval without.
+        method: how the interval was taken; ``None`` without one.
         standardized: the mean over the standard deviation over seeds; ``None`` where that is 0 or unknown.
     """
 
@@ -52,8 +86,15 @@ class Finding:
     by_seed: Effects
     mean: float | None
     interval: tuple[float, float] | None
+    method: Method | None
     standardized: float | None
     verdict: Verdict
+
+    @property
+    def undecided(self) -> bool:
+        """Whether there are enough seeds, and they leave it open."""
+        known = sum(value is not None for value in self.by_seed.values())
+        return known >= SEEDS and self.verdict == "inconclusive"
 
     def to_dict(self) -> ClaimPart:
         """For JSON."""
@@ -67,6 +108,7 @@ class Finding:
             "unit": self.part.effect.unit,
             "mean": self.mean,
             "interval": None if self.interval is None else list(self.interval),
+            "method": self.method,
             "standardized": self.standardized,
             "by_seed": {str(seed): value for seed, value in self.by_seed.items()},
             "verdict": self.verdict,
@@ -83,52 +125,56 @@ class Conclusion:
     reason: str = ""
 
 
-def judge(parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[int, Numbers]) -> Conclusion:
+def judge(
+    parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[int, Numbers], *, one_model: bool = False
+) -> Conclusion:
     """The verdict about a claim.
 
     Args:
         parts: what the claim says; at least one.
         presupposes: what must be so for the claim to be about anything.
         numbers: seed to its numbers.
+        one_model: whether a seed is a draw of texts for one model, and no training.
     """
-    findings = tuple(judge_part(part, numbers) for part in parts)
-    presupposed = tuple(judge_part(part, numbers) for part in presupposes)
-    for finding in presupposed:
-        if not _mean_inside(finding):
-            return Conclusion("not tested at this scale", findings, presupposed, _presupposes(finding))
-    return _together(findings, presupposed, "seed")
+    found = _judge(parts, presupposes, numbers, "not tested at this scale", "draw" if one_model else "seed")
+    return dataclasses.replace(found, verdict=OF_ONE_MODEL.get(found.verdict, found.verdict)) if one_model else found
 
 
 def judge_model(parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[int, Numbers]) -> Conclusion:
-    """The verdict about a claim on one checkpoint, over draws of texts.
-
-    Draws differ little, so what is presupposed can be judged like a part: where its interval reaches over the bound, nothing
-    follows for or against the claim.
+    """The verdict about a claim on one checkpoint, over draws of texts; in tables it stands under the name of the model.
 
     Args:
         parts, presupposes: as in :func:`judge`.
         numbers: seed of the draw to its numbers.
     """
-    findings = tuple(judge_part(part, numbers) for part in parts)
-    presupposed = tuple(judge_part(part, numbers) for part in presupposes)
+    return _judge(parts, presupposes, numbers, "not applicable", "draw")
+
+
+def _judge(
+    parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[int, Numbers], otherwise: Verdict, unit: str
+) -> Conclusion:
+    findings = tuple(judge_part(part, numbers, draws=unit == "draw") for part in parts)
+    presupposed = tuple(judge_part(part, numbers, draws=unit == "draw") for part in presupposes)
     for finding in presupposed:
-        open_yet = finding.interval is not None and finding.verdict == "inconclusive"
-        if not open_yet and not _mean_inside(finding):
-            return Conclusion("not applicable", findings, presupposed, _presupposes(finding))
-        if open_yet:
-            low, high = finding.interval or (math.nan, math.nan)
-            reason = f"{_presupposes(finding)}; the interval over draws of texts, {low:.3g} to {high:.3g}, reaches over that"
-            return Conclusion("inconclusive", findings, presupposed, reason)
-    return _together(findings, presupposed, "draw")
+        few = sum(value is not None for value in finding.by_seed.values()) < SEEDS
+        if finding.verdict == "not reproduced" or (few and not _mean_inside(finding)):
+            return Conclusion(otherwise, findings, presupposed, _presupposes(finding))
+    for finding in presupposed:
+        if finding.undecided:
+            return Conclusion("inconclusive", findings, presupposed, f"{_presupposes(finding)}; {_open(finding, unit)}")
+    return _together(findings, presupposed, unit)
 
 
 def _applies(found: Conclusion) -> bool:
-    undecided = any(finding.interval is not None and finding.verdict == "inconclusive" for finding in found.presupposed)
-    return found.verdict != "not applicable" and not undecided
+    return found.verdict != "not applicable" and not any(finding.undecided for finding in found.presupposed)
 
 
 def _mean_inside(finding: Finding) -> bool:
-    return finding.mean is not None and finding.part.more_than < finding.mean < finding.part.less_than
+    return finding.mean is not None and _inside(finding.part, finding.mean)
+
+
+def _inside(part: Part, value: float) -> bool:
+    return part.more_than < value < part.less_than
 
 
 def _presupposes(finding: Finding) -> str:
@@ -138,7 +184,7 @@ def _presupposes(finding: Finding) -> str:
 
 
 def judge_models(parts: Sequence[Part], by_model: Mapping[str, Conclusion]) -> Conclusion:
-    """The verdict over models: each to which the claim applies is one observation, the mean of its draws of texts.
+    """The verdict over models: each to which the claim applies is one observation, the middle of its draws of texts.
 
     Args:
         parts: what the claim says.
@@ -148,6 +194,10 @@ def judge_models(parts: Sequence[Part], by_model: Mapping[str, Conclusion]) -> C
     if all(found.verdict == "not applicable" for found in by_model.values()):
         reasons = {found.reason for found in by_model.values()}
         return Conclusion("not applicable", (), (), reasons.pop() if len(reasons) == 1 else "it applies to none of the models")
+    if not about:
+        named = ", ".join(name for name, found in by_model.items() if found.verdict != "not applicable")
+        reason = f"it is open whether what it presupposes holds for {named}, and it applies to no other model"
+        return Conclusion("inconclusive", (), (), reason)
     findings = tuple(
         _judged(part, {name: found.findings[index].mean for name, found in about.items()}) for index, part in enumerate(parts)
     )
@@ -155,42 +205,64 @@ def judge_models(parts: Sequence[Part], by_model: Mapping[str, Conclusion]) -> C
 
 
 def _together(findings: tuple[Finding, ...], presupposed: tuple[Finding, ...], unit: str) -> Conclusion:
-    """The verdict that those of all parts make."""
-    verdicts = [finding.verdict for finding in findings]
-    if all(verdict == "reproduced" for verdict in verdicts):
-        return Conclusion("reproduced", findings, presupposed)
-    if "not reproduced" in verdicts:
-        return Conclusion("not reproduced", findings, presupposed)
-    open_parts = [finding for finding in findings if finding.verdict == "inconclusive"]
-    return Conclusion("inconclusive", findings, presupposed, _why(open_parts[0], unit))
-
-
-def judge_part(part: Part, numbers: Mapping[int, Numbers]) -> Finding:
-    """The verdict about one part; see the top of this file for the rule."""
-    return _judged(part, {seed: part.effect(of_seed) for seed, of_seed in numbers.items()})
-
-
-def _judged(part: Part, by_seed: Effects) -> Finding:
-    values = [value for value in by_seed.values() if value is not None]
-    mean = statistics.fmean(values) if values else None
-    if len(values) < SEEDS:
-        return Finding(part, by_seed, mean, None, None, "inconclusive")
-    middle, half = mean_interval(values)
-    low, high = middle - half, middle + half
-    spread = statistics.stdev(values)
+    """The verdict that those of all parts make; what is proved decides where there is nothing else, or where it fails."""
+    evidence = [finding for finding in findings if not finding.part.proved]
+    checks = [finding for finding in findings if finding.part.proved]
+    if any(finding.verdict == "not reproduced" for finding in checks):
+        return Conclusion("contradicts the proof", findings, presupposed)
+    deciding = evidence or checks
     verdict: Verdict = "inconclusive"
-    if part.more_than < low and high < part.less_than:
+    if all(finding.verdict == "reproduced" for finding in deciding):
         verdict = "reproduced"
-    elif high <= part.more_than or low >= part.less_than:
+    elif any(finding.verdict == "not reproduced" for finding in deciding):
         verdict = "not reproduced"
-    return Finding(part, by_seed, middle, (low, high), middle / spread if spread else None, verdict)
+    if verdict != "inconclusive":
+        return Conclusion(verdict if evidence else OF_A_PROOF[verdict], findings, presupposed)
+    left = next(finding for finding in deciding if finding.verdict == "inconclusive")
+    return Conclusion("inconclusive", findings, presupposed, f"{left.part.says!r}: {_open(left, unit)}")
 
 
-def _why(finding: Finding, unit: str) -> str:
+def judge_part(part: Part, numbers: Mapping[int, Numbers], *, draws: bool = False) -> Finding:
+    """The verdict about one part; see the top of this file for the rule.
+
+    Args:
+        draws: whether a seed is a draw of texts for one model. A number of a draw is a mean over many texts and heads, so draws
+            that are all alike say that there is little to vary, where trainings that are all alike may be three of a kind.
+    """
+    return _judged(part, {seed: part.effect(of_seed) for seed, of_seed in numbers.items()}, draws=draws)
+
+
+def _judged(part: Part, by_seed: Effects, *, draws: bool = False) -> Finding:
+    values = [value for value in by_seed.values() if value is not None]
+    if len(values) < SEEDS:
+        mean = statistics.fmean(values) if values else None
+        return Finding(part, by_seed, mean, None, None, None, "inconclusive")
+    if part.proved:
+        found = Estimate(statistics.fmean(values), (min(values), max(values)), "range")
+        verdict: Verdict = "reproduced" if all(_inside(part, value) for value in values) else "not reproduced"
+    else:
+        alike = draws and min(values) == max(values)
+        found = Estimate(values[0], (values[0], values[0]), "range") if alike else part.effect.estimate(values)
+        verdict = "inconclusive" if found.interval is None else _of_interval(part, *found.interval)
+    method = None if found.interval is None else found.method
+    return Finding(part, by_seed, found.middle, found.interval, method, found.standardized, verdict)
+
+
+def _of_interval(part: Part, low: float, high: float) -> Verdict:
+    if part.more_than < low and high < part.less_than:
+        return "reproduced"
+    return "not reproduced" if high <= part.more_than or low >= part.less_than else "inconclusive"
+
+
+def _open(finding: Finding, unit: str) -> str:
+    """Why a part is inconclusive."""
     known = sum(value is not None for value in finding.by_seed.values())
     if known < SEEDS:
         lost = len(finding.by_seed) - known
         without = f", {lost} of them without a number" if lost else ""
         seeds = f"1 {unit}" if len(finding.by_seed) == 1 else f"{len(finding.by_seed)} {unit}s"
-        return f"{finding.part.says!r}: {seeds}{without}; a verdict needs {SEEDS}"
-    return f"{finding.part.says!r}: the interval over {unit}s reaches over the bound"
+        return f"{seeds}{without}; a verdict needs {SEEDS}"
+    if finding.interval is None:
+        return f"{known} {unit}s show no spread to take an interval from; {LEAST_FOR_A_MEDIAN} or more would do without"
+    low, high = finding.interval
+    return f"the interval over {unit}s, {low:.3g} to {high:.3g}, reaches over the bound"

@@ -23,6 +23,10 @@ __all__ = ["VERDICT_COLOURS", "draw_claim", "write_claim_figure"]
 VERDICT_COLOURS = {
     "reproduced": "#2c6e49",
     "not reproduced": "#b3261e",
+    "holds for this model": "#2c6e49",
+    "does not hold for this model": "#b3261e",
+    "agrees with the proof": "#2c6e49",
+    "contradicts the proof": "#b3261e",
     "inconclusive": "#8a5a06",
     "not tested at this scale": "#59616b",
     "not applicable": "#59616b",

@@ -45,6 +45,8 @@ class Metric:
         paper: where the definition comes from, with its arXiv number; empty for our own.
         range: smallest and largest value that the definition allows.
         version: raised when the definition changes; numbers of different versions are never merged.
+        outcome: whether it is 1 or 0 of every single case: something that happened or did not. Several are a count, with the
+            interval of one.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Metric:
     paper: str = ""
     range: tuple[float, float] = (float("-inf"), float("inf"))
     version: int = 1
+    outcome: bool = False
 
     def bound(self, end: str) -> Metric:
         """The ``low`` or ``high`` end of the interval of this number, under its name with ``_low`` or ``_high``."""

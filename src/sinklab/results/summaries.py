@@ -346,6 +346,7 @@ class ClaimPart(TypedDict):
     unit: str
     mean: float | None
     interval: list[float] | None
+    method: NotRequired[str | None]
     standardized: float | None
     by_seed: dict[str, float | None]
     verdict: str
@@ -392,6 +393,7 @@ class ClaimRecord(Judged):
     conditions: dict[str, object]
     environment: dict[str, dict[str, object]]
     evidence: NotRequired[str]
+    one_model: NotRequired[str | None]
     models: NotRequired[list[ClaimOfModel]]
 
 

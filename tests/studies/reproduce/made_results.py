@@ -9,7 +9,8 @@ from sinklab.jobs.verdict import judge
 from sinklab.results.table import make_table, write_json, write_table
 
 NUMBERS = {
-    seed: {"baseline": {"sink_rate": 30.0 + seed}, "sigmoid <b>": {"sink_rate": 0.5 * seed, "loss": 2.0}} for seed in range(3)
+    seed: {"baseline": {"sink_rate": 30.0 + seed}, "sigmoid <b>": {"sink_rate": 0.5 * seed, "loss": 2.0 + seed / 100}}
+    for seed in range(3)
 }
 PARTS = (
     Part("the sink is gone", Difference("sink_rate", "sigmoid <b>", "baseline"), less_than=-5),

@@ -22,10 +22,14 @@ from sinklab.studies.reproduce.work import Measurement, Reading, name_of, run_mi
 CALLS: list[int] = []
 
 
+HALF = 4.302652729911275 / 3**0.5
+"""Half of the interval of 10, 11 and 12: t(0.975, 2) times their standard error."""
+
+
 def measure(seed: int, scale: str) -> dict[str, dict[str, float]]:
     """Numbers of the made-up claim; one of them is not finite."""
     CALLS.append(seed)
-    return {"more": {"sink_rate": 10.0 + seed, "lost": float("nan")}, "less": {"sink_rate": float(seed)}}
+    return {"more": {"sink_rate": 10.0 + 2 * seed, "lost": float("nan")}, "less": {"sink_rate": float(seed)}}
 
 
 def made_up(**changes: Any) -> Claim:
@@ -63,12 +67,12 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> dict[str, Claim]:
 def test_a_claim_is_measured_judged_and_written_down(claims: dict[str, Claim], tmp_path: Path) -> None:
     (found,) = reproduce(["made_up"], out=tmp_path, progress=False)
     assert found.summary["verdict"] == "reproduced"
-    assert numbers_of(found.table)[2] == {"more": {"sink_rate": 12.0}, "less": {"sink_rate": 2.0}}
+    assert numbers_of(found.table)[2] == {"more": {"sink_rate": 14.0}, "less": {"sink_rate": 2.0}}
     assert found.summary["errors"] == []
     record = read_run(tmp_path / "tiny" / "made_up")
     assert record["kind"] == "claim"
     assert (record["verdict"], record["seeds"], record["cost"]) == ("reproduced", [0, 1, 2], "seconds")
-    assert record["parts"][0]["interval"] == [10.0, 10.0]
+    assert record["parts"][0]["interval"] == pytest.approx([11.0 - HALF, 11.0 + HALF])
     assert record["evidence"] == "Nothing was trained."
     assert record["environment"]["versions"]["sinklab"]
     table = read_table(tmp_path / "tiny" / "made_up" / "table.parquet")

@@ -128,7 +128,7 @@ def draws(**values) -> dict:
         ((20, 21, 22), (2.0, 2.01, 2.02), "reproduced", ""),
         ((20, 21, 22), (0.1, 0.11, 0.12), "not reproduced", ""),
         ((1, 1.1, 1.2), (2.0, 2.01, 2.02), "not applicable", "presupposes that there is a sink: sink_rate of a is 1.1"),
-        ((4, 6, 8), (2.0, 2.01, 2.02), "inconclusive", "reaches over that"),
+        ((4, 6, 8), (2.0, 2.01, 2.02), "inconclusive", "reaches over the bound"),
         ((20,), (2.0,), "inconclusive", "1 draw; a verdict needs 3"),
         ((1,), (2.0,), "not applicable", "is 1 percent"),
     ],
@@ -140,12 +140,15 @@ def test_a_model_is_judged_over_draws_and_what_is_presupposed_too(rates, losses,
 
 
 def test_over_models_each_to_which_it_applies_is_one_observation():
-    good = {name: judge_model((RISES,), (SINKS,), draws(sink_rate=(20, 21, 22), loss=(2.0, 2.1, 2.2))) for name in "abc"}
+    good = {
+        name: judge_model((RISES,), (SINKS,), draws(sink_rate=(20, 21, 22), loss=(2.0 + at, 2.1 + at, 2.2 + at)))
+        for name, at in (("a", 0.0), ("b", 0.1), ("c", 0.2))
+    }
     without = judge_model((RISES,), (SINKS,), draws(sink_rate=(0, 0, 0), loss=(9.0, 9.1, 9.2)))
     undecided = judge_model((RISES,), (SINKS,), draws(sink_rate=(4, 6, 8), loss=(9.0, 9.1, 9.2)))
     found = judge_models((RISES,), {**good, "without": without, "undecided": undecided})
     assert found.verdict == "reproduced"
-    assert found.findings[0].by_seed == pytest.approx(dict.fromkeys("abc", 2.1))
+    assert found.findings[0].by_seed == pytest.approx({"a": 2.1, "b": 2.2, "c": 2.3})
     few = judge_models((RISES,), {"a": good["a"], "without": without})
     assert (few.verdict, few.reason) == ("inconclusive", "'it rises': 1 model; a verdict needs 3")
     assert judge_models((RISES,), {"without": without}).verdict == "not applicable"
@@ -161,7 +164,7 @@ def test_models_against_claims_are_kept_under_their_public_names(here, llama, ch
     laws, zero = reproduce_on(models, [FAST, "zero_sink"], **about)
     assert len(here) == 6  # two claims, three draws; of the model of images nothing is measured
     first, second = laws.summary["models"]
-    assert (first["name"], first["verdict"], first["kind"]) == ("nobody/llama", "reproduced", "decoder")
+    assert (first["name"], first["verdict"], first["kind"]) == ("nobody/llama", "agrees with the proof", "decoder")
     assert first["revision"] == load_model(str(llama)).revision
     assert (second["verdict"], second["reason"]) == (
         "not applicable",
@@ -173,7 +176,7 @@ def test_models_against_claims_are_kept_under_their_public_names(here, llama, ch
     assert set(laws.table["model"]) == {"nobody/llama"}
     assert len(laws.table) == 9
     kept = {one.record["claim"]: summary_of(one.record) for one in read_results(tmp_path / "out")}
-    assert [model["verdict"] for model in kept[FAST]["models"]] == ["reproduced", "not applicable"]
+    assert [model["verdict"] for model in kept[FAST]["models"]] == ["agrees with the proof", "not applicable"]
     assert kept[FAST]["scale"] == "checkpoint"
     written = [path.read_text() for path in (tmp_path / "out" / "checkpoint").glob("*/run.json")]
     assert len(written) == 2

@@ -7,18 +7,18 @@ import math
 import pytest
 
 from sinklab.errors import ConfigurationError
-from sinklab.jobs.claim import Difference, Part, Value
+from sinklab.jobs.claim import Difference, Part, Ratio, Trend, Value
 from sinklab.jobs.verdict import judge, judge_part
 
 # Three values m - d, m, m + d have the standard error d / sqrt(3), and t(0.975, 2) = 4.3026527.
 HALF = 4.302652729911275 / math.sqrt(3.0)
-MORE = Part("it rises", Value("sink_rate", "a"), more_than=1.0)
-LESS = Part("it stays small", Value("sink_rate", "a"), less_than=1.0)
-BETWEEN = Part("it stays", Value("sink_rate", "a"), more_than=-1.0, less_than=1.0)
+MORE = Part("it rises", Value("loss", "a"), more_than=1.0)
+LESS = Part("it stays small", Value("loss", "a"), less_than=1.0)
+BETWEEN = Part("it stays", Value("loss", "a"), more_than=-1.0, less_than=1.0)
 
 
 def seeds(*values: float) -> dict[int, dict[str, dict[str, float]]]:
-    return {seed: {"a": {"sink_rate": value}} for seed, value in enumerate(values)}
+    return {seed: {"a": {"loss": value, "sink_rate": value}} for seed, value in enumerate(values)}
 
 
 def test_the_interval_is_students() -> None:
@@ -70,15 +70,15 @@ def test_all_parts_must_hold_and_one_may_fail_it() -> None:
     high = seeds(9.0, 10.0, 11.0)
     assert judge([MORE], [], high).verdict == "reproduced"
     assert judge([MORE, LESS], [], high).verdict == "not reproduced"
-    unsure = Part("it is twelve", Value("sink_rate", "a"), more_than=10.0)
+    unsure = Part("it is twelve", Value("loss", "a"), more_than=10.0)
     judgement = judge([MORE, unsure], [], high)
     assert judgement.verdict == "inconclusive"
-    assert judgement.reason == "'it is twelve': the interval over seeds reaches over the bound"
+    assert judgement.reason == "'it is twelve': the interval over seeds, 7.52 to 12.5, reaches over the bound"
 
 
-def test_what_is_presupposed_is_judged_by_its_mean() -> None:
+def test_what_is_presupposed_is_judged_like_a_part() -> None:
     there = Part("there is a sink", Value("sink_rate", "a"), more_than=5.0)
-    assert judge([MORE], [there], seeds(5.0, 5.1, 5.2)).verdict == "reproduced"
+    assert judge([MORE], [there], seeds(15.0, 15.1, 15.2)).verdict == "reproduced"
     judgement = judge([MORE], [there], seeds(1.5, 2.0, 2.5))
     assert judgement.verdict == "not tested at this scale"
     assert judgement.reason == "presupposes that there is a sink: sink_rate of a is 2 percent, and would have to be more than 5"
@@ -86,10 +86,100 @@ def test_what_is_presupposed_is_judged_by_its_mean() -> None:
     assert lost.reason.startswith("presupposes that b is there: sink_rate of b could not be measured")
 
 
+def test_a_mean_that_one_seed_carries_is_no_presupposition() -> None:
+    """0.82, 4.77 and 1.01 have the mean 2.2, which is above 2, as hidden norms of three baselines once had."""
+    massive = Part("there are massive activations", Value("hidden_ratio", "a"), more_than=2.0)
+    numbers = {seed: {"a": {"hidden_ratio": value, "loss": 5.0 + seed}} for seed, value in enumerate((0.82, 4.77, 1.01))}
+    judgement = judge([Part("it falls", Value("loss", "a"), less_than=1.0)], [massive], numbers)
+    assert judgement.verdict == "inconclusive"
+    assert judgement.reason.startswith("presupposes that there are massive activations: hidden_ratio of a is 1.58 ratio")
+    assert judgement.reason.endswith("reaches over the bound")
+
+
+def diverged(*values: float) -> dict[int, dict[str, dict[str, float]]]:
+    return {seed: {"a": {"diverged": value}, "b": {"diverged": 0.0}} for seed, value in enumerate(values)}
+
+
+def test_a_count_has_an_exact_interval() -> None:
+    """Of 0 in 3 it ends at 1 - 0.025 ** (1 / 3) = 0.708, and not at 0."""
+    rare = Part("it does not diverge", Value("diverged", "a"), less_than=0.5)
+    finding = judge_part(rare, diverged(0, 0, 0))
+    assert finding.interval == pytest.approx((0.0, 1 - 0.025 ** (1 / 3)))
+    assert (finding.method, finding.verdict) == ("exact, of counts", "inconclusive")
+    assert judge_part(rare, diverged(*[0] * 8)).verdict == "reproduced"  # at most 0.37
+    assert judge_part(rare, diverged(*[1] * 8)).verdict == "not reproduced"
+    assert judge_part(rare, diverged(1, 0, 0)).interval == pytest.approx((0.00840, 0.90570), abs=1e-5)
+
+
+def test_a_difference_of_counts_has_one_too() -> None:
+    more = Part("it diverges more often", Difference("diverged", "a", "b"), more_than=0.1)
+    half = 1 - 0.0125 ** (1 / 3)  # of the share of 1 and of that of -1, each at 97.5 %
+    assert judge_part(more, diverged(0, 0, 0)).interval == pytest.approx((-half, half))
+    assert judge_part(more, diverged(*[1] * 8)).verdict == "reproduced"
+
+
+def test_trainings_that_are_all_alike_show_no_spread() -> None:
+    none = Part("no sink is left", Value("sink_rate", "a"), less_than=2.0)
+    judgement = judge([none], [], seeds(0.0, 0.0, 0.0))
+    assert judgement.verdict == "inconclusive"
+    assert judgement.reason == (
+        "'no sink is left': 3 seeds show no spread to take an interval from; 6 or more would do without"
+    )
+    assert judge([none], [], seeds(*[0.0] * 5)).verdict == "inconclusive"
+    assert judge([none], [], seeds(*[0.0] * 6)).verdict == "reproduced"
+    assert judge([none], [], seeds(0.0, 0.0, 0.0), one_model=True).verdict == "holds for this model"
+
+
+def test_one_model_has_words_of_its_own() -> None:
+    high = seeds(9.0, 10.0, 11.0)
+    assert judge([MORE], [], high, one_model=True).verdict == "holds for this model"
+    assert judge([LESS], [], high, one_model=True).verdict == "does not hold for this model"
+    assert judge([Part("it is", Value("loss", "a"), more_than=10.0)], [], high, one_model=True).verdict == "inconclusive"
+
+
+def test_what_is_proved_holds_in_every_seed_or_is_refuted() -> None:
+    law = Part("it is exact", Value("law_error", "a"), less_than=1e-9, proved=True)
+    errors = {seed: {"a": {"law_error": value, "loss": 9.0 + seed}} for seed, value in enumerate((0.0, 0.0, 5e-10))}
+    assert judge([law], [], errors).verdict == "agrees with the proof"
+    assert judge([law], [], errors).findings[0].interval == (0.0, 5e-10)
+    assert judge([law, MORE], [], errors).verdict == "reproduced"  # of the part that could come out either way
+    errors[1]["a"]["law_error"] = 1e-8  # inside the mean of many, and one is enough
+    assert judge([law], [], errors).verdict == "contradicts the proof"
+    assert judge([law, MORE], [], errors).verdict == "contradicts the proof"
+
+
+def test_ratios_are_judged_on_their_logarithms() -> None:
+    part = Part("it halves", Ratio("sink_rate", "a", "b"), less_than=1.0)
+    numbers = {seed: {"a": {"sink_rate": value}, "b": {"sink_rate": 1.0}} for seed, value in enumerate((0.25, 0.5, 1.0))}
+    finding = judge_part(part, numbers)
+    assert finding.mean == pytest.approx(0.5)
+    assert finding.interval == pytest.approx((0.5 * 2**-HALF, 0.5 * 2**HALF))
+    assert finding.method == "Student's t of logarithms"
+    turned = judge_part(Part("it doubles", Ratio("sink_rate", "b", "a"), more_than=1.0), numbers)
+    assert turned.interval == pytest.approx((2 * 2**-HALF, 2 * 2**HALF))  # the same said the other way round
+
+
+def test_no_interval_of_a_rate_leaves_its_range() -> None:
+    finding = judge_part(Part("it rises", Value("sink_rate", "a"), more_than=1.0), seeds(0.5, 3.0, 36.0))
+    assert finding.mean == pytest.approx(39.5 / 3)
+    assert finding.interval is not None
+    assert 0.0 <= finding.interval[0] < finding.mean < finding.interval[1] <= 100.0
+    assert finding.method == "Student's t of arcsines"
+
+
+def test_a_rank_correlation_over_three_conditions_needs_six_seeds() -> None:
+    trend = Part("it rises", Trend("loss", ("a", "b", "c")), more_than=0.4)
+    rising = {"a": {"loss": 1.0}, "b": {"loss": 2.0}, "c": {"loss": 3.0}}
+    assert judge_part(trend, dict.fromkeys(range(5), rising)).verdict == "inconclusive"
+    assert judge_part(trend, dict.fromkeys(range(6), rising)).verdict == "reproduced"
+    falling = {"a": {"loss": 3.0}, "b": {"loss": 2.0}, "c": {"loss": 1.0}}
+    assert judge_part(trend, dict.fromkeys(range(6), falling)).verdict == "not reproduced"
+
+
 def test_swapping_the_sides_of_a_difference_turns_the_verdict() -> None:
-    numbers = {seed: {"a": {"sink_rate": 10.0 + seed}, "b": {"sink_rate": float(seed)}} for seed in range(3)}
+    numbers = {seed: {"a": {"loss": 10.0 + 1.1 * seed}, "b": {"loss": float(seed)}} for seed in range(3)}
     for of, against, verdict in (("a", "b", "reproduced"), ("b", "a", "not reproduced")):
-        part = Part("a is larger", Difference("sink_rate", of, against), more_than=1.0)
+        part = Part("a is larger", Difference("loss", of, against), more_than=1.0)
         assert judge([part], [], numbers).verdict == verdict
 
 
@@ -102,7 +192,7 @@ def test_parts_that_say_nothing_are_refused() -> None:
 
 def test_findings_are_plain_json() -> None:
     found = judge_part(BETWEEN, seeds(-0.1, 0.0, 0.1)).to_dict()
-    assert found["effect"] == "sink_rate of a"
+    assert found["effect"] == "loss of a"
     assert found["expected"] == "more than -1 and less than 1"
     assert found["by_seed"] == {"0": -0.1, "1": 0.0, "2": 0.1}
     assert found["standardized"] == 0.0

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["display", "display_claims", "display_models", "display_one", "display_parts", "format_effect"]
 
-COLOURS = {"reproduced": "green", "not reproduced": "red", "inconclusive": "yellow"}
+COLOURS = {
+    **dict.fromkeys(("reproduced", "holds for this model", "agrees with the proof"), "green"),
+    **dict.fromkeys(("not reproduced", "does not hold for this model", "contradicts the proof"), "red"),
+    "inconclusive": "yellow",
+}
 
 
 def display(result: Result) -> Iterator[RenderableType]:

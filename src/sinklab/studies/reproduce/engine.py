@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["answer", "foreseen", "plan_runs", "reproduce", "undeclared"]
 
-DIVERGED = Metric("diverged", "fraction", "1 for a training that diverged, else 0; of several the share of them.")
+DIVERGED = Metric("diverged", "fraction", "1 for a training that diverged, else 0; of several the share.", outcome=True)
 OF_A_CLAIM = Metric("of_a_claim", "number", "Stands for a number that the claim of another package declares nowhere.")
 
 SECONDS_OF_A_TINY_CELL = 35
@@ -196,7 +196,8 @@ def _conclude(
             dict(summary), _table(request, {}, new_run_id()), {"kind": "claim", "claim": request.name}, None, _display
         )
     numbers, seconds = _numbers(request, plan, scale, seeds, out)
-    judgement = judge(request.claim.parts, request.claim.presupposes, numbers)
+    one_model = scale in request.claim.one_model
+    judgement = judge(request.claim.parts, request.claim.presupposes, numbers, one_model=one_model)
     folder = out / scale / request.name
     folder.mkdir(parents=True, exist_ok=True)
     run_id = new_run_id()
@@ -321,6 +322,7 @@ def _record(
         "verdict": judgement.verdict,
         "reason": judgement.reason,
         "evidence": claim.evidence.get(scale, ""),
+        "one_model": claim.one_model.get(scale),
         "parts": [finding.to_dict() for finding in judgement.findings],
         "presupposes": [finding.to_dict() for finding in judgement.presupposed],
         "conditions": variants,

@@ -9,7 +9,7 @@ from typing import NotRequired, TypedDict, cast
 
 from sinklab.errors import InputError
 from sinklab.jobs.claim import RECORDED
-from sinklab.jobs.verdict import VERDICTS
+from sinklab.jobs.verdict import PLAIN, VERDICTS
 from sinklab.results.summaries import ClaimOfModel, ClaimPart, ClaimRecord, Judged
 from sinklab.results.table import read_run
 
@@ -131,8 +131,8 @@ class ClaimAnswer(ClaimVerdict):
 
 def deciding_part(record: Judged) -> ClaimPart | None:
     """The part that makes the verdict what it is: the first one that has it; the first of all where none has."""
-    parts = record["parts"]
-    return next((part for part in parts if part["verdict"] == record["verdict"]), parts[0] if parts else None)
+    parts, verdict = record["parts"], PLAIN.get(record["verdict"], record["verdict"])
+    return next((part for part in parts if part["verdict"] == verdict), parts[0] if parts else None)
 
 
 def summary_of(record: ClaimRecord) -> KeptVerdict:

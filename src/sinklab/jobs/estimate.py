@@ -1,0 +1,136 @@
+"""What the effects of several seeds say together: a middle and an interval, by the rule that suits the kind of effect.
+
+Student's t suits means of numbers that scatter. It does not suit a ratio, whose errors are relative; nor a rate near its end,
+where the interval would go below 0; nor a count of trainings in which something happened, where 0 of 3 has no spread and yet an
+interval from 0 to 0.71; nor a rank correlation over a few conditions, which takes a handful of values; nor numbers that are all
+alike, which show no spread to take an interval from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+from sinklab.results.statistics import mean_interval
+
+__all__ = [
+    "LEAST_FOR_A_MEDIAN",
+    "Estimate",
+    "Method",
+    "estimate_counts",
+    "estimate_mean",
+    "estimate_median",
+    "estimate_ratio",
+    "estimate_share",
+]
+
+Method = Literal[
+    "Student's t", "Student's t of logarithms", "Student's t of arcsines", "exact, of counts", "exact, of the median", "range"
+]  # fmt: skip
+
+LEAST_FOR_A_MEDIAN = 6
+"""Fewest values between whose extremes the median of a population lies in 95 % of draws: all miss it with a chance of 2**-5."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A middle with its interval.
+
+    Attributes:
+        middle: mean, geometric mean, share or median, as the method says.
+        interval: both ends; ``None`` where the values show no spread and are too few for an interval that needs none.
+        method: how the interval was taken.
+        standardized: the middle over the standard deviation over seeds; ``None`` where that is 0 or means nothing.
+    """
+
+    middle: float
+    interval: tuple[float, float] | None
+    method: Method
+    standardized: float | None = None
+
+
+def estimate_mean(values: Sequence[float], level: float = 0.95) -> Estimate:
+    """Mean and Student's t interval; of values that are all alike the interval of their median, if there are enough.
+
+    Args:
+        values: two or more.
+    """
+    spread = statistics.stdev(values)
+    if not spread:
+        return estimate_median(values, level)
+    middle, half = mean_interval(values, level)
+    return Estimate(middle, (middle - half, middle + half), "Student's t", middle / spread)
+
+
+def estimate_ratio(values: Sequence[float], level: float = 0.95) -> Estimate:
+    """Geometric mean, with the t interval of the logarithms: half and double are equally far from 1.
+
+    Args:
+        values: two or more; if one of them is not above 0, they are taken as they are.
+    """
+    if min(values) <= 0:
+        return estimate_mean(values, level)
+    logs = estimate_mean([math.log(value) for value in values], level)
+    interval = None if logs.interval is None else (math.exp(logs.interval[0]), math.exp(logs.interval[1]))
+    method: Method = "Student's t of logarithms" if logs.method == "Student's t" else logs.method
+    return Estimate(math.exp(logs.middle), interval, method, logs.standardized)
+
+
+def estimate_share(values: Sequence[float], whole: float, level: float = 0.95) -> Estimate:
+    """Mean of rates, with the t interval of the arcsines of their roots, whose spread does not depend on the rate.
+
+    Args:
+        values: two or more, from 0 to ``whole``.
+        whole: 1, or 100 for percent.
+    """
+    angles = estimate_mean([math.asin(math.sqrt(value / whole)) for value in values], level)
+    if angles.method != "Student's t" or angles.interval is None:
+        return estimate_mean(values, level)
+    low, high = (whole * math.sin(min(max(angle, 0.0), math.pi / 2)) ** 2 for angle in angles.interval)
+    return Estimate(statistics.fmean(values), (low, high), "Student's t of arcsines", angles.standardized)
+
+
+def estimate_counts(values: Sequence[float], level: float = 0.95, *, paired: bool = False) -> Estimate:
+    """Share of the seeds with 1, less that with -1, and an interval that holds its level for any number of seeds.
+
+    Of values 0 and 1 it is that of Clopper and Pearson (1934, doi 10.1093/biomet/26.4.404). Of differences of two such numbers
+    of one seed it comes from those of the shares of 1 and of -1, each at the level with which both hold together (Bonferroni).
+
+    Args:
+        values: each 0 or 1, paired -1, 0 or 1; at least one.
+        paired: whether they are differences.
+    """
+    count, ones, minus = len(values), sum(value == 1 for value in values), sum(value == -1 for value in values)
+    middle = (ones - minus) / count
+    if not paired:
+        return Estimate(middle, _clopper_pearson(ones, count, level), "exact, of counts")
+    each = 1 - (1 - level) / 2
+    (low_of_ones, high_of_ones), (low_of_minus, high_of_minus) = (_clopper_pearson(of, count, each) for of in (ones, minus))
+    return Estimate(middle, (low_of_ones - high_of_minus, high_of_ones - low_of_minus), "exact, of counts")
+
+
+def estimate_median(values: Sequence[float], level: float = 0.95) -> Estimate:
+    """Median, and the two values between which that of the population lies with at least the level, whatever its distribution.
+
+    Args:
+        values: at least one. There is an interval from :data:`LEAST_FOR_A_MEDIAN` values on, at 95 %.
+    """
+    import scipy.special
+
+    ordered, count = sorted(values), len(values)
+    # Fewer than `inside` of them on one side of the population's median has a chance of at most half of what is left.
+    inside = sum(float(scipy.special.bdtr(below, count, 0.5)) <= (1 - level) / 2 for below in range((count + 1) // 2))
+    interval = (ordered[inside - 1], ordered[count - inside]) if inside else None
+    return Estimate(statistics.median(ordered), interval, "exact, of the median")
+
+
+def _clopper_pearson(successes: int, count: int, level: float) -> tuple[float, float]:
+    import scipy.special
+
+    tail = (1 - level) / 2
+    low = 0.0 if not successes else float(scipy.special.betaincinv(successes, count - successes + 1, tail))
+    high = 1.0 if successes == count else float(scipy.special.betaincinv(successes + 1, count - successes, 1 - tail))
+    return low, high

@@ -1,0 +1,108 @@
+"""Judging kept results again: their numbers under the rule and the words of today. Nothing is trained and nothing is measured.
+
+``python -m sinklab.studies.reproduce.again results`` does it for every record below a folder, and names those that change.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import cast
+
+import pandas as pd
+
+from sinklab.jobs.claim import CHECKPOINT, Claim, Numbers
+from sinklab.jobs.verdict import Conclusion, judge, judge_model, judge_models
+from sinklab.registry import claims
+from sinklab.results.summaries import ClaimOfModel, ClaimRecord
+from sinklab.results.table import read_table, write_json
+from sinklab.studies.reproduce.kept import StoredClaim, deciding_part, read_results
+
+__all__ = ["judged_again", "numbers_of_table"]
+
+
+def judged_again(kept: StoredClaim) -> ClaimRecord:
+    """The record of a claim with what its statement, its parts and the rule of verdicts are today.
+
+    Args:
+        kept: a record and the folder with its ``table.parquet``, whose numbers are taken as they are.
+
+    Raises:
+        UnknownNameError: there is no such claim any more.
+        InputError, ResultError: the table is not there or is damaged.
+    """
+    claim, record = claims[kept.record["claim"]](), kept.record
+    table = read_table(kept.folder / "table.parquet")
+    words = {name: getattr(claim, name) for name in ("statement", "source", "reference", "published")}
+    if record["scale"] == CHECKPOINT:
+        judgement, models = _of_checkpoints(claim, record, table)
+        remark = "" if claim.checkpoint is None else claim.checkpoint.remark
+        return cast(ClaimRecord, {**record, **words, "evidence": remark, "models": models, **_judged(judgement)})
+    model = claim.one_model.get(record["scale"])
+    of_seeds = {seed: {} for seed in record["seeds"]} | numbers_of_table(table, "model")
+    judgement = judge(claim.parts, claim.presupposes, of_seeds, one_model=model is not None)
+    about = {"evidence": claim.evidence.get(record["scale"], ""), "one_model": model}
+    return cast(ClaimRecord, {**record, **words, **about, **_judged(judgement)})
+
+
+def numbers_of_table(table: pd.DataFrame, label: str) -> dict[int, Numbers]:
+    """Numbers by seed, label and metric.
+
+    Args:
+        label: the column that the label is in: ``model`` of trained ones, ``intervention`` of checkpoints.
+    """
+    numbers: dict[int, dict[str, dict[str, float]]] = {}
+    for seed, name, metric, value in table[["seed", label, "metric", "value"]].itertuples(index=False):
+        if not pd.isna(value):
+            numbers.setdefault(int(seed), {}).setdefault(str(name), {})[str(metric)] = float(value)
+    return dict(numbers)
+
+
+def _judged(judgement: Conclusion) -> dict[str, object]:
+    return {
+        "verdict": judgement.verdict,
+        "reason": judgement.reason,
+        "parts": [finding.to_dict() for finding in judgement.findings],
+        "presupposes": [finding.to_dict() for finding in judgement.presupposed],
+    }
+
+
+def _of_checkpoints(claim: Claim, record: ClaimRecord, table: pd.DataFrame) -> tuple[Conclusion, list[ClaimOfModel]]:
+    how = claim.checkpoint
+    assert how is not None, "it was measured on checkpoints"
+    presupposes = claim.presupposes if how.presupposes is None else how.presupposes
+    found, models = dict[str, Conclusion](), []
+    for model in record["models"]:
+        rows = table[table["model"] == model["name"]]
+        if rows.empty:  # it said why, and still says so
+            found[model["name"]] = Conclusion("not applicable", (), (), model["reason"])
+            models.append(model)
+            continue
+        of_seeds = {seed: {} for seed in record["seeds"]} | numbers_of_table(rows, "intervention")
+        judged = found[model["name"]] = judge_model(how.parts or claim.parts, presupposes, of_seeds)
+        parts = [finding.to_dict() for finding in judged.findings]
+        deciding = deciding_part({"parts": parts, "verdict": judged.verdict})
+        effect = {key: None if deciding is None else deciding[at] for key, at in _EFFECT.items()}
+        models.append(cast(ClaimOfModel, {**model, **_judged(judged), **effect}))
+    return judge_models(how.parts or claim.parts, found), models
+
+
+_EFFECT = {"effect": "mean", "interval": "interval", "unit": "unit"}
+"""Keys of the record of a model, and of the part that decides what they are."""
+
+
+def main(folder: Path) -> int:
+    """Judge every record below a folder again, and write it; the number of verdicts that change."""
+    changed = 0
+    for kept in read_results(folder):
+        record = judged_again(kept)
+        if record != kept.record:
+            write_json(record, kept.folder / "run.json")
+        if record["verdict"] != kept.record["verdict"]:
+            changed += 1
+            print(f"{record['scale']}/{record['claim']}: {kept.record['verdict']} → {record['verdict']}  {record['reason']}")
+    return changed
+
+
+if __name__ == "__main__":
+    print(f"{main(Path(sys.argv[1]))} verdicts changed")
