@@ -29,7 +29,7 @@ def made(monkeypatch):
 
     def run(operations, **options):
         asked.update(options, operations=operations)
-        numbers = {seed: {"softmax": {**GOOD, "sink_rate": 30.0}, "softpick": GOOD} for seed in range(3)}
+        numbers = {seed: {"softmax": {**GOOD, "sink_rate": 30.0}, "softpick": GOOD} for seed in range(6)}
         rows = judged(["softmax", "softpick"], numbers, {})
         summary = {
             "rows": [row.to_dict() for row in rows],
@@ -64,7 +64,7 @@ def test_json_is_all_there_is_on_stdout(made):
     softpick = printed["rows"][1]
     assert softpick["low_distortion"] == "yes"
     assert softpick["bounds"]["window"]["expected"] == "less than 0.02"
-    assert softpick["numbers"]["held_out_loss"] == {"mean": 2.0, "low": 2.0, "high": 2.0, "count": 3}
+    assert softpick["numbers"]["held_out_loss"] == {"mean": 2.0, "low": 2.0, "high": 2.0, "count": 6}
 
 
 def test_failures_are_told_and_give_status_1(made):

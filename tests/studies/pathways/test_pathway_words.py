@@ -32,7 +32,7 @@ GATED = {
 RELU = {**GATED, "held_out_loss": 2.0, "trigger_solved": 0.0, "fast_diverged": 1.0}
 
 
-def rows(seeds=3, **found):
+def rows(seeds=6, **found):
     numbers = {seed: {label: dict(values) for label, values in found.items()} for seed in range(seeds)}
     costs = {label: {"train_time_long": {"value": 1.5, "low": 1.4, "high": 1.7}} for label in found if label != "softmax"}
     return judged(list(found), numbers, costs)

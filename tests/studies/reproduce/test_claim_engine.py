@@ -77,7 +77,7 @@ def test_a_claim_is_measured_judged_and_written_down(claims: dict[str, Claim], t
     assert record["environment"]["versions"]["sinklab"]
     table = read_table(tmp_path / "tiny" / "made_up" / "table.parquet")
     assert sorted(zip(table["model"], table["seed"], table["value"], strict=True)) == sorted(
-        (label, seed, base + seed) for seed in range(3) for label, base in (("more", 10.0), ("less", 0.0))
+        (label, seed, base + rise * seed) for seed in range(3) for label, base, rise in (("more", 10.0, 2), ("less", 0.0, 1))
     )
     assert set(table["unit"]) == {"percent"}
     assert set(table["probe"]) == {"claim"}

@@ -23,7 +23,7 @@ from sinklab.studies.pathways.figure import write_figure
 from sinklab.studies.pathways.judging import judged
 from sinklab.studies.pathways.operations import DEFAULT, Pathway, pathways_of
 from sinklab.studies.pathways.runs import CHANGES, Numbers, train_and_read, trigger_numbers
-from sinklab.studies.pathways.words import DEFINITION, markdown, paragraph
+from sinklab.studies.pathways.words import DEFINITION, figure_title, markdown, paragraph
 from sinklab.studies.reproduce.scales import base_config
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.process import default_cache
@@ -99,9 +99,7 @@ def run_pathways(
         write_table(table, out / "table.parquet")
         write_text(f"{DEFINITION}\n\n{markdown(rows)}\n{words}\n", out / "pathways.md")
         for suffix in ("svg", "png"):
-            write_figure(
-                rows, f"Ways to do nothing, scale {scale}, {len(seeds)} seeds, 95 % intervals", out / f"pareto.{suffix}"
-            )
+            write_figure(rows, figure_title(scale, len(seeds)), out / f"pareto.{suffix}")
         write_json(record, out / "run.json")  # last: it is whole
         return Result(summary, table, record, given, display)
 

@@ -9,14 +9,14 @@ from sinklab.studies.pathways.judging import BOUNDS, Row, Summary
 from sinklab.studies.pathways.operations import REFERENCE
 from sinklab.studies.reproduce.scales import DESCRIPTIONS
 
-__all__ = ["DEFINITION", "cell", "markdown", "paragraph"]
+__all__ = ["DEFINITION", "cell", "figure_title", "markdown", "paragraph"]
 
 DEFINITION = (
     "A pathway is low-distortion if, in a model trained with it on the same data for the same number of steps, the held-out "
     "loss is less than 0.02 nats above that of softmax with the same seed; fewer than 5 % of heads sink on the first token; "
     "the first hidden state is less than 2 times as long as others; a window of a quarter of the context without sinks costs "
     "less than 0.02 nats; and 8-bit weights and activations cost less than 0.02 nats. Each holds if its 95 % interval over "
-    "seeds (Student's t) lies inside the bound, fails if it lies outside, and is undecided otherwise."
+    "seeds lies inside the bound, fails if it lies outside, and is undecided otherwise."
 )
 """The definition of :mod:`sinklab.studies.pathways.judging`, in a paragraph."""
 
@@ -36,6 +36,11 @@ def cell(summary: Summary | None, column: Column) -> str:
         return f"{text} (n = {summary.count})"
     half = (summary.high - summary.low) / 2
     return f"{text} ± {format(half, column.form)}" if half else text
+
+
+def figure_title(scale: str, seeds: int) -> str:
+    """What stands above the figure."""
+    return f"Ways to do nothing, scale {scale}, {seeds} seeds, 95 % intervals"
 
 
 def markdown(rows: Sequence[Row]) -> str:
