@@ -31,19 +31,19 @@ class SlowLayer(CacheLayerMixin):
         return keys @ self.rotation.matrices(torch.tensor(steps), keys.dtype)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        assert key_states.shape[2] == 1
         if len(self.plain) > self.num_sinks + self.window:  # the trim after the last step
             for held in (self.plain, self.held_values):
                 del held[self.num_sinks]
-        position = len(self.plain)
-        self.plain.append(self.rotated(key_states, -position))
-        self.held_values.append(value_states)
+        assert key_states.shape[2] == 1 or len(self.plain) + key_states.shape[2] <= self.num_sinks + self.window
+        for key, value in zip(key_states.split(1, dim=2), value_states.split(1, dim=2), strict=True):
+            self.plain.append(self.rotated(key, -len(self.plain)))
+            self.held_values.append(value)
         keys = [self.rotated(key, index) for index, key in enumerate(self.plain)]
         return torch.cat(keys, dim=2), torch.cat(self.held_values, dim=2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         held = min(len(self.plain), self.num_sinks + self.window)
-        return held + 1, 0
+        return held + query_length, 0
 
     def get_seq_length(self) -> int:
         return min(len(self.plain), self.num_sinks + self.window)
@@ -53,13 +53,19 @@ class SlowLayer(CacheLayerMixin):
 
 
 @torch.no_grad()
-def slow_logits(model: PreTrainedModel, tokens: Tensor, num_sinks: int, window: int) -> Tensor:
-    """Logits ``(batch, seq_len, vocab_size)``, one token at a time."""
+def slow_logits(
+    model: PreTrainedModel, tokens: Tensor, num_sinks: int, window: int, *, front: int = 0, first: int = 1
+) -> Tensor:
+    """Logits ``(batch, seq_len, vocab_size)``, one token at a time.
+
+    Args:
+        front: tokens that the model itself puts in front of the first one; they stay besides the sinks.
+        first: tokens that are given at once to begin with.
+    """
     rotations = read_rotations(model).layers
-    cache = Cache(layers=[SlowLayer(rotation, num_sinks, window) for rotation in rotations.values()])
+    cache = Cache(layers=[SlowLayer(rotation, front + num_sinks, window) for rotation in rotations.values()])
     found = []
-    for index in range(tokens.shape[1]):
-        position = torch.tensor([[min(index, num_sinks + window)]]).expand(len(tokens), -1)
-        token = tokens[:, index : index + 1]
-        found.append(model(input_ids=token, position_ids=position, past_key_values=cache, use_cache=True).logits)
+    for piece in torch.arange(tokens.shape[1]).split([first, *[1] * (tokens.shape[1] - first)]):
+        positions = piece.clamp(max=num_sinks + window).expand(len(tokens), -1)
+        found.append(model(input_ids=tokens[:, piece], position_ids=positions, past_key_values=cache, use_cache=True).logits)
     return torch.cat(found, dim=1)

@@ -72,8 +72,6 @@ def test_sliding_windows_that_are_too_narrow(family):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"operation": {"name": "sink_token", "count": 2}}, "puts learned tokens in front of every text"),
-        ({"prefix": 3}, "has a prefix of tokens that see those behind them"),
         ({"window": 8}, "layers that see 8 tokens; the policy holds 12"),
         ({"position": {"name": "learned"}}, "adds positions to its hidden states"),
         ({"position": {"name": "sinusoid"}}, "adds positions to its hidden states"),

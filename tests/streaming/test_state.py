@@ -204,7 +204,7 @@ class TestRefusals:
 
     def test_another_format(self, model, saved):
         self.change(saved, lambda record: record.update(format=99, sinklab="9.0"))
-        with pytest.raises(InputError, match=r"has format 99 of sinklab 9\.0; sinklab .* reads format 2"):
+        with pytest.raises(InputError, match=r"has format 99 of sinklab 9\.0; sinklab .* reads formats 2 and 3"):
             load_state(saved, model)
 
     def test_tensors_that_are_not_there(self, model, saved):

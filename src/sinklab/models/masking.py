@@ -90,7 +90,7 @@ def lay_out(
         tokens: how many tokens were given.
         front: learned tokens in front of every sequence; they are added to a forward that begins a sequence.
         cache: what is given goes behind its tokens, of which those in front are the first.
-        attention_mask: 2-D over cached and given tokens, or 4-D.
+        attention_mask: 2-D over cached and given tokens, or 4-D, over the tokens in front too or without them.
         position_ids: ``(batch or 1, tokens)``; by default real tokens are counted. Without mask and cache, a position that is
             not the next one begins a document.
 
@@ -109,7 +109,9 @@ def lay_out(
             )
         attention_mask = nn.functional.pad(attention_mask, (front, 0), value=1)
     elif attention_mask is not None and front:
-        attention_mask = _with_front(attention_mask, front, added)
+        keys = length if cache is None else cache.get_mask_sizes(length, 0)[0]
+        if attention_mask.shape[-1] != keys:  # or it has the tokens in front already
+            attention_mask = _with_front(attention_mask, front, added)
     starts = None
     if position_ids is not None:
         starts = _document_starts(position_ids, front) if attention_mask is None and cache is None else None
@@ -165,7 +167,8 @@ def make_mask(
         start = documents[batch, key] if documents is not None else first[batch] if first is not None else front
         return (query >= front) & (key >= start) & (key - start < prefix)
 
-    if prefix and cache is not None:
+    explicit_mask = layout.attention_mask is not None and layout.attention_mask.ndim == 4  # which then says it all
+    if prefix and cache is not None and not explicit_mask:
         _require_whole_prefix(layout, prefix)
     # Once the prefix is in the cache it is the past of every query.
     opens = bool(prefix) and isinstance(seen, int) and seen == 0

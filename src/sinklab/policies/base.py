@@ -124,6 +124,11 @@ class SlotPolicy(BoundedPolicy):
     that it stays right before the tokens that are held; see :meth:`evicted`.
     """
 
+    @property
+    def holds_more(self) -> bool:
+        """Whether tokens stay in their slots when the newest query no longer sees them; see ``rollback`` of a cache."""
+        return False
+
     @abc.abstractmethod
     def slots(self, tokens: Tensor) -> Tensor:
         """Slot of each token index, int64 of the same shape."""

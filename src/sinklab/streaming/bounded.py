@@ -38,6 +38,8 @@ class BoundedCache(Cache, Planner):
         self.policy = policy
         self._table: Table | None = None
         self._outputs: list[ModelOutput] = []  # of the chunks before the last, with the number of logits that the caller gets
+        self._front = 0  # learned tokens that the model puts in front of every text
+        self._prefix = 0  # tokens of the text that see each other both ways
         self._unfinished = False  # a forward has begun and not ended: some layers hold its tokens and others do not
 
     @property
@@ -81,7 +83,7 @@ class BoundedCache(Cache, Planner):
             policy=self.policy.describe(),
             seen=tuple(table.seen.expand(rows).tolist()),
             held=tuple(table.held.expand(rows).tolist()),
-            capacity=self.policy.num_slots,
+            capacity=table.policy.num_slots,
             bytes=self.bytes_held(),
             rebases=table.rebases,
             highest_position=table.highest_position,
@@ -94,9 +96,24 @@ class BoundedCache(Cache, Planner):
 
     # --- what transformers asks of a cache -----------------------------------------------------------------------------------
 
+    @property
+    def is_compileable(self) -> bool:
+        """False: transformers must not compile a model for its sake; see :func:`~sinklab.streaming.static.compile_steps`.
+
+        It is asked before the first forward, when :meth:`bind` is still in time; so does assisted decoding, which asks nothing
+        else.
+        """
+        if self._table is None:
+            self.bind(generating_model())
+        return False
+
     def get_seq_length(self, layer_idx: int = 0) -> int | Tensor:
-        """Tokens seen, padding included; during a forward, those before it: a tensor, as static caches have it, if compiled."""
-        return self.table.seq_length
+        """Tokens seen, padding included; during a forward, those before it: a tensor, as static caches have it, if compiled.
+
+        Learned tokens in front are counted by the model, during its forward, and by nobody else.
+        """
+        table = self.table
+        return table.seq_length if table.step is not None else max(0, table.columns - self._front)
 
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
         """See :meth:`Table.mask_sizes`."""
@@ -133,8 +150,8 @@ class BoundedCache(Cache, Planner):
         Raises:
             ConfigurationError: tokens that would be held again have been evicted, or a padded batch.
         """
-        columns, count = self.table.columns, int(tokens_to_remove)  # some releases hand in a tensor
+        columns, count = max(0, self.table.columns - self._front), int(tokens_to_remove)  # some releases hand in a tensor
         keep = columns + count if count <= 0 else count
         if 0 <= keep < columns:
             with kept_tensors():
-                self.table.crop(keep)
+                self.table.crop(keep + self._front)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from sinklab.attention.placement import input_device
@@ -25,6 +26,8 @@ from sinklab.streaming.host import (
     split,
     tokens_of,
 )
+from sinklab.streaming.hosted import hosted
+from sinklab.streaming.in_front import columns_of, tokens_in_front, tokens_of_prefix
 from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.limits import fit_limits
 from sinklab.streaming.ordered import OrderedLayer, OrderedStep, OrderedTable, has_ordered_bias, require_ordered
@@ -57,11 +60,14 @@ class PolicyCache(BoundedCache):
             frequencies change with the position or come from a table.
         quantized: ``"int8"`` or ``"int4"``: keep keys and values that are neither pinned nor among the newest as integers; see
             :class:`~sinklab.streaming.quantized.QuantizedLayer`.
+        rollback: hold so many tokens beyond the policy's window, which no query sees, so that :meth:`crop` can take back as
+            many of the newest: at least the candidates of a step of assisted decoding.
 
     Raises:
         ConfigurationError: sizes that do not fit together, a cache used with another model or batch size, gradients.
         UnsupportedModelError: see :func:`read_rotations`; also linear attention, encoder-decoders, sliding windows smaller than
-            what the policy holds, and attention functions that take no 4-D mask.
+            what the policy holds, a rollback where keys are in the order of the text, and attention functions that
+            take no 4-D mask.
 
     Attributes:
         static: whether the forward at hand is compiled; its steps are then a :class:`~sinklab.streaming.step.StaticStep`.
@@ -77,6 +83,7 @@ class PolicyCache(BoundedCache):
         chunk: int = 128,
         rebase_at: int | None = None,
         quantized: str | None = None,
+        rollback: int = 0,
     ) -> None:
         if not isinstance(policy, self.takes):
             raise ConfigurationError(
@@ -85,7 +92,15 @@ class PolicyCache(BoundedCache):
             )
         if chunk < 1:
             raise ConfigurationError(f"chunk {chunk} must be 1 or more")
+        if rollback < 0:
+            raise ConfigurationError(f"`rollback` {rollback} must be 0 or more: so many tokens can be taken back at once")
+        if rollback and quantized is not None:
+            raise ConfigurationError(
+                f"`rollback` takes tokens back, and what `quantized` {quantized!r} has rounded with them stays rounded; leave "
+                "one of them out"
+            )
         super().__init__(policy)
+        self.rollback = rollback
         self.chunk, self.rebase_at, self.quantized, self._bits = chunk, rebase_at, quantized, read_bits(quantized)
         self._kept_logits = 0
         self.static = False
@@ -113,28 +128,31 @@ class PolicyCache(BoundedCache):
 
     def _fit(self, model: PreTrainedModel) -> None:
         """Make layers and the table for a model."""
+        assert isinstance(self.policy, SlotPolicy)
+        self._front, self._prefix = tokens_in_front(model), tokens_of_prefix(model)
+        policy = hosted(self.policy, front=self._front, prefix=self._prefix, rollback=self.rollback)
         if has_ordered_bias(model):
-            require_ordered(self.policy, model)
-            if self.quantized:
+            require_ordered(policy, model)
+            if self.quantized or self.rollback:
+                setting = "quantized" if self.quantized else "rollback"
                 raise ConfigurationError(
-                    f"`quantized` is for keys in slots; {type(model).__name__} needs them in the order of the text"
+                    f"`{setting}` is for keys in slots; {type(model).__name__} needs them in the order of the text"
                 )
-            ordered = OrderedTable(self.policy, input_device(model), model)
+            ordered = OrderedTable(policy, input_device(model), model)
             self.layers = [OrderedLayer(ordered) for _ in range(model.config.get_text_config().num_hidden_layers)]
             self._table, self.rebase_at = ordered, sys.maxsize
             return
-        rotations = self._fit_positions(model)
-        assert isinstance(self.policy, SlotPolicy)
-        self._table = slots = SlotTable(self.policy, input_device(model), model)
+        rotations = self._fit_positions(model, policy)
+        self._table = slots = SlotTable(policy, input_device(model), model)
         if self._bits is None:
             self.layers = [SlotLayer(slots, rotation) for rotation in rotations.layers.values()]
         else:
             workspace = Workspace()
             self.layers = [QuantizedLayer(slots, rotation, self._bits, workspace) for rotation in rotations.layers.values()]
 
-    def _fit_positions(self, model: PreTrainedModel) -> KeyRotations:
+    def _fit_positions(self, model: PreTrainedModel, policy: BoundedPolicy | None = None) -> KeyRotations:
         """Rotations of the keys of all layers; from now on positions stay below what the model can tell apart."""
-        limits = fit_limits(model, self.policy, chunk=self.chunk, rebase_at=self.rebase_at, integers=self._bits is not None)
+        limits = fit_limits(model, policy or self.policy, chunk=self.chunk, rebase_at=self.rebase_at, integers=self._bits is not None)
         self.chunk, self.rebase_at = limits.chunk, limits.rebase_at
         return limits.rotations
 
@@ -170,6 +188,12 @@ class PolicyCache(BoundedCache):
         if wanted is not None and outputs:
             arguments = dict(arguments, logits_to_keep=0)
         valid, table = self._valid(mask_of(arguments), batch, length), self.table
+        ids = arguments.get("input_ids")
+        ids = ids if isinstance(ids, Tensor) else None
+        if front := self._new_in_front:
+            length += front
+            valid = None if valid is None else pad(valid, (front, 0), value=True)
+            ids = None if ids is None else pad(ids, (front, 0), value=-1)
         assert self.rebase_at is not None
         self._unfinished = True
         with kept_tensors():
@@ -177,8 +201,7 @@ class PolicyCache(BoundedCache):
                 self.rebase()
             self._outputs, self._kept_logits = outputs, wanted or 0
             table.step = table.plan(length, valid)
-            ids = arguments.get("input_ids")
-            table.note(ids if isinstance(ids, Tensor) else None, batch)
+            table.note(ids, batch)
             if static:
                 self._make_static()
         return self._planned(module, arguments)
@@ -196,7 +219,10 @@ class PolicyCache(BoundedCache):
             self._static = StaticStep(table.policy, rotations, first.device, first.masters.dtype)
             for layer in layers:
                 layer.static_matrices = self._static.matrices_of(layer.rotation)
-        self._static.set(step, step.slot, table.index[0] >= 0, table.columns - 1)
+        present = table.index[0] >= 0
+        if table.policy.holds_more:
+            present &= table.policy.visible(table.seen - 1, table.index[0])
+        self._static.set(step, step.slot, present, table.columns - 1)
         table.step = self._static
 
     def _require_ready(self, module: nn.Module, arguments: Arguments, batch: int) -> None:
@@ -230,21 +256,35 @@ class PolicyCache(BoundedCache):
     def _room(self, mask: Tensor | None, batch: int, length: int) -> int:
         """How many of ``length`` new columns can be taken at once."""
         size = min(length, self.chunk)
+        if self._prefix and not self.table.columns:
+            valid = self._valid(mask, batch, length)
+            size = max(size, columns_of(torch.ones(1, length) if valid is None else valid, self._prefix))
         if not self.table.counts_room:
             return size
         if mask is not None and length > size:
             mask = mask[:, : size - length]
-        return self.table.room(size, self._valid(mask, batch, size))
+        valid, front = self._valid(mask, batch, size), self._new_in_front
+        if front and valid is not None:
+            valid = pad(valid, (front, 0), value=True)
+        return self.table.room(size + front, valid) - front
+
+    @property
+    def _new_in_front(self) -> int:
+        """Learned tokens that the forward at hand has besides its own: all of them in the first one, and none later."""
+        return 0 if self.table.columns else self._front
 
     def _planned(self, module: nn.Module, arguments: Arguments) -> Arguments:
         """The arguments with the mask and the positions of the step at hand."""
         step: Any = self.step
         if isinstance(step, OrderedStep):  # these models count positions along the columns of a 2-D mask
             others = {name: value for name, value in arguments.items() if name != "position_ids"}
-            return dict(others, attention_mask=step.attention_mask)
-        rows = len(tokens_of(arguments))
+            columns = step.attention_mask
+            return dict(others, attention_mask=None if columns is None else columns[:, self._front :])
+        rows, given = tokens_of(arguments).shape[:2]
         mask = self._mask(module, step.visible, rows)
-        return dict(arguments, attention_mask=mask, position_ids=step.position_ids.expand(rows, -1))
+        # The model counts its learned tokens in front itself.
+        positions = step.position_ids[:, -given:] - self._front if self._front else step.position_ids
+        return dict(arguments, attention_mask=mask, position_ids=positions.expand(rows, -1))
 
     def _mask(self, module: nn.Module, visible: Tensor | None, rows: int) -> Tensor | None:
         """What is visible, boolean ``(1 or rows, 1, length, keys)``, as the attention function of ``module`` takes it."""
@@ -281,6 +321,11 @@ class PolicyCache(BoundedCache):
         else:
             valid = mask[:, -length:].bool().cpu()
             valid = None if bool(valid.all()) else valid
+            if valid is not None and self._front and self.table.in_order:
+                raise ConfigurationError(
+                    f"{type(self.model).__name__} has learned tokens in front and a bias that counts keys: padding behind them "
+                    "would be counted too. Give one text at a time, or texts of one length"
+                )
         if valid is not None:
             with kept_tensors():
                 self.table.spread(batch)

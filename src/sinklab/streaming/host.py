@@ -21,7 +21,17 @@ from sinklab.streaming.static import is_compiled
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
-__all__ = ["Arguments", "Planner", "generating_model", "join", "kept_logits", "kept_tensors", "mask_of", "split", "tokens_of"]
+__all__ = [
+    "Arguments",
+    "Planner",
+    "generating_model",
+    "join",
+    "kept_logits",
+    "kept_tensors",
+    "mask_of",
+    "split",
+    "tokens_of",
+]
 
 
 Arguments: TypeAlias = dict[str, object]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from transformers import PreTrainedModel
 
 from sinklab.errors import UnsupportedModelError
-from sinklab.policies.base import BoundedPolicy
+from sinklab.policies.base import BoundedPolicy, SlotPolicy
+from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
 
 __all__ = ["extent", "require_decoder", "require_positions"]
 
@@ -19,19 +20,19 @@ def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
     strange = sorted(kinds - {"full_attention", "sliding_attention"})
     if strange:
         raise UnsupportedModelError(f"{name} has layers of the kind {', '.join(strange)}; a policy needs full attention")
-    if getattr(model, "tokens_in_front", 0):  # SinkLM
+    front = tokens_in_front(model)
+    if not isinstance(policy, SlotPolicy) and (front or tokens_of_prefix(model)):
+        what = "puts learned tokens in front of every text" if front else "has a prefix of tokens that see each other both ways"
         raise UnsupportedModelError(
-            f"{name} puts learned tokens in front of every text, which its cache counts and its arguments do not; a bounded "
-            "cache for it is not there"
+            f"{name} {what}; policy {policy.name!r}, which scores tokens, is not there for it. One that goes by positions is, "
+            "such as sink_window"
         )
-    if getattr(config, "prefix", 0):  # SinkLM
-        raise UnsupportedModelError(f"{name} has a prefix of tokens that see those behind them; a policy needs a causal model")
     sliding = getattr(config, "sliding_window", None) or getattr(config, "window", None)
     slides = "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True))
-    if sliding and slides and sliding < policy.num_slots:
+    if sliding and slides and sliding < policy.num_slots + front:
         raise UnsupportedModelError(
-            f"{name} has layers that see {sliding} tokens; the policy holds {policy.num_slots}, and its sinks would be hidden "
-            f"from them. Choose sizes that add up to {sliding} or less, the token at hand included"
+            f"{name} has layers that see {sliding} tokens; the policy holds {policy.num_slots + front}, and its sinks would be "
+            f"hidden from them. Choose sizes that add up to {sliding} or less, the token at hand included"
         )
 
 

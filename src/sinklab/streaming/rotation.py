@@ -19,6 +19,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from sinklab.attention.placement import input_device
 from sinklab.errors import UnsupportedModelError
+from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
 
 __all__ = ["KeyRotations", "Rotation", "read_rotations"]
 
@@ -257,15 +258,21 @@ def _keys_at(model: PreTrainedModel, positions: Tensor | None) -> dict[int, tupl
 
     Without positions those of two equal tokens in a row, ``(1, num_kv_heads, 2, head_dim)``.
     """
-    cache, config = DynamicCache(), model.config.get_text_config()
+    cache, config, front = DynamicCache(), model.config.get_text_config(), tokens_in_front(model)
     tokens = torch.full(
         (1, 2) if positions is None else (len(positions), 1), min(7, config.vocab_size - 1), device=input_device(model)
     )
     where = None if positions is None else positions[:, None].to(input_device(model))
+    masks = {}
+    if front or tokens_of_prefix(model):  # what the tokens see must not depend on their positions
+        size = front + tokens.shape[1]
+        mask = torch.ones(size, size, dtype=torch.bool, device=tokens.device).tril()
+        mask[front:, :front] = False
+        masks["attention_mask"] = mask.expand(len(tokens), 1, -1, -1)
     training = model.training
     model.eval()
     try:
-        model(input_ids=tokens, position_ids=where, past_key_values=cache, use_cache=True)
+        model(input_ids=tokens, position_ids=where, past_key_values=cache, use_cache=True, **masks)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} does not run one token with a cache of keys and values: {error}. A bounded cache needs a "
@@ -273,4 +280,5 @@ def _keys_at(model: PreTrainedModel, positions: Tensor | None) -> dict[int, tupl
         ) from error
     finally:
         model.train(training)
-    return {index: (layer.keys, layer.values) for index, layer in enumerate(cache.layers) if layer.is_initialized}
+    layers = {index: layer for index, layer in enumerate(cache.layers) if layer.is_initialized}
+    return {index: (layer.keys[:, :, front:], layer.values[:, :, front:]) for index, layer in layers.items()}

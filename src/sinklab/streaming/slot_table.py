@@ -76,7 +76,8 @@ class SlotTable(IndexedTable):
     def plan(self, length: int, valid: Tensor | None) -> Step:
         if length > 1 or (valid is not None and not bool(valid.all())):
             return self._plan_chunk(length, valid)
-        return self._plan_next() if self.full and self.rows == 1 else self._plan_token()
+        ahead = self.full and self.rows == 1 and not self.policy.holds_more
+        return self._plan_next() if ahead else self._plan_token()
 
     def _plan_next(self) -> Step:
         """One token where every slot is taken and no row is padded: a look at what was worked out ahead."""
@@ -113,10 +114,12 @@ class SlotTable(IndexedTable):
         written = self.index[:, : len(self.pinned)] == tokens
         self.anchors = torch.where(written, tokens - self.base[:, None], self.anchors)
         filled, visible = self.policy.num_slots, None
-        if not self.full:
+        if not self.full or self.policy.holds_more:
             present = self.index >= 0
             self.full = bool(present.all())
             filled = int(present.any(dim=0).nonzero().max()) + 1
+            if self.policy.holds_more:
+                present = present & self.policy.visible(tokens, self.index)
             present = present[:, None, None, :filled]
             visible = None if bool(present.all()) else present.to(self.device)
         shifts = self._shifts_of(tokens)

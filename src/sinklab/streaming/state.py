@@ -33,8 +33,8 @@ __all__ = ["SavedState", "load_state", "read_state", "save_state"]
 
 Json: TypeAlias = dict[str, Any]
 
-_FORMAT = 2
-"""Of the file; raised when an older reader would misread it."""
+_FORMAT, _WITH_ROLLBACK = 2, 3
+"""Of the file; higher where an older reader would misread it."""
 
 _WRITTEN = {"shifted": "turned"}
 """Numbers of a table that have another name in the file, which is as old as the format."""
@@ -61,6 +61,7 @@ class Written(BaseModel):
     chunk: Annotated[int, Field(ge=1)] | None
     rebase_at: Annotated[int, Field(ge=1)] | None
     quantized: Literal["int8", "int4"] | None
+    rollback: Annotated[int, Field(ge=0)] = 0
     books: dict[str, bool | int]
     notes: dict[str, Any]
 
@@ -119,13 +120,14 @@ def save_state(
         buffers["ids"] = table.ids
     buffers |= {f"more.{name}": tensor for name, tensor in (tensors or {}).items()}
     record = {
-        "format": _FORMAT,
+        "format": _WITH_ROLLBACK if cache.rollback else _FORMAT,
         "sinklab": __version__,
         "model": {"class": type(model).__name__, "dtype": str(model.dtype), "fingerprint": fingerprint(model)},
         "policy": policies.settings(cache.policy),
         "chunk": cache.chunk,
         "rebase_at": cache.rebase_at,
         "quantized": cache.quantized,
+        **({"rollback": cache.rollback} if cache.rollback else {}),
         "books": {_WRITTEN.get(name, name): count for name, count in table.counts().items()},
         "notes": notes or {},
     }
@@ -152,10 +154,10 @@ def read_state(path: str | Path, model: PreTrainedModel) -> SavedState:
     """As :func:`load_state`, with whatever was saved beside the cache."""
     path = Path(path)
     record, tensors, digest = _read(path)
-    if record.get("format") != _FORMAT:
+    if record.get("format") not in (_FORMAT, _WITH_ROLLBACK):
         raise InputError(
             f"{path} has format {record.get('format')} of sinklab {record.get('sinklab', '?')}; sinklab "
-            f"{__version__} reads format {_FORMAT}. Read the text again with this version"
+            f"{__version__} reads formats {_FORMAT} and {_WITH_ROLLBACK}. Read the text again with this version"
         )
     try:
         Written.model_validate(record)
@@ -165,7 +167,8 @@ def read_state(path: str | Path, model: PreTrainedModel) -> SavedState:
         raise InputError(f"{path} is damaged: {where}: {problem['msg'][0].lower()}{problem['msg'][1:]}") from None
     _require_same(path, record["model"], model)
     try:
-        settings = {name: record[name] for name in ("chunk", "rebase_at", "quantized") if record[name] is not None}
+        names = ("chunk", "rebase_at", "quantized", "rollback")
+        settings = {name: record[name] for name in names if record.get(name) is not None}
         policy = policies.make(record["policy"])
         cache = (PerHeadCache if isinstance(policy, PerHead) else PolicyCache)(policy, model, **settings)
         _fill(cache, record["books"], tensors)

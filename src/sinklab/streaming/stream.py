@@ -18,6 +18,7 @@ from sinklab.policies.base import PolicySpec
 from sinklab.streaming.base import Reader
 from sinklab.streaming.decoding import TextDecoder, Tokenizer
 from sinklab.streaming.fitting import fitting_policy
+from sinklab.streaming.in_front import columns_of, tokens_of_prefix
 from sinklab.streaming.reader import open_reader
 from sinklab.streaming.sampling import Sampler, Sampling
 from sinklab.streaming.state import read_state, save_state
@@ -116,11 +117,15 @@ class Stream:
         if self._pending is not None:
             ids = torch.cat((self._pending[:, None], ids), dim=1)
             mask = torch.cat((self._valid[:, None], mask), dim=1)
-        for start in range(0, ids.shape[1], self.chunk):
-            part = slice(start, start + self.chunk)
+        done, size = 0, self.chunk
+        if (prefix := tokens_of_prefix(self.model)) and not self.reader.position:
+            size = max(size, columns_of(mask, prefix))
+        while done < ids.shape[1]:
+            part = slice(done, done + size)
             self._read(ids[:, part], mask[:, part])
+            done, size = min(part.stop, ids.shape[1]), self.chunk
             if progress is not None:
-                progress(min(start + self.chunk, ids.shape[1]), ids.shape[1])
+                progress(done, ids.shape[1])
         self._ended = [False] * len(ids)
         return self
 

@@ -216,12 +216,13 @@ class IndexedTable(Table):
         stays = (self.index >= 0) & (self.index < keep)
         if keep:
             last = torch.tensor(keep - 1)
-            stays &= self.policy.visible(last, self.index)
+            there = int((stays & self.policy.visible(last, self.index)).sum())
             needed = int(self.policy.visible(last, torch.arange(keep)).sum())
-            if int(stays.sum()) < needed:
+            if there < needed:
                 raise ConfigurationError(
-                    f"cannot go back to {keep} tokens: {needed - int(stays.sum())} of the {needed} that the policy held then "
-                    "have been evicted since. Save the state before, and load it"
+                    f"cannot go back to {keep} tokens: {needed - there} of the {needed} that the policy held then have been "
+                    "evicted since. Save the state before, and load it; or make the cache with a `rollback` of as many tokens "
+                    "as are taken back at once"
                 )
         self.index = torch.where(stays, self.index, -1)
         self.seen.fill_(keep)

@@ -12,6 +12,7 @@ from sinklab.attention.placement import input_device
 from sinklab.errors import UnsupportedModelError
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
 
 __all__ = ["TOKENS", "require_close", "some_tokens", "verify_model"]
 
@@ -64,14 +65,15 @@ def require_close(model: PreTrainedModel, some: Tensor, others: Tensor, how: str
 
 
 def some_tokens(model: PreTrainedModel) -> Tensor:
-    """:data:`TOKENS` token ids, int64 ``(1, tokens)``, where the model takes them."""
+    """:data:`TOKENS` token ids, and those of a prefix, int64 ``(1, tokens)``, where the model takes them."""
     vocabulary = model.config.get_text_config().vocab_size
-    return (torch.arange(TOKENS, device=input_device(model)) * 7 + 5).remainder(vocabulary)[None]
+    return (torch.arange(TOKENS + tokens_of_prefix(model), device=input_device(model)) * 7 + 5).remainder(vocabulary)[None]
 
 
 def _read(model: PreTrainedModel, chunk: int) -> Tensor:
     """Logits ``(tokens, vocab_size)`` of a few tokens, ``chunk`` at a time."""
-    policy = SinkWindow(num_sinks=1, window=_WINDOW)
-    cache = PolicyCache(policy, model, chunk=chunk, rebase_at=_REBASE_AT if chunk == 1 else None)
+    prefix = tokens_of_prefix(model)
+    policy, more = SinkWindow(num_sinks=1, window=_WINDOW + prefix), tokens_in_front(model) + prefix
+    cache = PolicyCache(policy, model, chunk=chunk, rebase_at=_REBASE_AT + more if chunk == 1 else None)
     logits: Tensor = model(input_ids=some_tokens(model), past_key_values=cache, use_cache=True).logits
     return logits[0].to(torch.promote_types(logits.dtype, torch.float32))

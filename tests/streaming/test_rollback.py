@@ -1,0 +1,154 @@
+"""Taking tokens back: exactly, as far as what left the window since is held; assisted decoding says what decoding says."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from tests.architectures.zoo import VOCAB
+from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, decoder, gap, one_by_one, read, text
+from tests.streaming.oracle import slow_logits
+from tests.streaming.test_in_front import KINDS, build
+
+from sinklab.errors import ConfigurationError
+from sinklab.policies.pinned import Pinned
+from sinklab.policies.sink_window import SinkWindow
+from sinklab.policies.strided import Strided
+from sinklab.policies.window import Window
+from sinklab.streaming.cache import PolicyCache, SinkCache
+from sinklab.streaming.state import load_state, save_state
+
+BACK = 5
+POLICIES = (
+    SinkWindow(num_sinks=SINKS, window=WINDOW),
+    SinkWindow(num_sinks=SINKS, window=WINDOW, positions="original"),
+    Pinned(pinned=(0, 7), window=WINDOW),
+    Window(window=WINDOW),
+)
+GREEDY = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+
+def small(model=None, **settings) -> SinkCache:
+    return SinkCache(model, num_sinks=SINKS, window=WINDOW, rollback=BACK, **settings)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "gpt_oss"])
+def test_what_is_held_besides_is_seen_by_nobody(family):
+    model, tokens = decoder(family, "eager"), text(40)
+    published = slow_logits(model, tokens, SINKS, WINDOW)
+    assert gap(one_by_one(model, tokens, small(model)), published) < TOLERANCE
+    assert gap(read(model, tokens, small(model), pieces=[19, 1, 1, 7, 12]), published) < TOLERANCE
+    tight = small(model, chunk=5, rebase_at=SINKS + WINDOW + BACK + 6)
+    assert gap(read(model, tokens, tight), published) < TOLERANCE
+    assert tight.table.rebases >= 2
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.describe())
+def test_taken_back_is_as_if_it_had_never_been(policy):
+    """Tokens come in calls of any size and up to five leave again, also across a change of positions."""
+    model, chance = decoder("llama"), random.Random(0)
+    for rebase_at in (None, policy.num_slots + BACK + 9):
+        cache, kept, logits = (
+            PolicyCache(policy, model, rollback=BACK, rebase_at=rebase_at, chunk=8),
+            text(0),
+            torch.empty(2, 0, VOCAB),
+        )
+        for turn in range(24):
+            more = text(chance.choice((1, 1, 2, 6, 13)), seed=turn)
+            logits = torch.cat((logits, read(model, more, cache)), dim=1)
+            kept = torch.cat((kept, more), dim=1)
+            back = chance.randrange(min(BACK, more.shape[1]) + 1)  # as candidates that were wrong
+            cache.crop(-back)
+            kept, logits = (held[:, : held.shape[1] - back] for held in (kept, logits))
+            assert cache.get_seq_length() == kept.shape[1]
+        assert gap(logits, read(model, kept, PolicyCache(policy, model))) < TOLERANCE
+        assert rebase_at is None or cache.table.rebases >= 2
+
+
+def test_a_pinned_token_taken_back_comes_again():
+    model, cache = decoder("llama"), small(decoder("llama"))
+    read(model, text(3), cache)
+    cache.crop(1)
+    tokens = torch.cat((text(3)[:, :1], text(30, seed=4)), dim=1)
+    assert gap(read(model, tokens[:, 1:], cache), slow_logits(model, tokens, SINKS, WINDOW)[:, 1:]) < TOLERANCE
+
+
+def test_beyond_what_is_held():
+    model, cache = decoder("llama"), small(decoder("llama"))
+    read(model, text(30), cache)
+    with pytest.raises(ConfigurationError, match=r"cannot go back to 24 tokens: 1 of the 12 .* with a `rollback` of as many"):
+        cache.crop(-6)
+    cache.crop(-5)
+    with pytest.raises(ConfigurationError, match="cannot go back to 24 tokens"):
+        cache.crop(-1)  # those that would be needed went before the five
+    read(model, text(6), cache)
+    cache.crop(-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: SinkCache(rollback=-1), "`rollback` -1 must be 0 or more"),
+        (lambda: SinkCache(rollback=3, quantized="int8"), "`rollback` takes tokens back, and what `quantized` 'int8'"),
+        (lambda: small(build_decoder("bloom", "eager")), "`rollback` is for keys in slots; BloomForCausalLM needs them in"),
+        (
+            lambda: PolicyCache(Strided(num_sinks=1, dense=4, span=12, stride=4), decoder("llama"), rollback=2),
+            "policy 'strided' has none; use sink_window, pinned or window",
+        ),
+    ],
+)
+def test_refused(make, said):
+    with pytest.raises(ConfigurationError, match=said):
+        make()
+
+
+# --- assisted decoding -------------------------------------------------------------------------------------------------------
+
+
+def prompt() -> torch.Tensor:
+    """Longer than the cache, and with repetitions, in which a look-up finds candidates."""
+    return torch.cat((text(9, rows=1), text(4, rows=1, seed=1), text(9, rows=1)), dim=1)
+
+
+@pytest.mark.parametrize("kind", ["look-up", "same", "other"])
+@pytest.mark.parametrize("family", ["llama", "in front"])
+def test_assisted_decoding_says_what_decoding_says(family, kind):
+    """Candidates from the text, from the model with all keys, of which most are right, and from another model: few are."""
+    model = decoder("llama") if family == "llama" else build(KINDS["in front"])
+    assistant = decoder("llama") if kind == "same" else build_decoder("llama", num_hidden_layers=1)
+    assistant.generation_config.num_assistant_tokens = BACK
+    assistant.generation_config.num_assistant_tokens_schedule = "constant"
+    assistant.generation_config.assistant_confidence_threshold = 0.0
+    extra = {"prompt_lookup_num_tokens": BACK} if kind == "look-up" else {"assistant_model": assistant}
+    expected = model.generate(prompt(), past_key_values=SinkCache(num_sinks=SINKS, window=WINDOW), **GREEDY)
+    cache, forwards, back = small(), [], []
+    hook = model.register_forward_hook(lambda *_: forwards.append(1))
+    crop, cache.crop = cache.crop, lambda count: (back.append(int(count)), crop(count))
+    found = model.generate(prompt(), past_key_values=cache, **GREEDY, **extra)
+    hook.remove()
+    assert (found == expected).all()
+    assert min(back) < 0  # some candidates were wrong
+    assert cache.get_seq_length() == found.shape[1] - 1
+    if family == "llama" and kind != "other":
+        assert len(forwards) < 40 or kind == "same"  # and some were right (the assistant's forwards are counted too)
+
+
+def test_candidates_that_are_more_than_can_be_taken_back():
+    model = decoder("llama")
+    with pytest.raises(ConfigurationError, match=r"cannot go back .*`rollback`"):
+        model.generate(prompt(), past_key_values=small(), prompt_lookup_num_tokens=BACK + 6, **GREEDY)
+
+
+# --- saved -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_has_what_can_be_taken_back(tmp_path):
+    model, cache = decoder("llama"), small(decoder("llama"))
+    read(model, text(30), cache)
+    save_state(cache, tmp_path / "state.safetensors")
+    again = load_state(tmp_path / "state.safetensors", model).cache
+    assert again.rollback == BACK
+    for one in (cache, again):
+        one.crop(-BACK)
+    assert gap(read(model, text(9, seed=2), cache), read(model, text(9, seed=2), again)) == 0
