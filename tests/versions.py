@@ -26,7 +26,10 @@ MIDDLE = "5.19.0"
 
 TESTS = (
     *(f"tests/streaming/test_{name}.py" for name in ("cache", "families", "generate", "ordered", "padding", "positions_far")),
-    *(f"tests/streaming/test_{name}.py" for name in ("in_front", "refusals", "rollback", "rotation", "step", "verify")),
+    *(
+        f"tests/streaming/test_{name}.py"
+        for name in ("encoder_decoder_caches", "in_front", "refusals", "rollback", "rotation", "step", "verify")
+    ),
     *("tests/models", "tests/attention/test_ranks.py", "tests/training", "tests/jobs/test_sweep.py"),
 )
 SEAM = tuple(f"tests/architectures/test_{name}.py" for name in ("identity", "weights", "isolation"))

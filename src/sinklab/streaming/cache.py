@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import PreTrainedModel
+from transformers import EncoderDecoderCache, PreTrainedModel
 
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
@@ -19,6 +19,7 @@ from sinklab.sinks import Sinks
 from sinklab.streaming.bounded import BoundedCache
 from sinklab.streaming.host import (
     Arguments,
+    decoder_of,
     join,
     kept_logits,
     kept_tensors,
@@ -139,7 +140,7 @@ class PolicyCache(BoundedCache):
                     f"`{setting}` is for keys in slots; {type(model).__name__} needs them in the order of the text"
                 )
             ordered = OrderedTable(policy, input_device(model), model)
-            self.layers = [OrderedLayer(ordered) for _ in range(model.config.get_text_config().num_hidden_layers)]
+            self.layers = [OrderedLayer(ordered) for _ in range(_num_layers(model))]
             self._table, self.rebase_at = ordered, sys.maxsize
             return
         rotations = self._fit_positions(model, policy)
@@ -228,8 +229,13 @@ class PolicyCache(BoundedCache):
     def _require_ready(self, module: nn.Module, arguments: Arguments, batch: int) -> None:
         """Refuse what cannot go well, before anything is written."""
         table, model = self.table, self.model
-        if model is None or model.base_model is not module:
+        if model is None or decoder_of(model) is not module:
             raise ConfigurationError(self._belongs())
+        if model.config.is_encoder_decoder and not isinstance(arguments["past_key_values"], EncoderDecoderCache):
+            raise ConfigurationError(
+                f"{type(model).__name__} has cross-attention too, whose keys need a cache of their own: pass "
+                "past_key_values=EncoderDecoderCache(SinkCache(…), DynamicCache())"
+            )
         if self._unfinished:
             raise ConfigurationError(
                 "a forward with this cache was interrupted: some of its layers hold the tokens of that forward and others do "
@@ -332,6 +338,12 @@ class PolicyCache(BoundedCache):
         if self.table.rows > 1:
             return torch.ones(batch, length, dtype=torch.bool) if valid is None else valid
         return valid
+
+
+def _num_layers(model: PreTrainedModel) -> int:
+    """Layers that write keys; an encoder-decoder has a config for each of its halves."""
+    config = decoder_of(model).config if model.config.is_encoder_decoder else model.config.get_text_config()
+    return int(config.num_hidden_layers)
 
 
 class SinkCache(PolicyCache):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import PreTrainedModel
+from transformers import EncoderDecoderCache, PreTrainedModel
 
 from sinklab.errors import ConfigurationError
 from sinklab.streaming.static import is_compiled
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Arguments",
     "Planner",
+    "decoder_of",
     "generating_model",
     "join",
     "kept_logits",
@@ -75,6 +76,12 @@ def generating_model() -> PreTrainedModel:
             "SinkCache(model, …) or cache.bind(model)"
         )
     return model
+
+
+def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The module whose forward is given the cache: the model without its head, or the decoder of an encoder-decoder."""
+    decoder = model.get_decoder() if model.config.is_encoder_decoder else model.base_model
+    return cast(PreTrainedModel, decoder)
 
 
 def tokens_of(arguments: Arguments) -> Tensor:
@@ -147,18 +154,25 @@ class _Hooks:
 
     def before(self, module: nn.Module, args: tuple[object, ...], kwargs: Arguments) -> tuple[tuple[()], Arguments] | None:
         arguments = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        cache = arguments.get("past_key_values")
+        cache = _planner(arguments.get("past_key_values"))
         if not self.caches:  # these are the hooks of a copy
             self.leave()
-        if not isinstance(cache, Planner):
+        if cache is None:
             return None
         return (), _open(cache, module, arguments, torch.compiler.is_compiling() or is_compiled(module))
 
     def after(
         self, module: nn.Module, args: tuple[object, ...], kwargs: Arguments, output: ModelOutput | None
     ) -> ModelOutput | None:
-        cache = kwargs.get("past_key_values")
-        return _close(cache, output) if isinstance(cache, Planner) else None
+        cache = _planner(kwargs.get("past_key_values"))
+        return None if cache is None else _close(cache, output)
+
+
+def _planner(cache: object) -> Planner | None:
+    """The cache that plans, as it was given or as the cache of a decoder's self-attention."""
+    if isinstance(cache, EncoderDecoderCache):
+        cache = cache.self_attention_cache
+    return cache if isinstance(cache, Planner) else None
 
 
 @torch.compiler.disable
@@ -175,7 +189,7 @@ def _close(cache: Planner, output: ModelOutput | None) -> ModelOutput | None:
 
 def join(model: PreTrainedModel, cache: Planner) -> None:
     """Let a cache plan the forwards of a model's decoder that it is given to, as long as there is the cache."""
-    decoder = model.base_model
+    decoder = decoder_of(model)
     owners = (getattr(entry, "__self__", None) for entry in decoder._forward_pre_hooks.values())
     hooks = next((owner for owner in owners if isinstance(owner, _Hooks)), None) or _Hooks(decoder)
     hooks.join(decoder, cache)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from sinklab.errors import UnsupportedModelError
 from sinklab.policies.base import BoundedPolicy
 from sinklab.streaming.held import HeldLayer
+from sinklab.streaming.host import decoder_of
 from sinklab.streaming.table import IndexedTable
 
 __all__ = ["OrderedLayer", "OrderedStep", "OrderedTable", "has_ordered_bias", "require_ordered"]
@@ -29,6 +30,8 @@ def has_ordered_bias(model: PreTrainedModel) -> bool:
     position = getattr(model, "position", None)  # SinkLM
     if getattr(position, "biased", False):
         return True
+    if model.config.is_encoder_decoder:  # the family of T5: buckets of distances, counted in the cache
+        return any(getattr(module, "has_relative_attention_bias", False) for module in decoder_of(model).modules())
     config = model.config.get_text_config()
     # Nothing in a config says so in general: these are the families of transformers that build ALiBi from columns.
     return config.model_type in ("bloom", "mpt") or bool(getattr(config, "alibi", False))

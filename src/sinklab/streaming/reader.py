@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from sinklab.attention.placement import input_device
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.base import Policy, PolicySpec, ScoredPolicy, SlotPolicy
 from sinklab.policies.full import Full
 from sinklab.policies.per_head import PerHead
@@ -98,6 +98,11 @@ def open_reader(model: PreTrainedModel, policy: PolicySpec, *, chunk: int = 128,
         UnsupportedModelError: it cannot be had with this model; see :class:`~sinklab.streaming.cache.PolicyCache`.
     """
     made = policies.make(policy)
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is an encoder-decoder, whose decoder does not read a text by itself. A cache for it goes "
+            "to generate(), as past_key_values=EncoderDecoderCache(SinkCache(…), DynamicCache())"
+        )
     if quantized is None:
         return reader_of(made, model, chunk=chunk)
     if not isinstance(made, SlotPolicy):

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 from sinklab.errors import UnsupportedModelError
 from sinklab.policies.base import BoundedPolicy, SlotPolicy
 from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
+from sinklab.streaming.ordered import has_ordered_bias
 
 __all__ = ["extent", "require_decoder", "require_positions"]
 
@@ -15,7 +16,12 @@ def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
     """Refuse what is not a causal decoder whose every layer can see all that the policy holds."""
     name, config = type(model).__name__, model.config.get_text_config()
     if model.config.is_encoder_decoder:
-        raise UnsupportedModelError(f"{name} is an encoder-decoder; its cross-attention cannot be bounded by a policy")
+        if has_ordered_bias(model):
+            return
+        raise UnsupportedModelError(
+            f"{name} is an encoder-decoder, and its decoder has other positions than the buckets of distances of T5: learned "
+            "or sinusoidal ones cannot be moved once they are in the cache, and rotary ones are served in decoders alone"
+        )
     kinds = set(getattr(config, "layer_types", None) or [])
     strange = sorted(kinds - {"full_attention", "sliding_attention"})
     if strange:
