@@ -129,7 +129,8 @@ def test_assisted_decoding_says_what_decoding_says(family, kind):
     try:
         found = model.generate(prompt(), past_key_values=cache, **GREEDY, **extra)
     except RuntimeError as error:  # of the assistant, once all its candidates were right; so it is with growing caches
-        assert "tensor of 0 elements" in str(error)
+        if "tensor of 0 elements" not in str(error):
+            raise
         pytest.skip(f"the assistant of transformers {transformers.__version__} is given no token: {error}")
     finally:
         hook.remove()

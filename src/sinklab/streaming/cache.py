@@ -153,7 +153,9 @@ class PolicyCache(BoundedCache):
 
     def _fit_positions(self, model: PreTrainedModel, policy: BoundedPolicy | None = None) -> KeyRotations:
         """Rotations of the keys of all layers; from now on positions stay below what the model can tell apart."""
-        limits = fit_limits(model, policy or self.policy, chunk=self.chunk, rebase_at=self.rebase_at, integers=self._bits is not None)
+        limits = fit_limits(
+            model, policy or self.policy, chunk=self.chunk, rebase_at=self.rebase_at, integers=self._bits is not None
+        )
         self.chunk, self.rebase_at = limits.chunk, limits.rebase_at
         return limits.rotations
 
