@@ -107,6 +107,22 @@ class TestPlanted:
         outcome = planted({}, bos=["auto"], cache_bits=[32, 8], policies=["recompute:window=120"], items=4)
         assert "what recompute 120 keeps is its own rule" in pair_of(outcome, policy="recompute 120")["hidden"]["refused"]
 
+    def test_the_table_has_every_index_with_its_interval(self, loaded, monkeypatch):
+        monkeypatch.setattr(runner, "open_reader", functools.partial(InductionReader, needs_bos=True))
+        result = depend(loaded, [NEEDLE], **GRID)
+        values = result.table.set_index(["metric", "bos", "policy"])["value"]
+        for pair in result.summary["tasks"][0]["grid"]:
+            for metric, index, label in (
+                ("sink_dependence", pair["dependence"], pair["visible"]["read"]),
+                ("score_lost", pair["visible"]["lost"], pair["visible"]["read"]),
+                ("score_lost", pair["hidden"]["lost"], pair["hidden"]["read"]),
+            ):
+                for name, end in (("mean", ""), ("low", "_low"), ("high", "_high")):
+                    key = (metric + end, pair["bos"], label)
+                    assert (key in values.index) == ("refused" not in index)
+                    assert "refused" in index or values[key] == index[name]
+        assert "sink_dependence" in {entry["metric"] for entry in result.record["definitions"]}
+
 
 class TestIndex:
     """measure_dependence by hand and against simulated truth."""
@@ -145,7 +161,8 @@ class TestIndex:
 
     def test_a_function_of_one_mean_is_the_mean(self):
         values = np.random.default_rng(1).normal(size=20)
-        assert function_over_items(values[None], lambda means: means[0]) == mean_over_items(values)
+        found, mean = function_over_items(values[None], lambda means: means[0]), mean_over_items(values)
+        assert found.to_dict() == pytest.approx(mean.to_dict(), abs=1e-12)  # float64 means in two orders of summation
 
 
 class TestSinkEvicted:

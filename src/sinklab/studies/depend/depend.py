@@ -114,6 +114,7 @@ def depend(
     from sinklab.studies.depend.heatmap import write_heatmap
     from sinklab.studies.depend.measurement import default_window, summarise_task
     from sinklab.studies.depend.plot import write_plots
+    from sinklab.studies.depend.rows import index_rows
     from sinklab.studies.depend.runner import PreparedTask, prepare_task, run_task
     from sinklab.studies.measure.probing import classes_of, opened, writes
 
@@ -172,6 +173,7 @@ def depend(
                 from sinklab.studies.depend.harness import run_harness
 
                 summary, rows, record = run_harness(loaded, ready, plan, level, run.store, identity, clock)
+            rows += index_rows(summary, plan.reference)
             summaries.append(summary)
             records.append(record)
             frames.append(
