@@ -24,6 +24,7 @@ from sinklab.results.table import COLUMNS
 from sinklab.studies.reproduce.display import format_effect
 from sinklab.studies.reproduce.kept import StoredClaim, hardware_of, read_results, summary_of
 from sinklab.studies.reproduce.stated import stated
+from sinklab.training.headline import headline_metrics, tracked
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -87,6 +88,15 @@ def other_metrics() -> str:
         if declared.module.split(".")[1] not in ("probes", "read_outs")
     ]
     return "\n".join(["| metric | definition | unit | declared in |", "|---|---|---|---|", *rows])
+
+
+def headline() -> str:
+    """The numbers that SinkCallback logs, with the names that trackers show."""
+    rows = [
+        f"| `{name}` | `{tracked(name)}` | {f'`{metric.name}` {which}'.strip()} | {unit} | {_cell(metric.text)} |"
+        for name, metric, which, unit in headline_metrics()
+    ]
+    return "\n".join(["| logged as | shown as | metric | unit | definition |", "|---|---|---|---|---|", *rows])
 
 
 def read_out_pages() -> str:
@@ -352,6 +362,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "claim_details": claim_details,
     "columns": columns,
     "metrics": metrics,
+    "headline": headline,
     "other_metrics": other_metrics,
 }
 

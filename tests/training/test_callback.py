@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
+import types
+from unittest import mock
 
 import pandas as pd
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.conftest import make_sinklm
 from torch import nn
 from transformers import (
@@ -19,6 +23,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.integrations import integration_utils
 
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
@@ -29,7 +34,8 @@ from sinklab.results.metric import catalogue
 from sinklab.results.table import make_table, read_table
 from sinklab.training import callback as callback_file
 from sinklab.training import run_table
-from sinklab.training.callback import FIRST_POSITIONS, SinkCallback, _strongest, measure_sinks, measuring
+from sinklab.training.callback import FIRST_POSITIONS, SinkCallback, _strongest, log_between, measure_sinks, measuring
+from sinklab.training.headline import HEADLINE, headline_metrics, tracked
 from sinklab.training.trainer import stack
 from sinklab.training.windowed import _Limit, limited_attention, token_losses, windowed_losses
 
@@ -73,7 +79,7 @@ def make_trainer(model, folder, callbacks=(), **arguments) -> Trainer:
             use_cpu=True,
             logging_steps=1,
             save_strategy="no",
-            report_to="none",
+            report_to=arguments.pop("report_to", "none"),
             disable_tqdm=True,
             **arguments,
         ),
@@ -406,6 +412,62 @@ def test_headlines_go_through_the_trainer_s_log(tmp_path):
     history = trainer.state.log_history
     assert [record["step"] for record in history if "sink_loss_gap" in record] == [0, 3, 4]
     assert [record["step"] for record in history if "loss" in record] == [1, 2, 3, 4]
+
+
+@pytest.fixture
+def trackers(monkeypatch):
+    """Modules that stand for wandb and trackio and record what the integrations of transformers log."""
+    config_util = types.ModuleType("wandb.sdk.lib.config_util")
+    config_util.ConfigError = type("ConfigError", (Exception,), {})  # type: ignore[attr-defined]
+    fakes = {name: mock.MagicMock(name=name) for name in ("wandb", "trackio", "wandb.sdk", "wandb.sdk.lib")}
+    for name, module in {**fakes, "wandb.sdk.lib.config_util": config_util}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in ("wandb", "trackio"):
+        monkeypatch.setattr(integration_utils, f"is_{name}_available", lambda: True)
+    return {name: fakes[name].log for name in ("wandb", "trackio")}
+
+
+def test_every_tracker_gets_the_same_numbers_under_the_same_names(tmp_path, trackers):
+    trainer = make_trainer(make_llama(), tmp_path, report_to=["tensorboard", "wandb", "trackio"])
+    callback = SinkCallback(ROWS, every=2, window=8, trainer=trainer)
+    trainer.add_callback(callback)
+    trainer.train()
+    wanted = {tracked(name) for name in HEADLINE}
+    steps = {}
+    for name, log in trackers.items():
+        records = [call.args[0] for call in log.call_args_list]
+        steps[name] = {
+            record["train/global_step"]: {key: record[key] for key in wanted} for record in records if wanted <= record.keys()
+        }
+        last = steps[name][4]
+        assert last == {tracked(key): value for key, value in callback.last.headline.items()}
+    assert steps["wandb"] == steps["trackio"]
+    assert list(steps["wandb"]) == [0, 2, 4]
+    (file,) = tmp_path.rglob("events.out.tfevents*")
+    events = EventAccumulator(str(file)).Reload()
+    assert wanted <= set(events.Tags()["scalars"])
+    for key in wanted:  # written as float32
+        seen = {event.step: event.value for event in events.Scalars(key)}
+        assert seen == {step: pytest.approx(numbers[key], rel=1e-6) for step, numbers in steps["wandb"].items()}
+
+
+def test_each_name_is_a_number_of_the_table():
+    measured = measure_sinks(make_llama(), ROWS, window=8)
+    rows = [row for row in measured.rows if "layer" not in row]
+    assert list(measured.headline) == list(HEADLINE)
+    for name, metric, _, unit in headline_metrics():
+        column = HEADLINE[name][2]
+        assert measured.headline[name] in [row.get(column) for row in rows if row["metric"] == metric.name], name
+        assert unit == ("position" if name == "sink_position" else metric.unit)
+    # Two of what the integrations send elsewhere must not be ours.
+    assert not {"train_loss", "total_flos"} & HEADLINE.keys()
+
+
+def test_what_is_no_number_is_not_logged(tmp_path):
+    trainer = make_trainer(make_llama(), tmp_path)
+    log_between(trainer, TrainerControl(should_log=True), {"one": 1.0, "other": float("nan"), "third": float("inf")})
+    (record,) = trainer.state.log_history
+    assert {"one", "other", "third"} & record.keys() == {"one"}
 
 
 def test_a_model_that_computes_no_numbers_is_written_down_as_such(tmp_path):

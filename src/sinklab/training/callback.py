@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from sinklab.probes.sink_rate import SinkRate
 from sinklab.results.metric import LOSS, Metric, Row, SingleRow
 from sinklab.results.table import unpacked
 from sinklab.sinks import SinkFinder, Sinks
+from sinklab.training.headline import HEADLINE
 from sinklab.training.run_table import RunTable
 from sinklab.training.windowed import token_losses, windowed_losses
 
@@ -77,7 +79,7 @@ class SinkMeasurement:
 
     Attributes:
         rows: rows of the long table, without what a run knows.
-        headline: the few numbers that curves are drawn of: rates in percent, losses and entropies in nats.
+        headline: the few numbers that curves are drawn of, under the names of :data:`~sinklab.training.headline.HEADLINE`.
         operation: attention operation that the model was seen to run.
         sinks: where the sinks are; ``entropy`` is taken at the main one.
     """
@@ -97,8 +99,9 @@ class SinkCallback(TrainerCallback):
     in the length of the rows but for two boolean masks. In a run of several processes all of them measure (sharded weights need
     it) and the main one writes. Of a model whose loss is no number any more only that is written down: a null ``loss``.
 
-    ``trainer.add_callback(SinkCallback(rows, trainer=trainer))`` also sends the headline numbers through ``Trainer.log`` to
-    TensorBoard and the other trackers.
+    ``trainer.add_callback(SinkCallback(rows, trainer=trainer))`` also sends the headline numbers through ``Trainer.log``, so
+    that every tracker of ``report_to`` gets them under the same names: those of
+    :data:`~sinklab.training.headline.HEADLINE`, which TensorBoard, trackio and wandb show as ``train/sink_rate`` and so on.
 
     Args:
         rows: int64 ``(rows, seq_len)``: the fixed probe batch, the beginning-of-sequence token included if it should be.
@@ -195,9 +198,12 @@ class SinkCallback(TrainerCallback):
 
 
 def log_between(trainer: Trainer, control: TrainerControl, numbers: Mapping[str, float]) -> None:
-    """Log numbers in the middle of a step: ``Trainer.log`` calls the step logged, and its training loss may still be due."""
+    """Log numbers in the middle of a step: ``Trainer.log`` calls the step logged, and its training loss may still be due.
+
+    What is no finite number is left out: trackers draw it each in another way, or fail.
+    """
     due = control.should_log
-    trainer.log(dict(numbers))
+    trainer.log({name: value for name, value in numbers.items() if math.isfinite(value)})
     control.should_log = due
 
 
@@ -284,15 +290,11 @@ def measure_sinks(
     ]
     readout: list[SingleRow] = [{**row, "probe": "sink_readout"} for row in unpacked(of_readout)]
     of_whole = {row["metric"]: row["value"] for row in whole if "key_position" not in row}
-    headline = {
-        "sink_rate": profile.get(0, 0.0),
-        "sink_rate_max": rates[sinks[0]],
-        "sink_position": float(sinks[0]),
-        "first_token_attention": of_whole["qiu2025_first_attention"],
-        "attention_entropy": of_whole["entropy"],
-        "probe_loss": readout[0]["value"],
-        "sink_loss_gap": readout[3]["value"],
-    }
+    numbers = (
+        profile.get(0, 0.0), rates[sinks[0]], float(sinks[0]), of_whole["qiu2025_first_attention"], of_whole["entropy"],
+        readout[0]["value"], readout[3]["value"],
+    )  # fmt: skip
+    headline = dict(zip(HEADLINE, numbers, strict=True))
     kept_rows = [*(row for row in measured if _wanted(row, sinks)), *readout]
     return SinkMeasurement(kept_rows, headline, session.operation, found)
 

@@ -147,7 +147,7 @@ def test_names_are_no_markup():
 @pytest.mark.parametrize(
     ("name", "public"),
     [
-        ("/home/me/models/mine", "mine"),
+        ("/srv/models/mine", "mine"),
         ("./mine/", "mine"),
         ("~/mine", "mine"),
         ("C:\\models\\mine", "mine"),
