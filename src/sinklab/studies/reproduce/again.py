@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
@@ -39,19 +40,20 @@ def judged_again(kept: StoredClaim) -> ClaimRecord:
         remark = "" if claim.checkpoint is None else claim.checkpoint.remark
         return cast(ClaimRecord, {**record, **words, "evidence": remark, "models": models, **_judged(judgement)})
     model = claim.one_model.get(record["scale"])
-    of_seeds = {seed: {} for seed in record["seeds"]} | numbers_of_table(table, "model")
+    of_seeds = numbers_of_table(table, "model", record["seeds"])
     judgement = judge(claim.parts, claim.presupposes, of_seeds, one_model=model is not None)
     about = {"evidence": claim.evidence.get(record["scale"], ""), "one_model": model}
     return cast(ClaimRecord, {**record, **words, **about, **_judged(judgement)})
 
 
-def numbers_of_table(table: pd.DataFrame, label: str) -> dict[int, Numbers]:
+def numbers_of_table(table: pd.DataFrame, label: str, seeds: Iterable[int] = ()) -> dict[int, Numbers]:
     """Numbers by seed, label and metric.
 
     Args:
+        seeds: those that are there even without a number.
         label: the column that the label is in: ``model`` of trained ones, ``intervention`` of checkpoints.
     """
-    numbers: dict[int, dict[str, dict[str, float]]] = {}
+    numbers: dict[int, dict[str, dict[str, float]]] = {seed: {} for seed in seeds}
     for seed, name, metric, value in table[["seed", label, "metric", "value"]].itertuples(index=False):
         if not pd.isna(value):
             numbers.setdefault(int(seed), {}).setdefault(str(name), {})[str(metric)] = float(value)
@@ -78,17 +80,17 @@ def _of_checkpoints(claim: Claim, record: ClaimRecord, table: pd.DataFrame) -> t
             found[model["name"]] = Conclusion("not applicable", (), (), model["reason"])
             models.append(model)
             continue
-        of_seeds = {seed: {} for seed in record["seeds"]} | numbers_of_table(rows, "intervention")
+        of_seeds = numbers_of_table(rows, "intervention", record["seeds"])
         judged = found[model["name"]] = judge_model(how.parts or claim.parts, presupposes, of_seeds)
         parts = [finding.to_dict() for finding in judged.findings]
         deciding = deciding_part({"parts": parts, "verdict": judged.verdict})
-        effect = {key: None if deciding is None else deciding[at] for key, at in _EFFECT.items()}
+        effect = {
+            "effect": None if deciding is None else deciding["mean"],
+            "interval": None if deciding is None else deciding["interval"],
+            "unit": None if deciding is None else deciding["unit"],
+        }
         models.append(cast(ClaimOfModel, {**model, **_judged(judged), **effect}))
     return judge_models(how.parts or claim.parts, found), models
-
-
-_EFFECT = {"effect": "mean", "interval": "interval", "unit": "unit"}
-"""Keys of the record of a model, and of the part that decides what they are."""
 
 
 def main(folder: Path) -> int:
