@@ -57,7 +57,7 @@ def release(out: Path) -> str:
     run([tools() / "twine", "check", "--strict", *made])
     with tempfile.TemporaryDirectory() as away:  # make demo, but from the wheel
         programs = make(BUILD / "release", sys.executable, [str(made[1]), f"torch=={pinned('torch')}"])
-        versions = check(programs, Path(away), audit=())
+        versions = check(programs, Path(away), made[1], audit=())
     (out / "NOTES.md").write_text(f"# sinklab {heading}\n\n{section}\n", encoding="utf-8")
     sizes = [f"{file.relative_to(ROOT)}: {file.stat().st_size:,} bytes" for file in made]
     dated = [] if "unreleased" not in heading else ["CHANGELOG.md still calls it unreleased; give the section its date first"]

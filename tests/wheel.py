@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -142,11 +143,13 @@ def build(out: Path) -> tuple[Path, Path]:
     for made in (source, wheel):
         if made.stat().st_size > LARGEST:
             raise ValueError(f"{made.name} has {made.stat().st_size:,} bytes; at most {LARGEST:,} are wanted")
+    if packed(wheel) != files(PACKAGE):
+        raise ValueError(f"{wheel.name} and the package differ in {', '.join(sorted(packed(wheel) ^ files(PACKAGE)))}")
     return source, wheel
 
 
-def check(programs: Path, away: Path, audit: Sequence[str] = ("--samples", "8")) -> str:
-    """Try an installed sinklab from an empty folder; the versions that it names.
+def check(programs: Path, away: Path, wheel: Path, audit: Sequence[str] = ("--samples", "8")) -> str:
+    """Try a sinklab that was installed from a wheel, in an empty folder; the versions that it names.
 
     Raises:
         AssertionError: what it did is not what it should do.
@@ -156,7 +159,7 @@ def check(programs: Path, away: Path, audit: Sequence[str] = ("--samples", "8"))
     versions = run([sinklab, "--version"], away)
     where = Path(run([python, "-c", "import sinklab; print(sinklab.__path__[0])"], away).strip())
     assert where.is_relative_to(programs.parent), f"{where} is not of the environment"
-    assert files(where) == files(PACKAGE), sorted(files(where) ^ files(PACKAGE))
+    assert files(where) == packed(wheel), sorted(files(where) ^ packed(wheel))
     assert "sink_rate" in run([sinklab, "list", "probes"], away)
     assert "norm_placement" in run([sinklab, "claims"], away)
     timed = "import time; start = time.process_time(); import sinklab; print(time.process_time() - start)"
@@ -176,6 +179,12 @@ def files(package: Path) -> set[str]:
         for path in package.rglob("*")
         if path.is_file() and path.suffix not in (".pyc", ".pyo")
     }
+
+
+def packed(wheel: Path) -> set[str]:
+    """What of the package is in a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name.removeprefix("sinklab/") for name in archive.namelist() if name.startswith("sinklab/")}
 
 
 def attempt(work: Callable[[], str]) -> tuple[bool, str]:
@@ -207,12 +216,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         def work(folder: Path = folder, python: str = python, wanted: Environment = wanted) -> str:
             with tempfile.TemporaryDirectory() as away:
-                return check(make(folder, python, [str(wheel), *wanted.requirements]), Path(away))
+                return check(make(folder, python, [str(wheel), *wanted.requirements]), Path(away), wheel)
 
         passed, said = attempt(work)
         failed += not passed
         outcome, seconds = "passed" if passed else "FAILED", time.perf_counter() - started
-        print(f"{outcome}  {name} in {seconds:.0f} s: {said.strip()}", flush=True)
+        print(f"{outcome}  {name} in {seconds:.0f} s: {', '.join(said.strip().splitlines())}", flush=True)
         shutil.rmtree(folder, ignore_errors=True)
     return failed
 

@@ -6,12 +6,22 @@ import shutil
 import socket
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
 import torch
 import transformers
-from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    DisabledRepoError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError
 from sinklab.models.checkpoint import locate, read_config, weight_files
@@ -32,9 +42,29 @@ def test_what_can_be_no_hub_id_is_a_missing_directory(name):
         locate(name, None, False)
 
 
-def test_offline_is_said(monkeypatch):
-    with pytest.raises(InputError, match=r"'no/where' is not a local directory, not in the hub cache .*offline\?"):
+def test_offline_is_said():
+    with pytest.raises(
+        InputError, match=r"'no/where' is not a local directory and not in the hub cache, and HF_HUB_OFFLINE is "
+    ):
         locate("no/where", None, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("softmax", "embedded:softmax"), ("embeded/softmax", "embedded:softmax"), ("org/modle", "org/model")]
+)
+def test_the_nearest_of_what_is_there_is_suggested(name, meant, tmp_path, monkeypatch):
+    (tmp_path / "models--org--model" / "snapshots").mkdir(parents=True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(InputError, match=f"did you mean '{meant}'"):
+        locate(name, None, False)
+
+
+def test_a_directory_that_is_misspelt(tmp_path, monkeypatch):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "config.json").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="did you mean 'checkpoint'"):
+        locate("chekpoint", None, False)
 
 
 def test_an_unknown_embedded_model():
@@ -72,16 +102,40 @@ def _hub_error(cls):
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (GatedRepoError, "org/model is gated on the hub: accept its terms there"),
+        (
+            GatedRepoError,
+            r"org/model is gated on the hub: accept its terms there \(https://.*/org/model\), then run: hf auth",
+        ),
+        (DisabledRepoError, "org/model has been disabled on the hub"),
+        (HFValidationError, "is no name that the hub knows; a hub id looks like org/model"),
         (RevisionNotFoundError, "has no revision 'v9'"),
-        (RepositoryNotFoundError, "neither a local directory nor a public hub repository; check the spelling"),
+        (RepositoryNotFoundError, "neither a local directory nor a public hub repository; check the spelling, or log in"),
         (LocalEntryNotFoundError, r"could not be fetched from the hub \(offline\?\)"),
     ],
 )
 def test_what_the_hub_says_becomes_one_sentence(cls, message, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", _refuse(_hub_error(cls)))
-    with pytest.raises(InputError, match=message):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(InputError, match=message) as caught:
         locate("org/model", "v9", False)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("status", "message"), [(429, "the hub asks to wait"), (503, "the hub answered with an error")])
+def test_a_hub_that_is_busy_or_broken(status, message, monkeypatch):
+    error = _hub_error(HfHubHTTPError)
+    error.response = SimpleNamespace(status_code=status)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", _refuse(error))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(InputError, match=rf"'org/model' could not be fetched: {message} \(HTTP {status}\); try again later"):
+        locate("org/model", None, False)
+
+
+def test_a_mode_that_forbids_the_network(monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", _refuse(OfflineModeIsEnabled("no")))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(InputError, match="HF_HUB_OFFLINE is set; unset it, or run 'hf download org/model'"):
+        locate("org/model", None, False)
 
 
 def test_a_full_disk_is_not_blamed_on_the_name(monkeypatch):

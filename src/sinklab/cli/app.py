@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import traceback
 from collections.abc import Sequence
@@ -11,16 +12,23 @@ from typing import NoReturn
 import cyclopts
 
 from sinklab.cli.commands import find_commands
+from sinklab.cli.completion import Completing
 from sinklab.cli.derive import derive, option_names
 from sinklab.cli.guard import INTERRUPTED, TERMINATED, USER_ERROR, Terminated, explain, is_follower, on_the_line, terminable
 from sinklab.errors import SinklabError
+from sinklab.results.environment import installed
 from sinklab.results.folder import require_utf8
-from sinklab.results.version import __version__
 
 __all__ = ["app", "make_app"]
 
+QUIET = ("--quiet", "-q")
+INSTALL = "--install-completion"
+COMPLETE = "__complete"
+"""What the scripts that it installs call at TAB, with the words of the line."""
+
 START = """Start here: sinklab audit embedded:softmax needs no download and takes under a minute.
 
+Outputs go to the working directory, or to SINKLAB_OUT where that is set. NO_COLOR and FORCE_COLOR are heeded.
 With --traceback anywhere on the line, or SINKLAB_TRACEBACK=1, an error shows its traceback."""
 
 
@@ -30,27 +38,36 @@ def make_app(arguments: Sequence[str]) -> tuple[cyclopts.App, dict[str, str]]:
     Returns:
         The application, and how the parameters of the command are called on the line.
     """
-    top = cyclopts.App(
+    top = Completing(
         name="sinklab",
         help="Find attention sinks: which position, which token, which heads, and what they do.",
         help_epilogue=START,
         help_format="plaintext",
-        version=f"sinklab {__version__}",
+        version=versions,
         print_error=False,
         exit_on_error=False,
         suppress_keyboard_interrupt=False,
         result_action="return_value",
     )
-    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
+    installs, completes = INSTALL in arguments[:1], arguments[:1] == [COMPLETE]
+    chosen = next((argument for argument in arguments[completes:] if not argument.startswith("-")), None)
     names: dict[str, str] = {}
     for name, command in find_commands().items():
-        if name == chosen:
+        if name == chosen or installs:
             function = command.load()
             names = option_names(function)
             top.command(derive(function, name))
         else:
-            top.command(cyclopts.App(name=name, help=command.summary if chosen is None else ""))
+            top.command(Completing(name=name, help=command.summary if chosen is None else ""))
+    if chosen is None or installs:
+        top.register_install_completion_command(INSTALL, help="Complete commands, options and names at TAB: bash, zsh or fish.")
     return top, names
+
+
+def versions() -> str:
+    """What ``--version`` prints: sinklab, what its numbers depend on, and the platform; torch is not imported for it."""
+    found = installed(("torch", "transformers"))
+    return "\n".join([*(f"{name} {version}" for name, version in found.items()), f"platform {platform.platform()}"])
 
 
 def app(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -63,6 +80,8 @@ def app(arguments: Sequence[str] | None = None) -> NoReturn:
     given = list(sys.argv[1:] if arguments is None else arguments)
     show_all = "--traceback" in given or os.environ.get("SINKLAB_TRACEBACK", "") not in ("", "0")
     given = [argument for argument in given if argument != "--traceback"]
+    if len(given) > 1 and given[0] in QUIET:  # of every command, and so behind its name
+        given = [given[1], given[0], *given[2:]]
     names: dict[str, str] = {}
     try:
         with terminable():

@@ -26,6 +26,9 @@ def list_(kind: str | None = None) -> Listing:
     Examples:
         sinklab list
         sinklab list probes --json
+
+    Next:
+        sinklab show sink_rate  (one of them in full)
     """
     return Listing(catalogue(kind), _names)
 
@@ -35,11 +38,14 @@ def show(name: str) -> Listing:
     """Say what a plug-in or a metric is: definition, parameters, papers.
 
     Args:
-        name: A probe, an operation, a recipe, a corpus, …, or a metric of a probe.
+        name: A name from 'sinklab list' (a probe, an operation, a recipe, a corpus, …), or a metric of a probe.
 
     Examples:
         sinklab show sink_rate
         sinklab show gu2024
+
+    Next:
+        sinklab list  (all that has a name)
     """
     descriptions = describe(name)
     return Listing([description.to_dict() for description in descriptions], lambda record: _descriptions(descriptions))

@@ -19,11 +19,14 @@ import cyclopts
 from typing_extensions import Doc
 
 from sinklab.cli import output
+from sinklab.cli.completion import Completing, completer
+from sinklab.cli.following import next_line
 from sinklab.errors import ConfigurationError
 from sinklab.models.quiet import quiet_libraries
 from sinklab.registry import split_specs
 from sinklab.results.bars import bars
-from sinklab.studies.arguments import WHOLE, AsJson, WrittenTo
+from sinklab.results.voice import quietly, say
+from sinklab.studies.arguments import WHOLE, AsJson, Quiet, WrittenTo
 
 __all__ = ["derive", "folder_name", "option_names", "read_docstring"]
 
@@ -59,30 +62,39 @@ def derive(function: Callable[..., object], name: str) -> cyclopts.App:
     shown = gives_result or str(signature.return_annotation).endswith("Listing")
     if shown:
         wanted.append(inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson))
+    if "quiet" not in signature.parameters:
+        wanted.append(inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet))
     parameters = [_parameter(function, parameter, texts) for parameter in wanted]
 
     places = _places(function)
 
     def call(*positional: object, **given: Any) -> int:
-        as_json = given.pop("as_json", False) if shown else False
+        as_json = bool(given.pop("as_json", False) if shown else given.get("as_json", False))
+        quiet = bool(given.get("quiet", False))
+        if "quiet" not in signature.parameters:
+            given.pop("quiet", None)
         if gives_result:
             quiet_libraries()
         arguments = signature.bind_partial(*positional, **given).arguments
-        for parameter, template in places.items():
+        for parameter, place in places.items():
             if arguments.get(parameter) is None:
-                words = {word: folder_name(str(value)) for word, value in arguments.items()}
-                given[parameter] = Path(template.format_map(words))
+                given[parameter] = place.path({word: folder_name(str(value)) for word, value in arguments.items()})
         if "say" in signature.parameters:
-            given["say"] = lambda text: print(text, file=sys.stderr)
-        if "progress" not in signature.parameters:
-            return output.print_result(function(*positional, **given), as_json)
-        with bars() as progress:
-            result = function(*positional, **given, progress=progress)
-        return output.print_result(result, as_json)
+            given["say"] = say
+        with quietly(quiet):
+            if "progress" in signature.parameters:
+                with bars() as progress:
+                    result = function(*positional, **given, progress=progress)
+            else:
+                result = function(*positional, **given)
+            status = output.print_result(result, as_json)
+            if status == 0 and not as_json:
+                output.point_on(next_line(function, signature.bind(*positional, **given), result))
+        return status
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {}
-    app = cyclopts.App(name=name, help=description, help_epilogue=examples, group_parameters=OPTIONS)
+    app = Completing(name=name, help=description, help_epilogue=examples, group_parameters=OPTIONS)
     app.default(call)
     return app
 
@@ -97,7 +109,7 @@ def option_names(function: Callable[..., object]) -> dict[str, str]:
 
 def read_docstring(text: str) -> tuple[str, dict[str, str], str]:
     """What a docstring in Google's style says: the description, what is under ``Args:`` by name, and the examples."""
-    heading = re.compile(r"^(Args|Attributes|Examples?|Raises|Returns|Yields):$", re.MULTILINE)
+    heading = re.compile(r"^(Args|Attributes|Examples?|Next|Raises|Returns|Yields):$", re.MULTILINE)
     description, *rest = heading.split(_plain(text))
     sections = dict(zip(rest[::2], rest[1::2], strict=True))
     entries = re.split(r"^(\w+(?:, \w+)*): ?", _dedented(sections.get("Args", "")), flags=re.MULTILINE)
@@ -141,10 +153,10 @@ def _options(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
     }
 
 
-def _places(function: Callable[..., object]) -> dict[str, str]:
+def _places(function: Callable[..., object]) -> dict[str, WrittenTo]:
     """Parameter to where the command line writes if it is not given."""
     return {
-        name: note.template
+        name: note
         for name, parameter in _options(function).items()
         for note in _notes(_resolved(function, parameter.annotation))
         if isinstance(note, WrittenTo)
@@ -163,6 +175,7 @@ def _parameter(function: Callable[..., object], parameter: inspect.Parameter, te
         raise TypeError(f"{function.__qualname__}: parameter {parameter.name!r} needs an entry under Args, or a Doc")
     kind, item = _type(annotation)
     about: dict[str, Any] = {"help": text, "negative": "", "allow_repeating": True}  # of two values the last one holds
+    about["completer"] = completer(text)
     if not _by_position(parameter):
         names = _names(parameter.name, notes)
         about["name"] = names
@@ -187,7 +200,7 @@ def _notes(annotation: Any) -> tuple[object, ...]:
 
 def _names(parameter: str, notes: Sequence[object]) -> list[str]:
     """How an option is called on the line."""
-    return [str(note) for note in notes if str(note).startswith("--")] or [f"--{parameter.replace('_', '-')}"]
+    return [str(note) for note in notes if str(note).startswith("-")] or [f"--{parameter.replace('_', '-')}"]
 
 
 def _by_position(parameter: inspect.Parameter) -> bool:

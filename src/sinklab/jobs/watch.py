@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from sinklab.results.voice import is_quiet, is_watched
+
 __all__ = ["Watch", "watching"]
 
 
@@ -97,10 +99,9 @@ class Bars(Watch):
 @contextmanager
 def watching(cells: int, kept: int, *, wanted: bool = True) -> Iterator[Watch]:
     """The watch for where stderr goes; closed when the block ends."""
-    console = Console(stderr=True)
-    if not wanted:
+    if not wanted or is_quiet():
         yield Watch(cells, kept)
-    elif not console.is_terminal:
+    elif not is_watched():
         yield Lines(cells, kept)
     else:
         columns = (
@@ -109,5 +110,5 @@ def watching(cells: int, kept: int, *, wanted: bool = True) -> Iterator[Watch]:
             TextColumn("{task.fields[text]}"),
             TimeElapsedColumn(),
         )
-        with Progress(*columns, console=console, refresh_per_second=4, transient=True) as bars:
+        with Progress(*columns, console=Console(stderr=True), refresh_per_second=4, transient=True) as bars:
             yield Bars(cells, kept, bars)

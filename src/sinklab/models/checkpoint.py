@@ -13,13 +13,10 @@ from typing import Any
 import huggingface_hub
 import transformers
 from huggingface_hub.errors import (
-    GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
 )
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
@@ -27,6 +24,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.embedded import PREFIX, embedded_names, embedded_path
+from sinklab.models.hub import refusal
 from sinklab.results.reading import read_object, require_plain_file
 
 __all__ = ["TensorHeader", "first_line", "hash_files", "locate", "read_config", "read_headers", "weight_files"]
@@ -104,20 +102,10 @@ def locate(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Pa
     try:
         # Sub-folders hold other formats of the same weights, and some are larger than the model.
         snapshot = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"])
-    except GatedRepoError:
-        raise InputError(f"{name} is gated on the hub: accept its terms there, then run: hf auth login") from None
-    except RevisionNotFoundError:
-        raise InputError(f"the hub repository {name} has no revision {revision!r}") from None
-    except RepositoryNotFoundError:
-        raise InputError(
-            f"{name!r} is neither a local directory nor a public hub repository; check the spelling, or log in; {known}"
-        ) from None
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HFValidationError, HfHubHTTPError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # a full disk or a file that may not be written: nothing to do with the name
-        raise InputError(
-            f"{name!r} is not a local directory, not in the hub cache and could not be fetched from the hub (offline?); {known}"
-        ) from None
+        raise InputError(refusal(error, name, revision)) from None
     return Path(snapshot), Path(snapshot).name
 
 

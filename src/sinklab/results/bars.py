@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from sinklab.results.voice import Pace, is_watched
+
 __all__ = ["Cell", "Progress", "bars", "in_notebook", "notebook_bars", "silent"]
 
 Progress = Callable[[str, int, int], None]
@@ -81,26 +83,32 @@ def notebook_bars() -> Iterator[Progress]:
 
 @contextmanager
 def bars() -> Iterator[Progress]:
-    """Bars on a terminal's stderr, or below the running cell of a notebook; nothing anywhere else."""
+    """Bars on a terminal's stderr, which says of long stages how long they take, or below the running cell of a notebook;
+    nothing anywhere else.
+    """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
     if in_notebook():
         with notebook_bars() as progress:
             yield progress
         return
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not is_watched():
         yield silent
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=console, transient=True) as drawn:
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
+    with Bars(*columns, console=Console(stderr=True), transient=True) as drawn:
         tasks: dict[str, TaskID] = {}
+        pace = Pace()
 
         def update(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
                 tasks[stage] = drawn.add_task(stage, total=total)
             drawn.update(tasks[stage], completed=done, total=total)
+            said = pace.announcement(stage, done, total)
+            if said is not None:
+                drawn.console.print(said, markup=False, highlight=False)
 
         yield update

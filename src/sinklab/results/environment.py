@@ -7,12 +7,13 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
 from sinklab.results.version import __version__
 
-__all__ = ["Environment", "Placed", "environment"]
+__all__ = ["Environment", "Placed", "environment", "installed"]
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "pyarrow")
 
@@ -38,6 +39,17 @@ class Placed(Protocol):
         """The ``torch.dtype`` of its parameters."""
 
 
+def installed(names: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """Versions of sinklab, Python and packages, from what pip has written down: none of them is imported."""
+    versions = {"sinklab": __version__, "python": platform.python_version()}
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
 def environment(placed: Placed | None = None) -> Environment:
     """Versions, commit, hardware and dtype.
 
@@ -49,11 +61,7 @@ def environment(placed: Placed | None = None) -> Environment:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if placed is None else placed.device
     dtype = torch.float32 if placed is None else placed.dtype
     return {
-        "versions": {
-            "sinklab": __version__,
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in PACKAGES},
-        },
+        "versions": installed(),
         "commit": _commit(),
         "hardware": {
             "device": str(device),

@@ -21,6 +21,7 @@ __all__ = [
     "check_place",
     "check_writable",
     "clear",
+    "default_out",
     "in_use",
     "partial_folder",
     "placed",
@@ -53,6 +54,13 @@ def system_error(error: Exception) -> int | None:
         return error.errno
     found = re.search(r"\(os error (\d+)\)", str(error))
     return int(found[1]) if found else None
+
+
+def default_out(*parts: str) -> Path:
+    """Where a command writes if nobody says where: a folder below that of ``SINKLAB_OUT``, which is the working directory
+    unless it is set.
+    """
+    return Path(os.environ.get("SINKLAB_OUT", "")).expanduser().joinpath(*parts)
 
 
 def check_free(out: Path, overwrite: bool) -> None:

@@ -61,10 +61,13 @@ def new_run_id() -> str:
 def _show(parts: Iterable[RenderableType]) -> None:
     from rich.console import Console
 
+    from sinklab.results.narrow import fitted
+
     # Made for each call, so that it writes to the stdout of the moment (tests and pagers replace it).
     console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     for part in parts:
-        console.print(part)
+        for piece in fitted(part, console):
+            console.print(piece)
 
 
 def _json(record: object) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, c
 from typing_extensions import Doc
 
 from sinklab.errors import ConfigurationError
+from sinklab.results.folder import default_out
 from sinklab.results.run import Progress
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ __all__ = [
     "Overwrite",
     "OverwriteFile",
     "Progress",
+    "Quiet",
     "Resume",
     "Retries",
     "Revision",
@@ -84,6 +86,10 @@ class WrittenTo:
     """In the annotation of a path: where the command line writes if nothing is said, such as ``sinklab-audit/{model}``."""
 
     template: str
+
+    def path(self, words: Mapping[str, str]) -> Path:
+        """The path, below the folder of all outputs."""
+        return default_out(self.template.format_map(words))
 
 
 AsJson = Annotated[bool, "--json", Doc("Print JSON on stdout and nothing else there.")]
@@ -128,6 +134,7 @@ TrustRemoteCode = Annotated[bool, Doc("Run model code that comes with the checkp
 Out = Annotated[Path | None, Doc("Output directory; it is there whole or not at all.")]
 Overwrite = Annotated[bool, Doc("Replace the output directory if it exists.")]
 OverwriteFile = Annotated[bool, Doc("Replace the output file if it exists.")]
+Quiet = Annotated[bool, "--quiet", "-q", Doc("Show neither progress nor hints; the result and errors are shown.")]
 Resume = Annotated[bool, Doc("Go on with the run in the output directory; what is done is kept.")]
 
 
@@ -150,6 +157,8 @@ def command(function: Any) -> Any:
       hyphens, or as words of the annotation say: ``Annotated[bool, "--json"]``. Options that are lists can be repeated, and
       their parts separated by commas.
     - With a :class:`WrittenTo` in the annotation of a path, the command line always writes a folder.
+    - Every command has ``--quiet``; a function that takes ``quiet`` is given it.
+    - ``Next:`` in the docstring says what a user does next; see :func:`sinklab.cli.following.next_line`.
     - What only Python can give (a callback, a tensor) is no option; ``say`` is handed in too, and prints a sentence on stderr.
     - With :data:`WHOLE` in its annotation a list is taken as it is given: one part each time, whatever commas are in it.
     - A :class:`~sinklab.results.run.Result` or :class:`~sinklab.results.run.Listing` is shown, and gives the command

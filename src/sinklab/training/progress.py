@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sinklab.results.bars import Cell, in_notebook
+from sinklab.results.voice import is_quiet, is_watched
 
 __all__ = ["Display", "display"]
 
@@ -124,8 +125,7 @@ class Bar(Newest):
 @contextmanager
 def display(steps: int, *, wanted: bool = True) -> Iterator[Display]:
     """The display for a notebook, or for where stderr goes; closed when the block ends."""
-    console = Console(stderr=True)
-    if not wanted:
+    if not wanted or is_quiet():
         yield Display(steps)
     elif in_notebook():
         cell = Cell()
@@ -133,7 +133,7 @@ def display(steps: int, *, wanted: bool = True) -> Iterator[Display]:
             yield InCell(steps, cell)
         finally:
             cell.close()
-    elif not console.is_terminal:
+    elif not is_watched():
         yield Lines(steps)
     else:
         columns = (
@@ -143,7 +143,7 @@ def display(steps: int, *, wanted: bool = True) -> Iterator[Display]:
             TextColumn("{task.fields[numbers]}"),
             TimeElapsedColumn(),
         )
-        with Progress(*columns, console=console, refresh_per_second=4, transient=True) as bars:
+        with Progress(*columns, console=Console(stderr=True), refresh_per_second=4, transient=True) as bars:
             yield Bar(steps, bars)
 
 

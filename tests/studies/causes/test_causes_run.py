@@ -29,12 +29,13 @@ from sinklab.corpora.random_tokens import RandomTokens
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.results.table import read_run, read_table
+from sinklab.results.voice import duration
 from sinklab.sinks import Sinks
 from sinklab.studies.causes import measurement as causes_measure
 from sinklab.studies.causes.readout import ClassLogits, NextToken, OutputDivergence, SquaredError
 from sinklab.studies.causes.samples import Samples
 from sinklab.studies.causes.texts import texts_of
-from sinklab.studies.causes.words import duration, sentences
+from sinklab.studies.causes.words import sentences
 
 QUICK = {"domains": ["random_tokens"], "texts": 10, "seq_len": 24, "sink": 0}
 """Random weights have no sink, so a place is named; ten texts are enough for the twelve hypotheses of four heads."""

@@ -94,6 +94,9 @@ def compare_policies(
         sinklab cache embedded:softmax --policies window,sink_window --per-head measured,random --out build/heads
         sinklab cache embedded:softmax --policies sink_window,per_head:heads=build/heads/heads-measured-64.json
         sinklab cache embedded:sigmoid --json > policies.json
+
+    Next:
+        sinklab depend {model}  (which scores need the sinks)
     """
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record

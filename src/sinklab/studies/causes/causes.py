@@ -110,6 +110,9 @@ def find_causes(
         sinklab causes embedded:softmax --heads 2.0,3.1 --texts 64 --out build/causes
         sinklab causes ORG/MODEL --corpus python_source,notes.txt --budget full --out build/causes
         sinklab causes ORG/MODEL --sink null --json
+
+    Next:
+        sinklab origin {model}  (what writes the sink)
     """
     import torch
     from torch import nn

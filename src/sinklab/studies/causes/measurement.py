@@ -26,6 +26,7 @@ from sinklab.results.sources import digest_of
 from sinklab.results.store import Store
 from sinklab.results.summaries import CausesSummary, ExaminedHead, FoundSink
 from sinklab.results.table import make_table
+from sinklab.results.voice import duration
 from sinklab.sinks import Head, Sinks, find_sinks
 from sinklab.sinks.value import SinkPlace
 from sinklab.studies.causes.effects import Effects, HeadEdit
@@ -35,7 +36,7 @@ from sinklab.studies.causes.finding import LOSS_CHANGE, SINK_SHARE, number
 from sinklab.studies.causes.labels import LABELS, HeadLabel, label_heads, require_texts, texts_needed
 from sinklab.studies.causes.texts import Texts, texts_of, usual_length
 from sinklab.studies.causes.variants import make_variants
-from sinklab.studies.causes.words import duration, sentences
+from sinklab.studies.causes.words import sentences
 from sinklab.studies.measure.probing import classes_of
 
 __all__ = ["Examined", "Request", "causes_section", "examine", "facts_of", "texts_of_budget"]

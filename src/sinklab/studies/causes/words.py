@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sinklab.results.summaries import CausesSummary, ExaminedHead
 
-__all__ = ["duration", "place_name", "sentences"]
+__all__ = ["place_name", "sentences"]
 
 _MEANING = {
     "semantic": "{say} something that the model misses, on every domain (semantic)",
@@ -50,17 +50,6 @@ def place_name(place: int | str | None) -> str:
     if place is None:
         return ""
     return "the null score" if place == "null" else f"position {place}"
-
-
-def duration(seconds: float) -> str:
-    """An estimated time, rounded: ``less than ten seconds``, ``about 3 minutes``."""
-    if seconds < 10:
-        return "less than ten seconds"
-    if seconds < 90:
-        return f"about {10 * round(seconds / 10)} seconds"
-    if seconds < 90 * 60:
-        return f"about {round(seconds / 60)} minutes"
-    return f"about {seconds / 3600:.1f} hours"
 
 
 def _needs(head: ExaminedHead, least: float) -> bool:

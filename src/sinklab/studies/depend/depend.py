@@ -101,6 +101,9 @@ def depend(
         sinklab depend embedded:softmax --task long_text,needle --bos none,one,two --cache-bits 8,4 --out build/grid
         sinklab depend ORG/MODEL --task long_text:corpus=book.txt --policies 8+1016,strided --json
         sinklab depend ORG/MODEL --task lm_eval:arc_easy --window 64 --items 200  (needs sinklab[evaluation])
+
+    Next:
+        sinklab stream {model} --prompt Once --max-new-tokens 100  (the cache with sinks at work)
     """
     from sinklab.models.loading import hash_weights
     from sinklab.models.losses import is_causal_lm

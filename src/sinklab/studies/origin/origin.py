@@ -73,6 +73,9 @@ def find_origin(
         sinklab origin embedded:softmax
         sinklab origin ORG/MODEL --corpus notes.txt --samples 64 --out build/origin
         sinklab origin ./my-checkpoint --controls 10 --json
+
+    Next:
+        sinklab quantize {model}  (what it costs where numbers are few)
     """
     from sinklab.corpora import resolve_corpus
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part

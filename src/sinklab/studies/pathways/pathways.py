@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from sinklab.results.folder import default_out
 from sinklab.results.run import Result, silent
-from sinklab.studies.arguments import Jobs, Progress, Retries, Seeds, command, parse_seeds
+from sinklab.studies.arguments import Jobs, Progress, Retries, Seeds, WrittenTo, command, parse_seeds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,8 +21,8 @@ def pathways(
     operations: str | Sequence[Mapping[str, Any]] | None = None,
     seeds: Seeds = "0..2",
     scale: Literal["tiny", "small", "60m", "1b"] = "tiny",
-    out: Path = Path("sinklab-pathways"),
-    store: Path = Path("sinklab-claims"),
+    out: Annotated[Path | None, WrittenTo("sinklab-pathways")] = None,
+    store: Annotated[Path | None, WrittenTo("sinklab-claims")] = None,
     jobs: Jobs = None,
     ray: str | None = None,
     retries: Retries = 2,
@@ -60,6 +61,9 @@ def pathways(
         sinklab pathways --operations softpick,gated --seeds 0 --jobs 2  (a first look)
         sinklab pathways --operations 'sigmoid(length_bias=true),sink_logit' --seeds 0..4 --out build/pathways
         sinklab pathways --scale 60m --ray auto --store /shared/claims
+
+    Next:
+        sinklab pretrain tiny --set model.operation.name=softpick  (one of them alone)
     """
     from sinklab.registry import operations as registry
     from sinklab.registry import split_specs
@@ -72,8 +76,8 @@ def pathways(
         DEFAULT if operations is None else operations,
         seeds=parse_seeds(seeds),
         scale=scale,
-        out=out,
-        store=store,
+        out=default_out("sinklab-pathways") if out is None else out,
+        store=default_out("sinklab-claims") if store is None else store,
         jobs=jobs,
         ray=ray,
         retries=retries,

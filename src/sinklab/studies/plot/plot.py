@@ -29,6 +29,9 @@ def plot(
         sinklab plot sinklab-runs/emergence
         sinklab plot runs/softmax runs/sigmoid --out emergence.svg
         sinklab plot sinklab-sweeps/lr  (a sweep stands for its runs)
+
+    Next:
+        sinklab list recipes  (what else can be trained)
     """
     check_file(out, overwrite)
     from sinklab.report.curves import write_plot

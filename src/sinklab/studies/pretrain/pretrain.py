@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from sinklab.studies.arguments import WHOLE, command
+from sinklab.results.folder import default_out
+from sinklab.studies.arguments import WHOLE, Quiet, command
 
 if TYPE_CHECKING:
     from sinklab.results.run import Result
@@ -24,7 +25,7 @@ def pretrain(
     init_from: Path | None = None,
     overwrite: bool = False,
     cache: Path | None = None,
-    quiet: bool = False,
+    quiet: Quiet = False,
 ) -> Result:
     """Train a small model from scratch and watch its sinks appear: one recipe, one folder.
 
@@ -41,7 +42,6 @@ def pretrain(
         init_from: Start from the weights of a run, a checkpoint or a model; its operation may differ.
         overwrite: Replace an earlier run in the output directory.
         cache: Directory for encoded text, shared by runs; by default ~/.cache/sinklab.
-        quiet: Show nothing while it goes.
 
     Raises:
         ConfigurationError: fields that cannot take effect here, or a run to resume that has another configuration.
@@ -54,13 +54,16 @@ def pretrain(
         sinklab pretrain emergence --resume  (after a crash: the same numbers as without it)
         sinklab pretrain emergence --init-from runs/emergence --set model.operation.name=sigmoid --out runs/dissolve
         torchrun --nproc-per-node 4 -m sinklab pretrain gu2024_60m --set data.corpus=ORG/DATASET
+
+    Next:
+        sinklab audit {folder}/model  (its sinks; its curves: sinklab plot {folder})
     """
     from sinklab.configuration import with_overrides
     from sinklab.training.resolve import resolve_recipe
     from sinklab.training.train import run_training
 
     config = with_overrides(resolve_recipe(recipe), changes or [])
-    folder = Path("sinklab-runs") / config.name if out is None else out
+    folder = default_out("sinklab-runs", config.name) if out is None else out
     return run_training(
         config, folder, resume=resume, init_from=init_from, overwrite=overwrite, cache=cache, progress=not quiet
     )

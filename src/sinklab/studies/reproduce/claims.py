@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sinklab.errors import UnknownNameError
 from sinklab.jobs.claim import CHECKPOINT, RECORDED
 from sinklab.registry import claims as registered
+from sinklab.results.folder import default_out
 from sinklab.results.run import Listing
 from sinklab.studies.arguments import command
 from sinklab.studies.reproduce.display import display_claims, display_one
@@ -36,7 +37,7 @@ def claims(
         names: All by default; of one, everything is shown.
         source: Only those of a paper, such as gu2024.
         scale: tiny, small, 60m, 1b: the scale that cost and verdict are about; or checkpoint, for models as they are.
-        results: Output directory of sinklab reproduce; by default ./sinklab-claims if there are results in it, else those that
+        results: Output directory of sinklab reproduce; by default sinklab-claims if there are results in it, else those that
             come with sinklab.
 
     Examples:
@@ -44,6 +45,10 @@ def claims(
         sinklab claims sink_moves_to_bias
         sinklab claims --source gu2024 --json
         sinklab reproduce repeated_token_laws  (to run one)
+
+    Next:
+        sinklab reproduce {names} --seeds 0..2  (to run it)
+        sinklab claims sink_moves_to_bias  (one of them in full)
     """
     check_word(scale, RECORDED, "scale")
     listed = [stated(name) for name in names or registered]
@@ -73,7 +78,7 @@ def _last_verdicts(folder: Path | None, scale: str) -> tuple[dict[str, KeptVerdi
     """Claim to its newest result at a scale, and where these were found."""
     from sinklab.studies.reproduce.kept import read_results, summary_of
 
-    place = folder or Path("sinklab-claims")
+    place = folder or default_out("sinklab-claims")
     found = [summary_of(kept.record) for kept in read_results(place)]
     if found or folder is not None:
         return {row["name"]: row for row in reversed(found) if row["scale"] == scale}, str(place)

@@ -11,8 +11,9 @@ from rich.text import Text
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.claim import CHECKPOINT, COSTS, SCALES
 from sinklab.registry import claims as registered
+from sinklab.results.folder import default_out
 from sinklab.results.run import Result
-from sinklab.studies.arguments import WHOLE, Jobs, Retries, Seeds, command, parse_seeds
+from sinklab.studies.arguments import WHOLE, Jobs, Retries, Seeds, WrittenTo, command, parse_seeds
 from sinklab.studies.reproduce.claims import check_word
 from sinklab.studies.reproduce.display import display
 from sinklab.studies.reproduce.stated import stated
@@ -31,7 +32,7 @@ def reproduce(
     all_claims: Annotated[bool, "--all"] = False,
     seeds: Seeds = "0..2",
     scale: str = "tiny",
-    out: Path = Path("sinklab-claims"),
+    out: Annotated[Path | None, WrittenTo("sinklab-claims")] = None,
     jobs: Jobs = None,
     ray: str | None = None,
     retries: Retries = 2,
@@ -82,6 +83,10 @@ def reproduce(
         sinklab reproduce learning_rate --scale small --seeds 0..4  (hours)
         sinklab reproduce --source gu2024 --scale 60m --ray auto --out /shared/claims  (GPUs)
         sinklab reproduce learning_rate --scale 1b --plan --out /shared/claims  (commands for a scheduler)
+
+    Next:
+        if models: sinklab claims --scale checkpoint --results {folder}  (all verdicts so far)
+        sinklab claims --scale {scale} --results {folder}  (all verdicts so far)
     """
     wanted = chosen(names or [], source=source, cost=cost, all_claims=all_claims, scale=scale, on_models=models is not None)
     if models is None and corpora is not None:
@@ -90,6 +95,7 @@ def reproduce(
         raise ConfigurationError(
             "reproduce: `plan`, `ray`, `scale` and `cost` are about training, and `models` are measured as they are"
         )
+    out = default_out("sinklab-claims") if out is None else out
     import pandas as pd
 
     from sinklab.report.claim_figure import write_claim_figure

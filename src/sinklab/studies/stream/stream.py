@@ -17,6 +17,7 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.quiet import quiet_libraries
 from sinklab.results.bars import bars
 from sinklab.results.file import check_file
+from sinklab.results.voice import say
 from sinklab.studies.arguments import (
     WHOLE,
     AsJson,
@@ -108,6 +109,10 @@ def stream(
         sinklab stream ORG/MODEL --resume book.safetensors --prompt 'Who was that?' --max-new-tokens 300
         sinklab stream ORG/MODEL --chat --system 'You answer in one sentence.' --temperature 0.7
         cat log.txt | sinklab stream ./my-checkpoint --policy window --set window=256 --json > tokens.jsonl
+
+    Next:
+        sinklab stream {model} --resume {save}  (to go on from here)
+        sinklab cache {model}  (which policy and which window to use)
     """
     if max_new_tokens is not None and max_new_tokens < 1:
         raise ConfigurationError(f"`max_new_tokens` {max_new_tokens} must be 1 or more; leave it out for no end")
@@ -241,7 +246,7 @@ class _Writer:
             }
             self._out(json.dumps({"summary": figures}) + "\n")
         else:
-            sys.stderr.write(f"{self.tokens:,} tokens, {speed:,.1f} tokens/s, position {self.source.position:,}; {telemetry}\n")
+            say(f"{self.tokens:,} tokens, {speed:,.1f} tokens/s, position {self.source.position:,}; {telemetry}")
 
     def _out(self, text: str) -> None:
         sys.stdout.write(text)
@@ -310,7 +315,7 @@ def _warn(loaded: LoadedModel, source: Stream) -> None:
     policy = source.reader.policy
     context = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
     if not policy.bounded:
-        print(f"note: policy {policy.name!r} evicts nothing, so memory grows with every token", file=sys.stderr)
+        say(f"note: policy {policy.name!r} evicts nothing, so memory grows with every token")
     elif isinstance(context, int) and policy.max_held(1 << 62) > context:
         held = policy.max_held(1 << 62)
-        print(f"note: the policy holds {held:,} tokens and the model was trained on {context:,}", file=sys.stderr)
+        say(f"note: the policy holds {held:,} tokens and the model was trained on {context:,}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from sinklab.studies.arguments import WHOLE, Jobs, Retries, command, parse_seeds
+from sinklab.results.folder import default_out
+from sinklab.studies.arguments import WHOLE, Jobs, Quiet, Retries, command, parse_seeds
 
 if TYPE_CHECKING:
     from sinklab.results.run import Result
@@ -27,7 +28,7 @@ def sweep(
     ray: str | None = None,
     resume: bool = False,
     cache: Path | None = None,
-    quiet: bool = False,
+    quiet: Quiet = False,
 ) -> Result:
     """Run a recipe over a grid of settings and seeds, and say what the seeds agree on.
 
@@ -46,7 +47,6 @@ def sweep(
         ray: Run on a Ray cluster; the output directory must be shared by its nodes.
         resume: Go on with the sweep in the output directory; what has ended is kept.
         cache: Directory for encoded text; by default ~/.cache/sinklab, with --ray OUT/cache.
-        quiet: Show nothing while it goes.
 
     Raises:
         ConfigurationError, InputError: as :func:`~sinklab.jobs.driver.run_sweep`, which also takes values that are no text.
@@ -57,6 +57,9 @@ def sweep(
         sinklab sweep emergence --grid 'model.operation={name: sigmoid, normalize: true},{name: softmax}'
         sinklab sweep emergence --grid lr=1e-3,4e-3 --seeds 0..9 --resume  (after Ctrl-C, or to add seeds)
         sinklab sweep emergence --grid lr=1e-3,4e-3 --seeds 0..4 --ray auto --out /shared/sweep
+
+    Next:
+        sinklab plot {folder}  (curves of all cells)
     """
     from sinklab.jobs.driver import run_sweep
     from sinklab.jobs.grid import parse_grid
@@ -66,7 +69,7 @@ def sweep(
     return run_sweep(
         config,
         parse_grid(grid or []),
-        Path("sinklab-sweeps") / config.name if out is None else out,
+        default_out("sinklab-sweeps", config.name) if out is None else out,
         seeds=None if seeds is None else parse_seeds(seeds),
         changes=changes or [],
         jobs=jobs,

@@ -1,0 +1,386 @@
+"""What a daily user meets: versions, quiet, what to do next, estimates, colours, narrow terminals, one folder, completion."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+from tests.command_line import CliRunner
+
+from sinklab.cli import app as application
+from sinklab.cli.app import app, make_app, versions
+from sinklab.cli.commands import find_commands
+from sinklab.cli.completion import WITH_COLONS, completer
+from sinklab.cli.following import lines_of, next_line
+from sinklab.registry import KINDS
+from sinklab.results import bars
+from sinklab.results.environment import installed
+from sinklab.results.folder import default_out
+from sinklab.results.narrow import fitted
+from sinklab.results.run import PIPE_WIDTH, Listing, Result
+from sinklab.results.version import __version__
+from sinklab.results.voice import LONG, SETTLED, Pace, is_quiet, quietly, say
+
+QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12", "--probe", "sink_rate"]
+
+
+def run(*arguments: object, status: int = 0):
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == status, done.output
+    return done
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """Streams that say that they are terminals."""
+    monkeypatch.setattr(bars, "is_watched", lambda: not is_quiet())
+    monkeypatch.setattr("sinklab.cli.output.is_watched", lambda: not is_quiet())
+
+
+# --- versions ---
+
+
+def test_versions_are_named_without_importing_torch():
+    lines = run("--version").stdout.splitlines()
+    assert lines == versions().splitlines()
+    assert [line.split()[0] for line in lines] == ["sinklab", "python", "torch", "transformers", "platform"]
+    assert lines[0] == f"sinklab {__version__}"
+    found = installed(("torch",))
+    assert lines[2] == f"torch {found['torch']}"
+    assert installed(("no-such-package",))["no-such-package"] == "not installed"
+    line = "import sys; sys.modules['torch'] = None; from sinklab.cli.app import versions; print(versions())"
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
+    assert done.stdout == versions() + "\n"
+
+
+# --- what to do next ---
+
+
+@pytest.mark.parametrize("name", find_commands())
+def test_every_command_names_what_can_be_done_next(name):
+    """Filled in with a word for every name, each of its lines is one that the command line parses."""
+    function = find_commands()[name].load()
+    lines = list(lines_of(function))
+    assert lines
+    known = {*inspect.signature(function).parameters, "folder", "reading", "sink_role"}
+    for names, line in lines:
+        assert set(names) <= known
+        words = shlex.split(line.partition("  (")[0].format_map(dict.fromkeys(names, "word")))
+        assert words[0] == "sinklab"
+        make_app(words[1:])[0].parse_args(words[1:])
+    assert not set(lines[-1][0]) & {"reading", "sink_role"}  # the last one holds whatever was found
+
+
+def planted(model: str, *, out: Path | None = None, device: str = "auto", trust_remote_code: bool = False) -> Result:
+    """Plant.
+
+    Next:
+        if sinks and out: sinklab origin {model} --out {out}  (what writes {sinks})
+        if sinks: sinklab causes {model}
+        sinklab list
+
+    Raises:
+        Nothing: sinklab show this
+    """
+    return Result({}, None, {}, None, lambda result: [])
+
+
+@pytest.mark.parametrize(
+    ("given", "summary", "line"),
+    [
+        ({}, {}, "sinklab list"),
+        ({}, {"sinks": "two; sinks"}, "sinklab causes 'a b'"),
+        ({"device": "cpu", "trust_remote_code": True}, {"sinks": "x"}, "sinklab causes 'a b' --trust-remote-code --device cpu"),
+        ({"out": Path("c d")}, {"sinks": "two"}, "sinklab origin 'a b' --out 'c d'  (what writes two)"),
+        ({"out": Path("c")}, {"sinks": None}, "sinklab list"),
+    ],
+)
+def test_the_next_line_is_the_first_that_can_be_filled_in(given, summary, line):
+    bound = inspect.signature(planted).bind("a b", **given)
+    assert next_line(planted, bound, Result(summary, None, {}, None, lambda result: [])) == line
+    assert next_line(versions, inspect.signature(versions).bind(), None) is None
+
+
+def test_the_next_line_is_for_terminals_and_for_stderr(watched):
+    done = run("list", "recipes")
+    assert done.stderr == "next      sinklab show sink_rate  (one of them in full)\n"
+    assert done.stdout
+    assert run("list", "recipes", "--json").stderr == ""
+    assert run("list", "recipes", "--quiet").stderr == ""
+    with mock.patch.dict(os.environ, RANK="1"):
+        assert run("list", "recipes").stderr == ""
+
+
+def test_pipes_stay_clean():
+    assert run("list", "recipes").stderr == ""
+
+
+# --- quiet ---
+
+
+@pytest.mark.parametrize("name", find_commands())
+def test_every_command_can_be_quiet(name):
+    words = run(name, "--help").stdout.split()
+    assert {"--quiet", "-q"} <= set(words)
+
+
+def test_quiet_silences_progress_and_sentences_but_no_result(checkpoint, tmp_path, watched, monkeypatch):
+    shown = []
+    monkeypatch.setattr("sinklab.cli.derive.say", lambda text: shown.append(is_quiet()))
+    loud = run("measure", checkpoint, *QUICK, "--out", tmp_path / "loud")
+    assert "next      sinklab audit" in loud.stderr
+    lines = (["measure", checkpoint, "-q"], ["-q", "measure", checkpoint], ["measure", "--quiet", checkpoint])
+    for number, line in enumerate(lines):
+        done = run(*line, *QUICK, "--out", tmp_path / str(number))
+        assert done.stderr == ""
+        assert done.stdout.splitlines()[:-1] == loud.stdout.splitlines()[:-1]  # the last one names the folder
+    assert run("measure", tmp_path / "nothing", "-q", *QUICK, status=2).stderr.startswith("error: ")
+    assert not is_quiet()
+
+
+def test_quiet_is_of_a_block(capsys):
+    with quietly(False):
+        say("one")
+    with quietly(), quietly():
+        say("two")
+    say("three")
+    assert capsys.readouterr() == ("", "one\nthree\n")
+    with pytest.raises(ZeroDivisionError), quietly():
+        raise ZeroDivisionError
+    assert not is_quiet()
+
+
+def test_trainings_and_sweeps_are_quiet_too(capsys):
+    from sinklab.jobs.watch import watching
+    from sinklab.training.progress import display
+
+    with display(10) as shown, watching(2, 0) as watch:
+        shown.note("a training")
+        watch.note("a sweep")
+    with quietly(), display(10) as shown, watching(2, 0) as watch:
+        shown.note("a training")
+        watch.note("a sweep")
+    assert capsys.readouterr() == ("", "a training\na sweep\n")
+
+
+# --- estimates ---
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_long_stages_are_announced_once_and_short_ones_never():
+    clock = Clock()
+    pace = Pace(clock)
+    said = []
+    for done in range(31):  # a part a second from the first call on: 30 s in all, so never more than 30 are left
+        said.append(pace.announcement("short", done, 30))
+        clock.now += 1
+    for done in range(101):
+        said.append(pace.announcement("long", done, 100))
+        clock.now += 1
+    assert [text for text in said if text] == ["long: about 2 minutes left"]
+    assert said.index("long: about 2 minutes left") - 31 == SETTLED  # as soon as the pace is believed
+    assert SETTLED < LONG
+
+
+def test_what_was_there_before_took_no_time():
+    clock = Clock()
+    pace = Pace(clock)
+    assert pace.announcement("resumed", 90, 100) is None
+    clock.now += 10
+    assert pace.announcement("resumed", 92, 100) == "resumed: about 40 seconds left"  # 5 s a part, 8 parts
+    clock.now += 10
+    assert pace.announcement("first word at one", 1, 9) == "first word at one: about 80 seconds left"  # 10 s a part
+
+
+def test_bars_announce_on_a_terminal(watched, monkeypatch, capsys):
+    clock = Clock()
+    monkeypatch.setattr(bars, "Pace", lambda: Pace(clock))
+    with bars.bars() as progress:
+        progress("measuring", 0, 100)
+        clock.now += 10
+        progress("measuring", 1, 100)
+    assert "measuring: about 16 minutes left" in capsys.readouterr().err
+
+
+# --- colours and widths ---
+
+
+def colours(**environment: str) -> str:
+    cleared = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    line = [sys.executable, "-m", "sinklab", "list", "recipes"]
+    done = subprocess.run(line, env={**cleared, "TERM": "xterm", **environment}, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_colours_can_be_forced_and_refused():
+    assert "\x1b[" not in colours()
+    forced = colours(FORCE_COLOR="1")
+    assert forced.startswith("\x1b[1mrecipes")
+    bare = colours(FORCE_COLOR="1", NO_COLOR="1")
+    assert not {f"\x1b[{code}m" for code in range(30, 38)} & set(bare.replace("m", "m ").split())
+
+
+def test_forced_colours_draw_no_bars_into_a_file(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with bars.bars() as progress:
+        progress("measuring", 1, 2)
+    assert capsys.readouterr() == ("", "")
+
+
+def table() -> Table:
+    shown = Table(box=None, pad_edge=False)
+    for header in ("policy", "", "loss in nats", "[b]held[/b]"):
+        shown.add_column(header)
+    shown.add_row("sink_window", "a", "2.574 ± 0.40", "393 KiB")
+    shown.add_row("recompute_the_window", "", "2.736", "–")
+    return shown
+
+
+def printed(width: int) -> list[str]:
+    console = Console(soft_wrap=True, width=width, record=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    for piece in fitted(table(), console):
+        console.print(piece)
+    return console.export_text().splitlines()
+
+
+def test_a_table_that_fits_stays_as_it_is():
+    assert printed(PIPE_WIDTH) == printed(60)
+    assert len(printed(60)) == 3
+
+
+def test_a_table_wraps_between_words_where_words_fit():
+    lines = printed(40)
+    assert len(lines) > 3
+    assert max(map(len, lines)) <= 40
+    words = " ".join(lines).split()
+    assert {"recompute_the_window", "2.574", "±", "393", "KiB", "nats"} <= set(words)
+
+
+def test_where_they_do_not_every_row_is_a_few_lines():
+    assert printed(30) == [
+        "sink_window", "  a", "  loss in nats: 2.574 ± 0.40", "  held: 393 KiB", "",
+        "recompute_the_window", "  loss in nats: 2.736", "  held: –",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [40, 50, 60])
+def test_nothing_of_an_answer_is_cut_off(width, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
+    Listing({}, lambda record: ["one line", table()]).show()
+    shown = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    assert "…" not in shown
+    assert "recompute_the_window" in shown
+    assert max(map(len, shown.splitlines())) <= width
+
+
+# --- one folder for all outputs ---
+
+
+def test_outputs_go_below_one_folder(tmp_path, checkpoint, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert default_out("sinklab-runs", "tiny") == Path("sinklab-runs/tiny")
+    monkeypatch.setenv("SINKLAB_OUT", str(tmp_path / "all"))
+    assert default_out("sinklab-runs", "tiny") == tmp_path / "all" / "sinklab-runs" / "tiny"
+    line = ["audit", checkpoint, "--no-cache", "--corpus", "random_tokens", "--samples", "2", "--seq-len", "8"]
+    assert run(*line).stdout.splitlines()[-1].startswith(f"report    {tmp_path}/all/sinklab-audit/")
+    run(*line, "--out", "here")
+    assert sorted(os.listdir(tmp_path)) == ["all", "here"]
+    monkeypatch.setenv("SINKLAB_OUT", "~/x")
+    assert default_out("y") == Path.home() / "x" / "y"
+
+
+def test_no_command_writes_by_default_to_anywhere_else():
+    """A path that a signature gives outright would not be below SINKLAB_OUT."""
+    for place in find_commands().values():
+        for name, parameter in inspect.signature(place.load()).parameters.items():
+            assert not isinstance(parameter.default, Path), f"{place.function}: {name}; use WrittenTo or default_out"
+
+
+# --- completion ---
+
+
+def offered(text: str, typed: str) -> dict[str, str]:
+    offer = completer(text)
+    assert offer is not None
+    return offer(mock.Mock(incomplete=typed))
+
+
+def test_names_come_from_the_help_text(tmp_path, monkeypatch):
+    assert set(offered("Names from 'sinklab list probes'.", "")) == set(KINDS["probes"])
+    assert set(offered("Names from 'sinklab claims'.", "")) == set(KINDS["claims"])
+    assert set(offered("embedded:softmax, or a hub id.", "")) == {"embedded:sigmoid", "embedded:softmax"}
+    assert {"sink_rate", "softmax", "embedded:softmax"} <= set(offered("A name from 'sinklab list'.", ""))
+    assert "entropy,sink_rate" in offered("Names from 'sinklab list probes'.", "entropy,si")
+    assert completer("Samples to average over.") is None
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "text.txt").touch()
+    assert {"text.txt", "texts/"} < set(offered("From 'sinklab list corpora', or a path.", "te"))
+    assert "text.txt" not in offered("From 'sinklab list corpora'.", "te")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["audit", "emb"], "embedded:softmax"),
+        (["measure", "x", "--probe", "entropy,s"], "entropy,sink_rate"),
+        (["cache", "x", "--policies", ""], "sink_window"),
+        (["pretrain", ""], "tiny"),
+        (["reproduce", ""], "norm_placement"),
+        (["show", ""], "sink_rate"),
+        (["trigger", "--operation", ""], "softpick"),
+    ],
+)
+def test_the_shell_is_offered_names(words, expected):
+    lines = run(application.COMPLETE, *words).stdout.splitlines()
+    assert expected in {line.partition("\t")[0] for line in lines}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_installed(shell, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ZDOTDIR", str(tmp_path))
+    script = tmp_path / "script"
+    run(application.INSTALL, "--shell", shell, "--output", script)
+    text = script.read_text(encoding="utf-8")
+    for name in find_commands():
+        assert name in text
+    assert "seq-len" in text
+    assert "quiet" in text
+    assert (WITH_COLONS in text) is (shell == "bash")
+
+
+def test_bash_completes_names_with_a_colon(tmp_path):
+    """Readline hands over ``embedded``, ``:`` and ``s`` as three words, and replaces the last of them."""
+    program = """
+    _sinklab() { asked="${COMP_WORDS[*]}"; COMPREPLY=(embedded:sigmoid embedded:softmax); }
+    complete_() { _sinklab_with_colons; echo "$asked | ${COMPREPLY[*]}"; }
+    COMP_WORDS=(sinklab audit embedded : s); COMP_CWORD=4; complete_
+    COMP_WORDS=(sinklab audit embedded :); COMP_CWORD=3; complete_
+    COMP_WORDS=(sinklab audit emb); COMP_CWORD=2; complete_
+    """
+    done = subprocess.run(["bash", "-c", f"{WITH_COLONS}\n{program}"], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "sinklab audit embedded:s | sigmoid softmax",
+        "sinklab audit embedded: | sigmoid softmax",
+        "sinklab audit emb | embedded:sigmoid embedded:softmax",
+    ]
+    assert done.stderr == ""
