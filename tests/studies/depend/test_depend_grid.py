@@ -26,6 +26,7 @@ from sinklab.studies.depend.contenders import make_contenders
 from sinklab.studies.depend.depend import depend
 from sinklab.studies.depend.dependence import measure_dependence
 from sinklab.studies.depend.evicted import SinkEvicted
+from sinklab.studies.depend.outcome import dependence_sentence
 
 GRID = {"bos": ["none", "one", "two"], "cache_bits": [8, 4], "window": 120, "sinks": (4,), "items": 12}
 NEEDLE = "needle:distances=[],length=1.5"
@@ -75,7 +76,7 @@ class TestPlanted:
             assert pair["dependence"] == {"mean": 0.0, "low": -3 / 12 / 0.9, "high": pytest.approx(3 / 12 / 0.9)}
             assert pair["visible"]["lost"]["mean"] == pair["hidden"]["lost"]["mean"] == 0.0
         assert outcome["dependence_sentence"] == (
-            "needle: index of dependence +0.00 [-0.28, +0.28]: no sign that the score above chance (0.1) needs the sink."
+            "needle: index of dependence +0.00 [-0.28, +0.28]: none to 28% of the score above chance (0.1) goes with the sink."
         )
 
     def test_a_score_that_needs_bos(self, planted):
@@ -163,6 +164,32 @@ class TestIndex:
         values = np.random.default_rng(1).normal(size=20)
         found, mean = function_over_items(values[None], lambda means: means[0]), mean_over_items(values)
         assert found.to_dict() == pytest.approx(mean.to_dict(), abs=1e-12)  # float64 means in two orders of summation
+
+
+class TestSentence:
+    """What the terminal says of an index."""
+
+    @pytest.mark.parametrize(
+        ("visible", "hidden", "chance", "words"),
+        [
+            (0.7, 0.4, 0.1, "+0.50 [+0.49, +0.51]: 50% of the score above chance (0.1) goes with the sink"),
+            (0.4, 0.7, 0.1, "-0.50 [-0.51, -0.49]: 50% of the score above chance (0.1) goes while the sink stays"),
+            (0.5, 0.5, 0.1, "+0.00 [-0.02, +0.02]: none to 2% of the score above chance (0.1) goes with the sink"),
+            (
+                -2.0,
+                -3.0,
+                None,
+                "+0.25 [+0.25, +0.25]: 25% of the score above what one token of context gives goes with the sink",
+            ),
+            (0.1, 0.1, 0.1, "at chance: says nothing about sinks"),
+            (-6.0, -6.0, None, "no better than with one token in the cache: says nothing about sinks"),
+        ],
+    )
+    def test_says_what_the_index_is(self, visible, hidden, chance, words):
+        spread = np.linspace(-0.03, 0.03, 64)
+        found = measure_dependence(visible + spread, hidden - spread, -6.0 + 0 * spread, chance=chance, scale=None)
+        index = "" if found.index is None else "index of dependence "
+        assert dependence_sentence("mine", chance, found) == f"mine: {index}{words}."
 
 
 class TestSinkEvicted:

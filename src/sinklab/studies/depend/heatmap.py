@@ -14,13 +14,19 @@ __all__ = ["write_heatmap"]
 AT_CHANCE = "0.93"
 """Grey of cells that say nothing."""
 SIGHTS = ("visible", "hidden")
+LEGEND = (
+    "share of the score above chance (of nats: above one token of context) that is lost against the first column; "
+    "bold: its interval excludes 0; grey: at chance"
+)
+LEAST_REACH = 0.1
+"""The scale of colours reaches as far as any cell does, and so far at least: noise is to look like noise."""
 
 
 def write_heatmap(tasks: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw the grid.
 
-    Each cell has the score and is coloured by :data:`~sinklab.studies.depend.dependence.SCORE_LOST`; the last column has the
-    index of dependence of the task at the reference.
+    Each cell has the score, coloured by :data:`~sinklab.studies.depend.dependence.SCORE_LOST` and bold where the interval of
+    that excludes 0; the last column has the index of dependence of the task at the reference.
 
     Args:
         tasks: of the summary of :func:`~sinklab.studies.depend.depend.depend`; all have one grid.
@@ -34,17 +40,22 @@ def write_heatmap(tasks: Sequence[Mapping[str, Any]], path: Path) -> None:
     width = max(len(task["task"]) for task in tasks)
     figure = Figure(figsize=(0.11 * width + 0.82 * len(columns) + 3.0, 0.62 * len(tasks) + 1.9), layout="constrained")
     axes = figure.subplots()
-    colours, norm = mpl.colormaps["RdBu_r"], mpl.colors.Normalize(-1.0, 1.0)
+    sides = [task["grid"][number][sight] for task in tasks for number, sight in columns]
+    reach = max([LEAST_REACH, *(abs(side["lost"]["mean"]) for side in sides if "mean" in side.get("lost", {}))])
+    colours, norm = mpl.colormaps["RdBu_r"], mpl.colors.Normalize(-reach, reach)
     for row, task in enumerate(tasks):
         for column, (number, sight) in enumerate(columns):
             side = task["grid"][number][sight]
-            lost = side.get("lost", {}).get("mean")
+            interval = side.get("lost", {})
+            lost = interval.get("mean")
+            sure = lost is not None and (interval["low"] > 0.0 or interval["high"] < 0.0)
             colour = AT_CHANCE if lost is None else colours(norm(lost))
             axes.add_patch(Rectangle((column, row), 1, 1, facecolor=colour, edgecolor="white", linewidth=1.5))
             text = "–" if "refused" in side else f"{side['score']['mean']:.2f}"
-            faint = lost is None
-            ink = "white" if lost is not None and abs(lost) > 0.6 else "0.45" if faint else "0.1"
-            axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=9, color=ink)
+            ink = "0.45" if lost is None else "white" if abs(lost) > 0.6 * reach else "0.1"
+            axes.text(
+                column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=9, color=ink, weight="bold" if sure else None
+            )
         axes.text(len(columns) + 0.15, row + 0.5, index_text(task["dependence"]), ha="left", va="center", fontsize=9)
     for number, start, stop in _groups(columns):
         if start:
@@ -57,7 +68,7 @@ def write_heatmap(tasks: Sequence[Mapping[str, Any]], path: Path) -> None:
         )
     axes.text(len(columns) + 0.15, -0.12, "index of dependence", ha="left", va="bottom", fontsize=8, color="0.3")
     axes.set_xlim(0, len(columns) + 3.0)
-    axes.set_ylim(len(tasks), -1.1)
+    axes.set_ylim(len(tasks), -1.5)
     axes.set_yticks(
         [row + 0.5 for row in range(len(tasks))], [f"{task['task']}\n{task['metric'].replace('_', ' ')}" for task in tasks]
     )
@@ -67,9 +78,7 @@ def write_heatmap(tasks: Sequence[Mapping[str, Any]], path: Path) -> None:
     bar = figure.colorbar(
         mpl.cm.ScalarMappable(norm, colours), ax=axes, location="bottom", fraction=0.05, aspect=50, shrink=0.6
     )
-    bar.set_label(
-        "share of the score above chance that is lost against the first column; grey: at chance, says nothing", fontsize=8
-    )
+    bar.set_label(LEGEND, fontsize=8)
     bar.ax.tick_params(labelsize=8)
     write_image(figure, path, dpi=150)
 

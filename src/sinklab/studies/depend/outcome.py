@@ -14,7 +14,7 @@ from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.dependence import Dependence, measure_dependence
 from sinklab.studies.depend.judge import Judgement, judge
 
-__all__ = ["Facts", "Measured", "outcome"]
+__all__ = ["Facts", "Measured", "dependence_sentence", "outcome"]
 
 
 class Facts(TypedDict):
@@ -106,7 +106,7 @@ def outcome(
         "difference": judgement.difference.to_dict(),
         "reason": judgement.reason,
         "dependence": _entry(dependence),
-        "dependence_sentence": _dependence_sentence(facts["task"], measured.chance, dependence),
+        "dependence_sentence": dependence_sentence(facts["task"], measured.chance, dependence),
         "policies": shown,
         "curves": {
             name: [{"at": at, **measured.interval(numbers).to_dict()} for at, numbers in curve]
@@ -168,7 +168,7 @@ def _sentence(facts: Facts, contenders: Contenders, judgement: Judgement, items:
     )
 
 
-def _dependence_sentence(task: str, chance: float | None, dependence: Dependence) -> str:
+def dependence_sentence(task: str, chance: float | None, dependence: Dependence) -> str:
     """The index in words."""
     index = dependence.index
     if index is None:
@@ -181,4 +181,4 @@ def _dependence_sentence(task: str, chance: float | None, dependence: Dependence
         return (
             f"{task}: index of dependence {interval}: {-index.mean:.0%} of the score above {above} goes while the sink stays."
         )
-    return f"{task}: index of dependence {interval}: no sign that the score above {above} needs the sink."
+    return f"{task}: index of dependence {interval}: none to {index.high:.0%} of the score above {above} goes with the sink."
