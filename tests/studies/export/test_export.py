@@ -8,8 +8,10 @@ import re
 import runpy
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
@@ -22,15 +24,16 @@ from sinklab.streaming.perplexity import losses
 from sinklab.studies.cache.long_texts import long_texts
 from sinklab.studies.export.base import Plan, engines, exported
 from sinklab.studies.export.chosen import plan_of, require_advice
+from sinklab.studies.export.display import display_exports
 from sinklab.studies.export.writing import advised_exports, checked_engines, exports_of
 
 OPTIONS = {
-    # tools/server/README.md of llama.cpp at commit 25d5b0c; --flash-attn takes a word since August 2025
+    # tools/server/README.md of llama.cpp at commits 25d5b0c and 00dc805; --flash-attn takes a word since pull request 15434
     "llama.cpp": {
         "--model", "--parallel", "--ctx-size", "--keep", "--context-shift", "--no-context-shift", "--flash-attn",
         "--cache-type-k", "--cache-type-v",
     },
-    # vllm serve --help, release 0.25
+    # arguments of vllm serve: hf_overrides of its ModelConfig, cache_dtype of its CacheConfig
     "vllm": {"--hf-overrides", "--kv-cache-dtype"},
 }  # fmt: skip
 VALUES = {
@@ -40,6 +43,7 @@ VALUES = {
 SPECS = [
     "full", "window:window=20", "sink_window:num_sinks=4,window=60", "sink_window:num_sinks=1,window=7,positions=original",
     "pinned:pinned=[0,3],window=40", "pinned:pinned=[0,300],window=20", "heavy_hitter", "value_norm", "strided", "recompute",
+    "per_head:budgets=[[[1,4],[2,20]]]",
 ]  # fmt: skip
 
 
@@ -92,7 +96,7 @@ def test_every_policy_for_every_engine_is_a_file_or_a_reason(name, quantized):
 
 
 def test_no_engine_but_our_own_has_rules():
-    for spec in ("heavy_hitter", "value_norm", "strided", "recompute"):
+    for spec in ("heavy_hitter", "value_norm", "strided", "recompute", "per_head:budgets=[[[1,4],[2,20]]]"):
         for name, engine in engines().items():
             assert bool(exported(engine, plan(spec))["refused"]) == (name != "transformers")
 
@@ -169,7 +173,7 @@ LINE = [
     "--sinks",
     "0,1,4",
 ]
-POLICIES = "full,window,sink_window,heavy_hitter,recompute"
+POLICIES = "full,window,sink_window,heavy_hitter"
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +213,7 @@ def test_the_command_writes_the_same(finished, tmp_path):
         assert (tmp_path / name).read_bytes() == (folder / "export" / name).read_bytes()
 
 
-@pytest.mark.parametrize("label", ["full", "sink_window 4+12", "heavy_hitter", "recompute"])
+@pytest.mark.parametrize("label", ["full", "sink_window 4+12", "heavy_hitter"])
 def test_the_script_gives_the_losses_of_the_table(finished, tmp_path, label):
     """The exported script, run on the texts of the comparison, against the mean that the comparison reports."""
     folder, _ = finished
@@ -220,12 +224,28 @@ def test_the_script_gives_the_losses_of_the_table(finished, tmp_path, label):
     loaded = load_model(script["MODEL"])
     corpus, first = resolve_corpus("random_tokens"), summary["scored_from"]
     rows = long_texts(corpus, loaded.encoder, tokens=72, documents=2, seed=0, bos=bool(summary["bos"]))
-    wanted = row["loss"]
-    if label == "recompute":  # the comparison scores some tokens, and takes the others from those of the window
-        wanted = losses(loaded.model, rows, dict(row["settings"]), first=first).mean().item()
     # Both read the same chunks of the same texts; what differs is where a mean over 64 numbers near 10 is taken, in float32
     # (spacing 1e-6) or in float64.
-    assert script["loss"](loaded.model, rows, first=first).mean().item() == pytest.approx(wanted, abs=1e-5)
+    assert script["loss"](loaded.model, rows, first=first).mean().item() == pytest.approx(row["loss"], abs=1e-5)
+
+
+def test_a_script_has_the_budgets_of_every_head(finished, tmp_path):
+    budgets = [[[1, 6], [2, 14]]] * 6
+    export(finished[0], "--to", "transformers", "--policy", f"per_head:budgets={budgets}", "--out", tmp_path)
+    script = runpy.run_path(str(tmp_path / "transformers_cache.py"))
+    wanted = policies.make({"name": "per_head", "budgets": budgets})
+    assert policies.make(script["POLICY"]) == wanted
+    model = load_model(script["MODEL"]).model
+    tokens = torch.randint(2, 300, (1, 40), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(script["loss"](model, tokens), losses(model, tokens, wanted))
+
+
+def test_without_a_folder_the_files_are_shown():
+    entries = exports_of(plan("window:window=20"), checked_engines(["vllm", "llama.cpp"]))
+    shown = [str(part) for part in display_exports(entries, None)]
+    for entry in entries:
+        assert entry["text"].rstrip() in "\n".join(shown)
+    assert not any("#!/bin/sh" in str(part) for part in display_exports(entries, Path("folder")))
 
 
 def test_the_script_goes_on_with_a_prompt(finished, tmp_path, monkeypatch, capsys):

@@ -29,7 +29,7 @@ def plan_of(summary: Comparison, policy: str | None = None, quantized: IntegerCh
         UnknownNameError, ConfigurationError: no such policy; integers that it cannot have.
     """
     made, entry = _recommended(summary) if policy is None else _named(summary, policy)
-    kind = None if quantized == "none" else quantized
+    kind: str | None = None if quantized == "none" else quantized
     found = [_loss(summary, entry)]
     if policy is None:
         found.append(summary["recommendation"])

@@ -20,8 +20,8 @@ class LlamaCpp(Engine):
     name: ClassVar[str] = "llama.cpp"
     file: ClassVar[str] = "llama_cpp.sh"
     checked: ClassVar[str] = (
-        "the options in tools/server/README.md of llama.cpp at commit 25d5b0c and the context shift in its server's source, "
-        "read on 2026-11-22"
+        "the options in tools/server/README.md of llama.cpp at commits 25d5b0c (2025) and 00dc805 (2026) and the context shift "
+        "in the source of its server, read on 2026-11-22"
     )
 
     def everything(self, plan: Plan) -> Answer:

@@ -18,7 +18,7 @@ class Transformers(Engine):
     name: ClassVar[str] = "transformers"
     file: ClassVar[str] = "transformers_cache.py"
     checked: ClassVar[str] = (
-        "this release of sinklab; the caches of transformers itself keep no first tokens since its release 5"
+        "this release of sinklab; transformers itself has no cache that keeps first tokens since its release 4.53"
     )
 
     def stay(self, plan: Plan) -> Answer:
