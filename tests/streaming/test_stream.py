@@ -430,13 +430,12 @@ class TestChat:
         assert "".join(held.loc[held["pinned"], "text"]) == "<bos>system\nbe brief<eos>\n<bos>user\n"
 
     def test_a_template_without_a_system_message_is_refused(self, model, templated):
-        templated.chat_template = "{% for m in messages %}{{ raise_exception('no system role') }}{% endfor %}"
-        with pytest.raises(ConfigurationError, match=r"refuses the messages \(system, user\): no system role"):
+        """Where it takes none in front of the first turn either; see test_chat_templates.py."""
+        templated.chat_template = "{% for m in messages %}{{ raise_exception('no role') }}{% endfor %}"
+        with pytest.raises(ConfigurationError, match=r"refuses the messages \(user\): no role"):
             Chat(model, system="be brief", tokenizer=templated)
-        templated.chat_template = (
-            "{% for m in messages %}{% if m['role'] != 'system' %}{{ m['content'] }}{% endif %}{% endfor %}"
-        )
-        with pytest.raises(ConfigurationError, match="leaves the system message out; say it in the first turn"):
+        templated.chat_template = "{% for m in messages %}{{ m['role'] }}{% endfor %}"
+        with pytest.raises(ConfigurationError, match="leaves the system message out, also in front of the first turn"):
             Chat(model, system="be brief", tokenizer=templated)
 
     def test_without_a_template_turns_are_plain(self, model, tokenizer, monkeypatch):
@@ -504,7 +503,7 @@ class TestErrors:
 
     def test_models_that_cannot(self):
         config = T5Config(vocab_size=50, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2)
-        with pytest.raises(UnsupportedModelError, match="is an encoder-decoder; its cross-attention cannot be bounded"):
+        with pytest.raises(UnsupportedModelError, match="is an encoder-decoder, whose decoder does not read a text by itself"):
             Stream(T5ForConditionalGeneration(config).eval())
         with pytest.raises(UnsupportedModelError, match="The policy 'recompute' encodes the window anew and works"):
             Stream(GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=2)).eval())

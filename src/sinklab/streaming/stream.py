@@ -48,6 +48,9 @@ class Stream:
             raised to its number of tokens, and the window counts besides.
         chunk: most tokens of a prompt that are read at once; the result does not depend on it.
 
+    Attributes:
+        record: a list that every token of the first row is put into as it is given out; ``None`` by default.
+
     Raises:
         ConfigurationError: settings that do not fit together, or ``keep`` that does not fit the policy or the model.
         UnsupportedModelError: the policy cannot be had with this model.
@@ -82,6 +85,7 @@ class Stream:
         self._pending: Tensor | None = None  # tokens that were given out and are not read yet, (batch,)
         self._valid = torch.empty(0, dtype=torch.bool)  # rows of which that is a token and no padding
         self._ended: list[bool] = []
+        self.record: list[int] | None = None
         self._kept = [] if keep is None else self._encode(keep, first=True)
         if isinstance(policy, Reader):
             if self._kept:
@@ -127,6 +131,14 @@ class Stream:
             if progress is not None:
                 progress(done, ids.shape[1])
         self._ended = [False] * len(ids)
+        return self
+
+    def restart(self) -> Stream:
+        """Forget what has been read, and what was given out; the next :meth:`feed` begins a text, whose first tokens are pinned
+        as before. Draws go on. Returns the stream."""
+        self.reader.reset()
+        self._decoders, self._ended = [], []
+        self._logits = self._pending = None
         return self
 
     def _read(self, ids: Tensor, valid: Tensor) -> None:
@@ -222,6 +234,8 @@ class Stream:
                 texts[row] = decoder.push(token) + (decoder.rest() if stops else "")
                 stops |= decoder.stopped
             self._ended[row] = stops
+        if self.record is not None and ids[0] is not None:
+            self.record.append(ids[0])
         return StreamedToken(tuple(ids), tuple(texts), position, tuple(self._ended))
 
     def __iter__(self) -> Iterator[StreamedToken]:

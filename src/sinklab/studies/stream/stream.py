@@ -193,7 +193,11 @@ def _converse(talk: Chat, writer: _Writer) -> None:
         if not line:
             return
         if line.strip():
+            again = talk.rereads
             talk.say(line.strip())
+            if talk.rereads == 1 > again:
+                note = "note: the chat template writes earlier turns anew; where it does, the whole conversation is read again"
+                print(note, file=sys.stderr)
             writer.write()
             if not writer.as_json:
                 sys.stdout.write("\n")
