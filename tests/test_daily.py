@@ -71,13 +71,13 @@ def test_every_command_names_what_can_be_done_next(name):
     function = find_commands()[name].load()
     lines = list(lines_of(function))
     assert lines
-    known = {*inspect.signature(function).parameters, "folder", "reading", "sink_role"}
+    known = {*inspect.signature(function).parameters, "folder", "reading", "recommended", "sink_role"}
     for names, line in lines:
         assert set(names) <= known
         words = shlex.split(line.partition("  (")[0].format_map(dict.fromkeys(names, "word")))
         assert words[0] == "sinklab"
         make_app(words[1:])[0].parse_args(words[1:])
-    assert not set(lines[-1][0]) & {"reading", "sink_role"}  # the last one holds whatever was found
+    assert not set(lines[-1][0]) & {"reading", "recommended", "sink_role"}  # the last one holds whatever was found
 
 
 def planted(model: str, *, out: Path | None = None, device: str = "auto", trust_remote_code: bool = False) -> Result:

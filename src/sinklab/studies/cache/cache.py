@@ -96,6 +96,8 @@ def compare_policies(
         sinklab cache embedded:sigmoid --json > policies.json
 
     Next:
+        if export: sinklab depend {model}  (which scores need the sinks)
+        if recommended and folder: sinklab export {folder} --to llama.cpp,transformers  (for where it serves)
         sinklab depend {model}  (which scores need the sinks)
     """
     from sinklab.corpora import resolve_corpus
