@@ -1,4 +1,4 @@
-"""Ran-Milo 2026, Theorem 2: with several layers and heads of softmax some head must sink; it need not be every one."""
+"""Ran-Milo 2026, Figures 4 and 6: trained models of several layers and heads of softmax have a head that sinks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ def measure(seed: int, scale: Scale) -> Numbers:
 
 @claims.register("trigger_softmax_deep")
 def trigger_softmax_deep() -> Claim:
-    """Existential: how many heads sink, and which, is recorded and not judged, since the theorem does not say."""
+    """About what training finds, and about some head: how many sink, and which, is recorded and not judged.
+
+    Theorem 2 says less than "every solution has a head that sinks off the trigger": ``cancelling_solution`` (docs/theory.md)
+    solves the task with even weights there, and sinks at one head and query. No training that we know of finds it.
+    """
     return Claim(
-        statement="A softmax model of several layers and heads that solves the trigger task has a head that sinks on BOS off "
-        "the trigger.",
+        statement="Softmax models of several layers and heads that training has brought to solve the trigger task have a head "
+        "that sinks on BOS off the trigger.",
         source="ranmilo2026",
         reference="Ran-Milo 2026 (arXiv 2603.11487), Theorem 2, Figures 4 and 6",
-        published="At least one layer and position must sink; drawn are four of four heads that sink in two layers of two, and "
-        "eight of sixteen in four layers of four.",
+        published="Proved: at least one layer and position must sink; drawn are four of four heads that sink in two layers of "
+        "two, and eight of sixteen in four layers of four.",
         presupposes=(Part("the task is learned", Value("max_error", "softmax"), less_than=SOLVED),),
         parts=(Part("some head sinks", Value("head_bos_weight_largest", "softmax"), more_than=SINK),),
         measure=measure,
