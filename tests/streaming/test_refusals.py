@@ -97,9 +97,9 @@ def test_own_models_that_work(name):
     assert gap(one_by_one(model, tokens), read(model, tokens, pieces=[19, 1, 10])) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention"])
-def test_attention_without_a_mask(name):
-    model = build_decoder("llama")
+def test_attention_without_a_mask():
+    """Of flash attention see test_without_a_mask.py."""
+    model, name = build_decoder("llama"), "flex_attention"
     cache = small(model)
     model.config._attn_implementation = name
     with pytest.raises(UnsupportedModelError, match=rf"attention '{name}' takes no 4-D mask.*attn_implementation=\"sdpa\""):

@@ -67,8 +67,8 @@ class PolicyCache(BoundedCache):
     Raises:
         ConfigurationError: sizes that do not fit together, a cache used with another model or batch size, gradients.
         UnsupportedModelError: see :func:`read_rotations`; also linear attention, encoder-decoders, sliding windows smaller than
-            what the policy holds, a rollback where keys are in the order of the text, and attention functions that
-            take no 4-D mask.
+            what the policy holds, a rollback where keys are in the order of the text, and what needs a mask where the
+            attention function takes none.
 
     Attributes:
         static: whether the forward at hand is compiled; its steps are then a :class:`~sinklab.streaming.step.StaticStep`.
@@ -204,6 +204,15 @@ class PolicyCache(BoundedCache):
                 self.rebase()
             self._outputs, self._kept_logits = outputs, wanted or 0
             table.step = table.plan(length, valid)
+            if (
+                isinstance(table, SlotTable)
+                and table.maskless
+                and isinstance(table.step, Step)
+                and table.step.visible is not None
+            ):
+                raise UnsupportedModelError(
+                    _no_mask("flash", f"policy {self.policy.describe()} needs while it holds no token in some slots")
+                )
             table.note(ids, batch)
             if static:
                 self._make_static()
@@ -246,11 +255,14 @@ class PolicyCache(BoundedCache):
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()):
             raise ConfigurationError("a bounded cache is written in place and has no gradient; run under torch.no_grad()")
         name = str(getattr(module.config, "_attn_implementation", "eager"))
-        if ("flash" in name or "flex" in name) and not table.in_order:
-            raise UnsupportedModelError(
-                f"attention {name!r} takes no 4-D mask, which prompts and padded batches need; load the model with "
-                'attn_implementation="sdpa"'
-            )
+        if "flex" in name and not table.in_order:
+            raise UnsupportedModelError(_no_mask(name, "a bounded cache needs"))
+        if isinstance(table, SlotTable):
+            table.maskless = "flash" in name
+        elif "flash" in name and not table.in_order:
+            raise UnsupportedModelError(_no_mask(name, f"policy {self.policy.name!r} needs"))
+        if "flash" in name and not table.in_order and (self.rollback or self._prefix):
+            raise UnsupportedModelError(_no_mask(name, "a prefix needs" if self._prefix else "`rollback` needs"))
         held = self.layers[0].batch_size
         if held in (-1, batch):
             return
@@ -267,6 +279,10 @@ class PolicyCache(BoundedCache):
         if self._prefix and not self.table.columns:
             valid = self._valid(mask, batch, length)
             size = max(size, columns_of(torch.ones(1, length) if valid is None else valid, self._prefix))
+        if isinstance(self.table, SlotTable) and self.table.maskless:
+            if self._valid(mask, batch, length) is not None:
+                raise UnsupportedModelError(_no_mask("flash", "a padded batch needs"))
+            return max(1, self.table.unmasked(size + self._new_in_front) - self._new_in_front)
         if not self.table.counts_room:
             return size
         if mask is not None and length > size:
@@ -340,6 +356,10 @@ class PolicyCache(BoundedCache):
         if self.table.rows > 1:
             return torch.ones(batch, length, dtype=torch.bool) if valid is None else valid
         return valid
+
+
+def _no_mask(attention: str, who: str) -> str:
+    return f'attention {attention!r} takes no 4-D mask, which {who}; load the model with attn_implementation="sdpa"'
 
 
 def _num_layers(model: PreTrainedModel) -> int:

@@ -27,11 +27,13 @@ class SlotTable(IndexedTable):
         anchors: position with which a pinned key was rotated when it was written, int64 ``(rows, pinned)``.
         full: whether every slot of every row is taken.
         shifted: whether a pinned key has ever been moved.
+        maskless: whether the attention function takes no mask: forwards are then such that they need none.
     """
 
     per_row: ClassVar[tuple[str, ...]] = ("seen", "base", "index", "anchors")
     numbers: ClassVar[tuple[str, ...]] = ("columns", "rebases", "full", "shifted", "highest")
     step: Step | StaticStep | None
+    maskless: bool = False
 
     def __init__(self, policy: SlotPolicy, device: torch.device, model: PreTrainedModel | None = None) -> None:
         self.pinned = torch.tensor(policy.pinned, dtype=torch.long)
@@ -72,6 +74,17 @@ class SlotTable(IndexedTable):
     def _written(self) -> Tensor:
         """Boolean ``(rows, pinned)``: the pinned tokens that have been written."""
         return self.index[:, : len(self.pinned)] >= 0
+
+    def unmasked(self, length: int) -> int:
+        """How many of ``length`` new tokens can be taken at once by an attention function that takes no mask.
+
+        The first tokens of a text, as long as the last of them sees all: plain causal attention. Then one after the other.
+        """
+        if self.columns:
+            return 1
+        tokens = torch.arange(min(length, self.policy.num_slots))
+        whole = self.policy.visible(tokens[:, None], tokens).sum(dim=1) == tokens + 1
+        return max(1, int(whole.long().cumprod(dim=0).sum()))
 
     def plan(self, length: int, valid: Tensor | None) -> Step:
         if length > 1 or (valid is not None and not bool(valid.all())):
@@ -153,6 +166,8 @@ class SlotTable(IndexedTable):
         self.full = bool((self.index >= 0).all())
 
         queries = tokens.clamp(min=0)
+        if self.maskless and self.columns == length:
+            return Step(length, None, length, None, None, source.to(self.device), used, queries.to(self.device), plain=True)
         shifts, copies = self._copies(queries, tokens)
         self.shifted |= shifts is not None and bool(shifts.any())
         old = self.policy.visible(queries[:, :, None], before[:, None]) & (before >= 0)[:, None]

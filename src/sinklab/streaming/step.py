@@ -28,6 +28,7 @@ class Step:
         used: for a chunk, slots of the ring that held a token before it, from the first one on.
         position_ids: int64 ``(rows, length)`` for the model.
         matrices: those of :attr:`shifts` by rotation and dtype.
+        plain: the first tokens of a text, unpadded and all held: a layer returns the keys of a chunk as they are given, causal.
         at: the step among those of :attr:`shifts`, ``(steps, 1, 1 or pinned)``, where several were planned at once.
     """
 
@@ -41,6 +42,7 @@ class Step:
     position_ids: Tensor
     matrices: dict[tuple[Rotation, torch.dtype], Tensor] = dataclasses.field(default_factory=dict)
     at: int | None = None
+    plain: bool = False
 
     def rotation_matrices(self, rotation: Rotation, dtype: torch.dtype) -> Tensor:
         """Matrices ``(rows, copies, 1 or pinned, head_dim, head_dim)`` for layers that rotate like ``rotation``; made once."""
