@@ -45,7 +45,7 @@ class FalseSinks(Task):
     kind: Kind = "bos"
     count: int = 8
     scored: int = 32
-    contexts: tuple[float, ...] = (1.0, 2.0)
+    contexts: tuple[float, ...] = (1.25, 2.0)
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):

@@ -75,6 +75,7 @@ class TestPlanted:
         for pair in outcome["grid"]:
             assert pair["dependence"] == {"mean": 0.0, "low": -3 / 12 / 0.9, "high": pytest.approx(3 / 12 / 0.9)}
             assert pair["visible"]["lost"]["mean"] == pair["hidden"]["lost"]["mean"] == 0.0
+        assert outcome["grid"][0]["visible"]["lost"] == {"mean": 0.0, "low": 0.0, "high": 0.0}  # against itself
         assert outcome["dependence_sentence"] == (
             "needle: index of dependence +0.00 [-0.28, +0.28]: none to 28% of the score above chance (0.1) goes with the sink."
         )

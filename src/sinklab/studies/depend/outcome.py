@@ -147,11 +147,10 @@ def _side(measured: Measured, cell: Cell | None, reference: np.ndarray, floor: n
     if cell.condition is None or cell.condition in measured.refused:
         return {"refused": cell.reason if cell.condition is None else measured.refused[cell.condition]}
     values = measured.values[cell.condition]
-    return {
-        "read": cell.condition.label,
-        "score": measured.interval(values).to_dict(),
-        "lost": _entry(measured.dependence(reference, values, floor)),
-    }
+    lost = measured.dependence(reference, values, floor)
+    if values is reference and lost.index is not None:
+        lost = Dependence(Interval(0.0, 0.0, 0.0))  # it is one reading, not two that agree
+    return {"read": cell.condition.label, "score": measured.interval(values).to_dict(), "lost": _entry(lost)}
 
 
 def _entry(dependence: Dependence) -> dict[str, Any]:
