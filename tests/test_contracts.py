@@ -39,8 +39,8 @@ SIZES: dict[str, object] = {
     "large": 3,
     "recent": 2,
     "small": 3,
+    "budgets": (((1, 3), (2, 5)), ((1, 5), (1, 3))),
 }
-SIZES |= {"budgets": (((1, 3), (2, 5)), ((1, 5), (1, 3)))}
 """Settings of policies with large defaults, made small; tests/policies has more of them."""
 
 

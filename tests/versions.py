@@ -25,10 +25,20 @@ OLDEST = "oldest"
 MIDDLE = "5.19.0"
 
 TESTS = (
-    *(f"tests/streaming/test_{name}.py" for name in ("cache", "families", "generate", "ordered", "padding", "positions_far")),
+    *(f"tests/streaming/test_{name}.py" for name in ("cache", "families", "generate", "ordered", "padding")),
     *(
         f"tests/streaming/test_{name}.py"
-        for name in ("encoder_decoder_caches", "in_front", "refusals", "rollback", "rotation", "step", "verify")
+        for name in (
+            "encoder_decoder_caches",
+            "in_front",
+            "per_head",
+            "positions_far",
+            "refusals",
+            "rollback",
+            "rotation",
+            "step",
+            "verify",
+        )
     ),
     *("tests/models", "tests/attention/test_ranks.py", "tests/training", "tests/jobs/test_sweep.py"),
 )

@@ -21,6 +21,7 @@ __all__ = [
     "ExportEntry",
     "ExportPart",
     "FoundSink",
+    "HeadCost",
     "HowExported",
     "IntegerChoice",
     "Judged",
@@ -127,18 +128,26 @@ class ExportEntry(TypedDict):
     text: str
 
 
+class HeadCost(TypedDict):
+    """What it costs to give a window to one key-value head alone, in nats a token, on the texts of the choice."""
+
+    layer: int
+    head: int
+    window: int
+    cost: float
+
+
 class PerHeadEntry(TypedDict):
     """Budgets per key-value head against the same budget for all of them, in the same bytes."""
 
     source: str
     window: int
     num_sinks: int
-    short: int
-    long: int
     cut: list[list[int]]
+    shorter: list[int]
+    others: list[int]
     budgets: list[list[list[int]]]
-    order: list[list[int]]
-    costs: list[float] | None
+    costs: list[HeadCost]
     loss: float
     uniform_loss: float
     gap: Difference

@@ -74,8 +74,9 @@ def compare_policies(
         export: Engines that the recommended policy is written for: kvpress, llama.cpp, mlx-lm, transformers, vllm; see
             'sinklab export'.
         per_head: Share the same bytes out among key-value heads too; which of them hold less is chosen by 'measured' (the loss
-            with one head at a time cut short), 'attention' (what a short window hides), 'random' (a control), or a run folder
-            of 'sinklab causes' (its labels). Each gives a head map, heads-….json, for the policy per_head.
+            with one head at a time cut short), 'curves' (the same with six windows for each), 'attention' (what a short window
+            hides), 'random' (a control), or a run folder of 'sinklab causes' (its labels). Each gives a head map, heads-….json,
+            for the policy per_head.
         seed: Seed of corpora that are drawn from.
         out: Directory for summary.json, table.parquet, run.json, loss.png and export; none by default.
 

@@ -75,9 +75,13 @@ def _per_head(entries: list[PerHeadEntry]) -> Iterator[RenderableType]:
         gap, heads = entry["gap"], sum(len(layer) for layer in entry["budgets"])
         interval = "" if gap["low"] is None or gap["high"] is None else f"{gap['low']:+.4f} to {gap['high']:+.4f}"
         shown.add_row(
-            f"{entry['window']} tokens", entry["source"], f"{len(entry['cut'])} of {heads}", str(entry["short"]),
-            str(entry["long"]), f"{entry['uniform_loss']:.3f}", f"{gap['mean']:+.4f}", interval,
+            f"{entry['window']} tokens", entry["source"], f"{len(entry['cut'])} of {heads}", _sizes(entry["shorter"]),
+            _sizes(entry["others"]), f"{entry['uniform_loss']:.3f}", f"{gap['mean']:+.4f}", interval,
             f"{entry['bytes_ratio']:.3f} ×",
         )  # fmt: skip
     yield Text("\nBudgets per key-value head, against the same for all heads in the same bytes (negative is better):\n")
     yield shown
+
+
+def _sizes(windows: list[int]) -> str:
+    return "–" if not windows else str(windows[0]) if len(windows) == 1 else f"{windows[0]} to {windows[-1]}"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -32,13 +31,13 @@ from sinklab.streaming.reader import open_reader
 from sinklab.streaming.rotation import read_rotations
 from sinklab.studies.cache.head_orders import (
     SOURCES,
-    Head,
+    all_heads,
     attention_order,
     labels_order,
-    measured_order,
     random_order,
     require_labels,
 )
+from sinklab.studies.cache.head_windows import CUT, LONG, SHORT, Head, Windows, ladder, shared_by_cost, shared_by_order
 from sinklab.studies.cache.long_texts import long_texts
 from sinklab.studies.cache.policy_plan import scored_from
 
@@ -51,10 +50,10 @@ GAP = Metric(
     "same tokens, which the budgets were not chosen on.",
 )
 COST = Metric(
-    "short_window_cost",
+    "head_window_cost",
     "nats",
-    "Mean next-token loss when one key-value head has a short window, less that when all have the same; on the texts that "
-    "budgets are chosen on.",
+    "Mean next-token loss when one key-value head has another window than the others, less that when all have the same; on the "
+    "texts that budgets are chosen on.",
 )
 BYTES = Metric(
     "per_head_bytes_ratio",
@@ -62,12 +61,6 @@ BYTES = Metric(
     "Bytes of a cache with budgets per head over those of the uniform one.",
     range=(0.0, float("inf")),
 )
-
-SHORT = (8, 4, 2)
-"""Parts of the uniform window that the short ones are."""
-
-CUT = (0.25, 0.5, 0.75)
-"""Shares of the heads that have the short one."""
 
 
 def require_head_maps(loaded: LoadedModel, names: Sequence[str], sources: Sequence[str]) -> None:
@@ -107,36 +100,6 @@ def selection_texts(text: Corpus, rows: Tensor, loaded: LoadedModel, *, seed: in
     return apart[:documents]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Candidate:
-    """Budgets that have the bytes of the uniform cache.
-
-    Attributes:
-        cut: heads with the short window.
-        short, long: tokens before the query that a head holds besides sinks.
-    """
-
-    cut: tuple[Head, ...]
-    short: int
-    long: int
-
-    def budgets(self, kv_heads: Sequence[int], sinks: int) -> Budgets:
-        return tuple(
-            tuple((sinks, self.short if (layer, head) in self.cut else self.long) for head in range(count))
-            for layer, count in enumerate(kv_heads)
-        )
-
-
-def _candidates(order: Sequence[Head], window: int, most: int) -> Iterator[_Candidate]:
-    """The first heads of an order cut short, in several numbers and to several windows, what is saved given to the others."""
-    heads = len(order)
-    for cut in sorted({round(share * heads) for share in CUT} - {0, heads}):
-        for short in sorted({window // part for part in SHORT} - {0}):
-            long = (heads * window - cut * short) // (heads - cut)
-            if window < long <= most:
-                yield _Candidate(tuple(order[:cut]), short, long)
-
-
 class _OneSize:
     """Budgets per head in the bytes of one uniform cache.
 
@@ -158,9 +121,11 @@ class _OneSize:
         self.loaded, self.rows, self.selection, self.seed, self.done = loaded, rows, selection, seed, done
         self.num_sinks, self.budget, self.window = num_sinks, budget, budget - num_sinks
         self.kv_heads = read_rotations(loaded.model).kv_heads
-        self.short = max(1, self.window // SHORT[0])
+        self.heads = all_heads(self.kv_heads)
         self.first = scored_from(loaded, rows.shape[1], budget)
         self.trained = trained_length(loaded.model)
+        self.most = (self.trained or rows.shape[1]) - num_sinks - 1
+        self.short = ladder(self.window, self.most)[0]
         self.uniform = SinkWindow(num_sinks=num_sinks, window=self.window)
         self.plain, self.reference = self._losses(selection, self.uniform), self._losses(rows, self.uniform)
         self._known: dict[Budgets, Tensor] = {}
@@ -168,51 +133,70 @@ class _OneSize:
     def _losses(self, texts: Tensor, policy: Policy) -> Tensor:
         return losses(self.loaded.model, texts, policy, first=self.first)
 
-    def selected(self, candidate: _Candidate) -> Tensor:
+    def _budgets(self, windows: Windows) -> Budgets:
+        return tuple(
+            tuple((self.num_sinks, windows[layer, head]) for head in range(count)) for layer, count in enumerate(self.kv_heads)
+        )
+
+    def selected(self, windows: Windows) -> Tensor:
         """Losses less those of the uniform cache, on the texts of the selection."""
-        budgets = candidate.budgets(self.kv_heads, self.num_sinks)
+        budgets = self._budgets(windows)
         if budgets not in self._known:
             self._known[budgets] = self._losses(self.selection, PerHead(budgets=budgets)) - self.plain
         self.done()
         return self._known[budgets]
 
-    def order(self, source: str) -> tuple[list[Head], list[float] | None]:
-        """The heads, those that hold less first, and what it costs to cut each of them short alone, where that was measured."""
+    def cost(self, head: Head, window: int) -> float:
+        """What it costs to give a window to one head alone, in nats a token."""
+        if window == self.window:
+            return 0.0
+        return estimate(self.selected({**dict.fromkeys(self.heads, self.window), head: window})).mean
+
+    def candidates(self, source: str) -> tuple[list[Windows], dict[Head, dict[int, float]]]:
+        """Windows that hold what the uniform ones do, and what each costs for one head alone, where that was measured."""
+        costs: dict[Head, dict[int, float]] = {}
+        if source == "curves":
+            sizes = ladder(self.window, self.most)
+            costs = {head: {size: self.cost(head, size) for size in sizes} for head in self.heads}
+            return [shared_by_cost(costs, len(self.heads) * self.window)], costs
         if source == "measured":
-            return measured_order(
-                self.kv_heads, lambda head: estimate(self.selected(_Candidate((head,), self.short, self.window))).mean
-            )
-        if source == "attention":
+            costs = {head: {self.short: self.cost(head, self.short)} for head in self.heads}
+            order = sorted(self.heads, key=lambda head: (costs[head][self.short], head))
+        elif source == "attention":
             texts = self.selection[:, : self.trained]
-            return attention_order(self.loaded, texts, self.kv_heads, self.num_sinks, self.short), None
-        if source == "random":
-            return random_order(self.kv_heads, self.seed), None
-        return labels_order(Path(source), self.loaded, self.kv_heads), None
+            order = attention_order(self.loaded, texts, self.kv_heads, self.num_sinks, self.short)
+        elif source == "random":
+            order = random_order(self.kv_heads, self.seed)
+        else:
+            order = labels_order(Path(source), self.loaded, self.kv_heads)
+        return list(shared_by_order(order, self.window, self.most)), costs
 
     def entry(self, source: str) -> PerHeadEntry:
         """The best budgets of a source, measured."""
-        order, costs = self.order(source)
-        most = (self.trained or self.rows.shape[1]) - self.num_sinks - 1
-        candidates = list(_candidates(order, self.window, most))
+        candidates, costs = self.candidates(source)
         if not candidates:
             raise ConfigurationError(
                 f"a window of {self.budget} tokens leaves no room for budgets per head: a half to an eighth of it for some "
-                f"heads, and what is saved, in windows of {most} at most, for the others; choose another `window`"
+                f"heads, and what is saved, in windows of {self.most} at most, for the others; choose another `window`"
             )
-        chosen = min(candidates, key=lambda candidate: estimate(self.selected(candidate)).mean)
-        policy = PerHead(budgets=chosen.budgets(self.kv_heads, self.num_sinks))
+        windows = min(candidates, key=lambda candidate: estimate(self.selected(candidate)).mean)
+        policy = PerHead(budgets=self._budgets(windows))
         found = self._losses(self.rows, policy)
-        gap, hoped = estimate(found - self.reference), estimate(self.selected(chosen))
+        gap, hoped = estimate(found - self.reference), estimate(self.selected(windows))
+        cut = sorted(head for head in self.heads if windows[head] < self.window)
         return {
             "source": source,
             "window": self.budget,
             "num_sinks": self.num_sinks,
-            "short": chosen.short,
-            "long": chosen.long,
-            "cut": [list(head) for head in sorted(chosen.cut)],
+            "cut": [list(head) for head in cut],
+            "shorter": sorted({windows[head] for head in cut}),
+            "others": sorted({windows[head] for head in self.heads if head not in cut}),
             "budgets": [[list(budget) for budget in layer] for layer in policy.budgets],
-            "order": [list(head) for head in order],
-            "costs": costs,
+            "costs": [
+                {"layer": layer, "head": head, "window": window, "cost": cost}
+                for (layer, head), sizes in costs.items()
+                for window, cost in sizes.items()
+            ],
             "loss": estimate(found).mean,
             "uniform_loss": estimate(self.reference).mean,
             "gap": {"mean": gap.mean, "low": gap.low, "high": gap.high},
@@ -236,9 +220,10 @@ def head_budgets(
 ) -> list[PerHeadEntry]:
     """What budgets per key-value head gain over the same budget for all heads, in the same bytes.
 
-    Every source puts the heads into an order. The first of it get a short window, in several numbers and of several sizes, and
+    Most sources put the heads into an order. The first of it get a short window, in several numbers and of several sizes, and
     the others what is saved; of these candidates the one with the least loss on the texts of ``selection`` is measured on
-    ``rows``. All heads keep their sinks.
+    ``rows``. ``curves`` shares out by costs (:func:`~sinklab.studies.cache.head_windows.shared_by_cost`). All heads keep their
+    sinks.
 
     Args:
         rows, selection: texts, int64 ``(documents, tokens)``.
@@ -249,8 +234,9 @@ def head_budgets(
     Raises:
         ConfigurationError: a budget without room for a short window.
     """
-    heads = sum(read_rotations(loaded.model).kv_heads)
-    total = len(budgets) * (len(sources) * (len(CUT) * len(SHORT) + 1) + heads * ("measured" in sources))
+    heads, each = sum(read_rotations(loaded.model).kv_heads), len(CUT) * len(SHORT) + 1
+    singly = heads * (("measured" in sources) + (len(SHORT) + len(LONG)) * ("curves" in sources))
+    total = len(budgets) * (len(sources) * each + singly)
     counted = itertools.count(1)
 
     def done() -> None:
@@ -296,8 +282,9 @@ def per_head_table(
         of_cache: Coordinates = {"policy": f"per_head by {entry['source']}, bytes of {entry['window']} tokens"}
         rows.append({**of_cache, "metric": GAP, "value": entry["gap"]["mean"], "count": entry["scored_tokens"]})
         rows.append({**of_cache, "metric": BYTES, "value": entry["bytes_ratio"], "count": 1})
-        for (layer, head), cost in zip(entry["order"], entry["costs"] or [], strict=False):
-            rows.append({**of_cache, "metric": COST, "value": cost, "count": 1, "layer": layer, "head": head})
+        for cost in entry["costs"]:
+            where: Coordinates = {"layer": cost["layer"], "head": cost["head"], "policy": f"1 head with {cost['window']}"}
+            rows.append({**of_cache, **where, "metric": COST, "value": cost["cost"], "count": entry["scored_tokens"]})
     return make_table(
         rows, run_id=run_id, model=loaded.name, revision=loaded.revision, operation=loaded.operation, corpus=corpus,
         bos=int(bos), seed=seed, probe="per_head_budgets",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,24 +16,22 @@ from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.loading import LoadedModel
 from sinklab.results.table import read_run
+from sinklab.studies.cache.head_windows import Head
 
 __all__ = [
     "RESTING",
     "SOURCES",
-    "Head",
+    "all_heads",
     "attention_order",
     "checked_sources",
     "labels_order",
-    "measured_order",
     "random_order",
     "require_labels",
 ]
 
-Head: TypeAlias = tuple[int, int]
-"""Layer and key-value head, both from 0."""
-
 SOURCES: dict[str, str] = {
     "measured": "the loss when one head at a time has the short window",
+    "curves": "the loss when one head at a time has each of several windows, added up",
     "attention": "the attention that a head gives beyond its sinks and the short window",
     "random": "chance: a control",
 }
@@ -58,8 +56,8 @@ def checked_sources(sources: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(sources))
 
 
-def _labels(folder: Path) -> tuple[str, list[dict[str, object]]]:
-    """The model of a run of ``sinklab causes``, and its heads."""
+def _labels(folder: Path) -> tuple[dict[str, object], list[dict[str, object]]]:
+    """The model of a run of ``sinklab causes`` (its name under ``model``, and its ``revision``), and its heads."""
     if not (folder / "summary.json").is_file():
         raise InputError(
             f"`per_head` {str(folder)!r} is none of {', '.join(SOURCES)}, and there is no run of 'sinklab causes' in a "
@@ -69,7 +67,7 @@ def _labels(folder: Path) -> tuple[str, list[dict[str, object]]]:
     heads = summary.get("heads")
     if not isinstance(heads, list) or not all(isinstance(head, dict) and "label" in head for head in heads):
         raise InputError(f"{folder} is no run of 'sinklab causes': its summary.json has no labels of heads")
-    return str((record.get("model") or {}).get("name")), heads
+    return dict(record.get("model") or {}), heads
 
 
 def require_labels(folder: Path, loaded: LoadedModel, kv_heads: Sequence[int]) -> None:
@@ -78,10 +76,12 @@ def require_labels(folder: Path, loaded: LoadedModel, kv_heads: Sequence[int]) -
     Raises:
         ConfigurationError: they are.
     """
-    name, heads = _labels(folder)
+    model, heads = _labels(folder)
+    name, revision = model.get("model"), model.get("revision")
+    same = name == loaded.name if None in (revision, loaded.revision) else revision == loaded.revision
     most = (max(int(str(head["layer"])) for head in heads) + 1, max(int(str(head["head"])) for head in heads) + 1)
     mine = (len(kv_heads), _query_heads(loaded))
-    if name != loaded.name or most[0] > mine[0] or most[1] > mine[1]:
+    if not same or most[0] > mine[0] or most[1] > mine[1]:
         raise ConfigurationError(
             f"{folder} has labels of {name} ({most[0]} layers, {most[1]} heads) and this is {loaded.name} ({mine[0]} layers, "
             f"{mine[1]} heads); run 'sinklab causes' on this model"
@@ -106,7 +106,7 @@ def labels_order(folder: Path, loaded: LoadedModel, kv_heads: Sequence[int]) -> 
         of_head = (layer, int(str(head["head"])) // groups[layer])
         ranks[of_head] = max(ranks.get(of_head, (0, 0.0)), (rank, _effect(head)))
     unknown = (1, float("inf"))  # heads that were not examined
-    return sorted(_heads(kv_heads), key=lambda head: (ranks.get(head, unknown), head))
+    return sorted(all_heads(kv_heads), key=lambda head: (ranks.get(head, unknown), head))
 
 
 def _effect(head: dict[str, object]) -> float:
@@ -119,7 +119,7 @@ def _effect(head: dict[str, object]) -> float:
 
 def random_order(kv_heads: Sequence[int], seed: int) -> list[Head]:
     """By chance."""
-    heads = _heads(kv_heads)
+    heads = all_heads(kv_heads)
     random.Random(seed).shuffle(heads)
     return heads
 
@@ -140,7 +140,7 @@ def attention_order(loaded: LoadedModel, texts: Tensor, kv_heads: Sequence[int],
         (watcher.sums[layer] / watcher.counts[layer]).unflatten(0, (count, -1)).mean(dim=1)
         for layer, count in enumerate(kv_heads)
     ]
-    return sorted(_heads(kv_heads), key=lambda head: (float(means[head[0]][head[1]]), head))
+    return sorted(all_heads(kv_heads), key=lambda head: (float(means[head[0]][head[1]]), head))
 
 
 class _Beyond(Watcher):
@@ -168,12 +168,6 @@ class _Beyond(Watcher):
             self.counts[layer] = self.counts.get(layer, 0) + int(beyond.any(dim=2).sum())
 
 
-def _heads(kv_heads: Sequence[int]) -> list[Head]:
+def all_heads(kv_heads: Sequence[int]) -> list[Head]:
+    """Every key-value head, by layer."""
     return [(layer, head) for layer, count in enumerate(kv_heads) for head in range(count)]
-
-
-def measured_order(kv_heads: Sequence[int], cost: Callable[[Head], float]) -> tuple[list[Head], list[float]]:
-    """By what it costs to give the short window to one head alone, and those costs, ascending."""
-    costs = {head: cost(head) for head in _heads(kv_heads)}
-    order = sorted(costs, key=lambda head: (costs[head], head))
-    return order, [costs[head] for head in order]
