@@ -17,7 +17,21 @@ from sinklab.policies.base import BoundedPolicy, Policy
 from sinklab.registry import policies
 from sinklab.results.summaries import ExportEntry, ExportPart, HowExported
 
-__all__ = ["Answer", "Engine", "Plan", "approximated", "engine_called", "engines", "exported", "expressed", "not_expressible"]
+__all__ = [
+    "PAST_TRAINING",
+    "Answer",
+    "Engine",
+    "Plan",
+    "approximated",
+    "engine_called",
+    "engines",
+    "exported",
+    "expressed",
+    "not_expressible",
+]
+
+PAST_TRAINING = "past the trained length that can cost more than they gain (measure the policy with positions=original)"
+"""What to know where keys keep the positions of the text although the policy has them in the cache."""
 
 
 @dataclasses.dataclass(frozen=True)

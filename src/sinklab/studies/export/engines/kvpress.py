@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sinklab.studies.export.base import Answer, Engine, Plan, approximated, expressed, not_expressible
+from sinklab.studies.export.base import PAST_TRAINING, Answer, Engine, Plan, approximated, expressed, not_expressible
 
 __all__ = ["ENGINE", "Kvpress"]
 
@@ -42,7 +42,8 @@ class Kvpress(Engine):
         if plan.policy.positions == "original":
             return expressed("keys keep the positions of the text")
         return not_expressible(
-            "keys keep the positions of the text while tokens are decoded: DecodingPress takes no KeyRerotationPress"
+            "keys keep the positions of the text while tokens are decoded: DecodingPress takes no KeyRerotationPress; "
+            f"{PAST_TRAINING}"
         )
 
     def integers(self, plan: Plan) -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sinklab.studies.export.base import Answer, Engine, Plan, approximated, expressed, not_expressible
+from sinklab.studies.export.base import PAST_TRAINING, Answer, Engine, Plan, approximated, expressed, not_expressible
 
 __all__ = ["ENGINE", "MlxLm"]
 
@@ -30,7 +30,9 @@ class MlxLm(Engine):
     def positions(self, plan: Plan) -> Answer:
         if plan.policy.positions == "original":
             return expressed("keys keep the positions of the text")
-        return not_expressible("keys keep the positions of the text, so the distance to the first tokens grows without end")
+        return not_expressible(
+            f"keys keep the positions of the text, so the distance to the first tokens grows; {PAST_TRAINING}"
+        )
 
     def integers(self, plan: Plan) -> Answer:
         if plan.policy.bounded:
