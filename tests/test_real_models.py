@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import ViTForImageClassification
 
-from sinklab import audit
+from sinklab import audit, show
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import read_samples
 from sinklab.corpora.samples import Samples
@@ -110,6 +110,10 @@ def test_a_vision_transformer_has_its_sink_at_the_corner_patches(tmp_path):
     ]
     ratios = [norms[layer, 1] / norms[layer, 90] for layer in range(12)]
     assert max(ratios[:7]) < 3 < 6 < min(ratios[7:11]), ratios
+    picture = next(iter(resolve_corpus("photographs").pictures(1, 224))).image
+    shown = show(str(real("vit-tiny-patch16-224")), picture).sinks[0]
+    assert shown["name"] == "the corner patches"
+    assert {layer for layer, _, _ in shown["heads"]} <= set(range(8, 12))
     page = (tmp_path / "audit" / "report.html").read_text()
     assert "corner patches" in page
     result.show()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from synthetic import HOSTILE, write_audit
 
 from sinklab.report.compare import write_comparison
-from sinklab.report.data import read_audit
+from sinklab.report.data import Maps, read_audit
+from sinklab.report.heads import Received, Shown, head_view
 from sinklab.report.html import PAGE_BUDGET, write_report
 from sinklab.report.index import write_index
 from sinklab.report.words import percent, verdict
@@ -118,6 +121,43 @@ def test_draws_everything(visit: Visit, folder: Path) -> None:
     # Below the diagonal there is a colour; above it the tiles are hidden and nothing is painted.
     alpha = visit.pixels(SCORES)[3::4]
     assert [alpha[32 * row + column] for row, column in ((0, 0), (31, 0), (31, 31), (0, 1), (30, 31))] == [255, 255, 255, 0, 0]
+
+
+def test_heads_in_the_frame_of_a_notebook(browser: Any, tmp_path: Path) -> None:
+    """Tokens on both sides, a value under the pointer, the theme of what is around, and a frame as high as its page."""
+    generator = np.random.default_rng(0)
+    weights = np.tril(generator.dirichlet(np.ones(12), (1, 2, 3, 12)))
+    weights[..., 0] = np.where(np.arange(12) > 0, 0.75, 1.0)
+    codes = np.round(255 * np.sqrt(weights)).astype(np.uint8)
+    seen = np.broadcast_to(np.arange(12, 0, -1, dtype=np.float32), (1, 2, 12))
+    names, tokens = ["m0", "m1"], [f"t{i}<b>" for i in range(12)]
+    scores = np.broadcast_to(np.tril(np.ones((12, 12), dtype=np.uint8)), weights.shape)
+    maps = Maps(codes, scores, np.zeros((1, 2, 3, 2), dtype=np.float32), [tokens], names, 12)
+    received = (weights.sum(-2) / np.arange(12, 0, -1)).astype(np.float32)
+    known = Received(names, received, seen, np.zeros((1, 2, 3), dtype=np.float32))
+    sites = [(0, "m0", ""), (1, "m1", "")]
+    view = head_view(sites, about=Shown(model="<i>toy"), operation="softmax", received=known, maps=maps)
+    path = tmp_path / "notebook.html"
+    path.write_text(
+        f"<!doctype html><html data-ready><body style='background: rgb(17, 17, 17)'>{view._repr_html_()}</body></html>"
+    )
+    visit = Visit(browser, path, color_scheme="light")
+    frame = visit.page.frame_locator("iframe")
+    frame.locator("html[data-ready]").wait_for()
+    assert frame.locator("html").get_attribute("data-theme") == "dark"
+    assert frame.locator("h1").inner_text().startswith("<i>toy")
+    assert frame.locator(".written .ticks-y span").all_inner_texts() == tokens
+    assert frame.locator(".written .ticks-x span").count() == 12
+    frame.locator(".cell[data-row='1'][data-head='2']").click()
+    frame.locator("#panel[data-shown='0-1-2']").wait_for()
+    box = frame.locator(".map-box")
+    box.hover(position={"x": 2, "y": box.bounding_box()["height"] - 2})
+    # The weight is kept in 256 steps of its root: 0.75 is off by less than its half step at slope 2·√0.75.
+    assert re.fullmatch(r"query 11 t11<b> → key 0 t0<b> · weight 0\.7[45]\d?", frame.locator("#readout").inner_text())
+    assert frame.locator("#strip span").all_inner_texts() == tokens
+    page_height = visit.page.frames[1].evaluate("document.body.scrollHeight")
+    assert abs(visit.page.locator("iframe").bounding_box()["height"] - page_height) <= 48
+    assert visit.said == []
 
 
 def test_starts_with_the_strongest_head(browser: Any, folder: Path) -> None:

@@ -17,8 +17,9 @@ from synthetic import HOSTILE, TableMaker, write_audit
 from sinklab.errors import InputError, ResultError
 from sinklab.report.data import read_audit
 from sinklab.report.figures import cards, layer_figures
-from sinklab.report.html import PAGE_BUDGET, write_report
+from sinklab.report.html import FRAME_BUDGET, PAGE_BUDGET, frame_report, write_report
 from sinklab.report.words import TITLES, display_token, number, percent, verdict
+from sinklab.results.frame import framed
 from sinklab.results.metric import metrics_of
 from sinklab.results.table import write_json
 
@@ -318,6 +319,7 @@ class TestSize:
         assert maps["reduced"].startswith("To keep this page small")
         # 4,096 tokens in 64 tiles of 64; pooled once more, tiles are twice as wide.
         assert maps["tile"] * maps["rows"] == 4096
+        assert len(framed(frame_report(folder)).encode()) < FRAME_BUDGET == 2 * 1024 * 1024
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:

@@ -147,7 +147,8 @@ class AttentionMaps(Probe):
             for layer, module in enumerate(self._weights):
                 values = self._columns[name].get(module)
                 if values is not None:
-                    whole[(slice(len(values)), layer, *(slice(size) for size in values.shape[1:]))] = values.numpy()
+                    inner: tuple[slice, ...] = tuple(slice(size) for size in values.shape[1:])
+                    whole[:, layer][(slice(len(values)), *inner)] = values.numpy()
             kept[name] = whole
         return kept
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, Unpack
 
 import torch
@@ -29,7 +30,7 @@ from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelErr
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sinklab.report.heads import HeadView
+    from sinklab.report.heads import HeadView, Shown
 
 __all__ = ["Session", "attend", "table_of"]
 
@@ -156,11 +157,7 @@ class Session:
         tokenizer: Decoder | None = None,
         *,
         threshold: float = 0.3,
-        model: str | None = None,
-        names: Sequence[str] | None = None,
-        groups: Mapping[str, Sequence[int]] | None = None,
-        kind: str = "text",
-        notes: Sequence[str] = (),
+        about: Shown | None = None,
     ) -> HeadView:
         """Draw the heads: a grid, coloured by what the probes measured of them, which shows itself in a notebook.
 
@@ -170,11 +167,7 @@ class Session:
         Args:
             tokenizer: turns the ids that the model was given back into text; ids are shown without.
             threshold: mean weight from which a position is named a sink.
-            model: what the page calls the model.
-            names: of the positions, where they are no tokens of a text.
-            groups: positions that are looked at together, by what they are called.
-            kind: what a sample is: text, pairs, image or audio.
-            notes: sentences for the top of the page.
+            about: what the model was shown, where that is more than token ids.
 
         Raises:
             InputError: no probe of the session gives a number per head.
@@ -182,31 +175,30 @@ class Session:
         import pyarrow as pa
 
         from sinklab.report.data import Maps, Numbers
-        from sinklab.report.heads import Received, head_view
+        from sinklab.report.heads import Received, Shown, head_view
 
-        table = self.table()
+        table, about = self.table(), about or Shown(model=self._model_name)
+        if self.tier:
+            about = dataclasses.replace(about, notes=[*about.notes, f"{self.tier[0].upper()}{self.tier[1:]}."])
         drawn = next((probe for probe in self.probes if isinstance(probe, AttentionMaps) and probe.modules), None)
         maps = received = None
         if drawn is not None:
             arrays = drawn.arrays()
             sides = {part: [_texts(row, tokenizer) for row in ids.tolist()] for part, ids in drawn.ids.items()}
             targets = sides.pop("decoder", [])
-            tokens = next(iter(sides.values()), []) if names is None else [list(names)] * len(arrays["weights"])
+            samples = len(arrays["weights"])
+            tokens = next(iter(sides.values()), []) if about.names is None else [list(about.names)] * samples
             length = max(drawn.lengths)
             maps = Maps(arrays["weights"], arrays["scores"], arrays["scores_range"], tokens, drawn.modules, length, targets)
             received = Received(drawn.modules, **drawn.columns())
         return head_view(
             [(site.layer, site.module, site.part) for site in self.sites if site.kind == "self" or site.part],
-            model=model or str(table["model"].iloc[0] if len(table) else self._model_name),
+            about=about,
             operation=self.operation,
             received=received,
             maps=maps,
             numbers=Numbers(pa.Table.from_pandas(table, preserve_index=False), {}) if len(table) else None,
-            names=names,
-            groups=groups,
-            kind=kind,
             threshold=threshold,
-            notes=[*notes, *([f"{self.tier[0].upper()}{self.tier[1:]}."] if self.tier else [])],
         )
 
     def __repr__(self) -> str:

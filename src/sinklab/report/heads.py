@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +15,20 @@ from sinklab.report.data import GridRow, Maps, Numbers, labelled, part_order
 from sinklab.report.figures import HEAD_NUMBERS, add_maps, round_matrix
 from sinklab.report.pack import bins_of, pack_unsigned, pool_positions
 from sinklab.report.page import json_text, render, write_page
+from sinklab.report.pictures import data_address
 from sinklab.report.words import number, position_name, quote
 from sinklab.results.frame import framed
 
-__all__ = ["BUDGET", "HeadView", "Received", "head_view"]
+__all__ = ["BUDGET", "HeadView", "Received", "Shown", "Sink", "head_view"]
 
 BUDGET = 512 * 1024
 """Bytes that a page in its frame stays below, whatever the model and the length."""
 
 MOST_TOKENS, TOKENS_BUDGET, BINS_BUDGET, NUMBERS_BUDGET = 4096, 96_000, 96_000, 64_000
 """Tokens that are written out, and what their texts, the attention by position and other numbers of the heads may take."""
+
+MOST_NUMBERS = 40_000
+"""Weights on pictures; where there are more, heads are averaged over them."""
 
 LISTED, NAMED = 8, 3
 """Sinks that are listed at most, and those that are named in the sentence."""
@@ -50,20 +54,61 @@ class Received:
     null: NDArray[np.float32]
 
 
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Shown:
+    """What a model was shown.
+
+    Attributes:
+        model: what the page calls the model.
+        kind: what a sample is: text, pairs, image or audio.
+        notes: sentences for the top of the page.
+        names: of the positions, where they are no tokens of a text.
+        groups: positions that are looked at together, by what they are called.
+        pictures: uint8 ``(samples, height, width, 3)``.
+        grid: rows and columns of the patches of a picture, which come last among the positions.
+        sources: what every picture is called.
+    """
+
+    model: str
+    kind: str = "text"
+    notes: Sequence[str] = ()
+    names: Sequence[str] | None = None
+    groups: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    pictures: NDArray[np.uint8] | None = None
+    grid: tuple[int, int] | None = None
+    sources: Sequence[str] = ()
+
+
+class Sink(TypedDict):
+    """What gets more than the threshold of some head's attention.
+
+    Attributes:
+        name: in words.
+        position: ``None`` for a group of positions and for the null score.
+        token: its text; ``None`` where it is not known.
+        mean_weight: mean over all heads.
+        heads: layer, head and mean weight, strongest first.
+    """
+
+    name: str
+    position: int | None
+    token: str | None
+    mean_weight: float
+    heads: list[tuple[int, int, float]]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeadView:
     """The heads of a model on one text, or on what a session saw; shows itself in a notebook.
 
     Attributes:
         finding: what is to be seen, in a sentence.
-        sinks: what gets more than the threshold of some head's attention, strongest first: ``name``, ``position`` (``None`` for
-            a group and for the null score), ``token`` (``None`` where it is not known), ``mean_weight`` over all heads, and
-            ``heads`` as ``[layer, head, mean weight]``.
+        sinks: what gets more than the threshold of some head's attention, strongest first.
         html: the page, one file that needs no network.
     """
 
     finding: str
-    sinks: list[dict[str, Any]]
+    sinks: list[Sink]
     html: str = dataclasses.field(repr=False)
 
     def _repr_html_(self) -> str:
@@ -85,16 +130,12 @@ class HeadView:
 def head_view(
     sites: Sequence[tuple[int, str, str]],
     *,
-    model: str,
+    about: Shown,
     operation: str,
     received: Received | None = None,
     maps: Maps | None = None,
     numbers: Numbers | None = None,
-    names: Sequence[str] | None = None,
-    groups: Mapping[str, Sequence[int]] | None = None,
-    kind: str = "text",
     threshold: float = 0.3,
-    notes: Sequence[str] = (),
 ) -> HeadView:
     """Make the page of what is known; what is not known is left out.
 
@@ -103,11 +144,7 @@ def head_view(
         received: what every key gets.
         maps: attention maps; scores are not drawn.
         numbers: of a table with numbers per head.
-        names: of the positions, where they are no tokens of a text.
-        groups: positions that are looked at together, by what they are called.
-        kind: what a sample is: text, pairs, image or audio.
         threshold: mean weight from which a position is named a sink.
-        notes: sentences on how it was made.
 
     Raises:
         InputError: neither attention nor a number per head is known.
@@ -119,25 +156,31 @@ def head_view(
             "there is nothing to draw: no probe of this session gives a number per head; add one, such as AttentionMaps()"
         )
     data: dict[str, Any] = {
-        "page": "heads", "grid": [dataclasses.asdict(row) for row in grid], "threshold": threshold, "sample": kind,
-        "arrays": {}, "bins": [], "sinks": [], "headNumbers": [], "angle": None, "maps": None, "positions": list(names or ()),
+        "page": "heads", "grid": [dataclasses.asdict(row) for row in grid], "threshold": threshold, "sample": about.kind,
+        "arrays": {}, "bins": [], "sinks": [], "headNumbers": [], "angle": None, "maps": None, "pictures": None,
         "tokens": [], "targets": [], "lastCandidate": 0, "measure": "weight", "finding": "",
     }  # fmt: skip
     blobs: dict[str, str] = {}
-    notes, finding, sinks = list(notes), "", []
+    notes, finding = list(about.notes), ""
+    sinks: list[Sink] = []
     if received is not None:
         weights, early, null = _on_grid(received, grid)
-        texts = (maps.tokens[0] if maps and maps.tokens and len(maps.tokens) == 1 else None) if names is None else names
-        sinks = _sinks(weights, early, null, grid, texts, dict(groups or {}), threshold, known=names is not None)
-        finding = _finding(sinks, weights, early, grid, threshold, kind, len(received.received))
-        _add_received(data, blobs, weights, early, sinks)
+        known = about.names is not None
+        # Of several samples, and of the two sides of a pair, a position holds more than one token.
+        texts = about.names or (maps.tokens[0] if maps and len(maps.tokens) == 1 and not maps.targets else None)
+        named = _sinks(weights, early, null, grid, texts, about.groups, threshold, known=known)
+        sinks = [sink for sink, _ in named]
+        finding = _finding(sinks, weights, early, grid, threshold, about.kind, len(received.received))
+        _add_received(data, blobs, weights, early, named)
+        data["pictures"] = _pictures(about, received)
     data["heads"] = weights.shape[1] if received is not None else numbers.num_heads if numbers else 0
     for entry in measures:
         if len(json_text({"": [*data["headNumbers"], entry]}).encode()) <= NUMBERS_BUDGET:
             data["headNumbers"].append(entry)
     if maps is not None:
         notes += _add_tokens(data, maps)
-    context = {"title": model, "operation": operation, "finding": finding, "notes": notes, "received": received is not None}
+    pictures = data["pictures"] is not None
+    context = {"title": about.model, "operation": operation, "finding": finding, "notes": notes, "pictures": pictures}
     if maps is not None:
         spent = len(framed(_page(context, data, blobs)).encode()) + 80 * len(grid) * len(maps.weights) + 2_000
         add_maps(data, blobs, maps, BUDGET - spent, scores=False)
@@ -170,11 +213,14 @@ def _sinks(
     threshold: float,
     *,
     known: bool,
-) -> list[dict[str, Any]]:
+) -> list[tuple[Sink, NDArray[Any]]]:
     """Positions, groups of positions and the null score that get more than the threshold of some head, most heads first.
 
     Args:
         texts: of the positions: tokens, or their names where ``known``.
+
+    Returns:
+        Each with what it gets of every head, ``(modules, heads)``.
     """
     candidates = np.where(early[:, None], weights, np.nan)
     together = {called: candidates[..., list(positions)].sum(-1) for called, positions in groups.items()}
@@ -188,21 +234,19 @@ def _sinks(
         called = text if known and text is not None else position_name(position)
         if position not in grouped:
             given.append((called, position, None if known else text, candidates[..., position]))
-    found = []
+    found: list[tuple[Sink, NDArray[Any]]] = []
     for called, at, token, values in given:
         where = np.argwhere(np.nan_to_num(values) > threshold).tolist()
-        heads = [[grid[row].layer, head, float(values[row, head])] for row, head in where]
+        heads = sorted(((grid[row].layer, head, float(values[row, head])) for row, head in where), key=lambda head: -head[2])
         if heads:
-            entry = {"name": called, "position": at, "token": token, "mean_weight": float(np.nanmean(values)), "heads": heads}
-            found.append(entry | {"values": values})
-    found.sort(key=lambda entry: (-len(entry["heads"]), -entry["mean_weight"]))
-    for entry in found:
-        entry["heads"].sort(key=lambda head: -head[2])
+            mean = float(np.nanmean(values))
+            found.append((Sink(name=called, position=at, token=token, mean_weight=mean, heads=heads), values))
+    found.sort(key=lambda entry: (-len(entry[0]["heads"]), -entry[0]["mean_weight"]))
     return found[:LISTED]
 
 
 def _finding(
-    sinks: Sequence[dict[str, Any]],
+    sinks: Sequence[Sink],
     weights: NDArray[Any],
     early: NDArray[np.bool_],
     grid: Sequence[GridRow],
@@ -217,7 +261,7 @@ def _finding(
         candidates = np.where(early[:, None], weights, np.nan)
         if np.isnan(candidates).all():
             return f"On {what} no position is seen by half of the queries, so none can be a sink."
-        row, head, at = np.unravel_index(np.nanargmax(candidates), candidates.shape)
+        row, head, at = (int(index) for index in np.unravel_index(np.nanargmax(candidates), candidates.shape))
         most = number(float(candidates[row, head, at]), 2)
         return (
             f"On {what} no head gives any position more than {threshold:g} of its attention; the most is {most}, of layer "
@@ -236,14 +280,15 @@ def _add_received(
     blobs: dict[str, str],
     weights: NDArray[Any],
     early: NDArray[np.bool_],
-    sinks: Sequence[dict[str, Any]],
+    sinks: Sequence[tuple[Sink, NDArray[Any]]],
 ) -> None:
     """Weights by head and position, as fine as fits; the script takes them in percent as its rates, and as they are."""
-    keys, exact, most = weights.shape[-1], frozenset(s["position"] for s in sinks if s["position"] is not None), 256
+    keys, most = weights.shape[-1], 256
+    places = [sink["position"] for sink, _ in sinks if sink["position"] is not None]
     while True:
-        bins = bins_of(keys, exact, most)
+        bins = bins_of(keys, frozenset(places[: most // 8]), most)
         text, scale = pack_unsigned(pool_positions(weights.astype(np.float64), bins))
-        if len(text) <= BINS_BUDGET or most <= 4:
+        if len(text) <= BINS_BUDGET or most <= 2:
             break
         most //= 2
     if len(text) <= BINS_BUDGET:
@@ -253,8 +298,7 @@ def _add_received(
     data["lastCandidate"] = int(np.flatnonzero(early.any(0)).max(initial=-1)) + 1
     own = np.where(early[:, None], np.nan_to_num(weights), -1.0).argmax(-1)
     data["ownSink"] = own.tolist()
-    for sink in sinks:
-        values = sink.pop("values")
+    for sink, values in sinks:
         entry: dict[str, Any] = {"position": sink["position"], "token": sink["token"]}
         entry["rate"] = float(f"{100 * sink['mean_weight']:.4g}")
         if sink["position"] is None:
@@ -274,6 +318,22 @@ def _add_tokens(data: dict[str, Any], maps: Maps) -> list[str]:
         kept //= 2
     longest = max((len(row) for side in (maps.tokens, maps.targets) for row in side), default=0)
     return [f"The first {kept:,} of {longest:,} tokens are written out."] if longest > kept else []
+
+
+def _pictures(about: Shown, received: Received) -> dict[str, Any] | None:
+    """The pictures with what their positions receive, in the order in which the model runs its layers."""
+    if about.pictures is None or about.grid is None or about.names is None:
+        return None
+    values = received.received
+    if values.shape[-1] != len(about.names):
+        return None
+    averaged = values.size > MOST_NUMBERS
+    values = values.mean(2, keepdims=True) if averaged else values
+    return {
+        "images": [data_address(picture) for picture in about.pictures], "sources": list(about.sources),
+        "grid": list(about.grid), "names": list(about.names), "norms": None, "averaged": averaged,
+        "received": np.rint(1e4 * np.nan_to_num(values)).astype(int).tolist(),
+    }  # fmt: skip
 
 
 def _measures(numbers: Numbers, grid: Sequence[GridRow]) -> list[dict[str, Any]]:

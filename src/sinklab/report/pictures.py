@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from sinklab.errors import ResultError
 
-__all__ = ["PICTURES_FILE", "picture_data"]
+__all__ = ["PICTURES_FILE", "data_address", "picture_data"]
 
 PICTURES_FILE = "pictures.safetensors"
 """In the folder of an audit of a model of pictures whose patches have places."""
@@ -64,7 +64,7 @@ def picture_data(folder: Path) -> dict[str, Any] | None:
     if averaged:
         received = received.mean(2, keepdims=True)
     return {
-        "images": [_address(picture) for picture in pictures],
+        "images": [data_address(picture) for picture in pictures],
         "sources": sources,
         "grid": [int(size) for size in grid],
         "names": names,
@@ -74,7 +74,7 @@ def picture_data(folder: Path) -> dict[str, Any] | None:
     }
 
 
-def _address(picture: np.ndarray) -> str:
+def data_address(picture: np.ndarray) -> str:
     """A picture as a data address, small enough for a page."""
     from PIL import Image
 

@@ -18,7 +18,7 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.loading import wrap_model
 from sinklab.probes.entropy import Entropy
 from sinklab.report.data import Maps
-from sinklab.report.heads import BUDGET, Received, head_view
+from sinklab.report.heads import BUDGET, Received, Shown, head_view
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_a_page_stays_small(layers, heads, length):
     seen = np.broadcast_to(np.arange(length, 0, -1, dtype=np.float32), (1, layers, length))
     known = Received(maps.modules, received, seen, np.zeros((1, layers, heads), dtype=np.float32))
     sites = [(layer, f"m{layer}", "") for layer in range(layers)]
-    view = head_view(sites, model="large", operation="softmax", received=known, maps=maps)
+    view = head_view(sites, about=Shown(model="large"), operation="softmax", received=known, maps=maps)
     assert len(view._repr_html_().encode()) < BUDGET == 512 * 1024
     assert data_of(view)["maps"] is not None or layers * heads > 1024
 
@@ -144,3 +144,47 @@ def test_refusals(loaded):
         sinklab.show(loaded, "x", seq_len=1)
     with pytest.raises(InputError, match="makes no token of ''"):
         sinklab.show(loaded, "")
+
+
+def test_pictures_are_shown_with_what_their_patches_receive():
+    pytest.importorskip("PIL")
+    from PIL import Image
+    from transformers import ViTConfig, ViTModel
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = ViTModel(ViTConfig(image_size=32, patch_size=8, **size))
+    processor = ViTImageProcessorPil(size={"height": 32, "width": 32})
+    picture = Image.fromarray(np.arange(48 * 40 * 3, dtype=np.uint8).reshape(48, 40, 3))
+    view = sinklab.show(model, picture, processor=processor, threshold=0.01)
+    data = data_of(view)
+    assert data["pictures"]["grid"] == [4, 4]
+    assert data["pictures"]["names"] == data["tokens"][0]
+    received = np.array(data["pictures"]["received"][0]) / 1e4
+    # Every query sees every key: the columns of a head add up to one, but for 17 roundings of 0.5e-4.
+    np.testing.assert_allclose(received.sum(-1), 1.0, atol=17 * 0.5e-4)
+    assert "[CLS]" in [sink["name"] for sink in view.sinks]
+    with pytest.raises(InputError, match="there is no picture 'no such file'"):
+        sinklab.show(model, "no such file", processor=processor)
+
+
+def test_source_and_target_are_shown_apart():
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    special = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+    model = T5ForConditionalGeneration(
+        T5Config(vocab_size=300, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, **special)
+    )
+    tokenizer = make_tokenizer()
+    data = data_of(sinklab.show(model, "import os", tokenizer=tokenizer, target="def read"))
+    assert [row["label"] for row in data["grid"]] == ["enc 0", "dec 0", "cross 0"]
+    # T5 has no token to begin a source with; a target begins with the padding token, and what is predicted last is not read.
+    assert "".join(data["tokens"][0]).removeprefix("<bos>") == "import os"
+    target = tokenizer("def read", add_special_tokens=False).input_ids
+    assert data["targets"][0] == ["<bos>", *(tokenizer.decode([one]) for one in target[:-1])]
+    halves = sinklab.show(model, "import os", tokenizer=tokenizer)
+    assert "two halves of the text" in halves.html
+    with pytest.raises(ConfigurationError, match="`target` is for an encoder–decoder, and SinkLM is none"):
+        sinklab.show(wrap_model(make_sinklm(), tokenizer), "x", target="y")

@@ -699,7 +699,7 @@
       }
       body.append(el("fieldset", { id: "samples" }, el("legend", { text: "Sample" }), segments, el("span", { class: "hint", id: "map-words" })));
       body.append(maps.ranges ? el("div", { class: "pair" }, scoresView.node, weightsView.node) : weightsView.node, readout);
-      (single ? $("text") : body).append(el("div", { class: "strip-head" }, el("h3", { text: data.sample === "text" ? "The sample as text" : "The positions of the sample" }), stripWords), strip);
+      if (!data.pictures || !single) (single ? $("text") : body).append(el("div", { class: "strip-head" }, el("h3", { text: data.sample === "text" ? "The sample as text" : "The positions of the sample" }), stripWords), strip);
       if (maps.reduced) body.append(el("p", { class: "hint", text: maps.reduced }));
     } else if (!single) body.append(el("p", { class: "missing", text: "No attention maps were recorded in this audit." }));
     if (!single || data.headNumbers.length) body.append(el("div", { class: "below" }, el("div", {}, curve, angle), el("div", {}, el("h3", { text: "This head in numbers" }), numbers)));
@@ -922,7 +922,7 @@
     const roles = shown.names.map((name) => /^(corner patch|register)/.test(name));
     const weight = (layer) => shown.received.flatMap((sample) => sample[layer]).reduce((sum, head) => sum + head.reduce((a, b, i) => a + (roles[i] ? b : 0), 0), 0);
     const best = range(layers).reduce((a, b) => (weight(b) > weight(a) ? b : a), 0);
-    const [measure, measureLabel] = choice("Show", [["received", "attention received"], ["norms", "hidden norm"], ["none", "the picture"]], "received");
+    const [measure, measureLabel] = choice("Show", [["received", "attention received"], ...(shown.norms ? [["norms", "hidden norm"]] : []), ["none", "the picture"]], "received");
     const [layer, layerLabel] = choice("Layer", range(layers).map((i) => [String(i), String(i)]), String(best));
     const [head, headLabel] = choice("Head", [["mean", "mean of all"], ...(heads > 1 ? range(heads).map((i) => [String(i), String(i)]) : [])], "mean");
     $("picture-tools").append(measureLabel, layerLabel, headLabel);
@@ -1082,6 +1082,7 @@
   // The frame of a notebook's cell is as high as its page, which a frame of another origin does not let it be.
   async function headsPage() {
     await perHead();
+    if (data.pictures) pictures();
     const frame = window.frameElement;
     if (frame) new ResizeObserver(() => { frame.style.height = `${Math.min(1400, document.body.scrollHeight + 4)}px`; }).observe(document.body);
   }
