@@ -19,8 +19,8 @@ class Vllm(Engine):
     name: ClassVar[str] = "vllm"
     file: ClassVar[str] = "vllm.sh"
     checked: ClassVar[str] = (
-        "vllm/config/cache.py and vllm/model_executor/layers/attention/attention.py on the main branch of vLLM (after its "
-        "release 0.25), read on 2026-11-22"
+        "vllm/config/cache.py at commit 002f10e and model_executor/layers/attention/attention.py at 0014ca6 (after release "
+        "0.25), read on 2026-11-22"
     )
 
     def stay(self, plan: Plan) -> Answer:
