@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers
-from tests.attention.two_ranks import CACHE, SAMPLES, edited_logits
+from tests.attention.two_ranks import CACHE, SAMPLES, edited_logits, streamed
 
 import sinklab
 from sinklab.models.loading import hash_weights, load_model, wrap_model
@@ -127,6 +127,15 @@ def test_cache_policies_hold_the_heads_of_each_process(ranks, whole):
     one, both = (table[~table["metric"].str.contains("per_second")] for table in (one, both))
     same(one, both)
     assert {"loss", "bytes_held"} <= set(both["metric"])
+
+
+def test_bounded_caches_give_the_tokens_of_one_process(records, whole):
+    """Greedy and drawn, on both processes; each holds the keys of its own heads."""
+    expected = streamed(whole.model)
+    for record in records:
+        assert record["streamed"]["generated"] == expected["generated"]
+        assert record["streamed"]["streamed"] == expected["streamed"]
+        assert 2 * record["streamed"]["bytes"] == expected["bytes"]
 
 
 def test_a_model_that_its_user_cut_up_with_torch(ranks, whole):

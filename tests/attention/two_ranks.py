@@ -22,7 +22,10 @@ from sinklab.cli.app import app
 from sinklab.errors import SinklabError
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.models.loading import hash_weights, load_model, wrap_model
+from sinklab.policies.sink_window import SinkWindow
 from sinklab.probes.sink_rate import SinkRate
+from sinklab.streaming.cache import SinkCache
+from sinklab.streaming.stream import Stream
 from sinklab.studies.cache.cache import compare_policies
 
 SAMPLES = {"corpus": "random_tokens", "samples": 3, "seq_len": 12}
@@ -45,6 +48,15 @@ def own_plan(folder: Path) -> transformers.PreTrainedModel:
     for layer in model.model.layers:
         parallelize_module(layer, init_device_mesh("cpu", (2,)), {**colwise, "self_attn.o_proj": RowwiseParallel()})
     return model
+
+
+def streamed(model: transformers.PreTrainedModel) -> dict[str, object]:
+    """Tokens of generate() and of a stream with a bounded cache, prompts longer than it, and the bytes that it holds here."""
+    prompt, cache = TOKENS.repeat(1, 2), SinkCache(num_sinks=2, window=9)
+    settings = {"max_new_tokens": 15, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    generated = model.generate(prompt, past_key_values=cache, **settings)[0, -15:].tolist()
+    source = Stream(model, policy=SinkWindow(num_sinks=2, window=9), stop_ids=(), temperature=0.7, seed=3).feed(prompt[0])
+    return {"generated": generated, "streamed": [token.id for token in source.generate(15)], "bytes": cache.bytes_held()}
 
 
 def refused(call: object) -> str:
@@ -88,6 +100,7 @@ def main(folder: Path) -> None:
         "local": len(held(loaded.model, "model.layers.0.self_attn.q_proj.weight")),
         "parameters": loaded.num_parameters,
         "hashes": [hash_weights(loaded.model), users.revision],
+        "streamed": streamed(loaded.model),
         "causes": refused(lambda: sinklab.find_causes(loaded, heads=[(0, 0)], domains=["random_tokens"], texts=4, seq_len=8)),
         "nan": refused(lambda: load_model(str(folder / "nan"), tp="auto")),
         "folder": refused(lambda: sinklab.measure(loaded, probes=["sink_rate"], out=folder / "audit", **SAMPLES)),

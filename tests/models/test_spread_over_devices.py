@@ -15,7 +15,9 @@ import sinklab
 from sinklab.attention.placement import held, input_device
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
 from sinklab.models.loading import hash_weights, load_model, wrap_model
+from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.fingerprint import fingerprint
+from sinklab.streaming.stream import Stream
 from sinklab.studies.cache.cache import compare_policies
 
 LAYERS = {"model.layers.0": "cpu", "model.layers.1": "disk"}
@@ -118,6 +120,21 @@ def test_a_cache_policy_and_a_saved_state_of_an_offloaded_model(llama):
     assert loss[0]
     whole, spread = load_model(str(llama), device="cpu").model, load_model(str(llama), device_map=MAP).model
     assert fingerprint(whole) == fingerprint(spread)
+
+
+@pytest.mark.parametrize("kind", ["disk", "memory"])
+def test_a_bounded_cache_of_an_offloaded_model(kind, llama, tmp_path):
+    """generate() and a stream give the tokens of one device, the prompt being longer than the cache."""
+    prompt = (torch.arange(30) * 7 + 5).remainder(300)[None]
+    settings = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    found = []
+    for model in (own_model(llama), offloaded(llama, kind, tmp_path)):
+        cache = SinkCache(num_sinks=2, window=9)  # it finds its model
+        generated = model.generate(prompt, past_key_values=cache, **settings)[0, 30:].tolist()
+        source = Stream(model, policy=cache.policy, stop_ids=(), temperature=0.7, seed=1).feed(prompt[0])
+        found.append((generated, [token.id for token in source.generate(12)], cache.bytes_held()))
+        assert all(layer.keys.device == torch.device("cpu") for layer in cache.layers)
+    assert found[0] == found[1]
 
 
 def test_a_weight_wherever_it_is(llama, tmp_path):

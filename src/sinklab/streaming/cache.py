@@ -139,7 +139,7 @@ class PolicyCache(BoundedCache):
                 raise ConfigurationError(
                     f"`{setting}` is for keys in slots; {type(model).__name__} needs them in the order of the text"
                 )
-            ordered = OrderedTable(policy, input_device(model), model)
+            ordered = OrderedTable(policy, input_device(decoder_of(model)), model)
             self.layers = [OrderedLayer(ordered) for _ in range(_num_layers(model))]
             self._table, self.rebase_at = ordered, sys.maxsize
             return
@@ -222,6 +222,8 @@ class PolicyCache(BoundedCache):
         """Replace the step at hand by a static one, in the tensors of the last, where it is a single token that allows it."""
         table, layers = self.table, self.layers
         if self.quantized or not isinstance(table, SlotTable) or not layers[-1].is_initialized:
+            return
+        if any(layer.device != table.device for layer in layers):  # the tensors of a static step are on one device
             return
         step = table.step
         if not isinstance(step, Step) or not isinstance(step.slot, int):

@@ -45,7 +45,7 @@ class SlotLayer(HeldLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         """Write new keys and values, ``(batch, num_kv_heads, length, head_dim)``; those that this step's queries may see."""
         self.require(key_states, value_states)
-        step = self.table.step
+        step = self.table.step_at(self.device)
         if isinstance(step, StaticStep):
             return self._static(step, key_states, value_states)
         assert step is not None

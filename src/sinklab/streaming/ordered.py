@@ -179,6 +179,7 @@ class OrderedLayer(HeldLayer):
 def _gathered(held: Tensor, source: Tensor | None) -> Tensor:
     if source is None:
         return held
+    source = source.to(held.device)  # of a layer of a model that is spread over devices
     if source.ndim == 1:
         return held[:, :, source]
     return held.gather(2, source[:, None, :, None].expand(-1, held.shape[1], -1, held.shape[3]))

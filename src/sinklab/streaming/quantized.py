@@ -126,7 +126,7 @@ class QuantizedLayer(SlotLayer):
         self._widen()
         try:
             result = super().update(key_states, value_states)
-            step = self.table.step
+            step = self.table.step_at(self.device)
             assert isinstance(step, Step)
             self._keep(step)
         finally:

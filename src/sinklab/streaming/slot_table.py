@@ -46,6 +46,7 @@ class SlotTable(IndexedTable):
         self.index = torch.full((1, self.policy.num_slots), -1)
         self.anchors = torch.zeros(1, len(self.pinned), dtype=torch.long)
         self.full = self.shifted = False
+        self._elsewhere: tuple[Step, dict[torch.device, Step]] | None = None
         self._ahead: tuple[int, Tensor, Tensor, list[tuple[Step, int]]] = (0, self.base, self.anchors, [])
 
     @property
@@ -74,6 +75,18 @@ class SlotTable(IndexedTable):
     def _written(self) -> Tensor:
         """Boolean ``(rows, pinned)``: the pinned tokens that have been written."""
         return self.index[:, : len(self.pinned)] >= 0
+
+    def step_at(self, device: torch.device) -> Step | StaticStep | None:
+        """The step at hand for a layer on a device: those of a model that is spread are on several."""
+        step = self.step
+        if device == self.device or not isinstance(step, Step):
+            return step
+        if self._elsewhere is None or self._elsewhere[0] is not step:
+            self._elsewhere = step, {}
+        moved = self._elsewhere[1]
+        if device not in moved:
+            moved[device] = step.on(device)
+        return moved[device]
 
     def unmasked(self, length: int) -> int:
         """How many of ``length`` new tokens can be taken at once by an attention function that takes no mask.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import torch
@@ -28,6 +29,7 @@ class Step:
         used: for a chunk, slots of the ring that held a token before it, from the first one on.
         position_ids: int64 ``(rows, length)`` for the model.
         matrices: those of :attr:`shifts` by rotation and dtype.
+        origin: the same step on the device of the table, where this one is for layers on another.
         plain: the first tokens of a text, unpadded and all held: a layer returns the keys of a chunk as they are given, causal.
         at: the step among those of :attr:`shifts`, ``(steps, 1, 1 or pinned)``, where several were planned at once.
     """
@@ -43,6 +45,7 @@ class Step:
     matrices: dict[tuple[Rotation, torch.dtype], Tensor] = dataclasses.field(default_factory=dict)
     at: int | None = None
     plain: bool = False
+    origin: Step | None = None
 
     def rotation_matrices(self, rotation: Rotation, dtype: torch.dtype) -> Tensor:
         """Matrices ``(rows, copies, 1 or pinned, head_dim, head_dim)`` for layers that rotate like ``rotation``; made once."""
@@ -50,8 +53,21 @@ class Step:
         matrices = self.matrices.get(key)
         if matrices is None:
             assert self.shifts is not None
+            if self.origin is not None:
+                matrices = self.matrices[key] = self.origin.rotation_matrices(rotation, dtype).to(self.shifts.device)
+                return matrices
             matrices = self.matrices[key] = rotation.matrices(self.shifts, dtype)
         return matrices if self.at is None else matrices[self.at : self.at + 1]
+
+    def on(self, device: torch.device) -> Step:
+        """The same step for layers on another device, those of a model that is spread."""
+        names = ("slot", "shifts", "visible", "source", "position_ids")
+        moved = copy.copy(self)
+        for name in names:
+            value = getattr(self, name)
+            setattr(moved, name, value.to(device) if isinstance(value, Tensor) else value)
+        moved.matrices, moved.at, moved.origin = {}, None, self
+        return moved
 
 
 class StaticStep:
