@@ -183,7 +183,7 @@ def _flat(settings: object, prefix: str = "") -> dict[str, str]:
     """Settings by their dotted names; the parameters of a plug-in are below its own."""
     if not isinstance(settings, dict):
         return {}
-    flat = {}
+    flat: dict[str, str] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
         flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: _text(value)}
