@@ -69,7 +69,8 @@ def shared_by_cost(costs: Mapping[Head, Mapping[int, float]], total: int) -> Win
 
 def _hull(sizes: Mapping[int, float]) -> list[tuple[int, int]]:
     """Steps from window to window along the lower convex hull of the costs, as long as they save something."""
-    steps, start = [], min(sizes)
+    steps: list[tuple[int, int]] = []
+    start = min(sizes)
     while True:
         saved = {stop: (sizes[start] - sizes[stop]) / (stop - start) for stop in sizes if stop > start}
         best = max(saved, key=lambda stop: (saved[stop], stop), default=None)
