@@ -186,14 +186,16 @@ class QuantizedLayer(SlotLayer):
             batch, heads, groups, _, size = *codes.shape[:4], newest.shape[-1]
             held = self.workspace.empty(side, newest, (batch, heads, self.fixed + groups * self.group, size))
             ring = held[:, :, self.fixed :].unflatten(2, (groups, self.group))
-            zeros, scales = self._get(side, "zeros"), self._get(side, "scales").to(newest.dtype)
+            zeros, scales = self._get(side, "zeros").to(newest.dtype), self._get(side, "scales").to(newest.dtype)
+            # A copy converts integers several times as fast as arithmetic of two dtypes does.
             if self.bits == 8:
-                torch.sub(codes, zeros.to(newest.dtype), out=ring)
+                ring.copy_(codes)
             else:
                 half = size // 2
-                shared = zeros.shape[-1] == 1
-                torch.sub(codes & 15, (zeros if shared else zeros[..., :half]).to(newest.dtype) + 8, out=ring[..., :half])
-                torch.sub(codes >> 4, (zeros if shared else zeros[..., half:]).to(newest.dtype) + 8, out=ring[..., half:])
+                ring[..., :half].copy_(codes & 15)
+                ring[..., half:].copy_(codes >> 4)
+                zeros += 8
+            ring -= zeros
             ring *= scales
             if self._open is None:
                 ring.copy_(torch.where(self.waiting[:, None, :, :, None], newest[:, :, None], ring))
