@@ -36,6 +36,8 @@ BENCHMARKS = (
     "streaming_step",
     "streaming_peers",
     "streaming_scored",
+    "streaming_prefill",
+    "streaming_floor",
 )
 
 

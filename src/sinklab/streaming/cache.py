@@ -16,6 +16,7 @@ from sinklab.policies.base import BoundedPolicy, Positions, SlotPolicy
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.sinks import Sinks
+from sinklab.streaming.apart import SinksApart
 from sinklab.streaming.bounded import BoundedCache
 from sinklab.streaming.host import (
     Arguments,
@@ -106,6 +107,7 @@ class PolicyCache(BoundedCache):
         self._kept_logits = 0
         self.static = False
         self._static: StaticStep | None = None
+        self._apart: SinksApart | None = None
         if model is not None:
             self.bind(model)
 
@@ -145,6 +147,7 @@ class PolicyCache(BoundedCache):
             return
         rotations = self._fit_positions(model, policy)
         self._table = slots = SlotTable(policy, input_device(model), model)
+        self._apart = SinksApart(model, slots, len(rotations.layers)) if slots.in_cache else None
         if self._bits is None:
             self.layers = [SlotLayer(slots, rotation) for rotation in rotations.layers.values()]
         else:
@@ -203,6 +206,9 @@ class PolicyCache(BoundedCache):
             if table.next_position + length > self.rebase_at:
                 self.rebase()
             self._outputs, self._kept_logits = outputs, wanted or 0
+            apart = self._apart
+            if apart is not None:
+                apart.ask(length)
             table.step = table.plan(length, valid)
             if (
                 isinstance(table, SlotTable)
@@ -216,6 +222,8 @@ class PolicyCache(BoundedCache):
             table.note(ids, batch)
             if static:
                 self._make_static()
+        if apart is not None:
+            apart.begin()
         return self._planned(module, arguments)
 
     def _make_static(self) -> None:
@@ -325,6 +333,8 @@ class PolicyCache(BoundedCache):
         """The forward is over; its output with those of the chunks before it in front."""
         if self._table is not None:
             self._table.step = None
+        if self._apart is not None:
+            self._apart.end(failed=output is None)
         outputs, self._outputs = self._outputs, []
         if output is None:  # an exception is on its way up
             return None

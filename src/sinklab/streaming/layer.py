@@ -115,6 +115,9 @@ class SlotLayer(HeldLayer):
         else:
             sinks = self._rotated(step, masters)
             keys[:, :, : self.fixed] = sinks[:, :, -1]  # as the last query sees them
+        if step.which is not None:
+            self.table.leave(sinks[:, :, step.which], values[:, :, : self.fixed])
+            return torch.cat((old[0], key_states), dim=2), torch.cat((old[1], value_states), dim=2)
         copied = sinks.flatten(2, 3).to(keys.dtype)
         repeated = values[:, :, : self.fixed].repeat(1, 1, copies, 1)
         return torch.cat((copied, old[0], key_states), dim=2), torch.cat((repeated, old[1], value_states), dim=2)

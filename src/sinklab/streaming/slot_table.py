@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sinklab.errors import UnsupportedModelError
 from sinklab.policies.base import SlotPolicy
 from sinklab.results.memory import require_memory
 from sinklab.streaming.rotation import Rotation
@@ -28,12 +29,16 @@ class SlotTable(IndexedTable):
         full: whether every slot of every row is taken.
         shifted: whether a pinned key has ever been moved.
         maskless: whether the attention function takes no mask: forwards are then such that they need none.
+        apart: whether the sinks of the next chunk are attended to beside its other keys (:mod:`sinklab.streaming.apart`).
+        left: keys and values of the sinks of the layer whose attention comes next.
     """
 
     per_row: ClassVar[tuple[str, ...]] = ("seen", "base", "index", "anchors")
     numbers: ClassVar[tuple[str, ...]] = ("columns", "rebases", "full", "shifted", "highest")
     step: Step | StaticStep | None
     maskless: bool = False
+    apart: bool = False
+    left: tuple[Tensor, Tensor] | None = None
 
     def __init__(self, policy: SlotPolicy, device: torch.device, model: PreTrainedModel | None = None) -> None:
         self.pinned = torch.tensor(policy.pinned, dtype=torch.long)
@@ -181,29 +186,49 @@ class SlotTable(IndexedTable):
         queries = tokens.clamp(min=0)
         if self.maskless and self.columns == length:
             return Step(length, None, length, None, None, source.to(self.device), used, queries.to(self.device), plain=True)
-        shifts, copies = self._copies(queries, tokens)
+        shifts, copies, which = self._copies(queries, tokens)
         self.shifted |= shifts is not None and bool(shifts.any())
         old = self.policy.visible(queries[:, :, None], before[:, None]) & (before >= 0)[:, None]
         new = self.policy.visible(queries[:, :, None], tokens[:, None]) & (valid & (slot >= pinned))[:, None]
         # Padding sees itself: what a row without a visible key comes out as depends on the kernel, and may not be a number.
         new |= torch.eye(length, dtype=torch.bool) & ~valid[:, None]
-        visible = torch.cat([*copies, old, new], dim=2)[:, None].to(self.device)
+        apart = self.apart and shifts is not None
+        visible = torch.cat([*([] if apart else copies), old, new], dim=2)[:, None].to(self.device)
         positions = torch.where(valid, queries - self.base[:, None], 0).to(self.device)
-        return Step(length, None, visible.shape[-1], shifts, visible, source.to(self.device), used, positions)
+        step = Step(length, None, visible.shape[-1], shifts, visible, source.to(self.device), used, positions)
+        step.which = which.to(self.device) if apart else None
+        return step
 
-    def _copies(self, queries: Tensor, tokens: Tensor) -> tuple[Tensor | None, list[Tensor]]:
-        """Shifts ``(rows, copies, 1 or pinned)`` of the copies of the pinned keys, and which query sees which of them."""
+    def _copies(self, queries: Tensor, tokens: Tensor) -> tuple[Tensor | None, list[Tensor], Tensor]:
+        """Shifts ``(rows, copies, 1 or pinned)`` of the copies of the pinned keys; what of them each query sees, and which."""
         shifts = self.shifts(queries)
-        if shifts is None:
-            return None, []
         which = torch.arange(queries.shape[1])
+        if shifts is None:
+            return None, [], which
         if self.rows == 1:
             distinct, which = torch.unique(shifts[0], dim=0, return_inverse=True)
             shifts = distinct[None]
         mine = torch.nn.functional.one_hot(which, shifts.shape[1]).bool()  # (length, copies)
         held = self.policy.visible(queries[:, :, None], self.pinned) & self._written()[:, None] & (tokens >= 0)[..., None]
         seen = mine[None, :, :, None] & held[:, :, None]
-        return shifts.to(self.device), [seen.flatten(2)]
+        return shifts.to(self.device), [seen.flatten(2)], which
+
+    def leave(self, keys: Tensor, values: Tensor) -> None:
+        """Leave the sinks of a layer to the attention call that comes next.
+
+        Raises:
+            UnsupportedModelError: nobody has taken those of the layer before.
+        """
+        self.require_taken()
+        self.left = keys, values
+
+    def require_taken(self) -> None:
+        """Refuse to go on where attention was computed without the sinks."""
+        if self.left is not None:
+            raise UnsupportedModelError(
+                f"a layer of {type(self.model).__name__} computed attention where it could not be seen, without its sinks; "
+                "make the cache with chunk=1"
+            )
 
     def note(self, ids: Tensor | None, batch: int) -> None:
         step, table = self.step, self.ids

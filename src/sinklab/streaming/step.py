@@ -31,6 +31,8 @@ class Step:
         matrices: those of :attr:`shifts` by rotation and dtype.
         origin: the same step on the device of the table, where this one is for layers on another.
         plain: the first tokens of a text, unpadded and all held: a layer returns the keys of a chunk as they are given, causal.
+        which: for a chunk whose sinks are attended to apart, the copy that each query sees, int64 ``(length,)``.
+        bias: the visible keys as scores, once they have been asked for.
         at: the step among those of :attr:`shifts`, ``(steps, 1, 1 or pinned)``, where several were planned at once.
     """
 
@@ -46,6 +48,8 @@ class Step:
     at: int | None = None
     plain: bool = False
     origin: Step | None = None
+    which: Tensor | None = None
+    bias: Tensor | None = None
 
     def rotation_matrices(self, rotation: Rotation, dtype: torch.dtype) -> Tensor:
         """Matrices ``(rows, copies, 1 or pinned, head_dim, head_dim)`` for layers that rotate like ``rotation``; made once."""
