@@ -47,7 +47,7 @@ def stage(checkpoint, tokenizer, tmp_path_factory) -> Path:
     words = (ROOT / "README.md").read_text(encoding="utf-8")
     for name in ("my-text.txt", "notes.txt", "book.txt", "README.md"):
         (folder / name).write_text(words * 4, encoding="utf-8")
-    for name in ("build/demo", "build/demo-sigmoid"):
+    for name in ("build/demo", "build/demo-sigmoid", "build/other"):
         line = f"audit {checkpoint} --corpus random_tokens --samples 2 --seq-len 8 --no-cache --out {folder / name}"
         assert CliRunner().invoke(app, shlex.split(line)).exit_code == 0
     return folder
@@ -136,10 +136,12 @@ def test_the_command_lines_of_a_page_run(page, stage, checkpoint, tmp_path, monk
         "org/two": checkpoint,
         "org/name=./a-directory": f"three={checkpoint}",
     }
+    stand_ins["/scratch/offload"] = "offload"
     for line in console_lines():
         if line.page == page and line.reason is None:
             text = line.text.removeprefix("sinklab ")
             for said, used in stand_ins.items():
                 text = text.replace(said, str(used))
-            done = CliRunner().invoke(app, [*shlex.split(text), *(["--overwrite"] if "--out build/demo" in text else [])])
-            assert done.exit_code == 0, f"{line.text}\n{done.output}"
+            done = CliRunner().invoke(app, [*shlex.split(text), *(["--overwrite"] if text.startswith("audit") else [])])
+            # Random weights have no sink; a line that needs one has then found the model, its text and that.
+            assert done.exit_code == 0 or "error: no sink found" in done.stderr, f"{line.text}\n{done.output}"

@@ -47,13 +47,16 @@ WHY_NOT = {
     r"^(pip|uvx|make) ": "installs, builds or tests: CI does that",
     r" --ray ": "needs a Ray cluster",
     r" --(scale (small|60m|1b)|endless|chat)\b": "takes hours, or never ends, or waits for somebody to type",
-    r"^sinklab (pretrain|sweep) (emergence|gu2024)": "trains for minutes or more; `pretrain tiny` is run",
+    r"^sinklab (pretrain|sweep) ": "trains, for minutes or more",
     r"^sinklab (plot|audit) sinklab-runs/": "reads what such a training leaves",
-    r"^sinklab reproduce (--all|--source|learning_rate)": "trains what is missing, for minutes or more",
+    r"^sinklab (cache|quantize|depend) ": "reads long texts for minutes; every command is run on small settings elsewhere",
+    r"^sinklab (card|export) ": "reads what another run leaves; every command is run on small settings elsewhere",
+    r"^sinklab reproduce": "trains or measures what is missing, in processes of its own, for minutes or more",
     r"^sinklab pathways": "trains for minutes or more",
     r"^sinklab (trigger|retrieval|backcopy)": "trains for minutes or more; one short training of each is run from Python",
     r"vit|VISION_MODEL|--corpus pictures/": "needs a model of pictures, and pictures",
     r"lm_eval:|evaluation": "downloads the data of the task",
+    r"--max-memory 0=": "needs a GPU",
     r"--device-map '": "needs the layers of a large model",
 }
 """What a line contains to why it is not run."""
@@ -116,11 +119,11 @@ def account() -> str:
     blocks, lines = list(python_blocks()), list(console_lines())
     run = [block for block in blocks if block.reason is None]
     done = [line for line in lines if line.reason is None]
-    rows = [f"| {block.page} | Python block {block.number + 1} | {block.reason} |" for block in blocks if block.reason]
-    rows += [f"| {line.page} | `{line.text.replace('|', chr(92) + '|')}` | {line.reason} |" for line in lines if line.reason]
+    rows = [f"| {block.page} | {block.reason} | Python block {block.number + 1} |" for block in blocks if block.reason]
+    rows += [f"| {line.page} | {line.reason} | `{line.text.replace('|', chr(92) + '|')}` |" for line in lines if line.reason]
     counts = (
         f"Of {len(blocks)} Python blocks {len(run)} are run with every `make test`, and {len(blocks) - len(run)} cannot be. "
         f"Of {len(lines)} command lines all are parsed, and {len(done)} are run by `make test-slow`; the other "
         f"{len(lines) - len(done)} are these."
     )
-    return "\n".join([counts, "", "| page | what | why it is not run |", "|---|---|---|", *rows])
+    return "\n".join([counts, "", "| page | why it is not run | what |", "|---|---|---|", *rows])
