@@ -28,6 +28,7 @@ RUN_BY = {
     "docs/interventions.md": "tests/test_docs.py",
     "docs/large-models.md": "tests/test_blocks.py",
     "docs/measuring.md": "tests/test_docs.py",
+    "docs/notebooks.md": "tests/test_blocks.py",
     "docs/operations.md": "tests/test_blocks.py",
     "docs/policies.md": "tests/policies/test_policy_page.py",
     "docs/pretraining.md": "tests/test_blocks.py",
