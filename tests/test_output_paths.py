@@ -37,8 +37,8 @@ FOLDERS = {
 }
 """Commands that write a folder, and what makes them write one; the models are not there, since none gets so far."""
 
-FILES = ("compare", "index", "plot")
-"""Commands whose ``out`` is a file (tests/results/test_file.py)."""
+FILES = ("compare", "export", "index", "plot")
+"""Commands whose ``out`` is a file, or a folder in which they replace files one by one (tests/results/test_file.py)."""
 
 IN_PLACE = {"reproduce": Path("tiny") / "repeated_token_laws"}
 """What a command has for itself, of a folder that several may use."""

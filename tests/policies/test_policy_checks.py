@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from tests.conftest import make_sinklm
 
 from sinklab.errors import ConfigurationError, ContractError
 from sinklab.policies.base import Policy, ScoredPolicy
@@ -344,4 +345,4 @@ def test_a_policy_of_a_third_kind_needs_a_reader():
             return 1
 
     with pytest.raises(ConfigurationError, match="policy 'nothing' is neither a SlotPolicy nor a ScoredPolicy, and no reader"):
-        open_reader(None, Nothing())
+        open_reader(make_sinklm(), Nothing())

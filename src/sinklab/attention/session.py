@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, Unpack
@@ -174,10 +175,9 @@ class Session:
         """
         import pyarrow as pa
 
-        from sinklab.report.data import Maps, Numbers
-        from sinklab.report.heads import Received, Shown, head_view
-
-        table, about = self.table(), about or Shown(model=self._model_name)
+        # By name: what draws a page is no part of the source behind a number, and a change of it measures nothing again.
+        data, heads = (importlib.import_module(f"sinklab.report.{name}") for name in ("data", "heads"))
+        table, about = self.table(), about or heads.Shown(model=self._model_name)
         if self.tier:
             about = dataclasses.replace(about, notes=[*about.notes, f"{self.tier[0].upper()}{self.tier[1:]}."])
         drawn = next((probe for probe in self.probes if isinstance(probe, AttentionMaps) and probe.modules), None)
@@ -189,17 +189,20 @@ class Session:
             samples = len(arrays["weights"])
             tokens = next(iter(sides.values()), []) if about.names is None else [list(about.names)] * samples
             length = max(drawn.lengths)
-            maps = Maps(arrays["weights"], arrays["scores"], arrays["scores_range"], tokens, drawn.modules, length, targets)
-            received = Received(drawn.modules, **drawn.columns())
-        return head_view(
+            maps = data.Maps(
+                arrays["weights"], arrays["scores"], arrays["scores_range"], tokens, drawn.modules, length, targets
+            )
+            received = heads.Received(drawn.modules, **drawn.columns())
+        view: HeadView = heads.head_view(
             [(site.layer, site.module, site.part) for site in self.sites if site.kind == "self" or site.part],
             about=about,
             operation=self.operation,
             received=received,
             maps=maps,
-            numbers=Numbers(pa.Table.from_pandas(table, preserve_index=False), {}) if len(table) else None,
+            numbers=data.Numbers(pa.Table.from_pandas(table, preserve_index=False), {}) if len(table) else None,
             threshold=threshold,
         )
+        return view
 
     def __repr__(self) -> str:
         probes = ", ".join(probe.name for probe in self.probes) or "none"

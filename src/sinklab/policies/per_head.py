@@ -38,6 +38,7 @@ class PerHead(BoundedPolicy):
     """
 
     of_model: ClassVar[bool] = True
+    example: ClassVar[dict[str, object]] = {"budgets": (((1, 3), (1, 7)),)}
     heads: str | None = None
     budgets: Budgets = ()
     fingerprint: str | None = None
