@@ -52,6 +52,7 @@ html_copy_source = False
 html_show_search_summary = False  # it would be fetched, which a browser refuses to pages from a disk
 html_show_sourcelink = False
 html_show_sphinx = False
+html_show_copyright = False
 templates_path = ["templates"]
 html_theme_options = {"navigation_with_keys": False, "top_of_page_buttons": []}
 pygments_style = "friendly"
