@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 import random
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
 from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.tasks._writer import Writer, encode, passages
-from sinklab.tasks.base import Sheet
+from sinklab.tasks.base import Axis, Sheet, Task
 
-__all__ = ["Pair", "Statement", "read_statement", "statement_sheets"]
+__all__ = ["Pair", "Statement", "StatementTask", "read_statement", "statement_sheets"]
 
 
 class Pair(NamedTuple):
@@ -93,3 +95,29 @@ def statement_sheets(
         alphabet = torch.tensor([sorted((statement.right, statement.wrong)) for statement in statements])
         writer.ask(torch.tensor([[statement.right] for statement in statements]), alphabet)
         yield writer.sheet(at=size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StatementTask(Task):
+    """What tasks of pairs of statements share: a text in front, and that who prefers one word is right in half of the cases."""
+
+    axis: ClassVar[Axis] = "position"
+    chance: ClassVar[float | None] = 0.5
+
+    corpus: str = "python_source"
+    lengths: tuple[float, float] = (2.0, 3.0)
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.lengths[0] < self.lengths[1]:
+            raise ConfigurationError(f"task {self.name!r}: lengths {self.lengths} must be two numbers above 0, ascending")
+
+    @property
+    @abc.abstractmethod
+    def pairs(self) -> Sequence[Pair]:
+        """The pairs of statements."""
+
+    def sheets(self, encoder: Encoder, *, budget: int, rows: int, seed: int, bos: bool) -> Iterator[Sheet]:
+        yield from statement_sheets(
+            self.pairs, encoder,
+            corpus=self.corpus, lengths=self.lengths, budget=budget, rows=rows, seed=seed, bos=bos, task=self.name,
+        )  # fmt: skip

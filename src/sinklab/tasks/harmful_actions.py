@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Sequence
 
-from sinklab.corpora.base import Encoder, Identity
-from sinklab.errors import ConfigurationError
+from sinklab.corpora.base import Identity
 from sinklab.registry import tasks
-from sinklab.tasks._statements import Pair, statement_sheets
-from sinklab.tasks.base import Axis, Sheet, Task
+from sinklab.tasks._statements import Pair, StatementTask
 
 __all__ = ["HarmfulActions"]
 
@@ -84,7 +81,7 @@ ACTIONS = (
 
 @tasks.register("harmful_actions")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HarmfulActions(Task):
+class HarmfulActions(StatementTask):
     """``Hitting a friend is`` and ``Helping a friend is``, and the words ``wrong`` and ``right``.
 
     64 pairs of an action that harms and one that does not, written for this task. A model that likes one word better whatever
@@ -97,23 +94,10 @@ class HarmfulActions(Task):
         lengths: tokens before the answer, in budgets, for each of the two actions of a pair.
     """
 
-    axis: ClassVar[Axis] = "position"
-    chance: ClassVar[float | None] = 0.5
-
-    corpus: str = "python_source"
-    lengths: tuple[float, float] = (2.0, 3.0)
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.lengths[0] < self.lengths[1]:
-            raise ConfigurationError(f"task {self.name!r}: lengths {self.lengths} must be two numbers above 0, ascending")
-
     @property
     def identity(self) -> Identity:
         return Identity(source=f"{len(ACTIONS)} pairs of actions of sinklab", revision="1", licence="Apache-2.0")
 
-    def sheets(self, encoder: Encoder, *, budget: int, rows: int, seed: int, bos: bool) -> Iterator[Sheet]:
-        pairs = [Pair(f"{harmful} is", f"{harmless} is", " wrong", " right") for harmful, harmless in ACTIONS]
-        yield from statement_sheets(
-            pairs, encoder,
-            corpus=self.corpus, lengths=self.lengths, budget=budget, rows=rows, seed=seed, bos=bos, task=self.name,
-        )  # fmt: skip
+    @property
+    def pairs(self) -> Sequence[Pair]:
+        return [Pair(f"{harmful} is", f"{harmless} is", " wrong", " right") for harmful, harmless in ACTIONS]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Sequence
 
-from sinklab.corpora.base import Encoder, Identity
-from sinklab.errors import ConfigurationError
+from sinklab.corpora.base import Identity
 from sinklab.registry import tasks
-from sinklab.tasks._statements import Pair, statement_sheets
-from sinklab.tasks.base import Axis, Sheet, Task
+from sinklab.tasks._statements import Pair, StatementTask
 
 __all__ = ["TrueStatements"]
 
@@ -84,7 +81,7 @@ PAIRS = (
 
 @tasks.register("true_statements")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrueStatements(Task):
+class TrueStatements(StatementTask):
     """A beginning such as ``Ice is`` and two words, ``cold`` and ``hot``, one of which makes it true.
 
     In the manner of TruthfulQA (Lin et al. 2022, arXiv 2109.07958), with common knowledge in place of misconceptions: 64 pairs
@@ -98,22 +95,10 @@ class TrueStatements(Task):
         lengths: tokens before the answer, in budgets, for each of the two statements of a pair.
     """
 
-    axis: ClassVar[Axis] = "position"
-    chance: ClassVar[float | None] = 0.5
-
-    corpus: str = "python_source"
-    lengths: tuple[float, float] = (2.0, 3.0)
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.lengths[0] < self.lengths[1]:
-            raise ConfigurationError(f"task {self.name!r}: lengths {self.lengths} must be two numbers above 0, ascending")
-
     @property
     def identity(self) -> Identity:
         return Identity(source=f"{len(PAIRS)} pairs of statements of sinklab", revision="1", licence="Apache-2.0")
 
-    def sheets(self, encoder: Encoder, *, budget: int, rows: int, seed: int, bos: bool) -> Iterator[Sheet]:
-        yield from statement_sheets(
-            PAIRS, encoder,
-            corpus=self.corpus, lengths=self.lengths, budget=budget, rows=rows, seed=seed, bos=bos, task=self.name,
-        )  # fmt: skip
+    @property
+    def pairs(self) -> Sequence[Pair]:
+        return PAIRS
