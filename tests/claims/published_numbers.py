@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from tests.claims import planted_numbers
+
 __all__ = ["ABOUT_NOTHING", "PUBLISHED", "REVERSED"]
 
 BASE = BASELINE = "baseline"
@@ -566,3 +568,7 @@ REVERSED += [
     ("sigmoid_in_a_deeper_model", _SIGMOID, "hidden_ratio", 23.0),
 ]
 ABOUT_NOTHING += [("sigmoid_in_a_deeper_model", _SOFTMAX, RATE, 0.0)]
+
+PUBLISHED |= planted_numbers.PLANTED
+REVERSED += planted_numbers.REVERSED
+ABOUT_NOTHING += planted_numbers.ABOUT_NOTHING

@@ -1,0 +1,53 @@
+"""Numbers that claims without published ones are planted with: some that they describe, and single ones that refute them."""
+
+from __future__ import annotations
+
+import itertools
+
+__all__ = ["ABOUT_NOTHING", "PLANTED", "REVERSED"]
+
+Numbers = dict[str, dict[str, dict[str, float]]]
+Changed = list[tuple[str, str, str, float]]
+
+
+def _by_setting(rate: float) -> dict[str, float]:
+    """A rate that falls with the threshold and, a little, with the length."""
+    found = {
+        f"sink_rate_{threshold}_of_{length}": rate * (1.3 - threshold / 100) * (1.1 - length / 640)
+        for threshold, length in itertools.product((20, 30, 40), (32, 48, 64))
+    }
+    return {**found, "change_with_length": 2.0}
+
+
+FIRST = "random_first"
+CONTENTS = ("content_random", "content_frequent", "content_rare", "content_telling")
+
+PLANTED: Numbers = {
+    "threshold_and_length": {
+        "rate x1/4": _by_setting(3),
+        "ALiBi": _by_setting(15),
+        "baseline": _by_setting(25),
+        "fixed_first": _by_setting(50),
+    },
+    "weak_content": {
+        FIRST: {"sink_rate": 25, "content_natural": 0.8, **dict.fromkeys(CONTENTS, 0.8), "content_later": 0.05},
+        "fixed_first": {"sink_rate": 30, "first_attention": 0.25},
+        "the most frequent token first": {"sink_rate": 30, "first_attention": 0.25},
+        "a trigger first": {"sink_rate": 30, "first_attention": 0.25},
+    },
+}
+
+REVERSED: Changed = [
+    ("threshold_and_length", "fixed_first", "sink_rate_40_of_32", 0),
+    ("threshold_and_length", "rate x1/4", "sink_rate_20_of_32", 90),
+    ("threshold_and_length", "ALiBi", "change_with_length", 15),
+    *(("weak_content", label, "sink_rate", 1) for label in ("fixed_first", "the most frequent token first", "a trigger first")),
+    ("weak_content", "a trigger first", "first_attention", 0.1),
+    *(("weak_content", FIRST, content, 0.3) for content in CONTENTS),
+    ("weak_content", FIRST, "content_later", 0.5),
+]
+
+ABOUT_NOTHING: Changed = [
+    ("threshold_and_length", "baseline", "sink_rate_30_of_64", 0.5),
+    ("weak_content", FIRST, "sink_rate", 0.5),
+]
