@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sinklab.claims._architecture import UNCHANGED, has_massive, has_no_massive
-from sinklab.claims._sgd import SGD
-from sinklab.jobs.claim import BASELINE, Claim, Difference, Part
+from sinklab.claims._architecture import MASSIVE
+from sinklab.claims._sgd import ADAM, SGD, adam_and_sgd, learns
+from sinklab.jobs.claim import Claim, Part, Value
 from sinklab.registry import claims
 
 __all__ = ["adam_against_sgd"]
@@ -12,19 +12,20 @@ __all__ = ["adam_against_sgd"]
 
 @claims.register("adam_against_sgd")
 def adam_against_sgd() -> Claim:
-    """Norm of the first token's hidden state over that of others, at a rate at which SGD learns as well as it can."""
+    """Norm of the residual stream at BOS over that elsewhere, inside models of three layers that have both learned to copy."""
     return Claim(
-        statement="Trained by SGD instead of Adam, a model that learns as well has no peak of the residual stream at the first "
-        "token.",
+        statement="Trained by SGD instead of Adam, a model that has learned the task has no peak of the residual stream at the "
+        "first token.",
         source="guo2024",
         reference="Guo et al. 2024 (arXiv 2410.13835); Kaul et al. 2024 (arXiv 2410.17174)",
         published="From Adam to SGD residual peaks vanish (Guo). Kurtosis of the residual stream: Adam 140, RMSProp 70.5, SGD "
         "with momentum 5.0 (Kaul).",
         presupposes=(
-            has_massive(),
-            Part("SGD learns as well", Difference("held_out_loss", SGD.label, BASELINE), less_than=0.1),
+            learns(ADAM),
+            learns(SGD),
+            Part("there is a peak with adamw", Value("residual_peak_inside", ADAM), more_than=MASSIVE),
         ),
-        parts=(has_no_massive(SGD.label),),
-        variants=(UNCHANGED, SGD),
-        read_outs=("norms",),
+        parts=(Part("there is no peak with sgd", Value("residual_peak_inside", SGD), less_than=MASSIVE),),
+        measure=adam_and_sgd,
+        costs={"tiny": "minutes", "small": "hours", "60m": "gpu"},
     )

@@ -1,9 +1,9 @@
-"""Xiao et al. 2023, Table 6: a cache as large as the trained context is worse than one of half its size."""
+"""Xiao et al. 2023, Table 6: a larger cache does not always lower the loss."""
 
 from __future__ import annotations
 
 from sinklab.claims._streaming import COSTS, DRAWS, MODELS, LongTexts, at_scale, keep, on_checkpoint
-from sinklab.jobs.claim import Claim, Difference, Numbers, OnCheckpoint, Part
+from sinklab.jobs.claim import Claim, Numbers, OnCheckpoint, Part, Rise
 from sinklab.registry import claims
 
 __all__ = ["cache_size_not_monotone"]
@@ -23,16 +23,19 @@ def measured(texts: LongTexts) -> Numbers:
 
 @claims.register("cache_size_not_monotone")
 def cache_size_not_monotone() -> Claim:
-    """The largest cache stays inside the trained context, so that what is found is not a failure of positions."""
+    """The largest cache stays inside the trained context, so that what is found is not a failure of positions.
+
+    A model for which every step lowers the loss is no evidence against it.
+    """
     return Claim(
-        statement="A larger cache does not always lower the loss: at the size of the trained context it is higher than at "
-        "half.",
+        statement="A larger cache does not always lower the loss: there are models for which a step from an eighth of the "
+        "trained context to all of it raises it.",
         source="xiao2023",
         reference="Xiao et al. 2023 (arXiv 2309.17453), Table 6",
         published="Perplexity with caches of an eighth, a quarter, half and the whole of the trained context: Falcon-7B 13.61, "
         "12.84, 12.34, 12.84; MPT-7B 14.12, 14.25, 14.33, 14.99; Pythia-12B 13.17, 12.52, 12.08, 12.09; Llama-2-7B 9.73, 9.32, "
         "9.08, 9.59.",
-        parts=(Part("the whole is worse than half", Difference("loss", "the whole", "half"), more_than=LEAST),),
+        parts=(Part("a larger cache is worse", Rise("loss", tuple(PARTS)), more_than=LEAST, of_some=True),),
         measure=at_scale(measured),
         one_model=MODELS,
         checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),

@@ -18,7 +18,10 @@ FAILING = (
 
 @claims.register("operations_that_fail")
 def operations_that_fail() -> Claim:
-    """Divergence is what the run calls so: a loss that is no number, or twice its best and a nat above it."""
+    """Divergence is what the run calls so: a loss that is no number, or twice its best and a nat above it.
+
+    That a training fails is said of that training: so it is run with the set-up of the paper, and with no other.
+    """
     return Claim(
         statement="Training fails with elu + 1 over its row sum, with the elu kernel as it is, with the score over the size of "
         "its row sum, and with exponentials over their 2-norm.",
@@ -30,4 +33,5 @@ def operations_that_fail() -> Claim:
             Part(f"training diverges with {variant.label}", Value("diverged", variant.label), more_than=0.5)
             for variant in FAILING
         ),
+        costs={"60m": "gpu", "1b": "gpu"},
     )

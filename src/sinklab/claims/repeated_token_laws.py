@@ -110,7 +110,8 @@ def repeated_token_laws() -> Claim:
             ),
             Part("no weight exceeds the upper bound", Value("over_bound", ROTARY), less_than=1 + EXACT, proved=True),
             Part("none is below the lower bound", Value("under_bound", ROTARY), less_than=1 + EXACT, proved=True),
-            Part("learned positions break it", Value("law_error", "learned positions"), more_than=0.01, proved=True),
+            # One counterexample is a proof, so the bound is rounding alone.
+            Part("learned positions break it", Value("law_error", "learned positions"), more_than=EXACT, proved=True),
         ),
     )
 

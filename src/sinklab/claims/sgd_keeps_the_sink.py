@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from sinklab.claims._architecture import UNCHANGED, has_sink
-from sinklab.claims._sgd import SGD, SGD_FAST
-from sinklab.jobs.claim import BASELINE, Claim, Difference, Part
+from sinklab.claims._sgd import ADAM, SGD, adam_and_sgd, learns
+from sinklab.jobs.claim import Claim, Part, Value
 from sinklab.registry import claims
 
 __all__ = ["sgd_keeps_the_sink"]
 
+SINK = 0.3
+"""Mean weight on BOS from which a head has its sink there: the threshold of Gu et al. 2024; even weights have 0.1."""
+
 
 @claims.register("sgd_keeps_the_sink")
 def sgd_keeps_the_sink() -> Claim:
-    """At the rate at which SGD learns best; the faster one is recorded beside it and not judged."""
+    """The paper's own task and depth, on which SGD learns what Adam learns; of the head that copies, off triggers."""
     return Claim(
-        statement="Trained by SGD instead of Adam, a model that learns as well has a sink too.",
+        statement="Trained by SGD instead of Adam, a model that has learned the task has its sink too.",
         source="guo2024",
         reference="Guo et al. 2024 (arXiv 2410.13835)",
-        published="From Adam to SGD residual peaks vanish and sinks stay.",
+        published="From Adam to SGD residual peaks vanish and sinks stay, in models of three layers on bigram-backcopy.",
         presupposes=(
-            has_sink(),
-            Part("SGD learns as well", Difference("held_out_loss", SGD.label, BASELINE), less_than=0.1),
+            learns(ADAM),
+            learns(SGD),
+            Part("there is a sink with adamw", Value("bos_weight", ADAM), more_than=SINK),
         ),
-        parts=(has_sink(SGD.label),),
-        variants=(UNCHANGED, SGD, SGD_FAST),
-        read_outs=("sinks",),
+        parts=(Part("there is a sink with sgd", Value("bos_weight", SGD), more_than=SINK),),
+        measure=adam_and_sgd,
+        costs={"tiny": "minutes", "small": "hours", "60m": "gpu"},
     )

@@ -48,8 +48,8 @@ def trigger_relu() -> Claim:
         "is not 0, at one head as at four and sixteen.",
         presupposes=(Part("the task is learned", Extreme("max_error", TRAINED), less_than=SOLVED),),
         parts=(
-            Part("the solution is exact", Value("max_error", "solution"), less_than=EXACT),
-            Part("it gives BOS nothing", Value("bos_weight_largest", "solution"), less_than=EXACT),
+            Part("the solution is exact", Value("max_error", "solution"), less_than=EXACT, proved=True),
+            Part("it gives BOS nothing", Value("bos_weight_largest", "solution"), less_than=EXACT, proved=True),
             Part("no trained head sinks", Extreme("head_bos_weight_largest", TRAINED), less_than=SILENT),
         ),
         measure=measure,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 import math
 import re
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
@@ -43,7 +45,9 @@ __all__ = [
     "Peak",
     "Ratio",
     "ReadOut",
+    "Rise",
     "Scale",
+    "Slope",
     "Times",
     "Trend",
     "Value",
@@ -303,6 +307,54 @@ class Extreme(_Several):
 
 
 @dataclasses.dataclass(frozen=True)
+class Rise(_Several):
+    """The largest rise of a number from one variant to the next: at most 0 where it falls, or stays, throughout."""
+
+    def __post_init__(self) -> None:
+        if len(self.over) < 2:
+            raise ConfigurationError(f"a rise needs two variants or more, got {', '.join(self.over) or 'none'}")
+
+    def __call__(self, numbers: Numbers) -> float | None:
+        values = _all(numbers, self.over, self.metric)
+        return None if values is None else max(after - before for before, after in itertools.pairwise(values))
+
+    @property
+    def unit(self) -> str:
+        return _less(super().unit)
+
+    @property
+    def words(self) -> str:
+        return f"{self.metric}: largest rise from one to the next of {', '.join(self.over)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Slope(_Several):
+    """By how much a number grows with every doubling: the slope of the line of least squares over the logarithm, base 2.
+
+    Args:
+        at: what the variants differ in, such as a learning rate over that of the scale; positive, and not all the same.
+    """
+
+    at: tuple[float, ...] = dataclasses.field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        if len(self.over) != len(self.at) or min(self.at, default=0.0) <= 0 or len(set(self.at)) < 2:
+            raise ConfigurationError(f"a slope needs a positive number for each of {', '.join(self.over)}, got {self.at}")
+
+    def __call__(self, numbers: Numbers) -> float | None:
+        values = _all(numbers, self.over, self.metric)
+        return None if values is None else statistics.linear_regression([math.log2(at) for at in self.at], values).slope
+
+    @property
+    def unit(self) -> str:
+        return f"{_less(super().unit)} a doubling"
+
+    @property
+    def words(self) -> str:
+        return f"slope of {self.metric} over the logarithm of what differs in {', '.join(self.over)}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Part:
     """One sentence of a claim: an effect and the region in which it is said to lie.
 
@@ -313,6 +365,8 @@ class Part:
         less_than: upper bound of the region, itself outside.
         proved: whether it follows from definitions alone, so that one exception is an error of the proof or of the
             implementation: it holds if every seed shows it, and is no evidence about trainings.
+        of_some: whether what is claimed is that there are such models: over models one that shows it decides, and those that
+            do not refute nothing.
 
     Raises:
         ConfigurationError: no bound, or bounds with nothing between.
@@ -323,6 +377,7 @@ class Part:
     more_than: float = -math.inf
     less_than: float = math.inf
     proved: bool = False
+    of_some: bool = False
 
     def __post_init__(self) -> None:
         if math.isinf(self.more_than) and math.isinf(self.less_than):

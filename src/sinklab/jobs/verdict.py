@@ -199,9 +199,21 @@ def judge_models(parts: Sequence[Part], by_model: Mapping[str, Conclusion]) -> C
         reason = f"it is open whether what it presupposes holds for {named}, and it applies to no other model"
         return Conclusion("inconclusive", (), (), reason)
     findings = tuple(
-        _judged(part, {name: found.findings[index].mean for name, found in about.items()}) for index, part in enumerate(parts)
+        _over_models(part, {name: found.findings[index] for name, found in about.items()}) for index, part in enumerate(parts)
     )
     return _together(findings, (), "model")
+
+
+def _over_models(part: Part, by_model: Mapping[str, Finding]) -> Finding:
+    """Each model is one observation, or, where such models are said to exist, each may be the one."""
+    means = {name: finding.mean for name, finding in by_model.items()}
+    if not part.of_some:
+        return _judged(part, means)
+    values = [mean for mean in means.values() if mean is not None]
+    verdict: Verdict = "reproduced" if any(finding.verdict == "reproduced" for finding in by_model.values()) else "inconclusive"
+    if not values:
+        return Finding(part, means, None, None, None, None, verdict)
+    return Finding(part, means, statistics.fmean(values), (min(values), max(values)), "range", None, verdict)
 
 
 def _together(findings: tuple[Finding, ...], presupposed: tuple[Finding, ...], unit: str) -> Conclusion:
@@ -256,6 +268,8 @@ def _of_interval(part: Part, low: float, high: float) -> Verdict:
 
 def _open(finding: Finding, unit: str) -> str:
     """Why a part is inconclusive."""
+    if finding.part.of_some and unit == "model":
+        return f"none of {len(finding.by_seed)} models shows it, which refutes nothing: the claim is that there are such models"
     known = sum(value is not None for value in finding.by_seed.values())
     if known < SEEDS:
         lost = len(finding.by_seed) - known

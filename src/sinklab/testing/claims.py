@@ -19,6 +19,8 @@ from sinklab.jobs.claim import (
     Part,
     Peak,
     Ratio,
+    Rise,
+    Slope,
     Trend,
     Value,
 )
@@ -175,4 +177,8 @@ def _solved(effect: Effect, target: float) -> dict[tuple[str, str], float]:
     if isinstance(effect, Peak):
         last = len(effect.over) - 1
         return {(label, effect.metric): 0.0 if at in (0, last) else target for at, label in enumerate(effect.over)}
+    if isinstance(effect, Rise):
+        return {(label, effect.metric): target * at for at, label in enumerate(effect.over)}
+    if isinstance(effect, Slope):
+        return {(label, effect.metric): target * math.log2(at) for label, at in zip(effect.over, effect.at, strict=True)}
     return {}

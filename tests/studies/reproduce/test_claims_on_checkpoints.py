@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -153,6 +154,22 @@ def test_over_models_each_to_which_it_applies_is_one_observation():
     assert (few.verdict, few.reason) == ("inconclusive", "'it rises': 1 model; a verdict needs 3")
     assert judge_models((RISES,), {"without": without}).verdict == "not applicable"
     assert judge_models((RISES,), {"undecided": undecided}).verdict == "inconclusive"
+
+
+def test_that_there_are_such_models_is_shown_by_one_and_refuted_by_none():
+    some = dataclasses.replace(RISES, of_some=True)
+    shows, does_not, open_ = (
+        judge_model((some,), (), draws(loss=losses)) for losses in ((2.0, 2.1, 2.2), (0.1, 0.2, 0.3), (0.5, 1.5, 2.5))
+    )
+    assert [found.verdict for found in (shows, does_not, open_)] == ["reproduced", "not reproduced", "inconclusive"]
+    found = judge_models((some,), {"a": does_not, "b": shows, "c": open_})
+    assert (found.verdict, found.findings[0].interval) == ("reproduced", pytest.approx((0.2, 2.1)))
+    none = judge_models((some,), {"a": does_not, "b": does_not, "c": does_not, "d": open_})
+    assert (none.verdict, none.reason) == (
+        "inconclusive",
+        "'it rises': none of 4 models shows it, which refutes nothing: the claim is that there are such models",
+    )
+    assert judge_models((RISES,), {"a": does_not, "b": does_not, "c": does_not}).verdict != "reproduced"
 
 
 # --- the run ------------------------------------------------------------------------------------------------------------------

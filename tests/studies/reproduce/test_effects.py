@@ -7,7 +7,7 @@ import math
 import pytest
 
 from sinklab.errors import ConfigurationError
-from sinklab.jobs.claim import Difference, Effect, Extreme, Peak, Ratio, Trend, Value
+from sinklab.jobs.claim import Difference, Effect, Extreme, Peak, Ratio, Rise, Slope, Trend, Value
 
 NUMBERS = {"a": {"x": 1.0, "y": 4.0}, "b": {"x": 3.0}, "c": {"x": 2.0}, "d": {"x": 2.0}}
 
@@ -28,6 +28,12 @@ NUMBERS = {"a": {"x": 1.0, "y": 4.0}, "b": {"x": 3.0}, "c": {"x": 2.0}, "d": {"x
         (Trend("x", ("c", "d", "a")), -1.5 / math.sqrt(3.0)),
         (Peak("x", ("a", "b", "c")), 1.0),
         (Peak("x", ("b", "a", "c")), -2.0),
+        (Rise("x", ("a", "c", "b")), 1.0),
+        (Rise("x", ("b", "c", "a")), -1.0),
+        (Rise("x", ("c", "d", "a")), 0.0),
+        (Slope("x", ("a", "b"), at=(1.0, 4.0)), 1.0),
+        # Over -1, 0 and 1: (1.0 · -1 + 3.0 · 0 + 2.0 · 1) / 2.
+        (Slope("x", ("a", "b", "c"), at=(0.5, 1.0, 2.0)), 0.5),
         (Extreme("x", ("a", "b", "c")), 3.0),
         (Extreme("x", ("a", "b", "c"), largest=False), 1.0),
     ],
@@ -50,6 +56,8 @@ def test_equal_values_have_no_trend() -> None:
         Ratio("x", "a", "zero"),
         Trend("x", ("a", "b", "lost")),
         Peak("x", ("a", "b", "lost")),
+        Rise("x", ("a", "lost")),
+        Slope("x", ("a", "lost"), at=(1.0, 2.0)),
         Extreme("x", ("a", "lost")),
     ],
 )
@@ -60,7 +68,8 @@ def test_without_a_number_there_is_no_effect(effect: Effect) -> None:
 @pytest.mark.parametrize(
     "effect",
     [Value("x", "a"), Difference("x", "a", "b"), Difference("y", "a", "b", other="x"), Ratio("y", "a", "b", other="x")]
-    + [kind("x", ("a", "b", "c")) for kind in (Trend, Peak, Extreme)],
+    + [kind("x", ("a", "b", "c")) for kind in (Trend, Peak, Rise, Extreme)]
+    + [Slope("x", ("a", "b"), at=(1.0, 2.0))],
 )
 def test_needs_names_exactly_what_is_read(effect: Effect) -> None:
     assert effect(NUMBERS) is not None
@@ -82,5 +91,10 @@ def test_orders_that_are_none_are_refused() -> None:
         Trend("x", ("a", "b"))
     with pytest.raises(ConfigurationError, match="a peak needs three"):
         Peak("x", ("a", "b"))
+    with pytest.raises(ConfigurationError, match="a rise needs two variants or more, got a"):
+        Rise("x", ("a",))
+    for at in ((1.0,), (1.0, 1.0), (0.0, 1.0)):
+        with pytest.raises(ConfigurationError, match="a slope needs a positive number for each of a, b"):
+            Slope("x", ("a", "b"), at=at)
     with pytest.raises(ConfigurationError, match="at least one variant"):
         Extreme("x", ())
