@@ -15,7 +15,7 @@ from pathlib import Path
 import sinklab
 from sinklab.cli.commands import find_commands
 from sinklab.cli.describe import describe
-from sinklab.jobs.claim import CHECKPOINT, RECORDED, SCALES
+from sinklab.jobs.claim import CHECKPOINT, RECORDED, SCALES, folder_names
 from sinklab.registry import KINDS
 from sinklab.results.metric import Metric, catalogue, metrics_of
 from sinklab.results.sources import modules_behind
@@ -166,7 +166,7 @@ def evidence() -> str:
     cells: dict[str, dict[str, list[str]]] = {}
     for one in kept():
         record = one.record
-        link = f"(#{record['scale']}-{record['claim']})"
+        link = f"(#{one.folder.parent.name}-{record['claim']})"
         verdicts = cells.setdefault(record["claim"], {})
         if "models" not in record:
             verdicts.setdefault(_ground(record), []).append(f"[{record['verdict']}]{link}")
@@ -229,8 +229,8 @@ def claim_results() -> str:
     if not kept():
         return "No results are kept yet."
     sections = []
-    for scale in SCALES:
-        found = [one.record for one in kept() if one.record["scale"] == scale]
+    for place in (name for scale in SCALES for name in folder_names(scale)):
+        found = [one.record for one in kept() if one.folder.parent.name == place]
         if not found:
             continue
         verdicts = [record["verdict"] for record in found]
@@ -240,10 +240,10 @@ def claim_results() -> str:
         for record in found:
             row = summary_of(record)
             effect = _cell(format_effect(row["effect"], row["interval"], row["unit"])) or "–"
-            link = f"[`{row['name']}`](#{scale}-{row['name']})"
+            link = f"[`{row['name']}`](#{place}-{row['name']})"
             rows.append(f"| {link} | {row['source']} | **{row['verdict']}** | {effect} | {len(row['seeds'])} |")
         head = ["| claim | source | verdict | effect of the deciding part | seeds |", "|---|---|---|---|---|"]
-        sections.append("\n".join([f"Scale `{scale}` ({hardware}): {counts}.", "", *head, *rows]))
+        sections.append("\n".join([f"`{place}` ({hardware}): {counts}.", "", *head, *rows]))
     return "\n\n".join(sections)
 
 
@@ -266,7 +266,7 @@ def _detail(one: StoredClaim) -> str:
             )
             silent += [f"- `{model['name']}`, no verdict of its own: {model['reason']}"] if model["reason"] else []
     lines = [
-        f"### {record['scale']}: {record['claim']}",
+        f"### {one.folder.parent.name}: {record['claim']}",
         f"{record['statement']} ({record['reference']}) **{record['verdict'].capitalize()}.**",
         f"Published: {record['published']}",
         *(["\n".join(["| part | effect | claimed | found | verdict |", "|---|---|---|---|---|", *rows])] if rows else []),

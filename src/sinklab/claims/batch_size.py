@@ -22,6 +22,7 @@ def batch_size() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 4",
         published="Sink rates with steps of 0.25, 0.5, 1 and 2 million tokens: 16.45, 17.19, 18.18, 16.19.",
         variants=(HALF, UNCHANGED, DOUBLE),
+        bases=("no-bos", "bos"),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=tuple(

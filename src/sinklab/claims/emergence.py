@@ -23,6 +23,7 @@ def emergence() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 4",
         published="The sink appears between 1,000 and 2,000 of 20,000 steps and grows from there to a rate of 18.18.",
         variants=(UNCHANGED,),
+        bases=("no-bos", "bos"),
         read_outs=("training",),
         parts=(
             Part("there is none before the first step", Value("sink_rate_start", BASE), less_than=NOTHING),

@@ -31,6 +31,7 @@ def equal_learning_rate_times_steps() -> Claim:
         published="Sink rates and losses: 23.44 and 3.79 at 8e-4 for 10,000 steps, 18.18 and 3.73 at 4e-4 for 20,000, 16.81 "
         "and 3.68 at 2e-4 for 40,000, 6.29 and 3.67 at 1e-4 for 80,000.",
         variants=(LARGE, SMALL),
+        bases=("no-bos", "bos"),
         read_outs=("sinks",),
         presupposes=(
             Part(

@@ -20,6 +20,7 @@ def feed_forward() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Sink rates: ReLU 16.90, GELU 14.76, Swish 17.89, ReGLU 13.88, GeGLU 17.86, SwiGLU 18.18.",
         variants=(UNCHANGED, *(Variant(name, {"model.feed_forward": name}) for name in ACTIVATIONS)),
+        bases=("no-bos", "bos"),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=tuple(has_sink(name) for name in ACTIVATIONS),

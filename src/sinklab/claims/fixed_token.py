@@ -19,8 +19,8 @@ METRICS_AT = ("sink_rate", "sink_rate_1", "sink_rate_2")
 
 def fixed(position: int) -> Variant:
     """The variant in which every row holds :data:`TOKEN` at a position, counted from 0, and has no BOS."""
-    changes = {"data.bos": "none", "data.fixed_position": position, "data.fixed_token": TOKEN}
-    return Variant(f"fixed_{ORDINALS[position]}", changes)
+    changes = {"data.fixed_position": position, "data.fixed_token": TOKEN, "data.random_positions": None}
+    return Variant(f"fixed_{ORDINALS[position]}", {"data.bos": "none", **changes})
 
 
 FIXED = tuple(fixed(position) for position in range(len(ORDINALS)))
@@ -37,6 +37,7 @@ def fixed_token() -> Claim:
         published="Sink rates of the first three tokens: 74.11, 0, 0 with the first fixed; 0, 69.03, 0 with the second; 0, 0, "
         "69.64 with the third.",
         variants=FIXED,
+        bases=("no-bos",),
         read_outs=("sinks",),
         parts=(
             *(has_sink(FIXED[at].label, METRICS_AT[at]) for at in places),

@@ -19,6 +19,7 @@ def fixed_value_of_bias() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), table 5",
         published="Rates of the bias and of the first token: length 0 73.34 and 0.00, 5 44.43 and 3.71, 20 1.51 and 25.88.",
         variants=(UNCHANGED, KEY_BIAS, SHORT_VALUE, LONG_VALUE),
+        bases=("no-bos", "bos"),
         read_outs=("sinks",),
         presupposes=(has_sink(), has_sink(zero, "sink_rate_star")),
         parts=(

@@ -34,6 +34,7 @@ def inputs_by_position() -> Claim:
         published="GPT2-XL, which learns positions: natural 77.00, random 70.29, repeated 62.28; LLaMA3-8B 99.02, 91.23, 0.00. "
         "That the three other schemes lose it is derived, not measured.",
         variants=(UNCHANGED, LEARNED, *OTHERS),
+        bases=("no-bos", "bos"),
         read_outs=("sinks", "inputs"),
         checkpoint=OnCheckpoint(
             label=LEARNED.label,

@@ -23,6 +23,7 @@ def inputs_with_rotary_positions() -> Claim:
         published="Natural, random, repeated: LLaMA2-7B 92.47, 90.13, 0.00; LLaMA3-8B 99.02, 91.23, 0.00; Mistral-7B 97.49, "
         "75.21, 0.00.",
         variants=(UNCHANGED, ROTARY),
+        bases=("no-bos", "bos"),
         read_outs=("sinks", "inputs"),
         checkpoint=OnCheckpoint(label=ROTARY.label, not_about=not_rotary),
         presupposes=(has_sink(ROTARY.label),),

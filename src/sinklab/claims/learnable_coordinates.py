@@ -24,6 +24,7 @@ def learnable_coordinates() -> Claim:
         published="Rates of the bias and of the first token: 1 coordinate 32.18 and 4.74, 8 31.39 and 4.54, 64 69.19 and 0.04; "
         "all 73.34 and 0.00; no bias 18.18 on the first token.",
         variants=(UNCHANGED, KEY_BIAS, *FEW),
+        bases=("no-bos", "bos"),
         read_outs=("sinks",),
         presupposes=(has_sink(), has_sink(KEY_BIAS.label, "sink_rate_star")),
         parts=(

@@ -23,6 +23,7 @@ def learning_rate() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), table 9",
         published="Sink rates after 20,000 steps: 2.90 at a rate of 1e-4, 11.21 at 2e-4, 18.18 at 4e-4, 32.23 at 8e-4.",
         variants=(QUARTER, UNCHANGED, DOUBLE),
+        bases=("no-bos", "bos"),
         read_outs=("sinks",),
         presupposes=(Part("one of the rates gives a sink", Extreme("sink_rate", ALL), more_than=SINK),),
         parts=(

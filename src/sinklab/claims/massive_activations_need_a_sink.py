@@ -29,6 +29,7 @@ def massive_activations_need_a_sink() -> Claim:
         published="At a billion parameters |h_1| over the mean of others peaks at 23 with softmax and stays at 1.0 to 1.5 with "
         "sigmoid; absent with key and key-value biases, present with value biases; back as the fixed value grows.",
         variants=(UNCHANGED, KEY_BIAS, KEY_VALUE_BIAS, SIGMOID, VALUE_BIAS, LONG_VALUE),
+        bases=("no-bos", "bos"),
         read_outs=("norms",),
         presupposes=(has_massive(),),
         parts=(

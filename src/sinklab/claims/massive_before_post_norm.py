@@ -36,6 +36,7 @@ def massive_before_post_norm() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Massive activations exist before the post-norm; no number is given.",
         variants=(UNCHANGED, POST_NORM),
+        bases=("no-bos", "bos"),
         read_outs=("sinks", "norms", norm_inputs),
         presupposes=(has_massive(), has_sink(POST_NORM.label)),
         parts=(

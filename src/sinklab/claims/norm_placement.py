@@ -18,6 +18,7 @@ def norm_placement() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Sink rate 13.54 under post-norm, 18.18 under pre-norm.",
         variants=(UNCHANGED, POST_NORM),
+        bases=("no-bos", "bos"),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=(has_sink(POST_NORM.label),),

@@ -21,6 +21,7 @@ def number_of_heads() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Sink rates: 8 heads 18.18, 4 heads 10.68, 2 heads 12.95, 1 head 19.50.",
         variants=(UNCHANGED, Variant("1 head", one), Variant("2 heads", two), Variant("4 heads", four)),
+        bases=("no-bos", "bos"),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=(has_sink("1 head"), has_sink("2 heads"), has_sink("4 heads")),

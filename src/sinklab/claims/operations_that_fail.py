@@ -29,6 +29,7 @@ def operations_that_fail() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Training failed in all four, at 60 million parameters and 20,000 steps.",
         variants=FAILING,
+        bases=("no-bos", "bos"),
         parts=tuple(
             Part(f"training diverges with {variant.label}", Value("diverged", variant.label), more_than=0.5)
             for variant in FAILING

@@ -26,6 +26,7 @@ def other_kernels() -> Claim:
         published="Sink rates: elu + 1 of the score 0.80, the score itself 0.00, MLP kernel 0.74; elu kernel over its row sum "
         "53.65; softmax 18.18.",
         variants=(UNCHANGED, ELU, IDENTITY, MLP, ELU_KERNEL),
+        bases=("no-bos", "bos"),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=(

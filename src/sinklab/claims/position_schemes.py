@@ -31,6 +31,7 @@ def position_schemes() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), table 3",
         published="Sink rates: none 20.35, sinusoid 32.73, learned 33.13, relative 35.53, ALiBi 20.78, rotary 18.18.",
         variants=(UNCHANGED, *(position(label, name) for label, name in SCHEMES.items())),
+        bases=("no-bos", "bos"),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=tuple(has_sink(label) for label in SCHEMES),

@@ -81,6 +81,7 @@ def prefix_lm() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 6",
         published="With a prefix of 5, each row has a sink rate of 19 to 24 on one of the five tokens, and none on the others.",
         variants=(UNCHANGED, PREFIX),
+        bases=("no-bos",),
         read_outs=("sinks", prefix_rates),
         presupposes=(has_sink(),),
         parts=(

@@ -11,7 +11,7 @@ __all__ = ["NO_BOS", "random_first_tokens"]
 LEAST = 3.0
 """Points of difference that count as one; those published are 9 and 12."""
 
-NO_BOS = Variant("no_bos", {"data.bos": "none"})
+NO_BOS = Variant("no_bos", {"data.bos": "none", "data.random_positions": None})
 """What is compared with; nothing is changed where rows have no BOS anyway."""
 
 ONE = Variant("random_first", {"data.bos": "none", "data.random_positions": (0, 1)})
@@ -28,6 +28,7 @@ def random_first_tokens() -> Claim:
         published="Sink rate of the first token 18.18 with ordinary rows and 27.03 with one random token; 1.98 with two, and "
         "14.08 of the second token.",
         variants=(NO_BOS, ONE, TWO),
+        bases=("no-bos",),
         read_outs=("sinks",),
         presupposes=(
             Part(

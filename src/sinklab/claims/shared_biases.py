@@ -22,6 +22,7 @@ def shared_biases() -> Claim:
         published="Rates of the bias and of the first token: key bias shared 68.31 and 0.23, of each head 73.34 and 0.00; "
         "key-value bias shared 56.61 and 12.44, of each head 72.76 and 0.04.",
         variants=(UNCHANGED, KEY_VALUE_BIAS, SHARED_KEY, SHARED_BOTH),
+        bases=("no-bos", "bos"),
         read_outs=("sinks",),
         presupposes=(has_sink(), has_sink(KEY_VALUE_BIAS.label, "sink_rate_star")),
         parts=(

@@ -21,6 +21,7 @@ def sigmoid_has_no_sink() -> Claim:
         published="Sink rate and validation loss: softmax 18.18 and 3.73, sigmoid 0.44 and 3.70, normalised sigmoid 30.24 and "
         "3.74.",
         variants=(UNCHANGED, SIGMOID, NORMALISED),
+        bases=("no-bos", "bos"),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=(

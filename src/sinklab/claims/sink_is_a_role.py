@@ -16,7 +16,10 @@ POINTS = 5.0
 SHARE = 0.05
 """Of a row, by which the moved token must exceed the first position."""
 
-OTHER = Variant("another token fixed_second", {"data.bos": "none", "data.fixed_position": 1, "data.fixed_token": TOKEN + 1})
+OTHER = Variant(
+    "another token fixed_second",
+    {"data.bos": "none", "data.fixed_position": 1, "data.fixed_token": TOKEN + 1, "data.random_positions": None},
+)
 
 
 def _moved(label: str, position: int) -> Part:
@@ -42,6 +45,7 @@ def sink_is_a_role() -> Claim:
         published="With a token fixed at the second or third position, the sink rate there is 69 or 70 %, and 0 at the first.",
         parts=(_moved(FIXED[1].label, 1), _moved(FIXED[2].label, 2), _moved(OTHER.label, 1)),
         variants=(FIXED[1], FIXED[2], OTHER),
+        bases=("no-bos",),
         read_outs=("sinks",),
         checkpoint=OnCheckpoint(
             measure=moved,

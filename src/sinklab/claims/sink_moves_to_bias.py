@@ -33,6 +33,7 @@ def sink_moves_to_bias() -> Claim:
         published="Rates of the bias and of the first token: sink token 74.12 and 0.00, key-value bias 72.76 and 0.04, "
         "key bias 73.34 and 0.00; first token with a value bias 17.53, without any 18.18.",
         variants=(UNCHANGED, *TAKING, VALUE_BIAS),
+        bases=("no-bos", "bos"),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=(

@@ -21,6 +21,7 @@ def softmax_scale() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Sink rates: rows that sum to 2 29.10, to 1 18.18, to 0.2 9.41, to 0.1 3.59, to 0.05 4.53.",
         variants=(UNCHANGED, SMALL, LARGE),
+        bases=("no-bos", "bos"),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=(

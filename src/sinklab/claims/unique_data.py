@@ -48,6 +48,7 @@ def unique_data() -> Claim:
         published="Of 5 billion down to 50 million unique tokens at the same steps, the sink rate is below 1 with 100 million "
         "and less, and 18.18 with all.",
         variants=(UNCHANGED, FEW, FEWEST),
+        bases=("no-bos", "bos"),
         read_outs=("sinks", overfitting),
         presupposes=(has_sink(),),
         parts=(

@@ -34,6 +34,7 @@ def weight_decay() -> Claim:
         published="Sink rates: decay 0 15.20, 0.001 15.39, 0.01 15.23, 0.1 18.18, 0.5 41.08, 1 37.71, 2 6.13, 5 0.01; the loss "
         "rises from 3.72 to 5.24.",
         variants=(NONE, UNCHANGED, ONE, TEN),
+        bases=("no-bos", "bos"),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=(

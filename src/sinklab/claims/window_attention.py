@@ -103,6 +103,7 @@ def window_attention() -> Claim:
         published="With a context of 2,048 tokens, queries that see the first token of the text have their sink on it, later "
         "ones have none on the first inside the window, and windows below about 256 tokens have no clear sink.",
         variants=(UNCHANGED, LARGE, SMALL),
+        bases=("no-bos", "bos"),
         read_outs=("sinks", excess_weights),
         presupposes=(has_sink(),),
         parts=(

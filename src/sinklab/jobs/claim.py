@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BASELINE",
+    "BASES",
     "CHECKPOINT",
     "COSTS",
     "RECORDED",
     "SCALES",
     "TRAINED_COSTS",
+    "Base",
     "Changes",
     "Claim",
     "Cost",
@@ -52,6 +54,9 @@ __all__ = [
     "Trend",
     "Value",
     "Variant",
+    "bases_at",
+    "folder_name",
+    "folder_names",
 ]
 
 Scale = Literal["tiny", "small", "60m", "1b"]
@@ -61,7 +66,36 @@ CHECKPOINT = "checkpoint"
 """In the place of a scale: nothing is trained, and claims are measured on models as they are."""
 
 RECORDED = (*SCALES, CHECKPOINT)
-"""What a record may have for its scale, which is the folder that it lies in."""
+"""What a record may have for its scale."""
+
+Base = Literal["bos", "no-bos"]
+BASES: Mapping[Scale, tuple[Base, ...]] = {
+    "tiny": ("bos", "no-bos"),
+    "small": ("bos",),
+    "60m": ("no-bos",),
+    "1b": ("no-bos",),
+}
+"""What the rows of a scale's models begin with: BOS, which is a place to rest in every row, or nothing of the kind.
+
+With BOS, a bias that could take the sink is not needed; so what a paper found without BOS is tested without.
+"""
+
+
+def bases_at(scale: Scale, bases: Sequence[Base] = ()) -> tuple[Base, ...]:
+    """Those of a claim's bases that a scale has, in their order; where it has none of them, the first of the scale."""
+    return tuple(base for base in bases if base in BASES[scale]) or BASES[scale][:1]
+
+
+def folder_name(scale: str, base: str | None, own: str | None) -> str:
+    """The folder in which the result of a claim lies: the scale, with the base where that is not the claim's own."""
+    return scale if base == own else f"{scale}-{base}"
+
+
+def folder_names(scale: str) -> tuple[str, ...]:
+    """Every folder in which results of a scale, or of :data:`CHECKPOINT`, may lie."""
+    there = next((bases for known, bases in BASES.items() if known == scale), ())
+    return (scale, *(folder_name(scale, base, None) for base in there if len(there) > 1))
+
 
 Cost = Literal["seconds", "minutes", "hours", "gpu"]
 COSTS: tuple[Cost, ...] = ("seconds", "minutes", "hours", "gpu")
@@ -481,6 +515,8 @@ class Claim:
         read_outs: what is read from every trained model: names from ``sinklab/read_outs``, or functions.
         measure: numbers from elsewhere.
         costs: scale to cost class. At scales that are not named the claim cannot be run; by default those of pre-training.
+        bases: on which bases it is run, where a scale has several: first the one that is as in the source, which gives the
+            verdict, then others to compare with.
         one_model: scale to the name of the model that is measured there, where a seed draws texts for it and trains nothing: a
             verdict is then about this model, and says so.
         evidence: scale to a remark about the result there that other numbers support; never a guess.
@@ -500,6 +536,7 @@ class Claim:
     read_outs: tuple[str | ReadOut, ...] = ()
     measure: Measure | None = None
     costs: Mapping[Scale, Cost] = dataclasses.field(default_factory=lambda: dict(TRAINED_COSTS))
+    bases: tuple[Base, ...] = ("bos",)
     one_model: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
     evidence: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
     checkpoint: OnCheckpoint | None = None
@@ -517,6 +554,11 @@ class Claim:
             problem = f"two variants have one label: {', '.join(labels)}"
         elif not self.costs:
             problem = "has no costs, so no scale to run at"
+        elif not self.bases or len(set(self.bases)) < len(self.bases) or not set(self.bases) <= set(BASES["tiny"]):
+            known = ", ".join(BASES["tiny"])
+            problem = f"bases are {', '.join(self.bases) or 'none'}; expected one or more of {known}, each once"
+        elif len(self.bases) > 1 and self.measure is not None:
+            problem = "measures by itself, which no base decides, and names several bases"
         else:
             for variant in self.variants:
                 if variant.after is not None and variant.after not in labels:

@@ -75,7 +75,8 @@ def draw_claim(record: ClaimRecord, table: pd.DataFrame) -> Figure:
     top = 1 - 0.14 / total
     figure.text(0.02, top, "\n".join(title), va="top", fontsize=11, color=INK, linespacing=1.35)
     verdict = record["verdict"]
-    below = f"{record['reference']} · scale {record['scale']} · {len(record['seeds'])} seeds"
+    on = {"bos": ", BOS in rows", "no-bos": ", no BOS"}.get(record.get("base") or "", "")
+    below = f"{record['reference']} · scale {record['scale']}{on} · {len(record['seeds'])} seeds"
     at = top - (0.24 * len(title) + 0.05) / total
     figure.text(0.02, at, verdict, va="top", fontsize=10, color=VERDICT_COLOURS[verdict], weight="bold")
     figure.text(0.98, at, below, va="top", ha="right", fontsize=9, color=SOFT)

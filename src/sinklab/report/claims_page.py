@@ -27,7 +27,7 @@ def write_claims_page(results: Sequence[tuple[Path, ClaimRecord]], path: Path) -
     context = {
         "title": "What became of the claims",
         "counts": {verdict: count for verdict, count in counts.items() if count},
-        "results": [(record, _image(folder / "figure.png")) for folder, record in results],
+        "results": [(folder.parent.name, record, _image(folder / "figure.png")) for folder, record in results],
         "words": effect_words,
         "models": list(dict.fromkeys(model["name"] for _, record in results for model in record.get("models", ()))),
         "model_effect": _effect_of,

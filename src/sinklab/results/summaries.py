@@ -394,6 +394,7 @@ class ClaimRecord(Judged):
     reference: str
     published: str
     scale: str
+    base: NotRequired[str | None]
     cost: str
     reason: str
     created: str

@@ -23,6 +23,7 @@ from sinklab.jobs.claim import (
     Slope,
     Trend,
     Value,
+    bases_at,
 )
 from sinklab.jobs.verdict import judge_part
 from sinklab.registry import read_outs
@@ -78,10 +79,11 @@ def _words(check: Checks, claim: Claim) -> None:
 
 def _configurations(check: Checks, claim: Claim) -> None:
     for scale in claim.costs:
-        try:
-            make_cells(claim.variants, scale, (0,))
-        except ConfigurationError as error:
-            check.require(False, "variants", f"valid configurations at scale {scale}", first_line(error))
+        for base in bases_at(scale, claim.bases):
+            try:
+                make_cells(claim.variants, scale, (0,), base)
+            except ConfigurationError as error:
+                check.require(False, "variants", f"valid configurations at scale {scale}, base {base}", first_line(error))
 
 
 def _produced(check: Checks, claim: Claim) -> set[str] | None:

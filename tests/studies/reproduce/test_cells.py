@@ -8,7 +8,7 @@ import pytest
 
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.cell import read_plan
-from sinklab.jobs.claim import BASELINE, Times, Variant
+from sinklab.jobs.claim import BASELINE, Times, Variant, bases_at, folder_names
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.studies.reproduce.cells import configure, make_cells, open_store, resolved_changes, train_cells
 from sinklab.studies.reproduce.scales import base_config
@@ -44,6 +44,25 @@ def test_changes_may_follow_the_scale() -> None:
     quarter = Variant("window", lambda base: {"model.window": base.model.max_position_embeddings // 4})
     assert make_cells([quarter], "tiny", [0])["window", 0].config.model.window == 16
     assert make_cells([quarter], "60m", [0])["window", 0].config.model.window == 512
+
+
+def test_a_base_without_bos_has_a_random_token_in_its_place() -> None:
+    (plain,), (other,) = (make_cells([Variant(BASELINE)], "tiny", [0], base).values() for base in ("bos", "no-bos"))
+    assert plain.name == make_cells([Variant(BASELINE)], "tiny", [0])[BASELINE, 0].name
+    assert other.name.startswith("no-bos-")
+    assert (plain.config.data.bos, plain.config.data.random_positions) == ("rows", None)
+    assert (other.config.data.bos, other.config.data.random_positions) == ("none", (0, 1))
+    assert other.config.model == plain.config.model
+    assert make_cells([Variant(BASELINE)], "60m", [0], "no-bos")[BASELINE, 0].name.startswith("baseline-")
+
+
+def test_a_scale_has_the_bases_of_a_claim_or_what_it_has() -> None:
+    assert bases_at("tiny", ("no-bos", "bos")) == ("no-bos", "bos")
+    assert bases_at("small", ("no-bos",)) == ("bos",)
+    assert bases_at("60m", ("bos", "no-bos")) == ("no-bos",)
+    assert folder_names("tiny") == ("tiny", "tiny-bos", "tiny-no-bos")
+    assert folder_names("60m") == ("60m",)
+    assert folder_names("checkpoint") == ("checkpoint",)
 
 
 def test_an_operation_is_replaced_whole() -> None:

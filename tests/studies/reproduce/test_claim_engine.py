@@ -17,6 +17,7 @@ from sinklab.results import sources
 from sinklab.results.table import read_run, read_table
 from sinklab.studies.reproduce import engine, work
 from sinklab.studies.reproduce.engine import plan_runs, reproduce
+from sinklab.studies.reproduce.kept import read_results
 from sinklab.studies.reproduce.work import Measurement, Reading, name_of, run_missing, sources_of
 
 CALLS: list[int] = []
@@ -88,6 +89,26 @@ def test_what_is_there_is_kept_and_seeds_may_be_added(claims: dict[str, Claim], 
     (found,) = reproduce(["made_up"], seeds=[0, 1, 2, 3], out=tmp_path, progress=False)
     assert CALLS == [0, 1, 2, 3]
     assert len(found.summary["parts"][0]["by_seed"]) == 4
+
+
+def test_the_result_on_the_base_of_the_source_is_that_of_the_claim(claims: dict[str, Claim], tmp_path, monkeypatch) -> None:
+    variants, given = (Variant("baseline"),), {"seeds": [0], "out": tmp_path, "progress": False}
+    part = Part("it is learned", Value("held_out_loss", "baseline"), less_than=2.0)
+    claims["both"] = made_up(measure=None, evidence={}, variants=variants, parts=(part,), bases=("no-bos", "bos"))
+    monkeypatch.setattr(work, "train_cells", lambda *_, **__: {})
+    (own,) = reproduce(["both"], **given)
+    (other,) = reproduce(["both"], base="bos", **given)
+    assert (own.folder, own.record["base"]) == (tmp_path / "tiny" / "both", "no-bos")
+    assert (other.folder, other.record["base"]) == (tmp_path / "tiny-bos" / "both", "bos")
+    assert own.record["config"]["data"]["bos"] == "none"
+    assert other.record["config"]["data"]["bos"] == "rows"
+    cells = [result.record["conditions"]["baseline"]["cells"]["0"] for result in (own, other)]
+    assert cells[0] != cells[1]
+    assert [kept.record["base"] for kept in read_results(tmp_path)] == ["no-bos", "bos"]
+    (measured,) = reproduce(["made_up"], **given)
+    assert measured.record["base"] is None
+    with pytest.raises(ConfigurationError, match="'made_up' is run on bos at scale tiny, and `base` is 'no-bos'"):
+        reproduce(["made_up"], base="no-bos", **given)
 
 
 def test_what_other_code_has_measured_is_measured_again(claims: dict[str, Claim], tmp_path: Path) -> None:
@@ -170,6 +191,8 @@ def test_what_cannot_be_run_is_refused(
         ({"reference": "somebody said so"}, "names no 'arXiv NNNN.NNNNN'"),
         ({"measure": None}, "has neither variants nor measure"),
         ({"costs": {}}, "has no costs"),
+        ({"bases": ("bos", "bos")}, "bases are bos, bos; expected one or more of bos, no-bos, each once"),
+        ({"bases": ("no-bos", "bos")}, "measures by itself, which no base decides, and names several bases"),
     ],
 )
 def test_claims_that_say_nothing_are_refused(changes: dict[str, Any], message: str) -> None:

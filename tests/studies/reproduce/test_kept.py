@@ -15,9 +15,10 @@ def test_newest_first_and_nothing_but_claims(tmp_path):
     write_claim(tmp_path / "tiny" / "older", created="2026-01-01T00:00:00+00:00")
     write_claim(tmp_path / "small" / "newer", created="2026-01-02T00:00:00+00:00")
     write_claim(tmp_path / "tiny" / "same_day", created="2026-01-01T00:00:00+00:00")
+    write_claim(tmp_path / "tiny-bos" / "oldest", created="2025-01-01T00:00:00+00:00", scale="tiny", base="bos")
     (tmp_path / "runs" / "tiny").mkdir(parents=True)
     (tmp_path / "runs" / "tiny" / "run.json").write_text("{}")
-    assert [kept.record["claim"] for kept in read_results(tmp_path)] == ["newer", "older", "same_day"]
+    assert [kept.record["claim"] for kept in read_results(tmp_path)] == ["newer", "older", "same_day", "oldest"]
     assert read_results(tmp_path / "nowhere") == []
 
 
@@ -27,7 +28,7 @@ def test_the_effect_is_that_of_the_part_that_decides(tmp_path):
     assert deciding_part(record)["says"] == "what nobody measured"
     record = write_claim(tmp_path / "tiny" / "two", parts=PARTS[:2])
     assert summary_of(record) == {
-        "name": "two", "source": "gu2024", "scale": "tiny", "verdict": "reproduced", "effect": -30.5,
+        "name": "two", "source": "gu2024", "scale": "tiny", "base": None, "verdict": "reproduced", "effect": -30.5,
         "interval": record["parts"][0]["interval"], "unit": "points", "seeds": [0, 1, 2],
         "created": "2026-01-01T00:00:00+00:00", "hardware": "cpu, made up, 2 cores",
     }  # fmt: skip

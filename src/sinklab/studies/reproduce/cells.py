@@ -12,7 +12,7 @@ from typing import Any
 
 from sinklab.errors import ConfigurationError, SinklabError
 from sinklab.jobs.cell import PLAN, SweepPlan, read_plan
-from sinklab.jobs.claim import Changes, Scale, Times, Variant
+from sinklab.jobs.claim import Base, Changes, Scale, Times, Variant, bases_at
 from sinklab.jobs.driver import check_machine, prepare_texts, run_waiting
 from sinklab.jobs.grid import Cell, short_label
 from sinklab.results.folder import FolderLock
@@ -58,16 +58,20 @@ def resolved_changes(base: PretrainingConfig, variant: Variant) -> dict[str, obj
     return changed
 
 
-def make_cells(variants: Iterable[Variant], scale: Scale, seeds: Sequence[int]) -> dict[tuple[str, int], Cell]:
+def make_cells(
+    variants: Iterable[Variant], scale: Scale, seeds: Sequence[int], base: Base | None = None
+) -> dict[tuple[str, int], Cell]:
     """Label and seed to the cell that is trained for it; equal configurations give cells of one name.
 
     Args:
         variants: of one claim, so that labels are unique.
+        base: of those that the scale has; by default its first.
 
     Raises:
         ConfigurationError: as :func:`configure`, or variants that start after each other in a circle.
     """
-    base, by_label = base_config(scale), {variant.label: variant for variant in variants}
+    of_scale, by_label = base_config(scale, base), {variant.label: variant for variant in variants}
+    other = None if base == bases_at(scale)[0] else base
     cells: dict[tuple[str, int], Cell] = {}
 
     def cell_of(label: str, seed: int, above: tuple[str, ...] = ()) -> Cell:
@@ -75,10 +79,10 @@ def make_cells(variants: Iterable[Variant], scale: Scale, seeds: Sequence[int]) 
             raise ConfigurationError(f"variants start after each other in a circle: {', '.join((*above, label))}")
         if (label, seed) not in cells:
             variant = by_label[label]
-            config = _with_seed(configure(base, variant), seed)
+            config = _with_seed(configure(of_scale, variant), seed)
             before = None if variant.after is None else cell_of(variant.after, seed, (*above, label)).name
-            settings = resolved_changes(base, variant)
-            cells[label, seed] = Cell(_name(settings, seed, config, before), settings, config, before)
+            settings = resolved_changes(of_scale, variant)
+            cells[label, seed] = Cell(_name(settings, seed, config, before, other), settings, config, before)
         return cells[label, seed]
 
     for seed in seeds:  # the first seed of all variants first: a look at the whole before it is finished
@@ -143,9 +147,10 @@ def _with_seed(config: PretrainingConfig, seed: int) -> PretrainingConfig:
     return PretrainingConfig.parse(fields)
 
 
-def _name(settings: Mapping[str, Any], seed: int, config: PretrainingConfig, before: str | None) -> str:
-    """Folder of a cell: what is changed, in words, and a hash of all that decides its numbers."""
-    words = [f"{short_label(path)}={json.dumps(value)}" for path, value in settings.items()]
+def _name(settings: Mapping[str, Any], seed: int, config: PretrainingConfig, before: str | None, other: Base | None) -> str:
+    """Folder of a cell: what is other than in the first base of the scale, and a hash of all that decides its numbers."""
+    words = [] if other is None else [other]
+    words += [f"{short_label(path)}={json.dumps(value)}" for path, value in settings.items()]
     text = re.sub(r"[^\w.+=-]+", "-", ",".join(words)).strip("-")[:NAME_LENGTH] or "baseline"
     key = hash_key([config.model_dump(mode="json"), before])[:10]
     return f"{text}-seed{seed}-{key}"

@@ -6,10 +6,10 @@ import difflib
 import json
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sinklab.errors import UnknownNameError
-from sinklab.jobs.claim import CHECKPOINT, RECORDED
+from sinklab.jobs.claim import CHECKPOINT, RECORDED, Scale, bases_at
 from sinklab.registry import claims as registered
 from sinklab.results.folder import default_out
 from sinklab.results.run import Listing
@@ -81,9 +81,18 @@ def _last_verdicts(folder: Path | None, scale: str) -> tuple[dict[str, KeptVerdi
     place = folder or default_out("sinklab-claims")
     found = [summary_of(kept.record) for kept in read_results(place)]
     if found or folder is not None:
-        return {row["name"]: row for row in reversed(found) if row["scale"] == scale}, str(place)
+        return {row["name"]: row for row in reversed(found) if row["scale"] == scale and _own(row)}, str(place)
     record = json.loads((resources.files("sinklab.claims") / "record.json").read_text(encoding="utf-8"))
-    return {row["name"]: row for row in reversed(record) if row["scale"] == scale}, "the results that come with sinklab"
+    return {
+        row["name"]: row for row in reversed(record) if row["scale"] == scale and _own(row)
+    }, "the results that come with sinklab"
+
+
+def _own(row: KeptVerdict) -> bool:
+    """Whether a result is about the base of the claim's source, whose verdict is that of the claim."""
+    if row["base"] is None or row["name"] not in registered:
+        return True
+    return row["base"] == bases_at(cast(Scale, row["scale"]), stated(row["name"]).bases)[0]
 
 
 def _row(claim: Stated, result: KeptVerdict | None, scale: str) -> ListedClaim:

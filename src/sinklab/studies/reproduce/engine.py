@@ -14,7 +14,7 @@ from rich.console import RenderableType
 
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.cell import SweepPlan
-from sinklab.jobs.claim import SCALES, Claim, Numbers, Scale
+from sinklab.jobs.claim import SCALES, Base, Claim, Numbers, Scale, bases_at, folder_name
 from sinklab.jobs.grid import Cell
 from sinklab.jobs.verdict import Conclusion, judge
 from sinklab.results.environment import environment
@@ -43,24 +43,42 @@ SECONDS_OF_A_TINY_CELL = 35
 
 @dataclasses.dataclass(frozen=True)
 class _Request:
-    """A claim with the cells it needs."""
+    """A claim with the base it is run on and the cells it needs."""
 
     name: str
     claim: Claim
+    scale: Scale
+    base: Base
     cells: dict[tuple[str, int], Cell]
+
+    @property
+    def runnable(self) -> bool:
+        """Whether the scale can express the claim."""
+        return self.scale in self.claim.costs
+
+    @property
+    def shown_base(self) -> Base | None:
+        """The base that its result is about; ``None`` where it trains nothing."""
+        return self.base if self.claim.variants else None
+
+    @property
+    def folder(self) -> str:
+        """Where its result lies, below the output directory."""
+        return f"{folder_name(self.scale, self.base, bases_at(self.scale, self.claim.bases)[0])}/{self.name}"
 
     @property
     def read_outs(self) -> list[str]:
         return [name_of(self.name, read_out) for read_out in self.claim.read_outs]
 
-    def measured(self, seed: int, scale: Scale, out: Path) -> Measurement:
-        return Measurement(out / "measured" / scale, self.name, seed, scale)
+    def measured(self, seed: int, out: Path) -> Measurement:
+        return Measurement(out / "measured" / self.scale, self.name, seed, self.scale)
 
 
 def reproduce(
     names: Sequence[str],
     *,
     scale: Scale = "tiny",
+    base: Base | None = None,
     seeds: Sequence[int] = (0, 1, 2),
     out: Path = Path("sinklab-claims"),
     jobs: int | None = None,
@@ -72,11 +90,13 @@ def reproduce(
     """Run claims, or go on with them, and judge them.
 
     ``out`` gets ``runs/SCALE``, a store of trained models that all claims share and that only grows, and for every claim
-    ``SCALE/CLAIM`` with ``table.parquet`` and ``run.json``. What has been trained, read out or measured before is kept: a run
-    that was interrupted, claims and seeds that are added cost what is missing.
+    ``SCALE/CLAIM`` with ``table.parquet`` and ``run.json``; on another base than its own, ``SCALE-BASE/CLAIM``. What has been
+    trained, read out or measured before is kept: a run that was interrupted, claims and seeds that are added cost what is
+    missing.
 
     Args:
         names: from ``sinklab list claims``; at least one.
+        base: what the rows of the models begin with; by default for every claim what they do in its source.
         seeds: of initialisation, data and measurements; three or more for a verdict.
         jobs, ray, retries: as in :func:`~sinklab.studies.reproduce.reproduce.reproduce`. Read-outs stay on this machine.
         cache: directory of encoded text; with ``ray`` it is ``out/cache`` by default.
@@ -87,7 +107,8 @@ def reproduce(
 
     Raises:
         UnknownNameError: no claim of a name.
-        ConfigurationError: no claims, seeds twice or none, no such scale, or a machine that cannot run a cell.
+        ConfigurationError: no claims, seeds twice or none, no such scale, a claim that is not run on the base, or a machine
+            that cannot run a cell.
         InputError: a text or a directory that cannot be used, or another process that runs one of the claims there. Claims that
             are not the same may be run by several, which share what they train.
         KeyboardInterrupt: after running trainings have stopped with a checkpoint.
@@ -96,17 +117,15 @@ def reproduce(
         raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
     out = out.expanduser().absolute()
     cache = (cache or (out / "cache" if ray is not None else default_cache())).expanduser().absolute()
-    requests = _requests(names, scale, seeds)
-    runnable = [request for request in requests if scale in request.claim.costs]
+    requests = _requests(names, scale, seeds, base)
+    runnable = [request for request in requests if request.runnable]
     cells = {cell.name: cell for request in runnable for cell in request.cells.values()}
     read = [(cell.name, read_out) for request in runnable for cell in request.cells.values() for read_out in request.read_outs]
-    measurements = [
-        request.measured(seed, scale, out) for request in runnable if request.claim.measure is not None for seed in seeds
-    ]
+    measurements = [request.measured(seed, out) for request in runnable if request.claim.measure is not None for seed in seeds]
     check_name(out)
     with contextlib.ExitStack() as using:
         for request in sorted(runnable, key=lambda request: request.name):
-            using.enter_context(FolderLock(out / scale / request.name))
+            using.enter_context(FolderLock(out / request.folder))
         plan, errors = train_and_read(
             cells,
             read,
@@ -119,18 +138,18 @@ def reproduce(
             ray=ray,
             progress=progress,
         )
-        return [_conclude(request, plan, scale, seeds, out, errors) for request in requests]
+        return [_conclude(request, plan, seeds, out, errors) for request in requests]
 
 
-def foreseen(names: Sequence[str], scale: Scale, seeds: Sequence[int]) -> str:
+def foreseen(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Base | None = None) -> str:
     """What claims take together if nothing of it is there yet, in a sentence: a claim that takes minutes is one of many.
 
     Raises:
         UnknownNameError, ConfigurationError: as :func:`reproduce`.
     """
-    requests = _requests(names, scale, seeds)
+    requests = _requests(names, scale, seeds, base)
     trainings = len({cell.name for request in requests for cell in request.cells.values()})
-    measurements = len(seeds) * sum(request.claim.measure is not None and scale in request.claim.costs for request in requests)
+    measurements = len(seeds) * sum(request.claim.measure is not None and request.runnable for request in requests)
     minutes = (trainings + measurements) * SECONDS_OF_A_TINY_CELL / 60
     time = f", in all about {minutes:.0f} minutes of one core" if scale == "tiny" and minutes >= 1 else ""
     return (
@@ -143,6 +162,7 @@ def plan_runs(
     names: Sequence[str],
     *,
     scale: Scale,
+    base: Base | None = None,
     seeds: Sequence[int] = (0, 1, 2),
     out: Path = Path("sinklab-claims"),
     cache: Path | None = None,
@@ -155,60 +175,65 @@ def plan_runs(
     :func:`reproduce` with the same arguments reads out and judges.
 
     Args:
-        names, scale, seeds, out, cache, progress: as in :func:`reproduce`.
+        names, scale, base, seeds, out, cache, progress: as in :func:`reproduce`.
 
     Raises:
         UnknownNameError, ConfigurationError, InputError: as :func:`reproduce`.
     """
     out = out.expanduser().absolute()
-    requests = _requests(names, scale, seeds)
+    requests = _requests(names, scale, seeds, base)
     cells = {cell.name: cell for request in requests for cell in request.cells.values()}
     plan = open_store(out / "runs" / scale, cells, (cache or default_cache()).expanduser().absolute(), progress=progress)
     left = [name for name in sorted(cells, key=lambda name: cells[name].init_from is not None) if plan.outcome(name) is None]
     return [f"torchrun -m sinklab.jobs.cell {shlex.quote(str(plan.folder))} {name} --no-driver" for name in left]
 
 
-def _requests(names: Sequence[str], scale: Scale, seeds: Sequence[int]) -> list[_Request]:
+def _requests(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Base | None = None) -> list[_Request]:
     if not names or not seeds or len(set(seeds)) < len(seeds):
         raise ConfigurationError(
             f"reproduce: {len(names)} claims and seeds {list(seeds)}; expected one or more, and no seed twice"
         )
     if scale not in SCALES:
         raise ConfigurationError(f"there is no scale {scale!r}; scales: {', '.join(SCALES)}")
-    return [_request(name, scale, seeds) for name in dict.fromkeys(names)]
+    return [_request(name, scale, seeds, base) for name in dict.fromkeys(names)]
 
 
-def _request(name: str, scale: Scale, seeds: Sequence[int]) -> _Request:
+def _request(name: str, scale: Scale, seeds: Sequence[int], base: Base | None = None) -> _Request:
     claim = claim_called(name)
-    return _Request(name, claim, make_cells(claim.variants, scale, seeds) if scale in claim.costs else {})
+    there = bases_at(scale, claim.bases)
+    if base is not None and base not in there:
+        raise ConfigurationError(f"claim {name!r} is run on {', '.join(there)} at scale {scale}, and `base` is {base!r}")
+    base = base or there[0]
+    return _Request(name, claim, scale, base, make_cells(claim.variants, scale, seeds, base) if scale in claim.costs else {})
 
 
-def _conclude(
-    request: _Request, plan: SweepPlan, scale: Scale, seeds: Sequence[int], out: Path, errors: Mapping[str, str]
-) -> Result:
+def _conclude(request: _Request, plan: SweepPlan, seeds: Sequence[int], out: Path, errors: Mapping[str, str]) -> Result:
     """Judge a claim by what there is, and write it down."""
-    if scale not in request.claim.costs:
+    scale = request.scale
+    if not request.runnable:
         where = ", ".join(request.claim.costs)
         reason = f"the claim can be run at {where} only"
         judgement = Conclusion("not tested at this scale", (), (), reason)
-        summary = answer(request.name, request.claim.source, scale, judgement)
+        summary = answer(request.name, request.claim.source, scale, judgement, base=request.shown_base)
         return Result(
             dict(summary), _table(request, {}, new_run_id()), {"kind": "claim", "claim": request.name}, None, _display
         )
-    numbers, seconds = _numbers(request, plan, scale, seeds, out)
+    numbers, seconds = _numbers(request, plan, seeds, out)
     one_model = scale in request.claim.one_model
     judgement = judge(request.claim.parts, request.claim.presupposes, numbers, one_model=one_model)
-    folder = out / scale / request.name
+    folder = out / request.folder
     folder.mkdir(parents=True, exist_ok=True)
     run_id = new_run_id()
     own = {cell.name for cell in request.cells.values()}
     failed = [
         f"{name}: {why}" for name, why in errors.items() if name in own or name.startswith((f"{request.name} ", "read-outs "))
     ]
-    table, record = _table(request, numbers, run_id), _record(request, judgement, scale, seeds, seconds, run_id, failed)
+    table, record = _table(request, numbers, run_id), _record(request, judgement, seeds, seconds, run_id, failed)
     write_table(table, folder / "table.parquet")
     write_json(record, folder / "run.json")
-    summary = answer(request.name, request.claim.source, scale, judgement, seeds=seeds, folder=folder, errors=failed)
+    summary = answer(
+        request.name, request.claim.source, scale, judgement, base=request.shown_base, seeds=seeds, folder=folder, errors=failed
+    )
     return Result(dict(summary), table, record, folder, _display)
 
 
@@ -218,6 +243,7 @@ def answer(
     scale: str,
     judgement: Conclusion,
     *,
+    base: Base | None = None,
     seeds: Sequence[int] = (),
     folder: Path | None = None,
     errors: Sequence[str] = (),
@@ -229,6 +255,7 @@ def answer(
         "name": name,
         "source": source,
         "scale": scale,
+        "base": base,
         "verdict": judgement.verdict,
         "effect": None if deciding is None else deciding["mean"],
         "interval": None if deciding is None else deciding["interval"],
@@ -245,9 +272,7 @@ def _display(result: Result) -> Iterator[RenderableType]:
     return display_parts(cast(ClaimAnswer, result.summary))  # see answer()
 
 
-def _numbers(
-    request: _Request, plan: SweepPlan, scale: Scale, seeds: Sequence[int], out: Path
-) -> tuple[dict[int, Numbers], float]:
+def _numbers(request: _Request, plan: SweepPlan, seeds: Sequence[int], out: Path) -> tuple[dict[int, Numbers], float]:
     """Numbers by seed and variant, and the seconds of the runs behind them."""
     numbers: dict[int, dict[str, dict[str, float]]] = {seed: {} for seed in seeds}
     seconds = 0.0
@@ -257,7 +282,7 @@ def _numbers(
             numbers[seed][label] = read_numbers(folder, request.read_outs)
             seconds += read_run(folder).get("wall_seconds") or 0.0
     for seed in seeds if request.claim.measure is not None else ():
-        cached = request.measured(seed, scale, out).cached()
+        cached = request.measured(seed, out).cached()
         if cached is None:
             continue
         clash = numbers[seed].keys() & cached["numbers"].keys()
@@ -297,12 +322,12 @@ def undeclared(metric: str) -> Metric:
 
 
 def _record(
-    request: _Request, judgement: Conclusion, scale: Scale, seeds: Sequence[int], seconds: float, run_id: str, errors: list[str]
+    request: _Request, judgement: Conclusion, seeds: Sequence[int], seconds: float, run_id: str, errors: list[str]
 ) -> dict[str, object]:
-    claim, base = request.claim, base_config(scale)
+    claim, scale, config = request.claim, request.scale, base_config(request.scale, request.base)
     variants = {
         variant.label: {
-            "changes": resolved_changes(base, variant),
+            "changes": resolved_changes(config, variant),
             "after": variant.after,
             "cells": {str(seed): request.cells[variant.label, seed].name for seed in seeds},
         }
@@ -317,6 +342,7 @@ def _record(
         "reference": claim.reference,
         "published": claim.published,
         "scale": scale,
+        "base": request.shown_base,
         "cost": claim.costs[scale],
         "seeds": list(seeds),
         "verdict": judgement.verdict,
@@ -327,7 +353,7 @@ def _record(
         "presupposes": [finding.to_dict() for finding in judgement.presupposed],
         "conditions": variants,
         "read_outs": request.read_outs,
-        "config": base.model_dump(mode="json") if variants else None,
+        "config": config.model_dump(mode="json") if variants else None,
         "environment": environment(),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),

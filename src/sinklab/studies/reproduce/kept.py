@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NotRequired, TypedDict, cast
 
 from sinklab.errors import InputError
-from sinklab.jobs.claim import RECORDED
+from sinklab.jobs.claim import RECORDED, folder_names
 from sinklab.jobs.verdict import PLAIN, VERDICTS
 from sinklab.results.summaries import ClaimOfModel, ClaimPart, ClaimRecord, Judged
 from sinklab.results.table import read_run
@@ -60,7 +60,7 @@ def read_results(folder: Path) -> list[StoredClaim]:
     """Every result below ``folder``, newest first, then by name.
 
     Args:
-        folder: with ``SCALE/CLAIM/run.json`` in it; one that is not there has no results.
+        folder: with ``SCALE/CLAIM/run.json`` and ``SCALE-BASE/CLAIM/run.json`` in it; one that is not there has no results.
 
     Raises:
         InputError: a record that is damaged, or is of another kind; the message says which and what.
@@ -68,7 +68,8 @@ def read_results(folder: Path) -> list[StoredClaim]:
     found = [
         StoredClaim(path.parent, _checked(path))
         for scale in RECORDED
-        for path in sorted((folder / scale).glob("*/run.json"))
+        for place in folder_names(scale)
+        for path in sorted((folder / place).glob("*/run.json"))
         if read_run(path.parent).get("kind") != "pathways"  # kept beside claims, and read by its own page
     ]
     return sorted(
@@ -82,6 +83,7 @@ class ClaimVerdict(TypedDict):
     name: str
     source: str
     scale: str
+    base: str | None
     verdict: str | None
     effect: float | None
     interval: list[float] | None
@@ -142,6 +144,7 @@ def summary_of(record: ClaimRecord) -> KeptVerdict:
         "name": record["claim"],
         "source": record["source"],
         "scale": record["scale"],
+        "base": record.get("base"),
         "verdict": record["verdict"],
         "effect": None if part is None else part["mean"],
         "interval": None if part is None else part["interval"],

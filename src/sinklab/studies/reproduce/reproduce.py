@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, cast
 
 from rich.text import Text
 
 from sinklab.errors import ConfigurationError
-from sinklab.jobs.claim import CHECKPOINT, COSTS, SCALES
+from sinklab.jobs.claim import CHECKPOINT, COSTS, SCALES, Scale, bases_at
 from sinklab.registry import claims as registered
 from sinklab.results.folder import default_out
 from sinklab.results.run import Result
@@ -32,6 +32,7 @@ def reproduce(
     all_claims: Annotated[bool, "--all"] = False,
     seeds: Seeds = "0..2",
     scale: str = "tiny",
+    base: Literal["bos", "no-bos"] | None = None,
     out: Annotated[Path | None, WrittenTo("sinklab-claims")] = None,
     jobs: Jobs = None,
     ray: str | None = None,
@@ -60,6 +61,8 @@ def reproduce(
         all_claims: All claims.
         seeds: Both ends included; a verdict needs three or more.
         scale: One of tiny, small, 60m, 1b, for what is trained.
+        base: What the rows of the models begin with, where the scale has both: BOS, or nothing of the kind. By default what
+            they begin with in the source of each claim; results on the other lie in SCALE-BASE.
         out: Output directory; the models in it are shared by all claims.
         ray: Train on a Ray cluster; OUT must be shared by its nodes.
         plan: Train nothing: print a torchrun command for every training that is missing, for a cluster.
@@ -81,6 +84,7 @@ def reproduce(
         sinklab reproduce --all  (all that the tiny scale can test: an hour and a half on two cores)
         sinklab reproduce --all --model org/model --corpus notes.txt  (all that can be measured without training)
         sinklab reproduce learning_rate --scale small --seeds 0..4  (hours)
+        sinklab reproduce sink_moves_to_bias --base bos  (what becomes of it where every row begins with BOS)
         sinklab reproduce --source gu2024 --scale 60m --ray auto --out /shared/claims  (GPUs)
         sinklab reproduce learning_rate --scale 1b --plan --out /shared/claims  (commands for a scheduler)
 
@@ -88,12 +92,14 @@ def reproduce(
         if models: sinklab claims --scale checkpoint --results {folder}  (all verdicts so far)
         sinklab claims --scale {scale} --results {folder}  (all verdicts so far)
     """
-    wanted = chosen(names or [], source=source, cost=cost, all_claims=all_claims, scale=scale, on_models=models is not None)
+    wanted = chosen(
+        names or [], source=source, cost=cost, all_claims=all_claims, scale=scale, base=base, on_models=models is not None
+    )
     if models is None and corpora is not None:
         raise ConfigurationError("reproduce: `corpora` are for `models`; what is trained has the text of its scale")
-    if models is not None and (plan or ray is not None or scale != "tiny" or cost is not None):
+    if models is not None and (plan or ray is not None or scale != "tiny" or base or cost is not None):
         raise ConfigurationError(
-            "reproduce: `plan`, `ray`, `scale` and `cost` are about training, and `models` are measured as they are"
+            "reproduce: `plan`, `ray`, `scale`, `base` and `cost` are about training, and `models` are measured as they are"
         )
     out = default_out("sinklab-claims") if out is None else out
     import pandas as pd
@@ -106,14 +112,14 @@ def reproduce(
 
     check_page(out / "claims.html")
     tell, about = say or (lambda text: None), {"kind": "reproduce"}
-    settings: dict[str, Any] = {"scale": scale, "seeds": parse_seeds(seeds), "out": out}
+    settings: dict[str, Any] = {"scale": scale, "base": base, "seeds": parse_seeds(seeds), "out": out}
     if plan:
         commands = engine.plan_runs(wanted, **settings)
         return Result({}, pd.DataFrame(), about, None, lambda result: [Text("\n".join(commands))], listed=commands)
     if (out / "runs" / scale if models is None else out / "measured" / CHECKPOINT).is_dir():
         tell(f"going on in {out}: what has been trained and measured there is not done again")
     elif models is None:
-        tell(engine.foreseen(wanted, settings["scale"], settings["seeds"]))
+        tell(engine.foreseen(wanted, settings["scale"], settings["seeds"], base))
     if models is not None:
         from sinklab.studies.reproduce.checkpoints import reproduce_on
 
@@ -140,7 +146,14 @@ def reproduce(
 
 
 def chosen(
-    names: list[str], *, source: str | None, cost: str | None, all_claims: bool, scale: str, on_models: bool = False
+    names: list[str],
+    *,
+    source: str | None,
+    cost: str | None,
+    all_claims: bool,
+    scale: str,
+    base: str | None = None,
+    on_models: bool = False,
 ) -> list[str]:
     """The claims that a command line asks for.
 
@@ -169,6 +182,8 @@ def chosen(
                 f"reproduce: {', '.join(trained)} take training, which `models` have behind them; measured without it are {can}"
             )
         claims = [claim for claim in claims if claim.checkpoint]
+    if base is not None and not names:
+        claims = [claim for claim in claims if base in bases_at(cast(Scale, scale), claim.bases)]
     claims = [claim for claim in claims if source in (None, claim.source) and (cost is None or claim.costs.get(scale) == cost)]
     if not claims:
         raise ConfigurationError(

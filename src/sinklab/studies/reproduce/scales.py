@@ -1,10 +1,10 @@
-"""The scales at which claims are run: one configuration each, from seconds on one core to the papers' own set-up."""
+"""The scales at which claims are run: a configuration for each base, from seconds on one core to the papers' own set-up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sinklab.jobs.claim import Scale
+from sinklab.jobs.claim import Base, Scale, bases_at
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.recipes.emergence import emergence
 from sinklab.recipes.gu2024_1b import gu2024_1b
@@ -13,22 +13,35 @@ from sinklab.training.config import PretrainingConfig
 
 __all__ = ["DESCRIPTIONS", "base_config"]
 
-BASES: Mapping[Scale, Callable[[], PretrainingConfig]] = {
-    "tiny": backcopy_tiny,
-    "small": emergence,
-    "60m": gu2024_60m,
-    "1b": gu2024_1b,
+
+def _backcopy_tiny_no_bos() -> PretrainingConfig:
+    """A random token at the first position of every training row, so that the position says all and the token nothing."""
+    base = backcopy_tiny()
+    data = base.data.model_copy(update={"bos": "none", "random_positions": (0, 1)})
+    return base.model_copy(update={"name": "backcopy_tiny_no_bos", "data": data})
+
+
+CONFIGS: Mapping[Scale, Mapping[Base, Callable[[], PretrainingConfig]]] = {
+    "tiny": {"bos": backcopy_tiny, "no-bos": _backcopy_tiny_no_bos},
+    "small": {"bos": emergence},
+    "60m": {"no-bos": gu2024_60m},
+    "1b": {"no-bos": gu2024_1b},
 }
 
 DESCRIPTIONS: Mapping[Scale, str] = {
-    "tiny": "0.1 million parameters on the made-up bigram-backcopy language, 0.6 million tokens; seconds a run on one core",
-    "small": "1.5 million parameters on Python source, 4 million tokens; minutes a run on one core",
-    "60m": "59 million parameters and embeddings on the Pile, 21 billion tokens (Gu et al. 2024); GPUs",
-    "1b": "a billion parameters on the Pile, 42 billion tokens (Gu et al. 2024); GPUs",
+    "tiny": "0.1 million parameters on the made-up bigram-backcopy language, 0.6 million tokens; seconds a run on one core; "
+    "with BOS in front of every row, or without it and with a random token there",
+    "small": "1.5 million parameters on Python source, 4 million tokens, BOS in front of every row; minutes a run on one core",
+    "60m": "59 million parameters and embeddings on the Pile, 21 billion tokens, no BOS (Gu et al. 2024); GPUs",
+    "1b": "a billion parameters on the Pile, 42 billion tokens, no BOS (Gu et al. 2024); GPUs",
 }
 
 
-def base_config(scale: Scale) -> PretrainingConfig:
-    """The configuration in which a variant changes something, anew."""
-    config = BASES[scale]()
+def base_config(scale: Scale, base: Base | None = None) -> PretrainingConfig:
+    """The configuration in which a variant changes something, anew.
+
+    Args:
+        base: one that the scale has; by default its first.
+    """
+    config = CONFIGS[scale][base or bases_at(scale)[0]]()
     return config.model_copy(update={"training": config.training.model_copy(update={"snapshots": ()})})

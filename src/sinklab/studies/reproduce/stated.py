@@ -6,7 +6,7 @@ import ast
 import dataclasses
 from typing import Any
 
-from sinklab.jobs.claim import TRAINED_COSTS, Claim
+from sinklab.jobs.claim import TRAINED_COSTS, Base, Claim
 from sinklab.registry import claims
 from sinklab.results.source_text import constants_of, file_of, text_of
 
@@ -17,7 +17,7 @@ TEXTS = ("statement", "source", "reference", "published")
 
 @dataclasses.dataclass(frozen=True)
 class Stated:
-    """The words of a claim, the cost at every scale at which it can be run, and whether it can be measured on a checkpoint."""
+    """The words of a claim, its cost at every scale, its bases, and whether it is measured on checkpoints."""
 
     name: str
     statement: str
@@ -25,6 +25,7 @@ class Stated:
     reference: str
     published: str
     costs: dict[str, str]
+    bases: tuple[Base, ...] = ("bos",)
     checkpoint: bool = False
 
 
@@ -49,10 +50,13 @@ def _read(name: str, tree: ast.Module) -> Stated | None:
     given = {keyword.arg: keyword.value for keyword in calls[0].keywords if keyword.arg is not None}
     constants = _constants(tree)
     costs = _literal(given["costs"], constants) if "costs" in given else dict(TRAINED_COSTS)
+    bases = _literal(given["bases"], constants) if "bases" in given else Claim.bases
     words = {field: _literal(given[field], constants) for field in TEXTS if field in given}
     if len(words) < len(TEXTS) or not all(isinstance(text, str) for text in words.values()) or not isinstance(costs, dict):
         return None
-    return Stated(name=name, costs=costs, checkpoint="checkpoint" in given, **words)
+    if not isinstance(bases, tuple):
+        return None
+    return Stated(name=name, costs=costs, bases=bases, checkpoint="checkpoint" in given, **words)
 
 
 def _constants(tree: ast.Module) -> dict[str, ast.expr]:
@@ -84,4 +88,4 @@ def _imported(name: str) -> Stated:
     claim: Claim = claims[name]()
     costs = {str(scale): str(cost) for scale, cost in claim.costs.items()}
     on_checkpoint = claim.checkpoint is not None
-    return Stated(name, claim.statement, claim.source, claim.reference, claim.published, costs, on_checkpoint)
+    return Stated(name, claim.statement, claim.source, claim.reference, claim.published, costs, claim.bases, on_checkpoint)
