@@ -37,6 +37,22 @@ PLANTED: Numbers = {
     },
 }
 
+ALONG = "kept along the way"
+PLANTED |= {
+    "order_of_onset": {
+        ALONG: {"sink_rate": 25, "onset_weight": 100, "onset_hidden": 150, "onset_value": 130, "onset_worth": 140},
+    },
+    "gradient_sinks": {
+        ALONG: {
+            "sink_rate": 25,
+            "token_gradient_end": 40.3,
+            "key_gradient_start": 4,
+            "key_gradient_end": 20,
+            "key_gradient_per_mass_end": 0.5,
+        }
+    },
+}
+
 REVERSED: Changed = [
     ("threshold_and_length", "fixed_first", "sink_rate_40_of_32", 0),
     ("threshold_and_length", "rate x1/4", "sink_rate_20_of_32", 90),
@@ -47,7 +63,17 @@ REVERSED: Changed = [
     ("weak_content", FIRST, "content_later", 0.5),
 ]
 
+REVERSED += [
+    *(("order_of_onset", ALONG, f"onset_{curve}", 90) for curve in ("hidden", "value", "worth")),
+    ("gradient_sinks", ALONG, "token_gradient_end", 1),
+    ("gradient_sinks", ALONG, "key_gradient_end", 1.5),
+    ("gradient_sinks", ALONG, "key_gradient_per_mass_end", 2),
+    ("gradient_sinks", ALONG, "key_gradient_start", 18),
+]
+
 ABOUT_NOTHING: Changed = [
+    ("order_of_onset", ALONG, "sink_rate", 0.5),
+    ("gradient_sinks", ALONG, "sink_rate", 0.5),
     ("threshold_and_length", "baseline", "sink_rate_30_of_64", 0.5),
     ("weak_content", FIRST, "sink_rate", 0.5),
 ]

@@ -1,0 +1,126 @@
+"""Chen et al. 2026, order of onset: attention goes to the sink before its hidden state grows and its value shrinks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sinklab.claims._architecture import has_sink
+from sinklab.claims._snapshots import ALONG, along_the_way
+from sinklab.jobs.claim import Claim, Part, Ratio
+from sinklab.jobs.trained import MeasuredModel, TrainedModel
+from sinklab.probes.query_key_angle import QueryKeyAngle
+from sinklab.read_outs._attention import first_rows, look
+from sinklab.read_outs.norms import norms
+from sinklab.read_outs.sinks import sinks
+from sinklab.read_outs.window import window
+from sinklab.registry import claims
+from sinklab.results.metric import Metric
+from sinklab.results.table import unpacked
+
+__all__ = ["LEAST", "METRICS", "half_way", "onsets", "order_of_onset"]
+
+LATER = 1.1
+"""Ratio of two steps above which one is later; models are kept at steps that lie 1.25 apart, and lines are drawn between."""
+
+LEAST = {"angle": 0.1, "weight": 0.05, "value": 0.1, "key": 0.1, "hidden": 0.2, "worth": 0.05}
+"""Change from the first model to the last below which a curve has no onset: of a cosine, a share, three ratios, and nats."""
+
+CURVES = {
+    "angle": "the mean cosine of queries with the first key less that with later ones",
+    "weight": "the mean share of a row on the first token, of all heads",
+    "key": "the norm of the first key over that of later ones",
+    "value": "the norm of the first value over that of later ones",
+    "hidden": "the norm of the first token's hidden state over that of later ones",
+    "worth": "what first tokens are worth beyond a window (sink_worth)",
+}
+
+METRICS = tuple(
+    Metric(
+        f"onset_{name}",
+        "steps",
+        f"Steps after which {what} has gone half of its way from the first model that is kept to the last; absent where the "
+        "way is short.",
+    )
+    for name, what in CURVES.items()
+)
+
+
+def half_way(curve: Mapping[int, float], least: float) -> float | None:
+    """Step at which a curve first is half way from its first value to its last, on straight lines between.
+
+    Args:
+        curve: step to value, of two steps or more.
+        least: change from first to last below which there is no way to go.
+    """
+    steps = sorted(curve)
+    start, end = curve[steps[0]], curve[steps[-1]]
+    if abs(end - start) < least:
+        return None
+    gone = {step: (curve[step] - start) / (end - start) for step in steps}
+    after = next(step for step in steps if gone[step] >= 0.5)
+    before = steps[steps.index(after) - 1]
+    return before + (0.5 - gone[before]) / (gone[after] - gone[before]) * (after - before)
+
+
+def _angle(model: MeasuredModel) -> float:
+    """Mean cosine over all heads of queries with the first key, less that with later keys."""
+    probe = QueryKeyAngle()
+    look(model.loaded.model, first_rows(model), (probe,))
+    rows = [row for row in unpacked(probe.rows()) if row["metric"] == "cosine"]
+    means = []
+    for of_first in (True, False):
+        some = [
+            (row["value"], row["count"])
+            for row in rows
+            if (row["key_position"] == model.front if of_first else row["key_position"] > model.front)
+        ]
+        means.append(sum(value * count for value, count in some) / sum(count for _, count in some))
+    return means[0] - means[1]
+
+
+def onsets(trained: TrainedModel) -> dict[str, float]:
+    """When each curve of a training gets under way. :data:`METRICS`; nothing of a training that kept no models."""
+    curves: dict[str, dict[int, float]] = {name: {} for name in CURVES}
+    for model in along_the_way(trained):
+        of_norms = norms(model)
+        found = {
+            "angle": _angle(model),
+            "weight": sinks(model)["first_attention"],
+            "key": of_norms["key_ratio"],
+            "value": of_norms["value_ratio"],
+            "hidden": of_norms["hidden_ratio"],
+            "worth": window(model)["sink_worth"],
+        }
+        for name, value in found.items():
+            curves[name][model.step] = value
+    begun = {name: half_way(curve, LEAST[name]) for name, curve in curves.items() if len(curve) > 1}
+    return {f"onset_{name}": step for name, step in begun.items() if step is not None}
+
+
+def _after(name: str, says: str) -> Part:
+    label = ALONG.label
+    return Part(says, Ratio(f"onset_{name}", label, label, other="onset_weight"), more_than=LATER)
+
+
+@claims.register("order_of_onset")
+def order_of_onset() -> Claim:
+    """Six curves of one training, each at half of its way; the angle and the norm of keys are in the table and in no part.
+
+    A curve that does not move has no onset, and a training without one says nothing of the order.
+    """
+    return Claim(
+        statement="In training attention goes to the sink first; that its hidden state grows, its value shrinks and "
+        "predictions come to need it follows.",
+        source="chen2026",
+        reference="Chen et al. 2026 (arXiv 2603.17771)",
+        published="No steps: large hidden states are read as an answer to the gradients that attention to the sink gathers "
+        "there, and so come after it.",
+        variants=(ALONG,),
+        read_outs=("sinks", onsets),
+        presupposes=(has_sink(ALONG.label),),
+        parts=(
+            _after("hidden", "its hidden state grows later than attention goes to it"),
+            _after("value", "its value shrinks later than attention goes to it"),
+            _after("worth", "predictions come to need it later than attention goes to it"),
+        ),
+    )
