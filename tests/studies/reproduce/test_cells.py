@@ -49,7 +49,7 @@ def test_changes_may_follow_the_scale() -> None:
 def test_a_base_without_bos_has_a_random_token_in_its_place() -> None:
     (plain,), (other,) = (make_cells([Variant(BASELINE)], "tiny", [0], base).values() for base in ("bos", "no-bos"))
     assert plain.name == make_cells([Variant(BASELINE)], "tiny", [0])[BASELINE, 0].name
-    assert other.name.startswith("no-bos-")
+    assert other.name.startswith("no-bos-baseline-seed0-")
     assert (plain.config.data.bos, plain.config.data.random_positions) == ("rows", None)
     assert (other.config.data.bos, other.config.data.random_positions) == ("none", (0, 1))
     assert other.config.model == plain.config.model

@@ -149,9 +149,9 @@ def _with_seed(config: PretrainingConfig, seed: int) -> PretrainingConfig:
 
 def _name(settings: Mapping[str, Any], seed: int, config: PretrainingConfig, before: str | None, other: Base | None) -> str:
     """Folder of a cell: what is other than in the first base of the scale, and a hash of all that decides its numbers."""
-    words = [] if other is None else [other]
-    words += [f"{short_label(path)}={json.dumps(value)}" for path, value in settings.items()]
+    words = [f"{short_label(path)}={json.dumps(value)}" for path, value in settings.items()]
     text = re.sub(r"[^\w.+=-]+", "-", ",".join(words)).strip("-")[:NAME_LENGTH] or "baseline"
+    text = text if other is None else f"{other}-{text}"
     key = hash_key([config.model_dump(mode="json"), before])[:10]
     return f"{text}-seed{seed}-{key}"
 
