@@ -19,7 +19,7 @@ def _by_setting(rate: float) -> dict[str, float]:
     return {**found, "change_with_length": 2.0}
 
 
-FIRST = "random_first"
+FIRST = "baseline"
 CONTENTS = ("content_random", "content_frequent", "content_rare", "content_telling")
 
 PLANTED: Numbers = {
@@ -40,13 +40,14 @@ PLANTED: Numbers = {
 ALONG = "kept along the way"
 PLANTED |= {
     "order_of_onset": {
-        ALONG: {"sink_rate": 25, "onset_weight": 100, "onset_hidden": 150, "onset_value": 130, "onset_worth": 140},
+        ALONG: {"sink_rate": 25, "onset_weight": 100, "onset_massive": 150, "onset_angle": 50, "onset_worth": 140},
     },
     "gradient_sinks": {
         ALONG: {
             "sink_rate": 25,
             "token_gradient_end": 40.3,
-            "key_gradient_start": 4,
+            "token_gradient_start": 1.5,
+            "key_gradient_per_mass_before": 3,
             "key_gradient_end": 20,
             "key_gradient_per_mass_end": 0.5,
         }
@@ -64,11 +65,13 @@ REVERSED: Changed = [
 ]
 
 REVERSED += [
-    *(("order_of_onset", ALONG, f"onset_{curve}", 90) for curve in ("hidden", "value", "worth")),
+    *(("order_of_onset", ALONG, f"onset_{curve}", 90) for curve in ("massive", "worth")),
+    ("order_of_onset", ALONG, "onset_angle", 99),
     ("gradient_sinks", ALONG, "token_gradient_end", 1),
     ("gradient_sinks", ALONG, "key_gradient_end", 1.5),
     ("gradient_sinks", ALONG, "key_gradient_per_mass_end", 2),
-    ("gradient_sinks", ALONG, "key_gradient_start", 18),
+    ("gradient_sinks", ALONG, "token_gradient_start", 38),
+    ("gradient_sinks", ALONG, "key_gradient_per_mass_before", 1),
 ]
 
 ABOUT_NOTHING: Changed = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -29,7 +30,14 @@ TIMES = 2.0
 
 TEXTS, SEQ_LEN = 32, 64
 
-_WHEN = {"start": "of the first model that the training kept", "end": "of the trained model"}
+LESS = 1.25
+"""Least ratio that is called more than even."""
+
+_WHEN = {
+    "start": "of the first model that the training kept",
+    "before": "of the last model kept before the weight on the first token was half of what it is in the end",
+    "end": "of the trained model",
+}
 
 METRICS = tuple(
     metric
@@ -45,8 +53,8 @@ METRICS = tuple(
         Metric(
             f"key_gradient_{when}",
             "ratio",
-            "Norm of the gradient of the loss with respect to the first key over the mean norm of those of later keys; mean "
-            f"over the key-value heads, {whose}.",
+            "Norm of the gradient of the loss with respect to the first key over the mean norm of those of later keys; of "
+            f"sums over the key-value heads, {whose}.",
         ),
         Metric(
             f"key_gradient_per_mass_{when}",
@@ -112,22 +120,15 @@ def gradient_numbers(model: nn.Module, rows: Tensor, front: int) -> dict[str, fl
     for row in unpacked(received.rows()):
         of_module = mass.setdefault(row["module"], torch.zeros(rows.shape[1] + front, dtype=torch.float64))
         of_module[row["key_position"]] += row["value"] * row["count"]
-    by_head, norms, masses = (
-        [],
-        torch.zeros(rows.shape[1] + front, dtype=torch.float64),
-        torch.zeros_like(next(iter(mass.values()))),
-    )
+    norms, masses = (torch.zeros(rows.shape[1] + front, dtype=torch.float64) for _ in range(2))
     for name in keys:
-        head_dim = getattr(anatomy.attention[name], "head_dim", None) or getattr(
-            anatomy.attention[name], "attention_head_size", 0
-        )
-        of_heads = found[name].double().unflatten(-1, (-1, head_dim)).norm(dim=-1).mean(0)  # (tokens, heads)
-        by_head.append(of_heads[front] / of_heads[front + 1 :].mean(0))
-        norms += of_heads.sum(1)
+        module = anatomy.attention[name]
+        head_dim = getattr(module, "head_dim", None) or getattr(module, "attention_head_size", 0)
+        norms += found[name].double().unflatten(-1, (-1, head_dim)).norm(dim=-1).mean(0).sum(1).cpu()
         masses += mass[name]
     tokens = [found[name].double().norm(dim=-1).mean(0) for name in layers]
     numbers = {
-        "key_gradient": torch.cat(by_head).mean(),
+        "key_gradient": norms[front] / norms[front + 1 :].mean(),
         "key_gradient_per_mass": norms[front] / masses[front] * masses[front + 1 :].sum() / norms[front + 1 :].sum(),
     }
     if tokens:
@@ -141,9 +142,14 @@ def _of(model: MeasuredModel, when: str) -> dict[str, float]:
 
 
 def gradients(trained: TrainedModel) -> dict[str, float]:
-    """Of the first model that a training kept, and of the last. :data:`METRICS`."""
-    first = next(along_the_way(trained), None)
-    return ({} if first is None else _of(first, "start")) | _of(trained, "end")
+    """Of the first model that a training kept, the last before its sink, and the trained one. :data:`METRICS`."""
+    kept = list(along_the_way(trained))
+    numbers = _of(trained, "end")
+    if kept:
+        half = read_outs["sinks"](trained)["first_attention"] / 2
+        before = list(itertools.takewhile(lambda model: read_outs["sinks"](model)["first_attention"] < half, kept))
+        numbers |= _of(kept[0], "start") | (_of(before[-1], "before") if before else {})
+    return numbers
 
 
 def of_checkpoint(checkpoint: Checkpoint) -> Numbers:
@@ -156,9 +162,9 @@ def _gathered(label: str) -> tuple[Part, ...]:
         Part("gradients gather on the first token", Value("token_gradient_end", label), more_than=TIMES),
         Part("gradients gather on its keys", Value("key_gradient_end", label), more_than=TIMES),
         Part(
-            "for the attention that it receives, its key gets no more than others",
+            "for the attention that it receives, its key gets less than others",
             Value("key_gradient_per_mass_end", label),
-            less_than=1.0,
+            less_than=1 / LESS,
         ),
     )
 
@@ -168,21 +174,27 @@ def gradient_sinks() -> Claim:
     """A causal mask alone gives early keys more queries, so the model is compared with itself before it had a sink."""
     label = ALONG.label
     return Claim(
-        statement="As attention goes to the sink gradients gather on it, because of the attention: for what it receives its "
-        "key gets no more of them than others.",
+        statement="Gradients gather on the sink as attention goes to it: before, its key gets more of them than others for the "
+        "attention that it receives, and then less.",
         source="chen2026",
         reference="Chen et al. 2026 (arXiv 2603.17771)",
         published="The norm of the gradient at the first token over the mean of the others: a median of 40.3, and 5.6 where "
-        "the gradients of the value path are scaled down.",
+        "the gradients of the value path are scaled down; nothing is said of keys.",
         variants=(ALONG,),
+        bases=("no-bos", "bos"),
         read_outs=("sinks", gradients),
         presupposes=(has_sink(label),),
         parts=(
             *_gathered(label),
             Part(
-                "they gather as the sink comes",
-                Ratio("key_gradient_end", label, label, other="key_gradient_start"),
-                more_than=1.25,
+                "they gather on the first token as the sink comes",
+                Ratio("token_gradient_end", label, label, other="token_gradient_start"),
+                more_than=LESS,
+            ),
+            Part(
+                "before there is a sink, its key gets more than others for the attention that it receives",
+                Value("key_gradient_per_mass_before", label),
+                more_than=LESS,
             ),
         ),
         checkpoint=OnCheckpoint(

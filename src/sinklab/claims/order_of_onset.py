@@ -1,4 +1,4 @@
-"""Chen et al. 2026, order of onset: attention goes to the sink before its hidden state grows and its value shrinks."""
+"""Chen et al. 2026, order of onset: keys turn to queries, attention goes to the sink, and what goes with it comes later."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ __all__ = ["LEAST", "METRICS", "half_way", "onsets", "order_of_onset"]
 LATER = 1.1
 """Ratio of two steps above which one is later; models are kept at steps that lie 1.25 apart, and lines are drawn between."""
 
-LEAST = {"angle": 0.1, "weight": 0.05, "value": 0.1, "key": 0.1, "hidden": 0.2, "worth": 0.05}
-"""Change from the first model to the last below which a curve has no onset: of a cosine, a share, three ratios, and nats."""
+LEAST = {"angle": 0.1, "weight": 0.05, "value": 0.1, "key": 0.1, "hidden": 0.2, "massive": 1.0, "worth": 0.05}
+"""Change from the first model to the last below which a curve has no onset: of a cosine, a share, four ratios, and nats."""
 
 CURVES = {
     "angle": "the mean cosine of queries with the first key less that with later ones",
@@ -31,6 +31,7 @@ CURVES = {
     "key": "the norm of the first key over that of later ones",
     "value": "the norm of the first value over that of later ones",
     "hidden": "the norm of the first token's hidden state over that of later ones",
+    "massive": "the largest activation of a row over the median one (massive_ratio)",
     "worth": "what first tokens are worth beyond a window (sink_worth)",
 }
 
@@ -89,6 +90,7 @@ def onsets(trained: TrainedModel) -> dict[str, float]:
             "key": of_norms["key_ratio"],
             "value": of_norms["value_ratio"],
             "hidden": of_norms["hidden_ratio"],
+            "massive": of_norms["massive_ratio"],
             "worth": window(model)["sink_worth"],
         }
         for name, value in found.items():
@@ -104,23 +106,28 @@ def _after(name: str, says: str) -> Part:
 
 @claims.register("order_of_onset")
 def order_of_onset() -> Claim:
-    """Six curves of one training, each at half of its way; the angle and the norm of keys are in the table and in no part.
+    """Seven curves of one training, each at half of its way; the norms of keys, values and hidden states are in no part.
 
     A curve that does not move has no onset, and a training without one says nothing of the order.
     """
     return Claim(
-        statement="In training attention goes to the sink first; that its hidden state grows, its value shrinks and "
-        "predictions come to need it follows.",
+        statement="In training first the angle of keys and queries turns, then attention goes to the sink; that activations "
+        "become massive and predictions come to need the sink follows.",
         source="chen2026",
         reference="Chen et al. 2026 (arXiv 2603.17771)",
-        published="No steps: large hidden states are read as an answer to the gradients that attention to the sink gathers "
+        published="No steps: massive activations are read as an answer to the gradients that attention to the sink gathers "
         "there, and so come after it.",
         variants=(ALONG,),
+        bases=("no-bos", "bos"),
         read_outs=("sinks", onsets),
         presupposes=(has_sink(ALONG.label),),
         parts=(
-            _after("hidden", "its hidden state grows later than attention goes to it"),
-            _after("value", "its value shrinks later than attention goes to it"),
-            _after("worth", "predictions come to need it later than attention goes to it"),
+            Part(
+                "the angle turns before attention goes to the sink",
+                Ratio("onset_angle", ALONG.label, ALONG.label, other="onset_weight"),
+                less_than=1 / LATER,
+            ),
+            _after("massive", "activations become massive later than attention goes to the sink"),
+            _after("worth", "predictions come to need the sink later than attention goes to it"),
         ),
     )

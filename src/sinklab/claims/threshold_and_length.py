@@ -123,6 +123,7 @@ def threshold_and_length() -> Claim:
         published="Curves of three large models at thresholds of 0.2 to 0.5 over lengths, no numbers: the rate falls with the "
         "length, faster at larger thresholds; 0.3 is chosen as strict and not very sensitive to the length.",
         variants=MODELS,
+        bases=("no-bos",),
         read_outs=(rates,),
         presupposes=(sink,),
         parts=(

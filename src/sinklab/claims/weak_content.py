@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sinklab.claims._architecture import has_sink
+from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.claims.fixed_token import FIXED
-from sinklab.claims.random_first_tokens import ONE
 from sinklab.jobs.checkpoint import Checkpoint
 from sinklab.jobs.claim import Claim, OnCheckpoint, Part, Ratio, Variant
 from sinklab.jobs.trained import MeasuredModel
@@ -17,11 +16,12 @@ from sinklab.results.metric import Metric
 
 __all__ = ["METRICS", "contents", "weak_content"]
 
-RANDOM, UNSEEN = ONE, FIXED[0]
-FREQUENT = Variant("the most frequent token first", {"data.bos": "none", "data.fixed_position": 0, "data.fixed_token": 78})
+_FIRST = {"data.bos": "none", "data.fixed_position": 0, "data.random_positions": None}
+RANDOM, UNSEEN = UNCHANGED, FIXED[0]
+FREQUENT = Variant("the most frequent token first", _FIRST | {"data.fixed_token": 78})
 """The letter m, 7.8 % of the text of the smallest scale."""
 
-TRIGGER = Variant("a trigger first", {"data.bos": "none", "data.fixed_position": 0, "data.fixed_token": 2})
+TRIGGER = Variant("a trigger first", _FIRST | {"data.fixed_token": 2})
 """The character !, behind which that text repeats what came before: no other says as much about what follows."""
 
 HALF = 0.5
@@ -114,6 +114,8 @@ def _keeps(kind: str) -> Part:
 def weak_content() -> Claim:
     """Trained with tokens of four kinds at the first place of every row, and read with tokens that it did not expect there.
 
+    The base without BOS has a random token at the first place of every training row.
+
     Where every row of the training begins with one and the same token, what another token does there says something of roles
     and nothing of content; such models are the subject of ``bos_removed``.
     """
@@ -132,6 +134,7 @@ def weak_content() -> Claim:
         published="With the first four tokens kept a perplexity of 5.40, with line breaks in their place 5.60: the position of "
         "the tokens matters and not their meaning.",
         variants=variants,
+        bases=("no-bos",),
         read_outs=("sinks", contents),
         presupposes=(has_sink(RANDOM.label),),
         parts=(
