@@ -20,6 +20,9 @@ from sinklab.studies.reproduce.stated import stated
 
 __all__ = ["chosen", "reproduce"]
 
+SEEDS_OF_TINY, SEEDS = "0..7", "0..2"
+"""By default. Trainings of seconds spread so widely that three leave most claims open; six decide where all are alike."""
+
 
 @command
 def reproduce(
@@ -30,7 +33,7 @@ def reproduce(
     source: str | None = None,
     cost: str | None = None,
     all_claims: Annotated[bool, "--all"] = False,
-    seeds: Seeds = "0..2",
+    seeds: Seeds | None = None,
     scale: str = "tiny",
     base: Literal["bos", "no-bos"] | None = None,
     out: Annotated[Path | None, WrittenTo("sinklab-claims")] = None,
@@ -59,7 +62,8 @@ def reproduce(
         cost: Only those that each take seconds, minutes, hours, or a gpu at the scale, counted as if run alone; what all take
             together is said before they start.
         all_claims: All claims.
-        seeds: Both ends included; a verdict needs three or more.
+        seeds: Of initial weights, data and texts: 0..2 (both ends included), or a list such as 0,3,7. By default 0..7 where
+            tiny models are trained and 0..2 elsewhere; a verdict needs three or more.
         scale: One of tiny, small, 60m, 1b, for what is trained.
         base: What the rows of the models begin with, where the scale has both: BOS, or nothing of the kind. By default what
             they begin with in the source of each claim; results on the other lie in SCALE-BASE.
@@ -81,7 +85,7 @@ def reproduce(
         sinklab reproduce repeated_token_laws  (seconds)
         sinklab reproduce sigmoid_has_no_sink sink_moves_to_bias  (minutes on two cores)
         sinklab reproduce --source gu2024 --cost minutes  (minutes for each of them)
-        sinklab reproduce --all  (all that the tiny scale can test: an hour and a half on two cores)
+        sinklab reproduce --all  (all that the tiny scale can test: hours on two cores)
         sinklab reproduce --all --model org/model --corpus notes.txt  (all that can be measured without training)
         sinklab reproduce learning_rate --scale small --seeds 0..4  (hours)
         sinklab reproduce sink_moves_to_bias --base bos  (what becomes of it where every row begins with BOS)
@@ -112,7 +116,12 @@ def reproduce(
 
     check_page(out / "claims.html")
     tell, about = say or (lambda text: None), {"kind": "reproduce"}
-    settings: dict[str, Any] = {"scale": scale, "base": base, "seeds": parse_seeds(seeds), "out": out}
+    settings: dict[str, Any] = {
+        "scale": scale,
+        "base": base,
+        "seeds": parse_seeds(seeds or (SEEDS_OF_TINY if scale == "tiny" and models is None else SEEDS)),
+        "out": out,
+    }
     if plan:
         commands = engine.plan_runs(wanted, **settings)
         return Result({}, pd.DataFrame(), about, None, lambda result: [Text("\n".join(commands))], listed=commands)
