@@ -54,6 +54,17 @@ PLANTED |= {
     },
 }
 
+PLANTED |= {
+    "objective_and_mechanism": {
+        "baseline": {"carried_rate": 18},
+        "sigmoid": {"carried_rate": 0},
+        "gate, head-wise": {"carried_rate": 3},
+        "prefix of 5": {"carried_rate": 20},
+        "sigmoid, prefix of 5": {"carried_rate": 0},
+        "gate, head-wise, prefix of 5": {"carried_rate": 3},
+    },
+}
+
 REVERSED: Changed = [
     ("threshold_and_length", "fixed_first", "sink_rate_40_of_32", 0),
     ("threshold_and_length", "rate x1/4", "sink_rate_20_of_32", 90),
@@ -74,7 +85,14 @@ REVERSED += [
     ("gradient_sinks", ALONG, "key_gradient_per_mass_before", 1),
 ]
 
+REVERSED += [
+    ("objective_and_mechanism", "prefix of 5", "carried_rate", 1),
+    *(("objective_and_mechanism", label, "carried_rate", 18) for label in ("sigmoid", "sigmoid, prefix of 5")),
+    *(("objective_and_mechanism", f"gate, head-wise{tail}", "carried_rate", 30) for tail in ("", ", prefix of 5")),
+]
+
 ABOUT_NOTHING: Changed = [
+    ("objective_and_mechanism", "baseline", "carried_rate", 0.5),
     ("order_of_onset", ALONG, "sink_rate", 0.5),
     ("gradient_sinks", ALONG, "sink_rate", 0.5),
     ("threshold_and_length", "baseline", "sink_rate_30_of_64", 0.5),

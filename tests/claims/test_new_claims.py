@@ -11,6 +11,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from sinklab.claims._snapshots import ALONG
 from sinklab.claims.gradient_sinks import gradient_numbers
+from sinklab.claims.objective_and_mechanism import carried
 from sinklab.claims.order_of_onset import half_way
 from sinklab.claims.threshold_and_length import LENGTHS, OTHERS, THRESHOLDS, USUAL, SameOrder, rates
 from sinklab.claims.weak_content import contents
@@ -44,12 +45,12 @@ def drawn_rows(samples: int = 32) -> torch.Tensor:
     return IDS[torch.randint(len(IDS), (samples, 64), generator=torch.Generator().manual_seed(1))]
 
 
-def by_position(strength: float, token: int | None = None) -> SinkLM:
+def by_position(strength: float, token: int | None = None, **fields) -> SinkLM:
     """Learned positions alone, or one token alone, make the score of a key; no other query or key has any.
 
     The embedding has one coordinate for position 0 (or the token) and one that every token has.
     """
-    model = model_like(position={"name": "learned"})
+    model = model_like(position={"name": "learned"}, **fields)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -218,3 +219,35 @@ def test_a_map_for_queries_keys_and_values_together_has_no_gradient_of_keys():
     )  # fmt: skip
     with pytest.raises(DoesNotApply, match="no map for keys alone"):
         gradient_numbers(GPTNeoXForCausalLM(config).eval(), drawn_rows(), 0)
+
+
+# --- objective and mechanism --------------------------------------------------------------------------------------------------
+
+
+def carried_by(model: SinkLM) -> float:
+    return carried(read_like(model, drawn_rows()))["carried_rate"]
+
+
+@pytest.mark.parametrize("prefix", [0, 5])
+def test_a_sink_is_carried_by_softmax_and_not_by_an_even_head(prefix):
+    assert carried_by(by_position(8.0, prefix=prefix)) == 100.0
+    assert carried_by(by_position(0.0, prefix=prefix)) == 0.0
+
+
+def test_weights_of_a_half_on_every_key_are_no_sink():
+    """Sigmoid of a score of 0; with one key high and the others low it is one, of a weight near 1."""
+    sigmoid = {"name": "sigmoid"}
+    assert carried_by(by_position(0.0, operation=sigmoid)) == 0.0
+    assert carried_by(by_position(8.0, operation={**sigmoid, "bias": -8.0})) == 100.0
+    # All the share of the rows, and hardly any weight: the proxy of the published rate would call it a sink.
+    assert carried_by(by_position(8.0, operation={**sigmoid, "bias": -40.0})) == 0.0
+
+
+@pytest.mark.parametrize(("bias", "expected"), [(-4.0, 0.0), (4.0, 100.0)])
+def test_what_a_closed_gate_holds_back_is_not_carried(bias, expected):
+    model = by_position(8.0, operation={"name": "gated", "element_wise": False, "initial_bias": bias})
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.fill_(bias)
+    assert carried_by(model) == expected
