@@ -40,7 +40,7 @@ PLANTED: Numbers = {
 ALONG = "kept along the way"
 PLANTED |= {
     "order_of_onset": {
-        ALONG: {"sink_rate": 25, "onset_weight": 100, "onset_massive": 150, "onset_angle": 50, "onset_worth": 140},
+        ALONG: {"sink_rate": 25, "onset_weight": 100, "onset_massive": 150, "onset_worth": 140},
     },
     "gradient_sinks": {
         ALONG: {
@@ -65,6 +65,14 @@ PLANTED |= {
     },
 }
 
+FALSE = "rotary positions"
+PLANTED["false_sinks_in_a_prompt"] = {
+    FALSE: {
+        "sink_rate": 20, "taken_by_text": 0.05, "taken_by_bos": 0.4, "taken_by_repeated": 0.3, "first_beside_text": 0.8,
+        "first_beside_bos": 0.4, "first_beside_repeated": 0.5, "cost_of_bos": 0.1, "cost_of_repeated": 0.1,
+    }
+}  # fmt: skip
+
 REVERSED: Changed = [
     ("threshold_and_length", "fixed_first", "sink_rate_40_of_32", 0),
     ("threshold_and_length", "rate x1/4", "sink_rate_20_of_32", 90),
@@ -77,7 +85,6 @@ REVERSED: Changed = [
 
 REVERSED += [
     *(("order_of_onset", ALONG, f"onset_{curve}", 90) for curve in ("massive", "worth")),
-    ("order_of_onset", ALONG, "onset_angle", 99),
     ("gradient_sinks", ALONG, "token_gradient_end", 1),
     ("gradient_sinks", ALONG, "key_gradient_end", 1.5),
     ("gradient_sinks", ALONG, "key_gradient_per_mass_end", 2),
@@ -91,7 +98,14 @@ REVERSED += [
     *(("objective_and_mechanism", f"gate, head-wise{tail}", "carried_rate", 30) for tail in ("", ", prefix of 5")),
 ]
 
+REVERSED += [
+    *(("false_sinks_in_a_prompt", FALSE, f"taken_by_{kind}", 0.06) for kind in ("bos", "repeated")),
+    *(("false_sinks_in_a_prompt", FALSE, f"first_beside_{kind}", 0.8) for kind in ("bos", "repeated")),
+    *(("false_sinks_in_a_prompt", FALSE, f"cost_of_{kind}", 0.0) for kind in ("bos", "repeated")),
+]
+
 ABOUT_NOTHING: Changed = [
+    ("false_sinks_in_a_prompt", FALSE, "sink_rate", 0.5),
     ("objective_and_mechanism", "baseline", "carried_rate", 0.5),
     ("order_of_onset", ALONG, "sink_rate", 0.5),
     ("gradient_sinks", ALONG, "sink_rate", 0.5),

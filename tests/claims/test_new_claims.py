@@ -10,6 +10,7 @@ import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from sinklab.claims._snapshots import ALONG
+from sinklab.claims.false_sinks_in_a_prompt import COUNT, false_sinks
 from sinklab.claims.gradient_sinks import gradient_numbers
 from sinklab.claims.objective_and_mechanism import carried
 from sinklab.claims.order_of_onset import half_way
@@ -36,6 +37,7 @@ def read_like(model: SinkLM, rows: torch.Tensor, ids: torch.Tensor = IDS) -> Sim
         loaded=SimpleNamespace(model=model),
         rows=lambda samples=100, seq_len=None: rows[:samples, :seq_len],
         front=0,
+        bos=0,
         draw=0,
         text_ids=ids,
     )
@@ -251,3 +253,35 @@ def test_what_a_closed_gate_holds_back_is_not_carried(bias, expected):
             if name.endswith("bias"):
                 parameter.fill_(bias)
     assert carried_by(model) == expected
+
+
+# --- false sinks --------------------------------------------------------------------------------------------------------------
+
+
+def rows_with_bos() -> torch.Tensor:
+    rows = drawn_rows()
+    rows[:, 0] = 0
+    return rows
+
+
+def test_a_sink_that_is_its_token_is_split_by_more_of_them():
+    """Nine keys have the score of BOS and all others none, so that each has a ninth of nearly everything."""
+    numbers = false_sinks(read_like(by_position(8.0, token=0), rows_with_bos()))
+    assert numbers["first_beside_text"] > 0.99
+    assert numbers["first_beside_bos"] == pytest.approx(1 / (COUNT + 1), rel=0.01)
+    assert numbers["taken_by_bos"] == pytest.approx(COUNT / (COUNT + 1), rel=0.01)
+    assert numbers["taken_by_repeated"] < 0.01
+    # No value carries anything, so neither do weights, wherever they are.
+    assert numbers["cost_of_bos"] == numbers["cost_of_repeated"] == 0.0
+
+
+def test_a_sink_that_is_its_position_stays_whole():
+    numbers = false_sinks(read_like(by_position(8.0), rows_with_bos()))
+    assert numbers["first_beside_bos"] == pytest.approx(numbers["first_beside_text"], rel=1e-5)
+    assert numbers["taken_by_bos"] < 0.01
+
+
+def test_without_a_bos_there_are_no_further_ones():
+    trained = read_like(by_position(8.0), drawn_rows())
+    trained.bos = None
+    assert not any("bos" in name for name in false_sinks(trained))

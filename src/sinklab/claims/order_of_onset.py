@@ -1,4 +1,4 @@
-"""Chen et al. 2026, order of onset: keys turn to queries, attention goes to the sink, and what goes with it comes later."""
+"""Chen et al. 2026, order of onset: attention goes to the sink first, and massive activations come later."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ def _after(name: str, says: str) -> Part:
 
 @claims.register("order_of_onset")
 def order_of_onset() -> Claim:
-    """Seven curves of one training, each at half of its way; the norms of keys, values and hidden states are in no part.
+    """Seven curves of one training, each at half of its way; angle and norms of keys, values and hidden states are in no part.
 
     A curve that does not move has no onset, and a training without one says nothing of the order.
     """
     return Claim(
-        statement="In training first the angle of keys and queries turns, then attention goes to the sink; that activations "
-        "become massive and predictions come to need the sink follows.",
+        statement="In training attention goes to the sink first; that activations become massive and that predictions come to "
+        "need the sink follows.",
         source="chen2026",
         reference="Chen et al. 2026 (arXiv 2603.17771)",
         published="No steps: massive activations are read as an answer to the gradients that attention to the sink gathers "
@@ -122,11 +122,6 @@ def order_of_onset() -> Claim:
         read_outs=("sinks", onsets),
         presupposes=(has_sink(ALONG.label),),
         parts=(
-            Part(
-                "the angle turns before attention goes to the sink",
-                Ratio("onset_angle", ALONG.label, ALONG.label, other="onset_weight"),
-                less_than=1 / LATER,
-            ),
             _after("massive", "activations become massive later than attention goes to the sink"),
             _after("worth", "predictions come to need the sink later than attention goes to it"),
         ),
