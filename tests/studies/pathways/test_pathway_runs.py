@@ -118,7 +118,7 @@ def short(monkeypatch):
         }
     )
     for module in (cells, benchmark):
-        monkeypatch.setattr(module, "base_config", lambda scale: config)
+        monkeypatch.setattr(module, "base_config", lambda scale, base=None: config)
 
     def train(plan, names, **options):
         for name in names:
