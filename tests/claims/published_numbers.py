@@ -32,11 +32,11 @@ PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
         "ALiBi": {RATE: 20.78},
         "rotary positions": {RATE: 18.18},
     },
-    "norm_placement": {"baseline": {RATE: 18.18}, "post-norm": {RATE: 13.54}},
+    "norm_placement": {"baseline": {RATE: 18.18, "held_out_loss": 3.73}, "post-norm": {RATE: 13.54, "held_out_loss": 3.73}},
     # Not published as numbers: 20 is the size of |h_1| over the others at a billion parameters.
     "massive_before_post_norm": {
-        "baseline": {"hidden_ratio": 20},
-        "post-norm": {RATE: 13.54, "norm_input_ratio": 20, "hidden_ratio": 1},
+        "baseline": {"hidden_ratio": 20, "held_out_loss": 3.73},
+        "post-norm": {RATE: 13.54, "norm_input_ratio": 20, "hidden_ratio": 1, "held_out_loss": 3.73},
     },
     "massive_activations_need_a_sink": {
         "baseline": {"hidden_ratio": 23.3},
@@ -47,7 +47,12 @@ PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
         "key bias, value of length 20": {"hidden_ratio": 20},
     },
     "feed_forward": rates(baseline=18.18, relu=16.90, gelu=14.76, geglu=17.86),
-    "number_of_heads": {"baseline": {RATE: 18.18}, "4 heads": {RATE: 10.68}, "2 heads": {RATE: 12.95}, "1 head": {RATE: 19.50}},
+    "number_of_heads": {
+        "baseline": {RATE: 18.18},
+        "4 heads": {RATE: 10.68},
+        "2 heads": {RATE: 12.95},
+        "fewest heads": {RATE: 19.50},
+    },
     "sink_moves_to_bias": {
         **WITHOUT,
         "sink token": both(74.12, 0.00),
@@ -75,7 +80,7 @@ PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
     },
     "sigmoid_has_no_sink": {
         "baseline": {RATE: 18.18, "held_out_loss": 3.73},
-        "sigmoid": {RATE: 0.44, "held_out_loss": 3.70},
+        "sigmoid": {RATE: 0.44, "sink_rate_of_mass": 0, "held_out_loss": 3.70},
         "sigmoid, normalised": {RATE: 30.24, "held_out_loss": 3.74},
     },
     "other_kernels": {
@@ -91,7 +96,12 @@ PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
         "identity, normalised": {"diverged": 1},
         "softmax over the 2-norm": {"diverged": 1},
     },
-    "softmax_scale": {"baseline": {RATE: 18.18}, "rows sum to 0.1": {RATE: 3.59}, "rows sum to 2": {RATE: 29.10}},
+    # Of mean weights nothing is published; rates are 18.18, 3.59 and 29.10.
+    "softmax_scale": {
+        "baseline": {RATE: 18.18, WEIGHT: 0.25},
+        "rows sum to 0.1": {WEIGHT: 0.1},
+        "rows sum to 2": {WEIGHT: 0.35},
+    },
     # LLaMA3-8B, but the rate of the baseline, which only has to be one.
     "hidden_key_value_norms": {
         "baseline": {
@@ -129,7 +139,7 @@ _REVERSED: dict[str, tuple[tuple[str, str, float], ...]] = {
         *((label, "hidden_ratio", 1) for label in ("value bias", "key bias, value of length 20")),
     ),
     "feed_forward": tuple((label, RATE, 0) for label in ("relu", "gelu", "geglu")),
-    "number_of_heads": tuple((label, RATE, 0) for label in ("1 head", "2 heads", "4 heads")),
+    "number_of_heads": tuple((label, RATE, 0) for label in ("fewest heads", "2 heads", "4 heads")),
     "sink_moves_to_bias": (
         *((label, RATE, 18) for label in ("sink token", "key-value bias", "key bias")),
         *((label, STAR, 0) for label in ("sink token", "key-value bias", "key bias")),
@@ -153,6 +163,7 @@ _REVERSED: dict[str, tuple[tuple[str, str, float], ...]] = {
     ),
     "sigmoid_has_no_sink": (
         ("sigmoid", RATE, 18),
+        ("sigmoid", "sink_rate_of_mass", 18),
         ("sigmoid, normalised", RATE, 0),
         ("sigmoid", "held_out_loss", 4.0),
     ),
@@ -161,7 +172,7 @@ _REVERSED: dict[str, tuple[tuple[str, str, float], ...]] = {
         ("elu kernel, normalised", RATE, 0),
     ),
     "operations_that_fail": (("elu kernel", "diverged", 0),),
-    "softmax_scale": (("rows sum to 0.1", RATE, 29), ("rows sum to 2", RATE, 4)),
+    "softmax_scale": (("rows sum to 0.1", WEIGHT, 0.35), ("rows sum to 2", WEIGHT, 0.1)),
     "hidden_key_value_norms": (
         ("baseline", "hidden_ratio", 1),
         ("baseline", "key_ratio_sink", 2),
@@ -208,14 +219,21 @@ ABOUT_NOTHING: list[tuple[str, str, str, float]] = [(name, *row, 0.1) for name, 
 ABOUT_NOTHING += [("fine_tuning_keeps_the_sink", "fine-tuned", "first_text_loss", 1.0)]
 
 PUBLISHED |= {
-    # The rate at a quarter of the steps is not published; it is near 0 shortly before.
-    "emergence": {"baseline": {"sink_rate_start": 0, "sink_rate_quarter": 9, "sink_rate_end": 18.18}},
-    "learning_rate": {"rate x1/4": {RATE: 2.90}, "baseline": {RATE: 18.18}, "rate x2": {RATE: 32.23}},
+    # The rate at the end of warm-up, after 100 steps, is not published; the sink appears ten times as late.
+    "emergence": {"baseline": {"sink_rate_start": 0, "sink_rate_warm": 0, "sink_rate_end": 18.18}},
+    "learning_rate": {
+        "rate x1/4": {RATE: 2.90},
+        "rate x1/2": {RATE: 11.21},
+        "baseline": {RATE: 18.18},
+        "rate x2": {RATE: 32.23},
+    },
     "equal_learning_rate_times_steps": {
         "rate x2, steps x1/2": {RATE: 23.44, "held_out_loss": 3.79},
+        "baseline": {RATE: 18.18},
         "rate x1/2, steps x2": {RATE: 16.81, "held_out_loss": 3.68},
     },
-    "batch_size": {"batch x1/2": {RATE: 17.19}, "baseline": {RATE: 18.18}, "batch x2": {RATE: 16.19}},
+    # Of mean weights nothing is published; rates are 17.19, 18.18 and 16.19.
+    "batch_size": {"batch x1/2": {WEIGHT: 0.25}, "baseline": {RATE: 18.18, WEIGHT: 0.25}, "batch x2": {WEIGHT: 0.24}},
     "unique_data": {"baseline": {RATE: 18.18}, "0.05 of the rows": {RATE: 15}, "0.005 of the rows": {RATE: 0.9}},
     "fixed_token": {
         "fixed_first": {RATE: 74.11, "sink_rate_1": 0, "sink_rate_2": 0},
@@ -223,12 +241,12 @@ PUBLISHED |= {
         "fixed_third": {RATE: 0, "sink_rate_1": 0, "sink_rate_2": 69.64},
     },
     "random_first_tokens": {
-        "no_bos": {RATE: 18.18, "sink_rate_max": 18.18},
-        "random_first": {RATE: 27.03, "sink_rate_max": 27.03},
-        "random_first_two": {RATE: 1.98, "sink_rate_1": 14.08, "sink_rate_max": 14.08},
+        "no_bos": {"sink_rate_as_trained": 18.18, "sink_rate_max_as_trained": 18.18},
+        "random_first": {"sink_rate_as_trained": 27.03, "sink_rate_max_as_trained": 27.03},
+        "random_first_two": {"sink_rate_as_trained": 1.98, "sink_rate_1_as_trained": 14.08, "sink_rate_max_as_trained": 14.08},
     },
     "weight_decay": {"decay 0": {RATE: 15.20}, "baseline": {RATE: 18.18}, "decay 1": {RATE: 37.71}, "decay 10": {RATE: 0.01}},
-    "prefix_lm": {"baseline": {RATE: 18.18}, "prefix of 5": {"prefix_largest": 21, "prefix_second": 0}},
+    "prefix_lm": {"baseline": {RATE: 18.18}, "prefix of 5": {"prefix_largest": 21, "prefix_second": 0, "prefix_one": 100}},
     # Not published as numbers.
     "window_attention": {
         "baseline": {RATE: 18.18},
@@ -240,13 +258,13 @@ PUBLISHED |= {
 REVERSED += [
     ("emergence", "baseline", "sink_rate_start", 18),
     ("emergence", "baseline", "sink_rate_end", 3),
-    ("emergence", "baseline", "sink_rate_quarter", 18),
-    ("learning_rate", "rate x1/4", RATE, 25),
-    ("learning_rate", "rate x2", RATE, 10),
+    ("emergence", "baseline", "sink_rate_warm", 18),
+    ("learning_rate", "rate x1/4", RATE, 40),
+    ("learning_rate", "rate x2", RATE, 0),
     ("equal_learning_rate_times_steps", "rate x1/2, steps x2", RATE, 25),
     ("equal_learning_rate_times_steps", "rate x1/2, steps x2", "held_out_loss", 3.9),
-    ("batch_size", "batch x1/2", RATE, 30),
-    ("batch_size", "batch x2", RATE, 8),
+    ("batch_size", "batch x1/2", WEIGHT, 0.4),
+    ("batch_size", "batch x2", WEIGHT, 0.1),
     ("unique_data", "0.005 of the rows", RATE, 18),
     ("unique_data", "0.005 of the rows", RATE, 10),  # weaker, and still more than half
     ("fixed_token", "fixed_first", RATE, 0),
@@ -258,12 +276,12 @@ REVERSED += [
     ("fixed_token", "fixed_second", "sink_rate_2", 20),
     ("fixed_token", "fixed_third", RATE, 20),
     ("fixed_token", "fixed_third", "sink_rate_1", 20),
-    ("random_first_tokens", "random_first", RATE, 10),
-    ("random_first_tokens", "random_first_two", RATE, 20),
+    ("random_first_tokens", "random_first", "sink_rate_as_trained", 10),
+    ("random_first_tokens", "random_first_two", "sink_rate_as_trained", 20),
     ("weight_decay", "decay 0", RATE, 40),
     ("weight_decay", "decay 10", RATE, 40),
     ("prefix_lm", "prefix of 5", "prefix_largest", 1),
-    ("prefix_lm", "prefix of 5", "prefix_second", 15),
+    ("prefix_lm", "prefix of 5", "prefix_one", 20),  # a row has its sink on several tokens, or on none
     ("window_attention", "window of 1/2", "excess_of_first", 0),
     ("window_attention", "window of 1/2", "excess_inside", 0.2),
     ("window_attention", "window of 1/16", "excess_of_first", 0.2),
@@ -279,8 +297,12 @@ def by_sinks(*values):
     return dict(zip(("window_0", "window_1", "window_2", "window_4"), ppl(*values), strict=True))
 
 
-PLAIN = {"held_out_loss": 2.89, **by_sinks(27.87, 18.49, 18.05, 18.05)}
-LEARNED = {"held_out_loss": 2.89, **by_sinks(1235, 18.01, 18.01, 18.02)}
+def left(zero, one, four):
+    return math.log(one / four) / math.log(zero / four)
+
+
+PLAIN = {"held_out_loss": 2.89, **by_sinks(27.87, 18.49, 18.05, 18.05), "left_by_one": left(27.87, 18.49, 18.05)}
+LEARNED = {"held_out_loss": 2.89, **by_sinks(1235, 18.01, 18.01, 18.02), "left_by_one": left(1235, 18.01, 18.02)}
 GATED = {"held_out_loss": math.log(15.55), "max_inf_norm": 8.7, "kurtosis": 18.9, "int8_gap": math.log(16.02 / 15.55)}
 OPT = {"held_out_loss": math.log(15.84), "max_inf_norm": 340, "kurtosis": 1778, "int8_gap": math.log(21.18 / 15.84)}
 BERT = {"held_out_loss": math.log(4.49), "max_inf_norm": 735, "kurtosis": 3076}
@@ -298,13 +320,9 @@ PUBLISHED |= {
         "dense": {"loss": DENSE},
         "no sinks": {"loss": WINDOW},
         "four sinks": {"loss": SINKS, "last_loss": SINKS},
-        "re-computation": {"last_loss": ANEW},
+        "re-computation, begun as texts are": {"last_loss": ANEW},
     },
-    "recomputation_equals_sinks": {
-        "no sinks": {"loss": WINDOW},
-        "four sinks": {"loss": SINKS},
-        "re-computation": {"loss": ANEW},
-    },
+    "recomputation_equals_sinks": {BASELINE: {"window_0": WINDOW, "window_4": SINKS, "re_computation": ANEW}},
     # Llama-2-7B.
     "number_of_sinks": {
         f"{number} sinks": {"loss": loss}
@@ -316,7 +334,7 @@ PUBLISHED |= {
     },
     "line_breaks_as_sinks": {
         "no sinks": {"loss": WINDOW},
-        "four first tokens": {"loss": SINKS},
+        "four first tokens": {"loss": SINKS, "begins_alike": 0},
         "four line breaks": {"loss": math.log(5.60)},
     },
     # Not published as numbers.
@@ -324,7 +342,9 @@ PUBLISHED |= {
         "inside the cache": {"loss": 1.7, "loss_within": 1.7},
         "in the text": {"loss": 8.0, "loss_within": 1.7},
     },
-    "stable_over_long_texts": {"early": {"loss": 1.7}, "late": {"loss": 1.7}},
+    "stable_over_long_texts": {
+        "text by itself": {"loss": 1.7}, "late, four sinks": {"loss": 1.7}, "late, no sinks": {"loss": 8.0}
+    },
     # A line 2,300 tokens back, with caches of 2,048 and 4,096; and one 4,600 back. Chance is 0 there, 0.1 here.
     "cliff_at_the_cache_size": {
         "smaller cache": {"held by both": 0.75, "held by the larger": 0.1, "held by none": 0.1},
@@ -337,7 +357,7 @@ PUBLISHED |= {
     "int8_gap_falls": {BASELINE: OPT, "gated heads": GATED},
     # BERT-base.
     "six_bit_gap_falls": {
-        BASELINE: {"w6a8_gap": math.log(598 / 4.49), "w6a6_gap": math.log(42.8 / 4.49)},
+        BASELINE: {"w6a8_gap": math.log(598 / 4.49), "w6a6_gap": math.log(42.8 / 4.49), "kurtosis": 3076},
         "gated heads": {"w6a8_gap": math.log(4.79 / 4.45), "w6a6_gap": math.log(5.90 / 4.45)},
     },
     "clipped_cuts_outliers": {
@@ -367,24 +387,25 @@ REVERSED += [
     ("window_fails_sinks_restore", BASELINE, "re_computation", SINKS - 1),
     ("long_streams", "dense", "loss", SINKS),
     ("long_streams", "no sinks", "loss", SINKS),
-    ("long_streams", "re-computation", "last_loss", SINKS - 1),
-    ("recomputation_equals_sinks", "re-computation", "loss", WINDOW),
-    ("recomputation_equals_sinks", "re-computation", "loss", SINKS - 1),
+    ("long_streams", "re-computation, begun as texts are", "last_loss", SINKS - 1),
+    ("recomputation_equals_sinks", BASELINE, "re_computation", WINDOW),
+    ("recomputation_equals_sinks", BASELINE, "re_computation", SINKS - 1),
     ("number_of_sinks", "0 sinks", "loss", math.log(9.59)),
     ("number_of_sinks", "8 sinks", "loss", math.log(8)),
     ("cache_size_not_monotone", "the whole", "loss", math.log(9.08)),  # a large one that is as good as the next smaller
     ("line_breaks_as_sinks", "four line breaks", "loss", WINDOW),
     ("position_inside_the_cache", "in the text", "loss", 1.7),
     ("position_inside_the_cache", "in the text", "loss_within", 2.0),
-    ("stable_over_long_texts", "late", "loss", 2.0),
+    ("stable_over_long_texts", "late, four sinks", "loss", 2.0),
+    ("stable_over_long_texts", "late, no sinks", "loss", 1.7),
     ("cliff_at_the_cache_size", "larger cache", "held by the larger", 0.1),
     ("cliff_at_the_cache_size", "smaller cache", "held by the larger", 0.5),
     ("cliff_at_the_cache_size", "larger cache", "held by none", 0.5),
     ("learnable_sink", "sink token, no BOS", "window_0", math.log(18)),
-    ("learnable_sink", "sink token, no BOS", "window_1", math.log(25.73)),
+    ("learnable_sink", "sink token, no BOS", "left_by_one", left(1262, 25.73, 18.05)),
     ("learnable_sink", "sink token, no BOS", "held_out_loss", 3.0),
-    ("one_sink_is_too_few", "no BOS", "window_1", math.log(18.05)),
-    ("one_sink_is_too_few", "sink token, no BOS", "window_1", math.log(25.73)),
+    ("one_sink_is_too_few", "no BOS", "left_by_one", 0.0),
+    ("one_sink_is_too_few", "sink token, no BOS", "left_by_one", left(1262, 25.73, 18.05)),
     ("zero_sink", "zero sink, no BOS", "window_0", math.log(18.01)),
     ("zero_sink", "zero sink, no BOS", "held_out_loss", 3.0),
     ("gated_cuts_outliers", "gated heads", "max_inf_norm", 340),
@@ -534,6 +555,18 @@ REVERSED += [
 ]
 
 ABOUT_NOTHING += [
+    ("norm_placement", "post-norm", "held_out_loss", 5.0),  # untrained
+    ("massive_before_post_norm", "post-norm", "held_out_loss", 5.0),
+    ("line_breaks_as_sinks", "four first tokens", "begins_alike", 1.0),
+    ("recomputation_equals_sinks", BASELINE, "window_0", SINKS),
+    ("zero_sink", "no BOS", "window_0", math.log(18.05)),
+    ("six_bit_gap_falls", BASELINE, "kurtosis", 10.6),  # that of the smallest scale
+    ("int8_gap_falls", BASELINE, "kurtosis", 10.6),
+    ("gated_cuts_outliers", BASELINE, "kurtosis", 10.6),
+    ("clipped_cuts_outliers", BASELINE, "kurtosis", 10.6),
+    ("clipped_fails_on_decoders", BASELINE, "kurtosis", 10.6),
+    ("gamma_sweep", BASELINE, "kurtosis", 10.6),
+    ("stretching_up_does_not_help", BASELINE, "kurtosis", 10.6),
     ("trigger_softmax_single", "softmax", "max_error", 0.5),
     ("trigger_softmax_deep", "softmax", "max_error", 0.5),
     ("trigger_relu", "several heads", "max_error", 0.5),

@@ -8,12 +8,13 @@ import torch
 from sinklab.claims._embedded import embedded_model
 from sinklab.claims.massive_before_post_norm import norm_inputs
 from sinklab.claims.repeated_token_laws import measure
+from sinklab.errors import ConfigurationError
 from sinklab.jobs.claim import SCALES, Claim
 from sinklab.jobs.verdict import judge
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims
 from sinklab.studies.reproduce.cells import configure
-from sinklab.studies.reproduce.scales import base_config
+from sinklab.studies.reproduce.scales import base_called, base_config
 
 
 def verdict(claim: Claim, numbers: dict[str, dict[str, float]]) -> str:
@@ -41,8 +42,9 @@ def distinct(scale: str) -> set[str]:
 @pytest.mark.parametrize("scale", SCALES)
 def test_claims_share_their_trainings(scale: str) -> None:
     """The baseline; 5 schemes, post-norm, 3 activations, 3 numbers of heads; 10 biases; 10 operations, 2 scales; 1 tuned."""
-    same = base_config(scale).model.num_attention_heads in (1, 2, 4)  # one of the numbers of heads is then the baseline's own
-    assert len(distinct(scale)) == 36 - same
+    model = base_config(scale).model
+    heads = {model.num_attention_heads, -(-4 // model.num_hidden_layers), 2, 4}  # two of the numbers may be one
+    assert len(distinct(scale)) == 36 - 4 + len(heads)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +60,11 @@ def test_one_position_scheme_is_the_scales_own(scale: str, own: str) -> None:
 def test_heads_together_keep_their_size(scale: str) -> None:
     base = base_config(scale)
     total = base.model.num_attention_heads * base.model.head_size
+    least = -(-4 // base.model.num_hidden_layers)
     for variant in claims["number_of_heads"]().variants[1:]:
         model = configure(base, variant).model
-        assert (model.num_attention_heads, model.num_attention_heads * model.head_size) == (int(variant.label[0]), total)
+        heads = least if variant.label == "fewest heads" else int(variant.label[0])
+        assert (model.num_attention_heads, model.num_attention_heads * model.head_size) == (heads, total)
 
 
 def test_fine_tuning_reads_other_text_more_gently() -> None:
@@ -71,6 +75,21 @@ def test_fine_tuning_reads_other_text_more_gently() -> None:
         assert tuned.optimizer.learning_rate == pytest.approx(base.optimizer.learning_rate / 20)
         assert tuned.training.steps == base.training.steps / 4
         assert tuned.model == base.model
+
+
+def test_the_first_text_of_a_fine_tuned_model_is_that_of_its_base() -> None:
+    tuned = claims["fine_tuning_keeps_the_sink"]().variants[1]
+    for scale, base in (("tiny", "bos"), ("tiny", "no-bos"), ("small", "bos"), ("60m", "no-bos")):
+        config = base_config(scale, base)
+        assert base_called(configure(config, tuned).name).data == config.data
+    with pytest.raises(ConfigurationError, match="no base of a scale is called 'other'"):
+        base_called("other")
+
+
+def test_post_norm_is_trained_at_a_rate_at_which_it_learns() -> None:
+    (post,) = (variant for variant in claims["norm_placement"]().variants if variant.label == "post-norm")
+    rates = {scale: configure(base_config(scale), post).optimizer.learning_rate for scale in SCALES}
+    assert rates == {"tiny": 3e-3, "small": 3e-3, "60m": 4e-4, "1b": 4e-4}
 
 
 def test_texts_of_an_embedded_model_are_drawn_by_the_seed() -> None:

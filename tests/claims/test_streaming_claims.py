@@ -88,13 +88,25 @@ def test_what_is_measured_is_what_is_judged(foreign, monkeypatch, name):
         assert all(math.isfinite(numbers[label][metric]) for label, metric in part.effect.needs())
 
 
-def test_early_and_late_are_the_same_tokens():
+@pytest.mark.parametrize(("bos", "number"), [(0, 10), (None, 10), (0, 9)])
+def test_tokens_late_in_a_stream_are_those_at_the_start_of_texts(bos, number):
     """With the token itself for its loss, and no two texts alike, the means agree only if the tokens do."""
-    rows = torch.arange(10)[:, None] * 1000 + torch.arange(256)
-    texts = SimpleNamespace(rows=rows, bos=0, budget=16)
-    texts.losses = lambda policy, rows, first: rows[:, first:].float()
+    rows = torch.arange(number)[:, None] * 1000 + torch.arange(256)
+    texts = SimpleNamespace(rows=rows, bos=bos, budget=16)
+    read = []
+
+    def losses(policy, rows, first):
+        read.append((policy, rows.shape))
+        return rows[:, first:].float()
+
+    texts.losses = losses
     numbers = stable_over_long_texts.measured(texts)
-    assert numbers["early"] == numbers["late"]
+    fresh, *late = (numbers[label]["loss"] for label in ("text by itself", "late, four sinks", "late, no sinks"))
+    assert late == [fresh, fresh]
+    front = 0 if bos is None else 1
+    # Of a text by itself nothing has left a cache of 16 tokens and the query: the last one scored sees 16 before its query.
+    assert read[0] == ("full", (number - 1, front + 16))
+    assert {shape for _, shape in read[1:]} == {(1, 256 + (number - 1) * (256 - front))}
 
 
 def test_no_line_lies_where_a_cache_holds_a_part_of_it():

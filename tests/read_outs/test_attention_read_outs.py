@@ -45,6 +45,8 @@ def by_hand(trained) -> dict[str, float]:
         "sink_rate_max": max(rates[front : front + (total - front) // 2]),
         "sink_rate_star": star,
         "first_attention": shares[..., front:, front].mean().item(),
+        "first_mass": of_tokens[..., front].mean().item(),
+        "sink_rate_of_mass": 100 * (of_tokens[..., front].mean(-1) > 0.3).double().mean().item(),
         "first_argmax": 100 * (of_tokens.argmax(-1) == front).double().mean().item(),
         "entropy": -torch.xlogy(proportions, proportions).sum(-1).mean().item(),
         "null_mass": nothing.mean().item(),

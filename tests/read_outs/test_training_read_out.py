@@ -28,9 +28,11 @@ def test_the_course_of_the_rate():
     found = numbers_of_table(table_of(rates, weights=[(0, 0.1), (40, 0.2), (100, 0.3)]), steps=100, warmup_steps=10)
     assert found == {
         "sink_rate_start": 1.0,
+        "sink_rate_warm": 2.0,  # of step 20, the first behind step 10
         "sink_rate_quarter": 9.0,  # of step 40, the first behind step 25
         "sink_rate_half": 12.0,
         "sink_rate_end": 16.0,
+        "first_attention_warm": 0.2,
         "first_attention_quarter": 0.2,
         "first_attention_half": 0.3,
         "first_attention_end": 0.3,

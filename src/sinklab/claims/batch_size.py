@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
+from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.jobs.claim import Claim, Difference, Part, Times, Variant
 from sinklab.registry import claims
 
 __all__ = ["batch_size"]
 
+
+SAME = 0.05
+"""Of a row: a difference of the mean weight on the first token within which it is the same, a fifth of what models of the
+smallest scale have. The published rates differ by an eighth of theirs."""
 
 HALF = Variant("batch x1/2", {"training.batch_size": Times(0.5)})
 DOUBLE = Variant("batch x2", {"training.batch_size": Times(2)})
@@ -15,7 +19,10 @@ DOUBLE = Variant("batch x2", {"training.batch_size": Times(2)})
 
 @claims.register("batch_size")
 def batch_size() -> Claim:
-    """Claimed is that nothing changes, so both differences must lie within the least that would be called one."""
+    """Claimed is that nothing changes, so both differences must lie within a margin.
+
+    Judged by the share of a row that the first token has on average; the rates, which the paper reports, are in the table.
+    """
     return Claim(
         statement="At the same number of steps, the batch size has no effect on the sink.",
         source="gu2024",
@@ -28,9 +35,9 @@ def batch_size() -> Claim:
         parts=tuple(
             Part(
                 f"{variant.label} leaves it as it is",
-                Difference("sink_rate", variant.label, UNCHANGED.label),
-                more_than=-SINK,
-                less_than=SINK,
+                Difference("first_attention", variant.label, UNCHANGED.label),
+                more_than=-SAME,
+                less_than=SAME,
             )
             for variant in (HALF, DOUBLE)
         ),

@@ -11,9 +11,10 @@ from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Times, Variant
 from sinklab.jobs.trained import TrainedModel
 from sinklab.probes.sink_rate import SinkRate
-from sinklab.registry import claims, recipes
+from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.results.table import unpacked
+from sinklab.studies.reproduce.scales import base_called
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
 
@@ -81,7 +82,7 @@ def tune(config: PretrainingConfig) -> Mapping[str, object]:
 
 def on_the_first_text(trained: TrainedModel) -> Mapping[str, float]:
     """Sink rate and loss on held-out text of the scale's own configuration, after whichever training."""
-    first: PretrainingConfig = recipes[trained.config.name]()
+    first = base_called(trained.config.name)
     rows = prepare_data(first, trained.cache).probe_rows(
         min(100, first.data.held_out_rows), min(64, first.model.max_position_embeddings)
     )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from sinklab.claims._architecture import UNCHANGED, has_sink
+from sinklab.claims._architecture import UNCHANGED, WEIGHT, has_sink
 from sinklab.claims._gates import ELEMENT_WISE, HEAD_WISE, INDEPENDENT, SHARED, SQUEEZED
 from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Ratio
 from sinklab.registry import claims
 
 __all__ = ["gate_positions"]
-
-LEAST = 0.03
-"""Difference of the mean weight on the first token that is called one."""
 
 
 @claims.register("gate_positions")
@@ -37,7 +34,7 @@ def gate_positions() -> Claim:
                 Part(
                     f"{gate.label}: more is left than element-wise",
                     Difference("first_attention", gate.label, ELEMENT_WISE.label),
-                    more_than=LEAST,
+                    more_than=WEIGHT,
                 )
                 for gate in (SHARED, INDEPENDENT, SQUEEZED)
             ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sinklab.claims._quantisation import GATED, SAME, UNQUANTISABLE
+from sinklab.claims._quantisation import GATED, OUTLIERS, SAME, UNQUANTISABLE
 from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Variant
 from sinklab.registry import claims
 
@@ -18,8 +18,8 @@ def int8_gap_falls() -> Claim:
         reference="Bondarenko et al. 2023 (arXiv 2306.12929), Table 2",
         published="Perplexity in floating point and in W8A8: OPT-125m 15.84 and 21.18, gated 15.55 and 16.02 (0.29 and 0.03 "
         "nats); BERT-base 4.49 and 1294, gated 4.45 and 4.65.",
-        presupposes=(UNQUANTISABLE,),
+        presupposes=(OUTLIERS, UNQUANTISABLE),
         parts=(Part("eight bits cost less", Difference("int8_gap", BASELINE, GATED.label), more_than=SAME),),
         variants=(Variant(BASELINE), GATED),
-        read_outs=("int8",),
+        read_outs=("int8", "outliers"),
     )

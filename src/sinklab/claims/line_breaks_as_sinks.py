@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, MODELS, LongTexts, at_scale, keep, on_checkpoint
 from sinklab.errors import DoesNotApply
-from sinklab.jobs.claim import Claim, Difference, Numbers, OnCheckpoint, Part
+from sinklab.jobs.claim import Claim, Difference, Numbers, OnCheckpoint, Part, Value
 from sinklab.models.loading import LoadedModel
 from sinklab.registry import claims
+from sinklab.results.metric import LOSS, Metric
 
-__all__ = ["line_breaks_as_sinks"]
+__all__ = ["METRICS", "line_breaks_as_sinks"]
+
+METRICS = (LOSS, Metric("begins_alike", "fraction", "1 if a token stands in front of every text, else 0.", outcome=True))
+
+FAILS = Part("a window without sinks fails", Difference("loss", "no sinks", "four first tokens"), more_than=MARGIN)
 
 
 def measured(texts: LongTexts) -> Numbers:
@@ -17,7 +22,10 @@ def measured(texts: LongTexts) -> Numbers:
     broken[:, :4] = _line_break(texts.loaded)
     return {
         "no sinks": {"loss": float(texts.losses(keep(0, texts.budget)).mean())},
-        "four first tokens": {"loss": float(texts.losses(keep(4, texts.budget)).mean())},
+        "four first tokens": {
+            "loss": float(texts.losses(keep(4, texts.budget)).mean()),
+            "begins_alike": float(texts.bos is not None),
+        },
         "four line breaks": {"loss": float(texts.losses(keep(4, texts.budget), broken).mean())},
     }
 
@@ -33,7 +41,11 @@ def _line_break(loaded: LoadedModel) -> int:
 
 @claims.register("line_breaks_as_sinks")
 def line_breaks_as_sinks() -> Claim:
-    """The absolute position makes the sink, not the meaning of its token."""
+    """The absolute position makes the sink, not the meaning of its token.
+
+    At the scales, where it is known how models were trained, it is about those whose rows did not all begin with one token:
+    where they did, it is that token which has the sink, and line breaks take its place.
+    """
     return Claim(
         statement="Sinks matter for where they stand and not for what they say: with the first four tokens replaced by line "
         "breaks a window with sinks does as well.",
@@ -42,7 +54,8 @@ def line_breaks_as_sinks() -> Claim:
         published="Perplexity 5.60 with four line breaks, 5.40 with the four first tokens, 5158 with neither: 0.036 nats "
         "apart.",
         presupposes=(
-            Part("a window without sinks fails", Difference("loss", "no sinks", "four first tokens"), more_than=MARGIN),
+            FAILS,
+            Part("rows began with any token", Value("begins_alike", "four first tokens"), less_than=0.5),
         ),
         parts=(
             Part("line breaks restore the loss", Difference("loss", "no sinks", "four line breaks"), more_than=MARGIN),
@@ -54,11 +67,16 @@ def line_breaks_as_sinks() -> Claim:
         ),
         measure=at_scale(measured),
         one_model=MODELS,
-        checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
+        checkpoint=OnCheckpoint(
+            measure=on_checkpoint(measured),
+            presupposes=(FAILS,),
+            reads="long",
+            remark="Whether BOS stood in front of every row of the training, which decides here, a checkpoint does not say.",
+        ),
         costs=COSTS,
         evidence={
             **DRAWS,
-            "tiny": f"{DRAWS['tiny']}. Every training row of this model began with BOS, which the line breaks replace here; "
-            "that its sink is BOS's and no place's is seen in re-computed windows, too (claim recomputation_equals_sinks)",
+            "tiny": f"{DRAWS['tiny']}. Every row of its training began with BOS, which the line breaks replace: they are "
+            "no better than no sinks, in three draws by 0.006 to 0.026 nats worse",
         },
     )

@@ -9,6 +9,8 @@ from sinklab.results.metric import LOSS, Metric
 
 __all__ = ["METRICS", "long_streams"]
 
+ANEW = "re-computation, begun as texts are"
+
 METRICS = (
     LOSS,
     Metric("last_loss", "nats", "Loss of the last tokens, at which re-computation is taken too."),
@@ -16,19 +18,25 @@ METRICS = (
 
 
 def measured(texts: LongTexts) -> Numbers:
-    """Losses past twice the trained context, and of the last tokens, where re-computation is taken too."""
+    """Losses past twice the trained context, and of the last tokens, where re-computation is taken too.
+
+    A window that is encoded anew begins with BOS where texts do: the model has hardly seen one that does not.
+    """
     loss = {
         "dense": texts.losses("full"),
         "no sinks": texts.losses(keep(0, texts.budget)),
         "four sinks": texts.losses(keep(4, texts.budget)),
     }
     numbers = {label: {"loss": float(part.mean()), "last_loss": float(part[:, -LAST:].mean())} for label, part in loss.items()}
-    return {**numbers, "re-computation": {"last_loss": float(texts.recomputed(with_bos=False).mean())}}
+    return {**numbers, ANEW: {"last_loss": float(texts.recomputed(with_bos=texts.bos is not None).mean())}}
 
 
 @claims.register("long_streams")
 def long_streams() -> Claim:
-    """Four sinks against everything else in Figure 1, at a cache of a quarter of the trained context."""
+    """Four sinks against everything else in Figure 1, at a cache of a quarter of the trained context.
+
+    What is claimed of re-computation, which costs a window for every token, is that it is not missed: sinks may be better.
+    """
     return Claim(
         statement="On texts longer than the training, dense attention and a window without the first tokens lose the thread, "
         "and a window of the same size with four first tokens is as good as re-computing the window.",
@@ -41,7 +49,7 @@ def long_streams() -> Claim:
             Part("a window without sinks fails", Difference("loss", "no sinks", "four sinks"), more_than=MARGIN),
             Part(
                 "four sinks are no worse than re-computation",
-                Difference("last_loss", "four sinks", "re-computation"),
+                Difference("last_loss", "four sinks", ANEW),
                 less_than=MARGIN,
             ),
         ),

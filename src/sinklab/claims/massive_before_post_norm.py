@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from sinklab.claims._architecture import MASSIVE, POST_NORM, UNCHANGED, has_massive, has_no_massive, has_sink
+from sinklab.claims._architecture import MASSIVE, POST_NORM, UNCHANGED, has_learned, has_massive, has_no_massive, has_sink
 from sinklab.jobs.claim import Claim, Part, Value
 from sinklab.jobs.trained import TrainedModel
 from sinklab.models.norms import Norm
@@ -38,7 +38,7 @@ def massive_before_post_norm() -> Claim:
         variants=(UNCHANGED, POST_NORM),
         bases=("no-bos", "bos"),
         read_outs=("sinks", "norms", norm_inputs),
-        presupposes=(has_massive(), has_sink(POST_NORM.label)),
+        presupposes=(has_massive(), has_learned(POST_NORM.label), has_sink(POST_NORM.label)),
         parts=(
             Part("it is massive before the norms", Value("norm_input_ratio", POST_NORM.label), more_than=MASSIVE),
             has_no_massive(POST_NORM.label),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sinklab.claims._architecture import POST_NORM, UNCHANGED, has_sink
+from sinklab.claims._architecture import POST_NORM, UNCHANGED, has_learned, has_sink
 from sinklab.jobs.claim import Claim
 from sinklab.registry import claims
 
@@ -11,7 +11,10 @@ __all__ = ["norm_placement"]
 
 @claims.register("norm_placement")
 def norm_placement() -> Claim:
-    """Post-norm against the pre-norm of the baseline; where the large states are is ``massive_before_post_norm``."""
+    """Post-norm against the pre-norm of the baseline, each at a rate at which it learns.
+
+    Where the large states are is ``massive_before_post_norm``.
+    """
     return Claim(
         statement="The sink appears under post-norm as it does under pre-norm.",
         source="gu2024",
@@ -20,6 +23,6 @@ def norm_placement() -> Claim:
         variants=(UNCHANGED, POST_NORM),
         bases=("no-bos", "bos"),
         read_outs=("sinks",),
-        presupposes=(has_sink(),),
+        presupposes=(has_sink(), has_learned(POST_NORM.label)),
         parts=(has_sink(POST_NORM.label),),
     )

@@ -1,7 +1,8 @@
-"""Number of heads: the sink appears with one head as it does with many of the same size together."""
+"""Number of heads: the sink appears with few heads as it does with many of the same size together."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from sinklab.claims._architecture import UNCHANGED, has_sink
@@ -11,26 +12,32 @@ from sinklab.training.config import PretrainingConfig
 
 __all__ = ["number_of_heads"]
 
+LEAST = 4
+"""Heads of a model in all of which a rate of sinks says something: steps of a quarter."""
+
 
 @claims.register("number_of_heads")
 def number_of_heads() -> Claim:
-    """All heads of a layer together keep their size. With few heads the rate is coarse: one of two heads is 50 %."""
+    """All heads of a layer together keep their size. The fewest are one in each layer, or four in all of a model of few layers.
+
+    The paper's model with one head in each layer has ten of them; of two in all none could be idle.
+    """
     return Claim(
-        statement="The sink appears whatever the number of heads, with a single one too.",
+        statement="The sink appears whatever the number of heads, with a single one in each layer too.",
         source="gu2024",
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Sink rates: 8 heads 18.18, 4 heads 10.68, 2 heads 12.95, 1 head 19.50.",
-        variants=(UNCHANGED, Variant("1 head", one), Variant("2 heads", two), Variant("4 heads", four)),
+        variants=(UNCHANGED, Variant("fewest heads", fewest), Variant("2 heads", two), Variant("4 heads", four)),
         bases=("no-bos", "bos"),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
-        parts=(has_sink("1 head"), has_sink("2 heads"), has_sink("4 heads")),
+        parts=(has_sink("fewest heads"), has_sink("2 heads"), has_sink("4 heads")),
     )
 
 
-def one(config: PretrainingConfig) -> Mapping[str, object]:
-    """One head as large as all of the scale's together."""
-    return _heads(config, 1)
+def fewest(config: PretrainingConfig) -> Mapping[str, object]:
+    """One head as large as all of a layer together, or as many as give the model :data:`LEAST`."""
+    return _heads(config, math.ceil(LEAST / config.model.num_hidden_layers))
 
 
 def two(config: PretrainingConfig) -> Mapping[str, object]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sinklab.claims._first_tokens import LOSS, SAME, first_tokens
+from sinklab.claims._first_tokens import LEFT, LOSS, first_tokens
 from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import Claim, Difference, OnCheckpoint, Part, Variant
+from sinklab.jobs.claim import Claim, Difference, OnCheckpoint, Part, Value, Variant
 from sinklab.registry import claims
 
 __all__ = ["begins_alike", "one_sink_is_too_few"]
@@ -12,7 +12,7 @@ __all__ = ["begins_alike", "one_sink_is_too_few"]
 PLAIN, SINK = "no BOS", "sink token, no BOS"
 
 
-TOO_FEW = Part("one first token is too few", Difference("window_1", PLAIN, PLAIN, other="window_4"), more_than=SAME)
+TOO_FEW = Part("one first token is too few", Value("left_by_one", PLAIN), more_than=LEFT)
 
 
 def begins_alike(checkpoint: Checkpoint) -> str:
@@ -39,13 +39,14 @@ def one_sink_is_too_few() -> Claim:
         ),
         parts=(
             TOO_FEW,
-            Part("one sink token is enough", Difference("window_1", SINK, SINK, other="window_4"), less_than=SAME),
+            Part("one sink token is enough", Value("left_by_one", SINK), less_than=LEFT),
         ),
         variants=(
             Variant(PLAIN, {"data.bos": "none"}),
             Variant(SINK, {"data.bos": "none", "model.operation": {"name": "sink_token"}}),
         ),
         read_outs=(first_tokens,),
+        bases=("no-bos",),
         checkpoint=OnCheckpoint(
             label=PLAIN,
             parts=(TOO_FEW,),

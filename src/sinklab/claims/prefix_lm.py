@@ -11,7 +11,7 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
-from sinklab.jobs.claim import Claim, Part, Ratio, Value, Variant
+from sinklab.jobs.claim import Claim, Part, Value, Variant
 from sinklab.jobs.trained import TrainedModel
 from sinklab.probes._accumulate import filled
 from sinklab.registry import claims
@@ -24,6 +24,9 @@ PREFIX = Variant("prefix of 5", {"model.prefix": 5})
 SAMPLES, SEQ_LEN, THRESHOLD = 32, 64, 0.3
 """Rows, tokens of a row and epsilon; the last two as in Gu et al."""
 
+EACH = 90.0
+"""Percent of the rows that count as each of them; in one of ten a few heads of a small model may look elsewhere."""
+
 METRICS = (
     Metric(
         "prefix_largest",
@@ -31,6 +34,11 @@ METRICS = (
         "Sink rate (gu2024) of single rows, over layers and heads: the largest among the tokens of the prefix; mean over rows.",
     ),
     Metric("prefix_second", "percent", "The second largest of each row; mean over rows."),
+    Metric(
+        "prefix_one",
+        "percent",
+        f"Share of the rows in which one token of the prefix has a rate above {SINK} and no other has a quarter of it.",
+    ),
 )
 
 
@@ -65,15 +73,16 @@ def prefix_rates(trained: TrainedModel) -> dict[str, float]:
     watcher = RowRates(prefix)
     with torch.no_grad(), attend(model, (watcher,)):
         model(input_ids=trained.rows(min(SAMPLES, trained.config.data.held_out_rows), SEQ_LEN), use_cache=False)
-    largest, second = watcher.rates().topk(2, dim=1).values.mean(dim=0).tolist()
-    return {"prefix_largest": largest, "prefix_second": second}
+    largest, second = watcher.rates().topk(2, dim=1).values.unbind(dim=1)
+    one = 100 * ((largest > SINK) & (second < largest / 4)).double()
+    return {name: float(of.mean()) for name, of in zip((m.name for m in METRICS), (largest, second, one), strict=True)}
 
 
 @claims.register("prefix_lm")
 def prefix_lm() -> Claim:
     """A prefix of five tokens that carry no loss; the rest is causal.
 
-    BOS stays where the scale has it. It is then one of the five, and the one that other models of the scale use.
+    Of models without BOS alone: a BOS would be one of the five, and the one that has the sink anyhow.
     """
     return Claim(
         statement="With a bidirectional prefix, each row has its sink on exactly one of the tokens of the prefix.",
@@ -86,10 +95,6 @@ def prefix_lm() -> Claim:
         presupposes=(has_sink(),),
         parts=(
             Part("a token of the prefix has a sink", Value("prefix_largest", PREFIX.label), more_than=SINK),
-            Part(
-                "no other token of the prefix has a quarter of it",
-                Ratio("prefix_second", PREFIX.label, PREFIX.label, other="prefix_largest"),
-                less_than=0.25,
-            ),
+            Part("in each row exactly one token of it has", Value("prefix_one", PREFIX.label), more_than=EACH),
         ),
     )

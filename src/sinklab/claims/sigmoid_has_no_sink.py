@@ -13,19 +13,24 @@ NORMALISED = operation("sigmoid, normalised", "sigmoid", normalize=True)
 
 @claims.register("sigmoid_has_no_sink")
 def sigmoid_has_no_sink() -> Claim:
-    """Without normalisation, the rate is that of the rows divided by their sum: the paper's proxy."""
+    """Without normalisation, the paper's rate is that of the rows divided by their sum, and says nothing of how small that is.
+
+    Of weights that sum to a hundredth, a head may have most on the first token and write nothing of it; so the same rate of the
+    weights themselves stands beside it.
+    """
     return Claim(
         statement="Sigmoid attention has no sink at no worse a loss, and has one when its rows are divided by their sum.",
         source="gu2024",
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Sink rate and validation loss: softmax 18.18 and 3.73, sigmoid 0.44 and 3.70, normalised sigmoid 30.24 and "
-        "3.74.",
+        "3.74; the rate of weights that are not divided by their sum is not published.",
         variants=(UNCHANGED, SIGMOID, NORMALISED),
         bases=("no-bos", "bos"),
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=(
             has_no_sink(SIGMOID.label),
+            has_no_sink(SIGMOID.label, "sink_rate_of_mass"),
             has_sink(NORMALISED.label),
             Part(
                 "the loss is no worse",

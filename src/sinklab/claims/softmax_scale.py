@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sinklab.claims._architecture import SINK, UNCHANGED, has_sink, operation
+from sinklab.claims._architecture import UNCHANGED, WEIGHT, has_sink, operation
 from sinklab.jobs.claim import Claim, Difference, Part
 from sinklab.registry import claims
 
@@ -14,7 +14,10 @@ LARGE = operation("rows sum to 2", "scaled_softmax", alpha=2.0)
 
 @claims.register("softmax_scale")
 def softmax_scale() -> Claim:
-    """Scales 0.1 and 2 against 1; each is softmax with another initialisation and learning rate of the output map."""
+    """Scales 0.1 and 2 against 1; each is softmax with another initialisation and learning rate of the output map.
+
+    Judged by the share of a row that the first token has on average; the rates, which the paper reports, are in the table.
+    """
     return Claim(
         statement="The sink grows with the number that rows of softmax attention sum to.",
         source="gu2024",
@@ -25,7 +28,7 @@ def softmax_scale() -> Claim:
         read_outs=("sinks",),
         presupposes=(has_sink(),),
         parts=(
-            Part("0.1 weakens it", Difference("sink_rate", SMALL.label, UNCHANGED.label), less_than=-SINK),
-            Part("2 strengthens it", Difference("sink_rate", LARGE.label, UNCHANGED.label), more_than=SINK),
+            Part("0.1 weakens it", Difference("first_attention", SMALL.label, UNCHANGED.label), less_than=-WEIGHT),
+            Part("2 strengthens it", Difference("first_attention", LARGE.label, UNCHANGED.label), more_than=WEIGHT),
         ),
     )

@@ -35,6 +35,9 @@ def zero_sink() -> Claim:
         reference="Xiao et al. 2023 (arXiv 2309.17453), Table 3",
         published="Perplexity at 160 million parameters with 0, 1, 2 and 4 first tokens beside the window: zero sink 29214, "
         "19.90, 18.27, 18.01; plain model 27.87, 18.49, 18.05, 18.05.",
+        presupposes=(
+            Part("the plain model fails without first tokens", Difference("window_0", PLAIN, PLAIN, other="window_4"), LOSS),
+        ),
         parts=(
             *LEANS,
             Part(
@@ -49,9 +52,6 @@ def zero_sink() -> Claim:
             Variant(ZERO, {"data.bos": "none", "model.operation": {"name": "softmax_plus_one"}}),
         ),
         read_outs=(first_tokens, "sinks"),
-        checkpoint=OnCheckpoint(label=ZERO, parts=LEANS, reads="context", not_about=other_operation),
-        evidence={
-            "tiny": "Without BOS nothing here depends on first tokens: their rate is 0.1, 0 and 0 in the plain model. The zero "
-            "sink takes 66.6, 66.3 and 100."
-        },
+        bases=("no-bos",),
+        checkpoint=OnCheckpoint(label=ZERO, parts=LEANS, presupposes=(), reads="context", not_about=other_operation),
     )

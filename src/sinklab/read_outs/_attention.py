@@ -56,6 +56,16 @@ FIRST_ATTENTION = Metric(
     "Mean over rows, layers, heads and queries of the row-normalised weight on the first token; 0 for queries that cannot see "
     "it.",
 )
+FIRST_MASS = Metric(
+    "first_mass",
+    "weight",
+    "first_attention by the weights as the operation gives them, not divided by the sum of their row.",
+)
+MASS_RATE = Metric(
+    "sink_rate_of_mass",
+    "percent",
+    "sink_rate of the first token by the weights as the operation gives them, not divided by the sum of their row.",
+)
 FIRST_ARGMAX = Metric("first_argmax", "percent", "Share of (query, head) pairs whose largest weight is on the first token.")
 ATTENTION = (
     Metric(
@@ -81,6 +91,8 @@ ATTENTION = (
         "where the model puts learned tokens in front, for the most attended of them; 0 where there is neither.",
     ),
     FIRST_ATTENTION,
+    FIRST_MASS,
+    MASS_RATE,
     FIRST_ARGMAX,
     NULL_MASS,
     ENTROPY,
@@ -110,6 +122,10 @@ class FirstToken(Watcher):
         weight = weights_of_keys(call, keys_of_document(call, self.front), statistics.log_sum_exp)[..., 0]
         share = weight if call.operation.normalized else weight / (mass + _PROXY)
         self.means.add(FIRST_ATTENTION, call.site, *by_head(share, counted))
+        self.means.add(FIRST_MASS, call.site, *by_head(weight, counted))
+        by_row = weight.where(counted, 0.0).sum(-1) / counted.sum(-1).clamp(min=1)
+        hits = 100.0 * (by_row > THRESHOLD).double()
+        self.means.add(MASS_RATE, call.site, hits.sum(0), torch.ones_like(hits).sum(0))
         self.means.add(FIRST_ARGMAX, call.site, *by_head(100.0 * _is_largest(weight, largest), counted))
         self.means.add(ENTROPY, call.site, *by_head(entropy, counted.to(mass.device) & (mass > 0)))
 
@@ -158,7 +174,7 @@ def attention_numbers(model: nn.Module, rows: Tensor, front: int = 0) -> dict[st
     numbers |= {f"sink_rate_{at}": profile[at] for at in range(1, FIRST_POSITIONS) if at in profile}
     numbers["sink_rate_max"] = max(profile[at] for at in range(max(1, rows.shape[1] // 2)))
     numbers["sink_rate_star"] = max([of_nothing.get("gu2024_null", 0.0), *(profile[at] for at in range(-front, 0))])
-    numbers |= {metric.name: first.whole(metric) for metric in (FIRST_ATTENTION, FIRST_ARGMAX, ENTROPY)}
+    numbers |= {metric.name: first.whole(metric) for metric in (FIRST_ATTENTION, FIRST_MASS, MASS_RATE, FIRST_ARGMAX, ENTROPY)}
     return numbers | ({"null_mass": of_nothing["null_mass"]} if "null_mass" in of_nothing else {})
 
 

@@ -22,6 +22,7 @@ _RATE = "Sink rate (gu2024) of the first token on the probe rows of the training
 _WEIGHT = "Mean row-normalised weight on the first token on the probe rows"
 _AT = {
     "start": "before the first step",
+    "warm": "at the first measurement from the end of warm-up on",
     "quarter": "at the first measurement after a quarter of the steps",
     "half": "at the first measurement after half of the steps",
     "end": "at the last measurement",
@@ -82,8 +83,8 @@ def numbers_of_table(table: pd.DataFrame, *, steps: int, warmup_steps: int, fron
     if 0 in rate:
         numbers["sink_rate_start"] = rate[0]
     for metric, curve in curves.items():
-        for when, share in SHARES.items():
-            reached = [value for step, value in curve.items() if step >= share * steps]
+        for when, least in {"warm": warmup_steps, **{when: share * steps for when, share in SHARES.items()}}.items():
+            reached = [value for step, value in curve.items() if step >= least]
             if reached:
                 numbers[f"{metric}_{when}"] = reached[0]
         if curve:

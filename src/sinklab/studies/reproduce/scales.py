@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from sinklab.errors import ConfigurationError
 from sinklab.jobs.claim import Base, Scale, bases_at
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.recipes.emergence import emergence
@@ -11,7 +12,7 @@ from sinklab.recipes.gu2024_1b import gu2024_1b
 from sinklab.recipes.gu2024_60m import gu2024_60m
 from sinklab.training.config import PretrainingConfig
 
-__all__ = ["DESCRIPTIONS", "base_config"]
+__all__ = ["DESCRIPTIONS", "base_called", "base_config"]
 
 
 def _backcopy_tiny_no_bos() -> PretrainingConfig:
@@ -45,3 +46,15 @@ def base_config(scale: Scale, base: Base | None = None) -> PretrainingConfig:
     """
     config = CONFIGS[scale][base or bases_at(scale)[0]]()
     return config.model_copy(update={"training": config.training.model_copy(update={"snapshots": ()})})
+
+
+def base_called(name: str) -> PretrainingConfig:
+    """The base whose configuration has a name, which every variant of it keeps.
+
+    Raises:
+        ConfigurationError: no base has.
+    """
+    known = {config.name: config for bases in CONFIGS.values() for config in (make() for make in bases.values())}
+    if name not in known:
+        raise ConfigurationError(f"no base of a scale is called {name!r}; bases: {', '.join(known)}")
+    return known[name]
