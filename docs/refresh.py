@@ -16,13 +16,15 @@ import sinklab
 from sinklab.cli.commands import find_commands
 from sinklab.cli.describe import describe
 from sinklab.jobs.claim import CHECKPOINT, RECORDED, SCALES, folder_names
+from sinklab.jobs.verdict import OF_ONE_MODEL
 from sinklab.registry import KINDS
+from sinklab.report.claims_page import VerdictLine, VerdictList
 from sinklab.results.metric import Metric, catalogue, metrics_of
-from sinklab.results.sources import modules_behind
-from sinklab.results.summaries import ClaimPart, ClaimRecord
+from sinklab.results.summaries import ClaimPart
 from sinklab.results.table import COLUMNS
 from sinklab.studies.reproduce.display import format_effect
 from sinklab.studies.reproduce.kept import StoredClaim, hardware_of, read_results, summary_of
+from sinklab.studies.reproduce.overview import Entry, entries_of, evidence_of, in_group, summary_of_entries
 from sinklab.studies.reproduce.stated import stated
 from sinklab.training.headline import headline_metrics, tracked
 
@@ -34,6 +36,7 @@ FILES = (
     "docs/commands.md",
     "docs/corpora.md",
     "docs/claims.md",
+    "docs/claims-results.md",
     "docs/read-outs.md",
     "docs/interventions.md",
     "docs/results.md",
@@ -153,8 +156,71 @@ def claims() -> str:
 
 
 def kept() -> list[StoredClaim]:
-    """Committed results, by scale and name."""
-    return sorted(read_results(RESULTS), key=lambda one: (RECORDED.index(one.record["scale"]), one.record["claim"]))
+    """Committed results, by scale, of one scale those on the base of the source first, and by name."""
+
+    def place(one: StoredClaim) -> tuple[int, str, str]:
+        return RECORDED.index(one.record["scale"]), _folder(one), one.record["claim"]
+
+    return sorted(read_results(RESULTS), key=place)
+
+
+def _folder(one: StoredClaim) -> str:
+    """``tiny``, or ``tiny-bos`` on another base than that of the source."""
+    return one.folder.parent.name
+
+
+def _entries() -> list[Entry]:
+    return entries_of(kept())
+
+
+def claim_counts() -> str:
+    """How many verdicts there are of each kind, by kind of evidence."""
+    tables = []
+    for note, columns, rows in summary_of_entries(_entries()).counts:
+        lines = (f"| {' | '.join(map(_cell, row))} |" for row in rows)
+        tables.append("\n".join([note, "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *lines]))
+    return "\n\n".join(tables)
+
+
+def claim_verdicts() -> str:
+    """What holds and what does not, of kinds of models."""
+    return "\n\n".join(_list(one) for one in summary_of_entries(_entries()).lists[:2])
+
+
+def claim_open() -> str:
+    """What is open, what is about one model, and what is not tested or not applicable."""
+    entries = _entries()
+    sections = [_list(one) for one in summary_of_entries(entries).lists[2:]]
+    untested: dict[str, list[str]] = {}
+    for entry in in_group(entries, "untested"):
+        untested.setdefault(f"{entry.verdict}, {entry.on.partition(':')[0]}", []).append(_link(entry.claim, entry.anchor))
+    rows = [f"- {words}: {', '.join(sorted(links))}" for words, links in sorted(untested.items())]
+    proofs = [f"{_link(entry.claim, entry.anchor)} {entry.verdict} ({entry.on})" for entry in in_group(entries, "proof")]
+    if proofs:
+        sections.append(f"### Proofs that are checked\n\n{'; '.join(sorted(proofs))}.")
+    if rows:
+        sections.append("\n".join(["### Not tested", "", "A premise does not hold there, which the details name.", "", *rows]))
+    return "\n\n".join(sections)
+
+
+def _list(one: VerdictList) -> str:
+    head = f"| claim | evidence | part | effect, 95 % interval | claimed | published | {one.counted} |"
+    table = [head, "|---" * 7 + "|", *map(_row, one.lines)] if one.lines else ["None."]
+    return "\n".join([f"### {one.title}", "", one.note, "", *table])
+
+
+def _row(line: VerdictLine) -> str:
+    cells = (line.on, line.says, line.effect, line.claimed, line.published, line.count)
+    return f"| {_link(line.claim, line.anchor)} | {' | '.join(map(_cell, cells))} |"
+
+
+def _link(claim: str, anchor: str) -> str:
+    return f"[`{claim}`](claims-results.md#{anchor})"
+
+
+def claims_figure() -> str:
+    """The figure over all claims, as SVG text."""
+    return summary_of_entries(_entries()).figure
 
 
 def _effect(part: ClaimPart) -> str:
@@ -166,13 +232,14 @@ def evidence() -> str:
     cells: dict[str, dict[str, list[str]]] = {}
     for one in kept():
         record = one.record
-        link = f"(#{one.folder.parent.name}-{record['claim']})"
+        link, base = f"(#{_folder(one)}-{record['claim']})", record.get("base") if record["conditions"] else None
         verdicts = cells.setdefault(record["claim"], {})
         if "models" not in record:
-            verdicts.setdefault(_ground(record), []).append(f"[{record['verdict']}]{link}")
+            words = f"{record['verdict']}{', ' + base if base else ''}"
+            verdicts.setdefault(evidence_of(record), []).append(f"[{words}]{link}")
         for model in record.get("models", ()):
             if model["verdict"] != "not applicable":
-                verdicts.setdefault(CHECKPOINT, []).append(f"`{model['name']}`: [{model['verdict']}]{link}")
+                verdicts.setdefault(CHECKPOINT, []).append(f"`{model['name']}`: [{_of_one(model['verdict'])}]{link}")
     columns = {
         "toy": "made-up language, theory",
         "natural": "natural text, models of ours",
@@ -185,12 +252,9 @@ def evidence() -> str:
     return "\n".join([f"| claim | {' | '.join(columns.values())} |", "|---|---|---|---|", *rows])
 
 
-def _ground(record: ClaimRecord) -> str:
-    """``natural`` where models of ours have read text that people wrote, else ``toy``."""
-    if record["conditions"]:
-        return "toy" if record["scale"] == "tiny" else "natural"
-    reads = "sinklab.claims._streaming" in modules_behind(f"sinklab.claims.{record['claim']}")
-    return "natural" if reads else "toy"
+def _of_one(verdict: str) -> str:
+    """A verdict about a checkpoint in the words of one that is about one model."""
+    return dict[str, str](OF_ONE_MODEL).get(verdict, verdict)
 
 
 def checkpoint_results() -> str:
@@ -212,7 +276,9 @@ def checkpoint_results() -> str:
             model = by_name.get(name)
             effect = "" if model is None else _cell(format_effect(model["effect"], model["interval"], model["unit"]))
             applies = model is not None and model["verdict"] != "not applicable"
-            of_models.append(f"**{model['verdict']}** {effect}" if model and applies else "not applicable" if model else "–")
+            of_models.append(
+                f"**{_of_one(model['verdict'])}** {effect}" if model and applies else "not applicable" if model else "–"
+            )
         link = f"[`{record['claim']}`](#{CHECKPOINT}-{record['claim']})"
         rows.append(f"| {link} | {' | '.join(of_models)} | {record['verdict']} |")
     head = f"| claim | {' | '.join(f'`{name}`' for name in models)} | over models |"
@@ -229,8 +295,8 @@ def claim_results() -> str:
     if not kept():
         return "No results are kept yet."
     sections = []
-    for place in (name for scale in SCALES for name in folder_names(scale)):
-        found = [one.record for one in kept() if one.folder.parent.name == place]
+    for folder in (name for scale in SCALES for name in folder_names(scale)):
+        found = [one.record for one in kept() if _folder(one) == folder]
         if not found:
             continue
         verdicts = [record["verdict"] for record in found]
@@ -240,10 +306,10 @@ def claim_results() -> str:
         for record in found:
             row = summary_of(record)
             effect = _cell(format_effect(row["effect"], row["interval"], row["unit"])) or "–"
-            link = f"[`{row['name']}`](#{place}-{row['name']})"
+            link = f"[`{row['name']}`](#{folder}-{row['name']})"
             rows.append(f"| {link} | {row['source']} | **{row['verdict']}** | {effect} | {len(row['seeds'])} |")
         head = ["| claim | source | verdict | effect of the deciding part | seeds |", "|---|---|---|---|---|"]
-        sections.append("\n".join([f"`{place}` ({hardware}): {counts}.", "", *head, *rows]))
+        sections.append("\n".join([f"`{folder}` ({hardware}): {counts}.", "", *head, *rows]))
     return "\n\n".join(sections)
 
 
@@ -266,7 +332,7 @@ def _detail(one: StoredClaim) -> str:
             )
             silent += [f"- `{model['name']}`, no verdict of its own: {model['reason']}"] if model["reason"] else []
     lines = [
-        f"### {one.folder.parent.name}: {record['claim']}",
+        f"### {_folder(one)}: {record['claim']}",
         f"{record['statement']} ({record['reference']}) **{record['verdict'].capitalize()}.**",
         f"Published: {record['published']}",
         *(["\n".join(["| part | effect | claimed | found | verdict |", "|---|---|---|---|---|", *rows])] if rows else []),
@@ -356,6 +422,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "paths": paths,
     "scales": scales,
     "claims": claims,
+    "claim_counts": claim_counts,
+    "claim_verdicts": claim_verdicts,
+    "claim_open": claim_open,
     "claim_results": claim_results,
     "evidence": evidence,
     "checkpoint_results": checkpoint_results,
@@ -365,6 +434,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "headline": headline,
     "other_metrics": other_metrics,
 }
+
+
+FIGURES: dict[str, Callable[[], str]] = {"docs/claims.svg": claims_figure}
+"""Drawn from committed results, by file."""
 
 
 def refreshed(text: str) -> str:
@@ -381,6 +454,9 @@ if __name__ == "__main__":
     for file in FILES:
         path = ROOT / file
         path.write_text(refreshed(path.read_text(encoding="utf-8")), encoding="utf-8")
+        print(f"refreshed {file}")
+    for file, draw in FIGURES.items():
+        (ROOT / file).write_text(draw(), encoding="utf-8")
         print(f"refreshed {file}")
     RECORD.write_text(record(), encoding="utf-8")
     print(f"refreshed {RECORD.relative_to(ROOT)}")

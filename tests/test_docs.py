@@ -79,10 +79,17 @@ def test_every_document_with_derived_parts_is_refreshed(refresh):
     assert marked == set(refresh.FILES)
 
 
-@pytest.mark.parametrize("file", ["api", "claims", "commands", "corpora", "interventions", "metrics", "policies", "results"])
+@pytest.mark.parametrize(
+    "file", ["api", "claims", "claims-results", "commands", "corpora", "interventions", "metrics", "policies", "results"]
+)
 def test_derived_parts_are_fresh(refresh, file):
     text = (ROOT / "docs" / f"{file}.md").read_text(encoding="utf-8")
     assert refresh.refreshed(text) == text, "run: make docs"
+
+
+def test_figures_are_those_of_the_kept_results(refresh):
+    for file, draw in refresh.FIGURES.items():
+        assert (ROOT / file).read_text(encoding="utf-8") == draw(), f"{file} is stale, run: make docs"
 
 
 def test_the_verdicts_that_come_with_the_package_are_those_of_the_kept_results(refresh):

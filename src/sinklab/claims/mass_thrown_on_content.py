@@ -71,6 +71,7 @@ def mass_thrown_on_content() -> Claim:
         ),
         measure=measure,
         costs={"tiny": "seconds"},
+        one_model={"tiny": "embedded:softmax"},
         evidence={
             "tiny": "one trained model, embedded:softmax; a seed is a draw of texts, so intervals are over texts, not trainings"
         },

@@ -113,6 +113,7 @@ def reproduce(
     from sinklab.report.page import check_page
     from sinklab.studies.reproduce import engine
     from sinklab.studies.reproduce.kept import read_results
+    from sinklab.studies.reproduce.overview import entries_of, summary_of_entries
 
     check_page(out / "claims.html")
     tell, about = say or (lambda text: None), {"kind": "reproduce"}
@@ -145,7 +146,9 @@ def reproduce(
         for result in results:
             if result.folder is not None:
                 write_claim_figure(result.folder)
-    page = write_claims_page([(earlier.folder, earlier.record) for earlier in read_results(out)], out / "claims.html")
+    kept = read_results(out)
+    summary_of_all = summary_of_entries(entries_of(kept))
+    page = write_claims_page([(earlier.folder, earlier.record) for earlier in kept], out / "claims.html", summary_of_all)
     rows = [result.summary for result in results]
     errors = list(dict.fromkeys(error for row in rows for error in row["errors"]))
     if errors:
