@@ -23,7 +23,7 @@ from tests.command_line import CliRunner
 from tests.conftest import make_sinklm, make_tokenizer
 
 from sinklab.cli.app import app
-from sinklab.studies.reproduce.scales import BASES
+from sinklab.studies.reproduce.scales import CONFIGS
 from sinklab.training.config import PretrainingConfig
 
 __all__ = ["LINES", "main"]
@@ -121,7 +121,7 @@ def _short_trainings() -> Iterator[None]:
 
         return configuration
 
-    with mock.patch.dict(BASES, tiny=shortened(BASES["tiny"])):
+    with mock.patch.dict(CONFIGS, tiny={base: shortened(recipe) for base, recipe in CONFIGS["tiny"].items()}):
         yield
 
 

@@ -44,8 +44,11 @@ def _weights(attention, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     name = attention.operation.name
     if name == "sigmoid":
         return torch.sigmoid(scores).masked_fill(hidden, 0.0), torch.zeros(scores.shape[:3])
+    if name == "relu":
+        counted = (torch.arange(1.0, scores.shape[-1] + 1) - attention.operation.uncounted).clamp(min=1)
+        return torch.relu(scores).masked_fill(hidden, 0.0) / counted[:, None], torch.zeros(scores.shape[:3])
     scores = scores.masked_fill(hidden, float("-inf"))
-    if name in ("softmax", "sink_token"):
+    if name in ("softmax", "sink_token", "gated", "gated_heads"):
         return torch.softmax(scores, dim=-1), torch.zeros(scores.shape[:3])
     state = attention.operation_state
     if name == "key_bias":

@@ -1,0 +1,73 @@
+"""Effective: what a head takes from the first token: the weight that is really there, times the gate on what comes out."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
+from sinklab.attention.probe import Watcher
+from sinklab.jobs.trained import MeasuredModel
+from sinklab.read_outs._attention import THRESHOLD, first_rows, look
+from sinklab.registry import read_outs
+from sinklab.results.metric import Metric
+
+__all__ = ["METRICS", "EffectiveWeight", "effective"]
+
+_WEIGHT = (
+    "the absolute weight as it is, not divided by the sum of its row, times the gate on the output of the head at the query, "
+    "of a gate with many coordinates the mean magnitude"
+)
+
+METRICS = (
+    Metric(
+        "effective_sink_rate",
+        "percent",
+        "Share of (row, layer, head) in which the mean effective weight of the first token, over the queries that see it, "
+        f"exceeds {THRESHOLD}; effective weight: {_WEIGHT}.",
+    ),
+    Metric(
+        "effective_first",
+        "weight",
+        "Mean effective weight of the first token over rows, layers, heads and the queries that see it.",
+    ),
+)
+"""Metrics. Without a gate, where rows sum to one, they are ``sink_rate`` and ``first_attention`` of the read-out ``sinks``."""
+
+
+class EffectiveWeight(Watcher):
+    """The mean effective weight of the first token over the queries that see it, by row, layer and head.
+
+    Args:
+        front: learned tokens in front of every row, which are not the first token.
+    """
+
+    name = "effective_weight"
+    needs: ClassVar[frozenset[str]] = frozenset({"log_sum_exp"})
+
+    def __init__(self, front: int) -> None:
+        self.front = front
+        self.means: list[Tensor] = []
+        """A tensor ``(rows, num_heads)`` of each call, float64."""
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        first = keys_of_document(call, self.front)
+        weight = weights_of_keys(call, first, statistics.log_sum_exp)[..., 0].double()
+        sees = scores_of_keys(call, first)[1][..., 0] & call.counted[:, None]
+        if call.gain is not None:
+            weight = weight * call.gain.double().abs().mean(-1)
+        self.means.append((weight * sees).sum(-1) / sees.sum(-1))
+
+
+@read_outs.register("effective")
+def effective(trained: MeasuredModel) -> dict[str, float]:
+    """Numbers of :data:`METRICS` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training."""
+    watched = EffectiveWeight(trained.front)
+    look(trained.loaded.model, first_rows(trained), (watched,))
+    means = torch.cat([part.flatten() for part in watched.means])
+    # In float32, as sink_rate compares: the nearest float64 of a mean of exactly 0.3 may lie above 0.3.
+    above = means.float() > torch.tensor(THRESHOLD, dtype=torch.float32)
+    return {"effective_sink_rate": 100.0 * above.double().mean().item(), "effective_first": means.mean().item()}
