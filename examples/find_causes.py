@@ -14,9 +14,11 @@ from sinklab.studies.causes.samples import Samples
 
 
 def main() -> None:
-    found = find_causes("embedded:softmax", heads=[(1, 1), (5, 0)], texts=12, seq_len=64)
+    found = find_causes("embedded:softmax", heads=[(1, 1), (5, 0)], texts=32, seq_len=64)
     for head in found.summary["heads"]:
-        effects = {name: head["effects"][name]["python_source"] for name in ("redirect", "hide", "hide - control")}
+        effects = {
+            name: head["effects"][name]["python_source"] for name in ("redirect", "hide", "resample", "hide - zero_value")
+        }
         print(f"{head['layer']}.{head['head']} {head['label']}, weight on the sink {head['sink_weight']:.2f}")
         for name, effect in effects.items():
             print(f"   {name}: {effect['mean']:+.3f} [{effect['low']:+.3f}, {effect['high']:+.3f}] nats")

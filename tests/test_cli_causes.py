@@ -9,7 +9,7 @@ from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
 
-QUICK = ["--domains", "random_tokens", "--texts", "8", "--seq-len", "16", "--sink", "0"]
+QUICK = ["--domains", "random_tokens", "--texts", "9", "--seq-len", "16", "--sink", "0"]
 
 
 def run(*arguments: object, command: str = "causes", status: int = 0):
@@ -24,7 +24,7 @@ def test_table_and_files(checkpoint, tmp_path):
     lines = result.stdout.splitlines()
     assert lines[0] == "random_tokens, change of the loss in nats with its interval"
     assert " ".join(lines[1].split()) == (
-        "head label sink weight value all to the sink sink hidden its value zeroed head zeroed"
+        "head label needs sink sink weight value all to the sink sink hidden its value zeroed head zeroed of another text"
     )
     assert [line.split()[0] for line in lines[2:6]] == ["0.0", "0.1", "1.0", "1.1"]
     assert lines[-1] == f"report  {out / 'report.html'}"
@@ -35,7 +35,7 @@ def test_table_and_files(checkpoint, tmp_path):
     summary = json.loads((out / "summary.json").read_text())
     for label, count in summary["counts"].items():
         assert f"| {label} | {count} of 4 |" in card
-    assert f"sinklab causes {checkpoint.name} --sink=0 --texts=8 --seq-len=16 --domains=random_tokens\n" in card
+    assert f"sinklab causes {checkpoint.name} --sink=0 --texts=9 --seq-len=16 --domains=random_tokens\n" in card
     before = (out / "report.html").read_bytes()
     assert run(out, command="report").stdout.strip() == str(out / "report.html")
     assert (out / "report.html").read_bytes() == before
@@ -50,7 +50,7 @@ def test_json_is_the_summary(checkpoint):
         "text",
     } <= set(summary)  # fmt: skip
     assert {"layer", "head", "module", "label", "domains", "sink_weight", "value_ratio", "effects"} <= set(summary["heads"][0])
-    assert summary["texts"] == 8
+    assert summary["texts"] == 9
 
 
 def test_the_section_of_an_audit(checkpoint, tmp_path):
@@ -66,7 +66,7 @@ def test_the_section_of_an_audit(checkpoint, tmp_path):
     run(*audit, "--causes", "--threshold", "0.01", "--overwrite", command="audit")
     section = json.loads((out / "summary.json").read_text())["causes"]
     assert len(section["heads"]) == 4
-    assert section["texts"] == 16
+    assert section["texts"] == 64
     assert "What interventions on a head do to the loss on random_tokens" in (out / "report.html").read_text(encoding="utf-8")
 
 
@@ -81,7 +81,7 @@ def test_the_section_of_an_audit(checkpoint, tmp_path):
             ["--sink", "auto"],
             "no sink found: no head gives any place a mean weight of 0.3; tried, with the largest mean weight",
         ),
-        (["--texts", "3"], "3 texts of domain 'random_tokens' are too few: 12 hypotheses"),
+        (["--texts", "3"], "3 texts of domain 'random_tokens' are too few: 20 hypotheses"),
         (["--domains", "python_sorce"], "Did you mean 'python_source'?"),
     ],
 )

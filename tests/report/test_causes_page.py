@@ -30,6 +30,8 @@ def head(layer: int, number: int, label: str, redirect: float, hide: float, doma
         "module": f"layers.{layer}",
         "label": label,
         "domains": {domain: label},
+        "needs_sink": {domain: "yes"},
+        "undecided": {} if label != "undecided" else {domain: {"nearest": "semantic", "why": "looks semantic", "texts": 90}},
         "sink_weight": 0.25 * (layer + number),
         "value_ratio": 0.5,
         "effects": {"redirect": {domain: effect(redirect, 0.005)}, "hide": {domain: effect(hide, 0.002)}},
@@ -83,7 +85,11 @@ def test_map_of_labels():
     letters = [[cell and cell["letter"] for cell in row["cells"]] for row in found["map"]["rows"]]
     assert letters == [["S", None], ["D", "·"]]
     assert found["map"]["rows"][0]["cells"][0]["words"] == "Layer 0, head 0: semantic"
-    assert [(entry["label"], entry["count"]) for entry in found["legend"]][:2] == [("semantic", 1), ("dormant", 1)]
+    assert [(entry["label"], entry["count"]) for entry in found["legend"]][:3] == [
+        ("semantic", 1),
+        ("constant", 0),
+        ("dormant", 1),
+    ]
 
 
 def test_intervals_lie_on_one_axis():
@@ -121,10 +127,25 @@ def test_two_domains_have_a_figure_each():
     assert [figure["rows"][0]["label"] for figure in found["figures"]] == ["semantic", "dormant"]
     assert found["map"]["rows"][0]["cells"][0]["words"] == "Layer 0, head 0: switch (semantic on text, dormant on code)"
     assert found["rows"][0][1] == "semantic (text); dormant (code)"
-    assert found["headings"][4:] == [
+    assert found["headings"][5:] == [
         "All attention to the sink, text", "Sink hidden, text", "All attention to the sink, code", "Sink hidden, code",
     ]  # fmt: skip
     assert found["rows"][0][-1] == "–"
+
+
+def test_reasons_and_the_second_axis():
+    found = causes_section(summary())
+    assert [row[:3] for row in found["rows"]] == [
+        ["0.0", "semantic", "yes"],
+        ["0.1", "dormant", "yes"],
+        ["1.1", "undecided", "yes"],
+    ]
+    assert found["reasons"] == ["1.1: looks semantic; 90 texts of text would decide"]
+    older = summary()
+    for one in older["heads"]:
+        del one["needs_sink"], one["undecided"]
+    assert [row[2] for row in causes_section(older)["rows"]] == ["–"] * 3
+    assert causes_section(older)["reasons"] == []
 
 
 def test_read_outs_location_and_statements():

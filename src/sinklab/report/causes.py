@@ -18,20 +18,24 @@ __all__ = ["LABELS", "causes_section", "write_causes_report"]
 LABELS: dict[str, tuple[str, str]] = {
     "semantic": (
         "S",
-        "silencing it costs loss, with all of its attention on the sink as well as with an output of zero, and so do random "
-        "outputs of the same size: what it says matters",
+        "silencing it costs loss, with all of its attention on the sink as well as with an output of zero, and so does "
+        "giving it what it says on another text: what it says of the text matters",
     ),
+    "constant": ("C", "silencing it costs loss, but what it says on another text does as well: it says the same on all"),
     "dormant": (
         "D",
-        "sending all of its attention to the sink costs nothing, and taking the sink away costs more than taking another "
-        "position away: the head rests there",
+        "sending all of its attention to the sink costs nothing, nor does taking what stands there; but what the sink takes "
+        "costs loss when it goes to other keys: the head rests there",
     ),
-    "switch": ("W", "semantic on some domains and dormant on all others"),
     "broadcast": (
         "B",
         "sending all of its attention to the sink costs nothing, but the value that stands there is used: without it the loss "
         "rises",
     ),
+    "unneeded": ("U", "neither silencing it nor taking its sink away costs loss"),
+    "switch": ("W", "semantic on some domains and dormant on all others"),
+    "broadcast-switch": ("V", "semantic on some domains, and on others it rests and passes on what stands at the sink"),
+    "mixed": ("M", "its labels differ by domain in another way"),
     "undecided": ("·", "the evidence shows none of these at the error rate that was asked for"),
 }
 """Label to the letter in the map and its meaning in words."""
@@ -76,6 +80,12 @@ def causes_section(causes: object) -> dict[str, object] | None:
         "figures": [_figure(causes, domain) for domain in causes["domains"]],
         "headings": _headings(causes),
         "rows": [_row(head, causes) for head in causes["heads"]],
+        "reasons": [
+            f"{_name(head)}{f', {domain}' if len(causes['domains']) > 1 else ''}: {_minus(reason['why'])}"
+            + ("" if reason["texts"] is None else f"; {reason['texts']:,} texts of {domain} would decide")
+            for head in causes["heads"]
+            for domain, reason in head.get("undecided", {}).items()  # runs of older versions have none
+        ],
         "unit": causes["unit"],
         "made": _made(causes),
         "read_outs": _read_outs(causes.get("read_outs"), causes["unit"]),
@@ -311,7 +321,7 @@ def _size(head: ExaminedHead, domain: str) -> float:
 def _headings(causes: CausesSummary) -> list[str]:
     many = len(causes["domains"]) > 1
     effects = [f"{CONTRASTS[name]}{f', {domain}' if many else ''}" for domain in causes["domains"] for name in _named(causes)]
-    return ["Head", "Label", "Weight on the sink", "Length of its value", *effects]
+    return ["Head", "Label", "Needs its sink", "Weight on the sink", "Length of its value", *effects]
 
 
 def _row(head: ExaminedHead, causes: CausesSummary) -> list[str]:
@@ -322,7 +332,9 @@ def _row(head: ExaminedHead, causes: CausesSummary) -> list[str]:
         else "; ".join(f"{label} ({domain})" for domain, label in head["domains"].items())
     )
     cells = [_interval(effect, causes["minimal_effect"]) if effect else "–" for effect in effects]
-    return [_name(head), label, number(head["sink_weight"]), number(head["value_ratio"]), *cells]
+    needs = dict.fromkeys(head.get("needs_sink", {}).get(domain, "") for domain in causes["domains"])  # runs of older versions
+    needing = "; ".join(needs) if len(needs) < 2 else "; ".join(f"{word} ({name})" for name, word in head["needs_sink"].items())
+    return [_name(head), label, needing or "–", number(head["sink_weight"]), number(head["value_ratio"]), *cells]
 
 
 CONTRASTS = {
@@ -330,7 +342,8 @@ CONTRASTS = {
     "hide": "Sink hidden",
     "zero_value": "Its value zeroed",
     "zero": "Output zeroed",
-    "hide - control": "Sink hidden, less another key",
+    "resample": "Output of another text",
+    "hide - zero_value": "Share of the sink on other keys, less on none",
     "rotated": "Random outputs of its size",
     "redirect control - redirect": "All to another key, less the sink",
 }

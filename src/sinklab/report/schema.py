@@ -154,13 +154,24 @@ class Certificate(Record):
     sink_position: int | str | None
 
 
+class Undecided(Record):
+    """Why a head has no label in a domain."""
+
+    why: str
+    texts: int | None
+
+
 class ExaminedHead(Record):
     """A head with its label."""
 
     layer: Annotated[int, Field(ge=0, lt=2**16)]
     head: Annotated[int, Field(ge=0, lt=2**16)]
-    label: Literal["semantic", "dormant", "switch", "broadcast", "undecided"]
+    label: Literal[
+        "semantic", "constant", "dormant", "broadcast", "unneeded", "switch", "broadcast-switch", "mixed", "undecided"
+    ]  # fmt: skip
     domains: dict[str, str]
+    needs_sink: dict[str, str] = Field(default_factory=dict)
+    undecided: dict[str, Undecided] = Field(default_factory=dict)
     sink_weight: float | None
     value_ratio: float | None
     effects: dict[str, dict[str, Interval | None]]

@@ -40,6 +40,7 @@ __all__ = [
     "SiteEntry",
     "Size",
     "TokenRise",
+    "Undecided",
     "WorstChannel",
 ]
 
@@ -215,6 +216,14 @@ class Certificate(TypedDict):
     text: NotRequired[str]
 
 
+class Undecided(TypedDict):
+    """Why a head has no label in a domain: the label that comes nearest, what is not shown, and texts that would show it."""
+
+    nearest: str
+    why: str
+    texts: int | None
+
+
 class ExaminedHead(TypedDict):
     """One head of ``sinklab causes``; effects and divergences by intervention and domain."""
 
@@ -223,6 +232,8 @@ class ExaminedHead(TypedDict):
     module: str
     label: str
     domains: dict[str, str]
+    needs_sink: dict[str, str]
+    undecided: dict[str, Undecided]
     sink_weight: float | None
     value_ratio: float | None
     effects: dict[str, dict[str, dict[str, float]]]
@@ -247,6 +258,7 @@ class CausesSummary(TypedDict):
     sink: FoundSink
     texts: int
     texts_needed: int | None
+    mirrored: int
     domains: list[str]
     unit: str
     clean_loss: dict[str, float]

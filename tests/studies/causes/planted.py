@@ -31,9 +31,8 @@ BOS, WORDS, HALF = 0, 24, 11
 """Token 0; tokens with it; words of one half of a text."""
 FAR = 20.0
 """Score that leaves all keys without it a share of e^-20."""
-BROADCAST_SIZE = 4 * WORDS
-"""Value size of the head that broadcasts. What it says has one direction, of which rotated copies keep a share with a spread of
-``size ** -1/2``; in a small head it would take more of them to see that the direction matters."""
+MANY = 384
+"""Texts of a full budget: to show that something costs nothing takes some 250."""
 
 
 @dataclasses.dataclass
@@ -162,18 +161,27 @@ def no_op(sink: float = FAR) -> PlantedHead:
     return head(word=FAR / 2, sink=sink)
 
 
-def inert(size: int = WORDS) -> PlantedHead:
+def inert() -> PlantedHead:
     """Always on the sink, and nothing that it could say is read."""
-    return head(sink=FAR, write=torch.zeros(WORDS, size, dtype=torch.float64))
+    return head(sink=FAR, write=torch.zeros(WORDS, WORDS, dtype=torch.float64))
 
 
 def broadcast(frequencies: Tensor) -> PlantedHead:
     """Always on BOS, whose value brings the logarithms of the frequencies of the tokens; nothing else does."""
-    constant = torch.zeros(BROADCAST_SIZE, dtype=torch.float64)
+    constant = torch.zeros(WORDS, dtype=torch.float64)
     constant[0] = 1.0
-    write = torch.zeros(WORDS, BROADCAST_SIZE, dtype=torch.float64)
+    write = torch.zeros(WORDS, WORDS, dtype=torch.float64)
     write[:, 0] = frequencies.clamp_min(1e-3).log()
     return head(sink=FAR, bos_value=constant, write=write)
+
+
+def always_the_same(frequencies: Tensor) -> PlantedHead:
+    """Attends to all tokens but BOS, each of which has one and the same value: the logarithms of the frequencies of tokens."""
+    said = broadcast(frequencies)
+    said.key[-1, IS_BOS] = -FAR
+    said.value.zero_()
+    said.value[0, ONE], said.value[0, IS_BOS] = 1.0, -1.0
+    return said
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------------
@@ -220,7 +228,7 @@ class Planted:
     place: int | str | None
 
 
-def planted(name: str, seed: int, texts: int = 16) -> Planted:
+def planted(name: str, seed: int, texts: int = MANY) -> Planted:
     """One of the models with planted truth, on texts of a seed."""
     if name == "trigger":
         batch = trigger_batch(texts, 16, 16, torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -228,15 +236,18 @@ def planted(name: str, seed: int, texts: int = 16) -> Planted:
         samples = Samples({"inputs": batch.inputs}, domains, batch.targets, ("other", "trigger"))
         return Planted(PlantedTrigger(16, 16).eval(), samples, ["switch"], 0)
     if name == "broadcast":
-        model, tokens = PlantedLM([broadcast(zipf()), inert(BROADCAST_SIZE)]), drawn(zipf(), texts, seed)
-        return Planted(model.eval(), token_samples([("drawn", tokens)]), ["broadcast", "undecided"], 0)
+        model, tokens = PlantedLM([broadcast(zipf()), inert()]), drawn(zipf(), texts, seed)
+        return Planted(model.eval(), token_samples([("drawn", tokens)]), ["broadcast", "unneeded"], 0)
+    if name == "constant":
+        model, tokens = PlantedLM([always_the_same(zipf()), inert()]), drawn(zipf(), texts, seed)
+        return Planted(model.eval(), token_samples([("drawn", tokens)]), ["constant", "unneeded"], 0)
     if name == "two domains":
         groups = [("repeated", repeated(texts, seed)), ("fresh", fresh(texts, seed + 1000))]
         model = PlantedLM([induction(), no_op(), inert()])
-        return Planted(model.eval(), token_samples(groups), ["switch", "dormant", "undecided"], 0)
+        return Planted(model.eval(), token_samples(groups), ["switch", "dormant", "unneeded"], 0)
     samples = token_samples([("repeated", repeated(texts, seed))])
     if name == "induction":
-        return Planted(PlantedLM([induction(), no_op(), inert()]).eval(), samples, ["semantic", "dormant", "undecided"], 0)
+        return Planted(PlantedLM([induction(), no_op(), inert()]).eval(), samples, ["semantic", "dormant", "unneeded"], 0)
     if name == "key bias":
         heads = [induction(), no_op()]
         for one in heads:
@@ -244,4 +255,4 @@ def planted(name: str, seed: int, texts: int = 16) -> Planted:
         return Planted(PlantedLM(heads, KeyBias()).eval(), samples, ["semantic", "dormant"], "null")
     assert name == "sigmoid", name
     heads = [head(before=2 * FAR, sink=0.0), head(sink=0.0, write=0.0)]
-    return Planted(PlantedLM(heads, Sigmoid(bias=-FAR)).eval(), samples, ["semantic", "undecided"], None)
+    return Planted(PlantedLM(heads, Sigmoid(bias=-FAR)).eval(), samples, ["semantic", "unneeded"], None)

@@ -32,13 +32,14 @@ from sinklab.results.table import read_run, read_table
 from sinklab.results.voice import duration
 from sinklab.sinks import Sinks
 from sinklab.studies.causes import measurement as causes_measure
+from sinklab.studies.causes.labels import LABELS
 from sinklab.studies.causes.readout import ClassLogits, NextToken, OutputDivergence, SquaredError
 from sinklab.studies.causes.samples import Samples
 from sinklab.studies.causes.texts import texts_of
 from sinklab.studies.causes.words import sentences
 
 QUICK = {"domains": ["random_tokens"], "texts": 10, "seq_len": 24, "sink": 0}
-"""Random weights have no sink, so a place is named; ten texts are enough for the twelve hypotheses of four heads."""
+"""Random weights have no sink, so a place is named; ten texts are enough for the twenty hypotheses of four heads."""
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +59,15 @@ def test_files_and_summary(result):
     first = found.summary["heads"][0]
     assert set(first) == {
         "layer", "head", "module", "label", "domains", "sink_weight", "value_ratio", "effects", "divergence",
+        "needs_sink", "undecided",
     }  # fmt: skip
     assert first["domains"] == {"random_tokens": first["label"]}
     assert set(first["effects"]["redirect"]["random_tokens"]) == {"mean", "low", "high", "p"}
     assert first["divergence"]["zero"]["random_tokens"] > 0
     assert sum(found.summary["counts"].values()) == 4
-    assert list(found.summary["counts"]) == ["semantic", "dormant", "switch", "broadcast", "undecided"]
+    assert list(found.summary["counts"]) == [
+        "semantic", "constant", "dormant", "broadcast", "unneeded", "switch", "broadcast-switch", "mixed", "undecided",
+    ]  # fmt: skip
     assert found.summary["sink"]["place"] == 0
     assert (found.summary["massive"], found.summary["spread"]) == (None, None)
     assert {"heads", "correlations"} <= set(found.summary["read_outs"])
@@ -260,7 +264,7 @@ def test_an_encoder_from_python():
         ({"sink": -1}, "`sink` -1 must be auto, a position from 0, null or none"),
         (
             {"texts": 4},
-            r"4 texts .* too few: 12 hypotheses .* take 8 texts or more.*`texts`, `heads`, `level`\)",
+            r"4 texts .* too few: 20 hypotheses .* take 9 texts or more.*`texts`, `heads`, `level`\)",
         ),
         ({"heads": [(0, 0), (2, 1)]}, r"`heads` 2\.1: there is no such head; the model has 2 layers of 2 heads, .* to 1\.1"),
         ({"heads": []}, "`heads` names no head"),
@@ -268,7 +272,7 @@ def test_an_encoder_from_python():
         ({"level": 0.0}, "`level` 0 must lie between 0 and 1"),
         ({"minimal_effect": 0.0}, "`minimal_effect` 0 must be above 0"),
         ({"threshold": 1.0}, "`threshold` 1 must lie between 0 and 1"),
-        ({"batch_size": 0}, "`batch_size` must be at least 1"),
+        ({"batch_size": 1}, "`batch_size` must be at least 2, got 1: a head is given its output of another text of the batch"),
         ({"domains": []}, "name at least one corpus"),
         ({"domains": ["random_tokens", "random_tokens"]}, "`domains` random_tokens,random_tokens: name .* each once"),
         ({"readout": SquaredError()}, "samples and readout go together"),
@@ -292,7 +296,7 @@ def test_a_module_without_samples():
 
 def test_full_has_more_variants_and_every_experiment(checkpoint):
     found = find_causes(load_model(str(checkpoint)), **QUICK, budget="full", heads=[(0, 0)])
-    assert {"mean", "resample"} <= set(found.summary["variants"])
+    assert {"mean", "rotated 0", "redirect control 0"} <= set(found.summary["variants"])
     assert all(found.summary[name] for name in ("read_outs", "location", "key_bias", "massive", "spread"))
 
 
@@ -318,27 +322,31 @@ def test_the_example_of_the_document_runs(capsys):
 
 
 HEADS = [
-    {"layer": 3, "head": number, "label": label, "effects": {"hide - control": {"text": {"low": low}}} if low else {}}
-    for number, (label, low) in enumerate((("semantic", 0.02), ("semantic", 0.005), ("dormant", 0.2), ("undecided", None)))
+    {"layer": 3, "head": number, "label": label, "needs_sink": {"text": needs}}
+    for number, (label, needs) in enumerate(
+        (("semantic", "yes"), ("semantic", "no"), ("dormant", "yes"), ("undecided", "undecided"))
+    )
 ]
 
 
 def test_sentences():
-    counts = {"semantic": 2, "dormant": 1, "switch": 0, "broadcast": 0, "undecided": 1}
-    facts = {"counts": counts, "heads": HEADS, "sink": {"place": 0}, "texts": 16, "level": 0.05, "minimal_effect": 0.01}
+    counts = dict.fromkeys(LABELS, 0) | {"semantic": 2, "dormant": 1, "undecided": 1}
+    facts = {"counts": counts, "heads": HEADS, "sink": {"place": 0}, "texts": 16, "level": 0.05, "mirrored": 0}
     assert sentences({**facts, "texts_needed": 40}) == (
         "The sink is position 0. "
-        "Of 4 heads, 2 say something that the model misses, on every domain (semantic) and 1 is silent through its sink and "
-        "needs it to be silent (dormant). None is switch or broadcast. "
-        "Whatever their labels, hiding the sink from 3.0 and 3.2 costs more than hiding another position. "
-        "1 is undecided with 16 texts at a false discovery rate of 0.05; about 40 texts would decide half of those that more "
-        "texts can decide, if effects stay as seen."
+        "Of 4 heads, 2 say something of the text that the model misses, on every domain (semantic) and 1 is silent through its "
+        "sink and needs it to be silent (dormant). None is constant, broadcast, unneeded, switch, broadcast-switch or mixed. "
+        "Whatever their labels, 3.0 and 3.2 need their sink: what it takes costs more on other keys than on none. "
+        "1 is undecided with 16 texts at a false discovery rate of 0.05; about 40 texts of a domain would decide half of those "
+        "that more texts can decide, if effects stay as seen."
     )
-    counts = {"semantic": 0, "dormant": 0, "switch": 0, "broadcast": 0, "undecided": 4}
-    assert sentences({**facts, "counts": counts, "heads": HEADS[3:] * 4, "sink": {"place": "null"}, "texts_needed": None}) == (
-        "The sink is the null score. No label can be given to any of 4 heads. 4 are undecided with 16 texts at a false "
-        "discovery rate of 0.05; more texts of this kind would hardly decide any: the effects seen are not those of one of "
-        "these kinds."
+    counts = dict.fromkeys(LABELS, 0) | {"undecided": 4}
+    undecided = {**facts, "counts": counts, "heads": HEADS[3:] * 4, "sink": {"place": "null"}}
+    assert sentences({**undecided, "texts_needed": None, "mirrored": 2}) == (
+        "The sink is the null score. No label can be given to any of 4 heads. For 2 it is the other way round: silencing them "
+        "lowers the loss in every way; in a model with random weights these are as many as the semantic ones. 4 are undecided "
+        "with 16 texts at a false discovery rate of 0.05; more texts of this kind would hardly decide any: the effects seen "
+        "are not those of one of these kinds."
     )
 
 
@@ -348,12 +356,13 @@ def test_durations():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["trigger", "induction", "two domains", "broadcast", "key bias", "sigmoid"])
-def test_planted_heads_get_their_labels_from_the_whole_run(name, tmp_path):
+@pytest.mark.parametrize("name", ["trigger", "key bias", "sigmoid"])
+def test_planted_heads_get_their_labels_from_the_whole_run(name, tmp_path, monkeypatch):
     known = planted(name, 0)
+    monkeypatch.setattr("sinklab.results.intervals.RESAMPLES", 100)
     readout = SquaredError() if name == "trigger" else NextToken()
     sink = "none" if name == "sigmoid" else "auto"
-    found = find_causes(known.model, samples=known.samples, readout=readout, sink=sink, out=tmp_path / "out")
+    found = find_causes(known.model, samples=known.samples, readout=readout, sink=sink, batch_size=64, out=tmp_path / "out")
     assert [head["label"] for head in found.summary["heads"]] == known.labels
     assert found.summary["sink"]["place"] == known.place
     assert (found.record["dtype"], found.record["versions"]["torch"]) == ("float64", torch.__version__)

@@ -12,7 +12,7 @@ from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.results.intervals import mean_over_items, means_over_items
 from sinklab.sinks import Head
 from sinklab.studies.causes.effects import Effects
-from sinklab.studies.causes.evidence import Evidence, benjamini_hochberg, evidence_of, least_texts
+from sinklab.studies.causes.evidence import Evidence, benjamini_hochberg, contrasts_of, evidence_of, least_texts
 
 SEEDED = np.random.default_rng(5)
 
@@ -23,11 +23,6 @@ def effects_of(variants: dict[str, np.ndarray], domains: int = 1) -> Effects:
     names = tuple(f"domain {number}" for number in range(domains))
     heads = [Head(0, number, "layers.0.self_attn") for number in range(loss.shape[1])]
     return Effects(list(variants), heads, names, loss, np.abs(loss), np.ones(loss.shape[2:]), "nats")
-
-
-def beyond_rotated(rotated: np.ndarray) -> Evidence:
-    """That effects ``(K, heads)`` of rotated copies, the same in each of 20 texts, lie above 0."""
-    return Evidence(rotated.mean(0)[:, None].repeat(20, 1), 0.0, rotated=rotated[..., None].repeat(20, 2))
 
 
 def test_tails_are_exact_at_any_number_of_texts():
@@ -47,56 +42,69 @@ def test_superiority_is_the_t_test_of_scipy_until_the_texts_run_out():
     assert Evidence(np.full((1, 10), 0.005), 0.01).p == [1.0]
 
 
-def test_equivalence_is_two_one_sided_tests():
-    values = SEEDED.normal(0.002, 0.006, size=(4, 12))
-    found = evidence_of(effects_of({"redirect": values}), 0, 0.01)["redirect is nothing"]
-    upper = scipy.stats.ttest_1samp(values, 0.01, axis=1, alternative="less").pvalue
-    lower = scipy.stats.ttest_1samp(values, -0.01, axis=1, alternative="greater").pvalue
-    np.testing.assert_allclose(found.p, np.maximum(np.maximum(upper, lower), 2.0**-12), atol=1e-13)
-    np.testing.assert_allclose(found.p_of_texts(12), found.p, atol=1e-15)
-    assert (found.p_of_texts(40) <= found.p).all()
+def test_texts_without_a_cost_leave_room_for_those_that_were_not_drawn():
+    """The rule of three: after n texts without one, a cost of c in one text of 1 / share is not excluded before 3 / share."""
+    for texts in (16, 64, 256):
+        # 0.7 of the unit is staked on the largest bet, which gains 1 + 0.01 / 0.49 = 1 / 0.98 a text; the rest gains less.
+        p = Evidence(np.zeros((1, texts)), 0.01, above=False).p[0]
+        assert 0.98**texts < p < min(1.0, 0.98**texts / 0.7)
+    # A text that cost 2 nats makes 2 nats the most that one may cost, and there have to be four times as many without.
+    once = np.zeros((1, 512))
+    without = Evidence(once, 0.01, above=False).p[0]
+    once[0, 7] = 2.0
+    assert without < 0.001
+    assert Evidence(once, 0.01, above=False).p[0] > 0.05
+
+
+def test_that_it_costs_nothing_is_shown_wrongly_as_seldom_as_it_says():
+    """At a mean of exactly the bound: normal effects, seldom ones, and gains that make up for costs."""
+    generator, bound, texts, trials = np.random.default_rng(2), 0.01, 300, 2000
+    draws = {
+        "normal": generator.normal(bound, 0.05, size=(trials, texts)),
+        "seldom": 0.5 * (generator.uniform(size=(trials, texts)) < 0.02),
+        "exponential": generator.exponential(bound, size=(trials, texts)),
+        "gains": np.where(generator.uniform(size=(trials, texts)) < 0.02, -0.48, 0.02),
+    }
+    for name, values in draws.items():
+        assert abs(values.mean() - bound) < 0.002, name
+        p = Evidence(values, bound, above=False).p
+        for level in (0.2, 0.05, 0.01):
+            # Four standard errors of a frequency in 2000 trials.
+            assert np.mean(p <= level) <= level + 4 * np.sqrt(level * (1 - level) / trials), name
+    # Nor never: at a mean of 0 three hundred texts mostly show it.
+    assert np.mean(Evidence(draws["normal"] - bound, bound, above=False).p <= 0.05) > 0.6
+
+
+def test_more_texts_of_the_same_kind_are_these_texts_again():
+    values = np.random.default_rng(3).normal(0.002, 0.01, size=(3, 40))
+    for above in (True, False):
+        one, twice = (Evidence(given, 0.01, above=above) for given in (values, np.tile(values, 2)))
+        assert (one.p_of_texts(40) == one.p).all()
+    np.testing.assert_allclose(one.p_of_texts(80), twice.p, rtol=1e-12)
+    assert (one.p_of_texts(400) < one.p).all()
 
 
 def test_all_contrasts_by_hand():
     one, two = np.array([[0.5, 0.7, 0.6]]), np.array([[0.2, 0.3, 0.1]])
-    found = evidence_of(
-        effects_of(
-            {
-                "redirect": one,
-                "hide": 2 * one,
-                "zero": 3 * one,
-                "zero_value": two,
-                "hide control 0": two,
-                "hide control 1": 3 * two,
-                "redirect control 0": 4 * one,
-                "redirect control 1": 2 * one,
-                "redirect rotated 0": two,
-                "redirect rotated 1": two,
-                "rotated 0": one,
-                "rotated 1": 3 * one,
-            }
-        ),
-        0,
-        0.01,
-    )
-    expected = {
-        "redirect": one,
-        "redirect is nothing": one,
-        "hide": 2 * one,
-        "zero": 3 * one,
-        "zero_value": two,
-        "zero_value costs nothing": two,
-        "rotated": 2 * one,
-        "redirect - rotated": one - two,
-        "hide - control": 2 * one - 2 * two,
-        "redirect control - redirect": 2 * one,
-    }
+    variants = {
+        "redirect": one, "hide": 2 * one, "zero": 3 * one, "zero_value": two, "resample": 5 * one, "mean": 6 * one,
+        "redirect control 0": 4 * one, "redirect control 1": 2 * one, "rotated 0": one, "rotated 1": 3 * one,
+    }  # fmt: skip
+    found = evidence_of(effects_of(variants), 0, 0.01)
+    costs = {name: variants[name] for name in ("redirect", "hide", "zero", "zero_value", "resample", "mean")}
+    costs["hide - zero_value"] = 2 * one - two
+    expected = {**costs, **{f"{name} costs nothing": values for name, values in costs.items()}}
+    expected |= {"rotated": 2 * one, "redirect control - redirect": 2 * one}
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(found[name].values, values, atol=1e-15, err_msg=name)
-    interval = found["redirect"].contrasts()[0].interval
-    assert interval.mean == pytest.approx(0.6)
-    assert interval.low < 0.6 < interval.high
+    shown = contrasts_of(found)
+    assert shown.keys() == found.keys()
+    for name, (contrast,) in shown.items():
+        assert contrast.interval == mean_over_items(found[name].values[0]), name
+        assert contrast.p == found[name].p[0]
+    assert shown["redirect"][0].interval.mean == pytest.approx(0.6)
+    assert shown["redirect"][0].interval.low < 0.6 < shown["redirect"][0].interval.high
 
 
 def test_intervals_of_many_rows_are_those_of_each(monkeypatch):
@@ -106,45 +114,6 @@ def test_intervals_of_many_rows_are_those_of_each(monkeypatch):
         one = mean_over_items(row, scale=1.0)
         # Means of the same draws, added up in another order.
         assert dataclasses.astuple(interval) == pytest.approx(dataclasses.astuple(one), rel=1e-12, abs=1e-15)
-
-
-def test_more_texts_shrink_what_texts_spread_and_not_what_directions_do():
-    own = 0.4 + 0.1 * np.array([-1.0, 1.0, -1.0, 1.0])[:, None, None]
-    noise = np.random.default_rng(0).normal(0.0, 0.6, size=(4, 1, 9))
-    for rotated, gained in ((own + noise, True), (own + 0 * noise, False)):
-        effects = effects_of({f"rotated {number}": values for number, values in enumerate(rotated)})
-        found = evidence_of(effects, 0, 0.01)["rotated"]
-        few, many = found.p_of_texts(9)[0], found.p_of_texts(10**6)[0]
-        assert found.p[0] == few
-        assert (many < 0.9 * few) == gained
-    # Four copies 0.1 off their mean of 0.4, and no noise: a spread of 0.2 / sqrt(3), and t = 0.4 / (spread · sqrt(5/4)).
-    assert many == pytest.approx(scipy.stats.t.sf(0.4 / np.sqrt(0.04 / 3 * 1.25), 3), rel=1e-9)
-
-
-def test_rotated_controls_are_the_random_unit():
-    """One against two rotated copies: distance 2, spread sqrt(2), so t = 2 / (sqrt(2) sqrt(3/2)) with one degree of freedom."""
-    assert beyond_rotated(np.array([[1.0], [3.0]])).p == pytest.approx(scipy.stats.t.sf(2 / np.sqrt(3), 1), abs=1e-13)
-    rotated = np.array([[0.9, 0.9], [1.1, 1.1]])
-    few = effects_of({"rotated 0": rotated[:1].T.repeat(5, 1), "rotated 1": rotated[1:].T.repeat(5, 1)})
-    many = effects_of({"rotated 0": rotated[:1].T.repeat(500, 1), "rotated 1": rotated[1:].T.repeat(500, 1)})
-    p = [evidence_of(effects, 0, 0.01)["rotated"].p[0] for effects in (few, many)]
-    # Two copies with effects 0.9 and 1.1, in five texts or five hundred: spread sqrt(0.02).
-    assert p == pytest.approx([scipy.stats.t.sf(1 / np.sqrt(0.02 * 1.5), 1)] * 2, abs=1e-13)
-
-
-def test_a_direction_that_means_nothing_wins_as_often_as_it_should():
-    """Losses of a random reader of random outputs, real and rotated: p-values are at most as often small as they say."""
-    generator, size, count, trials = np.random.default_rng(0), 16, 12, 2000
-    rotations = [np.linalg.qr(generator.normal(size=(size, size)))[0] for _ in range(count)]
-    outputs, readers = generator.normal(size=(2, trials, 6, size))  # six queries a trial
-    reads = [np.einsum("nqd,nqd->n", outputs @ rotation, readers) for rotation in (np.eye(size), *rotations)]
-    # A loss that is neither linear nor symmetric in what is read.
-    losses = [np.logaddexp(0.0, 0.1 * read) for read in reads]
-    p = beyond_rotated(np.stack(losses[1:]) - losses[0]).p
-    for level in (0.2, 0.05, 0.01):
-        # Four standard errors of a frequency in 2000 trials.
-        assert np.mean(p <= level) <= level + 4 * np.sqrt(level * (1 - level) / trials)
-    assert np.mean(p <= 0.2) > 0.1
 
 
 def test_benjamini_hochberg_by_hand():

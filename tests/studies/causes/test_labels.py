@@ -12,15 +12,27 @@ import torch
 from sinklab.errors import ConfigurationError
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes.effects import Effects
-from sinklab.studies.causes.labels import RULES, label_heads, require_texts, texts_needed
+from sinklab.studies.causes.labels import RULES, label_heads, mirrored, require_texts, texts_needed
 from sinklab.studies.causes.samples import token_samples
+from sinklab.studies.causes.variants import TEXTS
 
-VARIANTS = ["redirect", "hide", "zero", "zero_value", "hide control 0", "hide control 1", *(f"rotated {k}" for k in range(8))]
+VARIANTS = ["redirect", "hide", "zero", "zero_value", "resample"]
+MANY = 384
+"""Texts of a full budget: that something costs nothing takes some 250."""
 
-SEMANTIC = {"redirect": 0.3, "zero": 0.3, "rotated": 0.6}
+SEMANTIC = {"redirect": 0.3, "zero": 0.3, "resample": 0.2}
+CONSTANT = {"redirect": 0.3, "zero": 0.3}
 DORMANT = {"hide": 0.2}
-BROADCAST = {"zero_value": 0.2, "hide": 0.3, "zero": 0.3, "rotated": 0.5}
-NOTHING: dict[str, float] = {}
+BROADCAST = {"zero_value": 0.2, "hide": 0.2, "zero": 0.3}
+UNNEEDED: dict[str, float] = {}
+BETWEEN = {"redirect": 0.3}
+"""Fits no label: an output of 0 costs nothing, and all attention on the sink does."""
+
+
+@pytest.fixture(autouse=True)
+def _few_resamples(monkeypatch):
+    """Intervals decide nothing; most tests here do without good ones."""
+    monkeypatch.setattr("sinklab.results.intervals.RESAMPLES", 100)
 
 
 def sink_of(heads: int, place=0) -> Sinks:
@@ -30,19 +42,21 @@ def sink_of(heads: int, place=0) -> Sinks:
     return dataclasses.replace(sinks, heads=found, weights=numbers, value_ratio=numbers, length=16)
 
 
-def made_up(heads: list[list[dict[str, float]]], *, texts: int = 16, noise: float = 0.002, seed: int = 0) -> Effects:
-    """Effects with given means by head, domain and variant (0 where not given), and normal noise over texts and rotations."""
-    generator = np.random.default_rng(seed)
-    loss = generator.normal(0.0, noise, size=(len(VARIANTS), len(heads), texts, len(heads[0])))
+def effects_of(loss: np.ndarray) -> Effects:
+    """Effects ``(variants, heads, texts, domains)`` with names."""
+    names = tuple(f"domain {number}" for number in range(loss.shape[3]))
+    listed = [Head(0, number, "attention") for number in range(loss.shape[1])]
+    return Effects(VARIANTS, listed, names, loss, np.abs(loss), np.full(loss.shape[2:], 2.0), "nats")
+
+
+def made_up(heads: list[list[dict[str, float]]], *, texts: int = MANY, noise: float = 0.002, seed: int = 0) -> Effects:
+    """Effects with given means by head, domain and variant (0 where not given), and normal noise over texts."""
+    loss = np.random.default_rng(seed).normal(0.0, noise, size=(len(VARIANTS), len(heads), texts, len(heads[0])))
     for place, domains in enumerate(heads):
         for domain, means in enumerate(domains):
             for number, variant in enumerate(VARIANTS):
-                rotated = variant.startswith("rotated")
-                mean = means.get("rotated" if rotated else variant, 0.0)
-                loss[number, place, :, domain] += mean * (1 + 0.1 * generator.normal()) if rotated else mean
-    names = tuple(f"domain {number}" for number in range(len(heads[0])))
-    listed = [Head(0, number, "attention") for number in range(len(heads))]
-    return Effects(VARIANTS, listed, names, loss, np.abs(loss), np.full((texts, len(names)), 2.0), "nats")
+                loss[number, place, :, domain] += means.get(variant, 0.0)
+    return effects_of(loss)
 
 
 def labels(heads, **settings) -> list[str]:
@@ -50,12 +64,19 @@ def labels(heads, **settings) -> list[str]:
 
 
 def test_each_rule_gives_its_label():
-    heads = [[SEMANTIC], [DORMANT], [BROADCAST], [NOTHING], [{name: -value for name, value in SEMANTIC.items()}]]
-    assert labels(heads) == ["semantic", "dormant", "broadcast", "undecided", "undecided"]
+    heads = [[SEMANTIC], [CONSTANT], [DORMANT], [BROADCAST], [UNNEEDED], [BETWEEN]]
+    assert labels(heads) == ["semantic", "constant", "dormant", "broadcast", "unneeded", "undecided"]
 
 
-def test_a_value_that_does_harm_is_not_needed():
-    assert labels([[{**DORMANT, "zero_value": -0.05}], [{**BROADCAST, "zero_value": -0.05}]]) == ["dormant", "dormant"]
+def test_what_helps_costs_nothing():
+    heads = [
+        [{**DORMANT, "zero_value": -0.05}],
+        [{**BROADCAST, "redirect": -0.03}],
+        [{name: -value for name, value in SEMANTIC.items()}],
+    ]
+    found = label_heads(made_up(heads), sink_of(3))
+    assert [one.label for one in found] == ["dormant", "broadcast", "unneeded"]
+    assert mirrored(found, 0.01) == 1
 
 
 def test_over_domains():
@@ -63,41 +84,59 @@ def test_over_domains():
         [SEMANTIC, SEMANTIC, SEMANTIC],
         [SEMANTIC, DORMANT, DORMANT],
         [DORMANT, DORMANT, DORMANT],
-        [SEMANTIC, DORMANT, NOTHING],
+        [SEMANTIC, DORMANT, BETWEEN],
         [SEMANTIC, BROADCAST, SEMANTIC],
-        [BROADCAST, BROADCAST, BROADCAST],
+        [SEMANTIC, BROADCAST, DORMANT],
+        [BROADCAST, DORMANT, BROADCAST],
+        [SEMANTIC, UNNEEDED, SEMANTIC],
     ]
-    found = label_heads(made_up(heads), sink_of(6))
-    assert [one.label for one in found] == ["semantic", "switch", "dormant", "undecided", "undecided", "broadcast"]
+    found = label_heads(made_up(heads), sink_of(8))
+    assert [one.label for one in found] == [
+        "semantic", "switch", "dormant", "undecided", "broadcast-switch", "broadcast-switch", "broadcast", "mixed",
+    ]  # fmt: skip
     assert found[3].by_domain == {"domain 0": "semantic", "domain 1": "dormant", "domain 2": "undecided"}
 
 
 @pytest.mark.parametrize(
-    ("means", "changed"),
+    ("means", "changed", "instead"),
     [
-        (SEMANTIC, {"redirect": 0.0}),  # the sink says what the head says
-        (SEMANTIC, {"zero": 0.0}),  # writing the value of the sink hurts, and saying nothing does not
-        (SEMANTIC, {"rotated": 0.0}),  # any other direction would do as well
-        (SEMANTIC, {"redirect": 0.008, "zero": 0.008}),  # less than the minimal effect
-        (DORMANT, {"redirect": 0.05}),
-        (DORMANT, {"redirect": -0.05}),
-        (DORMANT, {"zero_value": 0.05, "rotated": 0.0}),
-        (DORMANT, {"hide control 0": 0.2, "hide control 1": 0.2}),  # any key is missed as much
-        (DORMANT, {"hide": 0.008}),
-        (BROADCAST, {"redirect": 0.05, "rotated": 0.0}),
-        (BROADCAST, {"rotated": 0.0}),
+        (SEMANTIC, {"redirect": 0.0}, "undecided"),  # the sink says what the head says
+        (SEMANTIC, {"zero": 0.0}, "undecided"),  # writing the value of the sink hurts, and saying nothing does not
+        (SEMANTIC, {"resample": 0.0}, "constant"),  # it says the same on every text
+        (SEMANTIC, {"redirect": 0.008, "zero": 0.008, "resample": 0.008}, "undecided"),  # less than the minimal effect
+        (DORMANT, {"redirect": 0.05}, "undecided"),
+        (DORMANT, {"zero_value": 0.05, "hide": 0.25}, "broadcast"),
+        (DORMANT, {"hide": 0.008}, "undecided"),
+        (BROADCAST, {"redirect": 0.05}, "constant"),
+        (BROADCAST, {"zero_value": 0.0}, "dormant"),
+        (UNNEEDED, {"zero": 0.05}, "undecided"),
     ],
 )
-def test_no_label_without_one_of_its_claims(means, changed):
-    assert labels([[means]]) != ["undecided"]
-    assert labels([[{**means, **changed}]]) == ["undecided"]
+def test_no_label_without_one_of_its_claims(means, changed, instead):
+    assert labels([[means]]) != [instead]
+    assert labels([[{**means, **changed}]]) == [instead]
+
+
+def test_a_head_that_writes_one_vector_is_constant():
+    """EVIDENCE 1.3: resampling costs 0.0000 and silencing 0.3; to be called semantic it would have to say something."""
+    assert labels([[CONSTANT]]) == ["constant"]
+    assert labels([[CONSTANT]], texts=64) == ["undecided"]
+
+
+def test_whether_a_head_needs_its_sink_stands_beside_its_label():
+    heads = [[SEMANTIC], [{**SEMANTIC, "hide": 0.1}], [DORMANT], [BROADCAST], [{**UNNEEDED, "hide": 0.01}]]
+    found = label_heads(made_up(heads, noise=0.005), sink_of(5))
+    assert [one.label for one in found[:4]] == ["semantic", "semantic", "dormant", "broadcast"]
+    # What the sink of a broadcast says is lost in both ways; where its share goes makes no difference.
+    assert [one.needs_sink["domain 0"] for one in found] == ["no", "yes", "yes", "no", "undecided"]
 
 
 def test_without_a_sink_zeroing_decides():
-    effects = made_up([[SEMANTIC], [{**SEMANTIC, "rotated": 0.0}], [DORMANT]])
+    effects = made_up([[SEMANTIC], [CONSTANT], [{}]])
     found = label_heads(effects, sink_of(3, place=None))
-    assert [one.label for one in found] == ["semantic", "undecided", "undecided"]
-    assert set(found[0].p["domain 0"]) == {"semantic"}
+    assert [one.label for one in found] == ["semantic", "constant", "unneeded"]
+    assert set(found[0].p["domain 0"]) == {"semantic", "constant", "unneeded"}
+    assert found[0].needs_sink == {}
 
 
 def test_evidence_is_all_there_and_fits_into_json():
@@ -108,13 +147,13 @@ def test_evidence_is_all_there_and_fits_into_json():
     assert {name for rule in RULES.values() for name in rule} <= set(told["evidence"])
     redirect = told["evidence"]["redirect"]["domain 0"]
     assert redirect["low"] < redirect["mean"] < redirect["high"]
-    assert redirect["mean"] == pytest.approx(0.3, abs=0.002)  # noise of 0.002 over 16 texts
+    assert redirect["mean"] == pytest.approx(0.3, abs=0.001)  # noise of 0.002 over 384 texts
     for rule, names in RULES.items():
         assert told["p"]["domain 0"][rule] == max(told["evidence"][name]["domain 0"]["p"] for name in names)
 
 
 def test_texts_that_lack_a_domain_are_left_out():
-    effects = made_up([[SEMANTIC, DORMANT]], texts=32)
+    effects = made_up([[SEMANTIC, DORMANT]], texts=MANY + 16)
     for array in (effects.loss, effects.divergence):
         array[..., :16, 1] = np.nan
     effects.clean_loss[:16, 1] = np.nan
@@ -122,29 +161,89 @@ def test_texts_that_lack_a_domain_are_left_out():
     assert found.label == "switch"
 
 
+# --- heads that are seldom active -------------------------------------------------------------------------------------------
+
+
+def seldom_active(share: float, size: float, texts: int, generator: np.random.Generator, *, heads: int = 12) -> Effects:
+    """Heads that cost ``size`` in a share of the texts when they are silenced, and rest on their sink in all others."""
+    loss = generator.normal(0.0, 0.002, size=(len(VARIANTS), heads, texts, 1))
+    loss[VARIANTS.index("hide")] += 0.2
+    active = generator.uniform(size=(heads, texts, 1)) < share
+    for name in ("redirect", "zero", "resample"):
+        loss[VARIANTS.index(name)] += size * active
+    return effects_of(loss)
+
+
+@pytest.mark.parametrize("texts", [16, 64, 128, 256, 512])
+@pytest.mark.parametrize("heads", [2, 12])
+def test_heads_that_are_seldom_active_are_not_called_dormant(texts, heads):
+    """Active in 2, 5 and 10 % of the texts at 0.5 to 2 nats: the mean is the minimal effect or more, so dormant is false.
+
+    With equivalence tests on means 44 % of the heads active in 5 % of 16 texts were called dormant. Of 24 heads
+    at most one may be.
+    """
+    generator = np.random.default_rng(texts)
+    for share in (0.02, 0.05, 0.10):
+        for size in (0.5, 1.0, 2.0):
+            false = [
+                found.label in ("dormant", "broadcast", "unneeded", "constant")
+                for _ in range(24 // heads)
+                for found in label_heads(seldom_active(share, size, texts, generator, heads=heads), sink_of(heads))
+            ]
+            assert np.mean(false) <= 0.05, (share, size)
+
+
+def test_heads_that_are_dormant_are_called_so_with_the_texts_of_a_full_budget():
+    """Power: effects that scatter by three times the minimal effect. Of a single head, and of twelve."""
+    assert TEXTS["full"] == MANY
+    for heads in (1, 12):
+        found = [
+            label
+            for seed in range(24 // heads)
+            for label in labels([[DORMANT]] * heads, noise=0.03, seed=seed)
+        ]  # fmt: skip
+        assert found.count("dormant") >= 0.9 * len(found)
+    assert labels([[DORMANT]] * 12, texts=128) == ["undecided"] * 12
+    # One among others that all speak.
+    assert labels([[DORMANT], *[[SEMANTIC]] * 11], noise=0.02) == ["dormant", *["semantic"] * 11]
+
+
+def test_why_a_head_is_undecided_and_how_many_texts_would_decide():
+    found = label_heads(made_up([[DORMANT], [BETWEEN]], texts=64), sink_of(2))
+    reason = found[0].reasons["domain 0"]
+    assert (reason.nearest, reason.texts is not None and 200 < reason.texts < 400) == ("dormant", True)
+    assert reason.why.startswith("looks dormant, which 64 texts do not show: sending all of its attention to the sink costs ")
+    assert labels([[DORMANT], [BETWEEN]], texts=reason.texts + 20)[0] == "dormant"
+    reason = found[1].reasons["domain 0"]
+    assert reason.texts is None
+    assert reason.why.startswith("not ")
+    assert texts_needed(found) == found[0].reasons["domain 0"].texts
+    assert label_heads(made_up([[SEMANTIC]]), sink_of(1))[0].reasons == {}
+
+
 # --- error rate -------------------------------------------------------------------------------------------------------------
 
 
-def test_effects_at_the_edge_of_every_claim_give_a_label_as_seldom_as_asked(monkeypatch):
-    """Claims that are all just false: means at the minimal effect, rotated copies around 0. Any label is false."""
-    monkeypatch.setattr("sinklab.results.intervals.RESAMPLES", 10)  # intervals play no part
-    edge = [{"redirect": 0.01, "zero": 0.01, "zero_value": 0.01}, {"hide": 0.01}, {"zero_value": 0.01, "zero": 0.01}]
+def test_effects_at_the_edge_of_every_claim_give_a_label_as_seldom_as_asked():
+    """Claims that are all just false: means at the minimal effect. Any label is false."""
+    every = dict.fromkeys(VARIANTS, 0.01)
+    edge = [every, {**every, "hide": 0.02}, {**every, "redirect": 0.02, "zero": 0.02}]
     wrong = 0
-    for seed in range(300):
-        effects = made_up([[edge[number % 3]] for number in range(6)], seed=seed, noise=0.01)
+    for seed in range(200):
+        effects = made_up([[edge[number % 3]] for number in range(6)], seed=seed, noise=0.01, texts=64)
         wrong += any(found.label != "undecided" for found in label_heads(effects, sink_of(6)))
-    # The chance of any label in a run is at most 0.05; four standard errors of 300 runs are 0.05.
-    assert wrong / 300 <= 0.10
+    # The chance of any label in a run is at most 0.05; four standard errors of 200 runs are 0.06.
+    assert wrong / 200 <= 0.10
 
 
 def test_the_error_rate_is_that_of_all_heads_together():
     """The same evidence is enough for one head and not for one among many that show nothing."""
     means = [SEMANTIC]
-    alone = made_up([means], texts=16, noise=0.3, seed=0)
+    alone = made_up([means], texts=16, noise=0.24, seed=0)
     (found,) = label_heads(alone, sink_of(1))
     assert found.label == "semantic"
-    assert 0.05 / (40 * 3) < found.p["domain 0"]["semantic"] < 0.05 / 3
-    many = made_up([means, *[[NOTHING]] * 39], texts=16, noise=0.3, seed=0)
+    assert 0.05 / (40 * 5) < found.p["domain 0"]["semantic"] < 0.05 / 5
+    many = made_up([means, *[[UNNEEDED]] * 39], texts=16, noise=0.24, seed=0)
     many.loss[:, :1] = alone.loss
     assert label_heads(many, sink_of(40))[0].label == "undecided"
 
@@ -153,40 +252,38 @@ def test_the_error_rate_is_that_of_all_heads_together():
 
 
 def test_too_few_texts_are_refused_with_the_number_that_would_do():
-    heads = [[SEMANTIC]] * 4  # 12 hypotheses: 2^-8 < 0.05 / 12 < 2^-7
+    heads = [[SEMANTIC]] * 4  # 20 hypotheses: 2^-9 < 0.05 / 20 < 2^-8
     message = (
-        r"7 texts of domain 'domain 0' are too few: 12 hypotheses \(4 heads, 1 domains, 3 labels\) at an error rate of 0.05 "
-        r"ask for p-values down to 4.2e-03, and so many texts give 7.8e-03 at best; take 8 texts or more"
+        r"8 texts of domain 'domain 0' are too few: 20 hypotheses \(4 heads, 1 domains, 5 labels\) at an error rate of 0.05 "
+        r"ask for p-values down to 2.5e-03, and so many texts give 3.9e-03 at best; take 9 texts or more"
     )
     with pytest.raises(ConfigurationError, match=message):
-        labels(heads, texts=7)
-    assert labels(heads, texts=8) == ["semantic"] * 4
+        labels(heads, texts=8)
+    assert labels(heads, texts=9) == ["semantic"] * 4
 
 
 def test_and_before_anything_is_measured():
     samples = token_samples([("a", torch.zeros(16, 5, dtype=torch.int64)), ("b", torch.zeros(7, 5, dtype=torch.int64))])
     sink = sink_of(4)
-    with pytest.raises(ConfigurationError, match=r"7 texts of domain 'b' are too few: 24 hypotheses .* take 9 texts or more"):
+    with pytest.raises(ConfigurationError, match=r"7 texts of domain 'b' are too few: 40 hypotheses .* take 10 texts or more"):
         require_texts(samples, sink, sink.heads)
     require_texts(samples, sink_of(4, place=None), sink.heads[:1], level=0.2)
 
 
 def test_texts_needed_would_decide_half_of_what_texts_can_decide():
-    heads = [[SEMANTIC], [DORMANT], [{"redirect": 0.2, "zero": 0.25, "rotated": 0.5}], [NOTHING]]
-    effects = made_up(heads, noise=0.6, seed=1)
-    before = [found.label for found in label_heads(effects, sink_of(4))]
-    assert before == ["undecided"] * 4
-    needed = texts_needed(effects, sink_of(4))
+    heads = [[SEMANTIC], [DORMANT], [{"redirect": 0.2, "zero": 0.25, "resample": 0.1}], [BETWEEN]]
+    before = label_heads(made_up(heads, texts=32, noise=0.6, seed=1), sink_of(4))
+    assert [found.label for found in before] == ["undecided"] * 4
+    needed = texts_needed(before)
     assert needed is not None
-    assert 40 < needed < 5000
+    assert 40 < needed < 20_000
     found = [one.label for one in label_heads(made_up(heads, texts=2 * needed, noise=0.6, seed=2), sink_of(4))]
     assert sum(label != "undecided" for label in found) >= 1
 
 
 def test_no_texts_are_needed_where_they_would_not_help():
-    assert texts_needed(made_up([[SEMANTIC], [DORMANT]]), sink_of(2)) is None  # all are decided
-    # A direction that means nothing, and an effect that is none: more texts would show just that.
-    assert texts_needed(made_up([[{**SEMANTIC, "rotated": 0.0}], [{"redirect": -0.2}]]), sink_of(2)) is None
+    assert texts_needed(label_heads(made_up([[SEMANTIC], [DORMANT]]), sink_of(2))) is None  # all are decided
+    assert texts_needed(label_heads(made_up([[BETWEEN]]), sink_of(1))) is None  # more texts would show just that
 
 
 @pytest.mark.parametrize(

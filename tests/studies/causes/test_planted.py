@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from tests.studies.causes.planted import planted, sinks_of
 
 from sinklab.errors import ConfigurationError
-from sinklab.studies.causes.effects import one_by_one
 from sinklab.studies.causes.engine import measure_effects
 from sinklab.studies.causes.labels import label_heads
 from sinklab.studies.causes.readout import NextToken, SquaredError
 from sinklab.studies.causes.variants import make_variants
 
-NAMES = ("trigger", "induction", "two domains", "broadcast", "key bias", "sigmoid")
+NAMES = ("trigger", "induction", "two domains", "broadcast", "constant", "key bias", "sigmoid")
 
 
-def labelled(name, seed, *, measure=measure_effects, budget="fast", noise=0.0):
+@pytest.fixture(autouse=True, scope="module")
+def _few_resamples():
+    """Intervals decide nothing here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sinklab.results.intervals.RESAMPLES", 100)
+        yield
+
+
+@functools.cache
+def labelled(name, seed, *, budget="fast", noise=0.0):
     known = planted(name, seed)
     generator = torch.Generator().manual_seed(seed)
     for parameter in known.model.parameters():
@@ -24,31 +34,30 @@ def labelled(name, seed, *, measure=measure_effects, budget="fast", noise=0.0):
     sink = sinks_of(known.model, known.samples, **({"place": None} if name == "sigmoid" else {}))
     readout = SquaredError() if name == "trigger" else NextToken()
     variants = make_variants(sink, known.samples, budget=budget, seed=seed)
-    return known, sink, label_heads(measure(known.model, known.samples, readout, variants, sink.heads), sink)
+    effects = measure_effects(known.model, known.samples, readout, variants, sink.heads, batch_size=64)
+    return known, sink, label_heads(effects, sink)
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", NAMES)
-def test_every_head_gets_the_label_that_was_planted(name, seed):
-    known, sink, labels = labelled(name, seed)
+def test_every_head_gets_the_label_that_was_planted(name):
+    known, sink, labels = labelled(name, 0)
     assert (sink.main and sink.main.place) == known.place
     assert [label.label for label in labels] == known.labels
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_and_so_it_does_one_head_at_a_time_with_the_full_budget(name):
-    known, _, labels = labelled(name, 7, measure=one_by_one, budget="full")
+def test_and_so_it_does_with_the_full_budget():
+    known, _, labels = labelled("constant", 7, budget="full")
     assert [label.label for label in labels] == known.labels
+    assert {"mean", "rotated", "redirect control - redirect"} <= set(labels[0].evidence)
 
 
-@pytest.mark.parametrize("noise", [0.03, 0.1])
-@pytest.mark.parametrize("name", NAMES)
-def test_noise_on_the_weights_makes_no_label_wrong(name, noise):
+@pytest.mark.parametrize("name", ["trigger", "broadcast", "key bias"])
+def test_noise_on_the_weights_makes_no_label_wrong(name):
     """Heads are less and less what they were: they may become undecided, and must not become something else."""
-    known, _, labels = labelled(name, 0, noise=noise)
+    known, _, labels = labelled(name, 0, noise=0.03)
     found = [label.label for label in labels]
     assert all(label in (true, "undecided") for label, true in zip(found, known.labels, strict=True)), found
-    assert noise > 0.05 or found[0] == known.labels[0]
+    assert found[0] == known.labels[0]
 
 
 def test_a_switch_is_told_by_its_domains():
@@ -84,9 +93,10 @@ def test_a_sigmoid_model_has_no_sink():
         sinks_of(known.model, known.samples).require()
 
 
-def test_at_the_optimum_all_changes_of_one_size_cost_the_same():
-    """Why labels do not rest on rotated changes: the answer of the trigger model is exact, and its error a square."""
-    label = labelled("trigger", 0)[2][0]
-    real, apart = label.evidence["redirect"]["trigger"], label.evidence["redirect - rotated"]["trigger"]
-    assert real.interval.mean > 0.05
-    assert abs(apart.interval.mean) < 1e-3 * real.interval.mean
+def test_which_heads_need_their_sink():
+    """A no-op does, and so does a head that speaks at some queries; not one whose sink speaks, nor one that nobody reads."""
+    found = {name: [label.needs_sink for label in labelled(name, 0)[2]] for name in ("induction", "broadcast", "two domains")}
+    assert found["induction"] == [{"repeated": needs} for needs in ("yes", "yes", "no")]
+    assert found["broadcast"] == [{"drawn": needs} for needs in ("no", "no")]
+    assert found["two domains"][1] == {"repeated": "yes", "fresh": "yes"}
+    assert labelled("sigmoid", 0)[2][0].needs_sink == {}

@@ -1,4 +1,4 @@
-"""Random weights mean nothing, however much they do: labels of their heads must be undecided, at the error rate asked for."""
+"""Random weights mean nothing, however much they do: few of their heads may be called semantic, and as few the reverse."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.studies.causes.engine import measure_effects
-from sinklab.studies.causes.evidence import evidence_of
-from sinklab.studies.causes.labels import label_heads
+from sinklab.studies.causes.labels import label_heads, mirrored
 from sinklab.studies.causes.readout import NextToken
 from sinklab.studies.causes.samples import token_samples
 from sinklab.studies.causes.variants import make_variants
@@ -54,37 +53,35 @@ def texts(seed: int, structured: bool):
 
 
 def judged(family: str, seed: int, std: float, sharp: float, *, structured: bool):
-    """Labels of all heads, sizes of what redirecting does, and whether rotating a head is said to be for the worse."""
+    """Semantic heads, mirrored ones, and sizes of what redirecting does."""
     samples = token_samples([("random", texts(seed, structured))])
     model = random_model(family, seed, std, sharp)
     sink = sinks_of(model, samples, place=0)  # there is none; the position where trained models have it
     effects = measure_effects(model, samples, NextToken(), make_variants(sink, samples, seed=seed), sink.heads)
-    sizes = np.abs(effects.of("redirect").mean((1, 2)))
-    rotated = evidence_of(effects, 0, 0.01)["rotated"].p <= 0.05
-    return [found.label for found in label_heads(effects, sink)], sizes, rotated
+    labels = label_heads(effects, sink)
+    semantic = sum(label.label == "semantic" for label in labels)
+    return semantic, mirrored(labels, 0.01), np.abs(effects.of("redirect").mean((1, 2)))
 
 
 def check(cases) -> None:
-    labels, sizes, rotated = [], [], []
-    for number, (family, std, sharp) in enumerate(cases):
-        found = judged(family, number, std, sharp, structured=number % 2 == 1)
-        for whole, part in zip((labels, sizes, rotated), found, strict=True):
-            whole.extend(part)
-    decided = [label for label in labels if label != "undecided"]
-    assert len(decided) <= 0.05 * len(labels), decided
+    found = [
+        judged(family, number, std, sharp, structured=number % 2 == 1) for number, (family, std, sharp) in enumerate(cases)
+    ]
+    semantic, opposed = (sum(one[number] for one in found) for number in (0, 1))
+    sizes = np.concatenate([one[2] for one in found])
+    # What a random head says of a text helps as often as it harms, and seldom by as much as the minimal effect.
+    assert semantic <= 0.05 * len(sizes)
+    assert opposed <= 0.05 * len(sizes)
     # It is not for want of effects: half of the heads, at least, change the loss by more than the minimal effect.
     assert np.median(sizes) > 0.01
-    # Nor of a test that is never passed: the real output wins against rotated ones about as often as one in twenty times, and
-    # four standard errors more at most.
-    assert np.mean(rotated) <= 0.05 + 4 * np.sqrt(0.05 * 0.95 / len(labels))
 
 
-def test_few_random_heads_have_a_label():
+def test_few_random_heads_are_semantic():
     check([("sinklm", 0.2, 1.0), ("llama", 0.15, 3.0)])
 
 
 @pytest.mark.slow
-def test_few_of_many_random_heads_have_a_label():
+def test_few_of_many_random_heads_are_semantic():
     """At the usual scale of a start, where effects are tiny; at scales at which they are not; and with sharp attention."""
     scales = [(0.02, 1.0), (0.1, 1.0), (0.15, 3.0), (0.2, 1.0), (0.2, 8.0), (0.3, 1.0), (0.3, 8.0), (0.4, 1.0)]
     check([(family, *scale) for scale in scales for family in ("sinklm", "llama")] * 2)

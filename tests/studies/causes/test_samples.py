@@ -73,10 +73,22 @@ def test_one_output_a_sample():
 
 
 def test_parts():
-    samples = token_samples([("a", torch.arange(10).view(5, 2))])
-    parts = list(samples.parts(2))
-    assert [(start, len(part)) for start, part in parts] == [(0, 2), (2, 2), (4, 1)]
+    samples = token_samples([("a", torch.arange(14).view(7, 2))])
+    parts = list(samples.parts(3))
+    assert [(start, len(part)) for start, part in parts] == [(0, 2), (2, 2), (4, 3)]
     assert torch.equal(torch.cat([part.targets for _, part in parts]), samples.targets)
+    assert samples.bounds(2) == [(0, 2), (2, 4), (4, 7)]  # no sample is alone,
+    assert samples.bounds(1) == [(number, number + 1) for number in range(7)]  # unless that is asked for
+    assert samples.bounds(16) == [(0, 7)]
+
+
+def test_parts_have_samples_of_one_kind():
+    """What is taken from the next sample of a part comes from the same domain."""
+    tokens = torch.zeros(5, 3, dtype=torch.int64)
+    samples = token_samples([("a", tokens), ("b", tokens[:2])])
+    assert samples.bounds(4) == [(0, 2), (2, 5), (5, 7)]
+    mixed = Samples({"x": torch.zeros(4, 2)}, torch.tensor([[0, 0], [1, 1], [0, 0], [1, 1]]), None, ("a", "b"))
+    assert mixed.bounds(4) == [(0, 4)]
 
 
 def test_domains_need_names():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.conftest import make_sinklm
-from tests.studies.causes.planted import PlantedLM, fresh, no_op, planted, sinks_of
+from tests.studies.causes.planted import FAR, PlantedLM, fresh, induction, no_op, planted, sinks_of
 
 from sinklab import attend
 from sinklab.errors import ConfigurationError
@@ -14,7 +14,7 @@ from sinklab.sinks import Head
 from sinklab.studies.causes.effects import one_by_one
 from sinklab.studies.causes.readout import NextToken
 from sinklab.studies.causes.samples import token_samples
-from sinklab.studies.causes.variants import NUMBERS, make_variants
+from sinklab.studies.causes.variants import KEYS, ROTATED, make_variants
 
 
 @pytest.fixture(scope="module")
@@ -25,53 +25,74 @@ def known():
 
 @pytest.mark.parametrize("budget", ["fast", "full"])
 def test_names(known, budget):
-    (found, sink), numbers = known, NUMBERS[budget]
+    found, sink = known
     names = {variant.name for variant in make_variants(sink, found.samples, budget=budget)}
-    expected = {"redirect", "hide", "zero", "zero_value"}
-    expected |= {f"{kind} control {key}" for kind in ("hide", "redirect") for key in range(numbers.keys)}
-    expected |= {f"rotated {number}" for number in range(numbers.rotated)}
-    expected |= {f"{kind} rotated {number}" for kind in ("redirect", "zero_value") for number in range(numbers.changes)}
-    assert names == expected | ({"mean", "resample"} if budget == "full" else set())
+    expected = {"redirect", "hide", "zero", "zero_value", "resample"}
+    controls = {*(f"redirect control {key}" for key in range(KEYS)), *(f"rotated {number}" for number in range(ROTATED))}
+    assert names == (expected | {"mean"} | controls if budget == "full" else expected)
 
 
 def test_without_a_sink_there_is_nothing_to_redirect_to(known):
     found, _ = known
     sink = sinks_of(found.model, found.samples, place=None)
-    names = {variant.name for variant in make_variants(sink, found.samples)}
-    assert names == {
-        "zero",
-        "zero rotated 0",
-        "zero rotated 1",
-        *(f"rotated {number}" for number in range(NUMBERS["fast"].rotated)),
-    }
+    assert {variant.name for variant in make_variants(sink, found.samples)} == {"zero", "resample"}
+    names = {variant.name for variant in make_variants(sink, found.samples, budget="full")}
+    assert names == {"zero", "resample", "mean", *(f"rotated {number}" for number in range(ROTATED))}
 
 
 def test_control_keys_are_drawn_by_text_early_and_off_the_sinks(known):
     found, sink = known
-    variants = {variant.name: variant for variant in make_variants(sink, found.samples, seed=3)}
-    first, second = (variants[f"hide control {key}"].interventions[0].place for key in range(2))
-    assert first.shape == second.shape == (16, 1)
+    variants = {variant.name: variant for variant in make_variants(sink, found.samples, budget="full", seed=3)}
+    first, second = (variants[f"redirect control {key}"].interventions[0].place for key in range(2))
+    assert first.shape == second.shape == (len(found.samples), 1)
     assert (first != second).all()
-    assert torch.equal(variants["redirect control 0"].interventions[0].place, first)
     # The first quarter of 23 positions, without the sink.
-    assert set(first.flatten().tolist()) <= set(range(1, 5))
+    assert set(first.flatten().tolist()) <= set(range(1, 6))
     assert len(set(first.flatten().tolist())) > 1
-    again = {variant.name: variant for variant in make_variants(sink, found.samples, seed=3)}
-    assert torch.equal(again["hide control 1"].interventions[0].place, second)
-    other = {variant.name: variant for variant in make_variants(sink, found.samples, seed=4)}
-    assert not torch.equal(other["hide control 0"].interventions[0].place, first)
+    again = {variant.name: variant for variant in make_variants(sink, found.samples, budget="full", seed=3)}
+    assert torch.equal(again["redirect control 1"].interventions[0].place, second)
+    other = {variant.name: variant for variant in make_variants(sink, found.samples, budget="full", seed=4)}
+    assert not torch.equal(other["redirect control 0"].interventions[0].place, first)
 
 
 def test_texts_too_short_for_controls():
-    model, tokens = PlantedLM([no_op()]).eval(), fresh(3, 0)[:, :3]
+    model, tokens = PlantedLM([no_op()]).eval(), fresh(3, 0)[:, :2]
     samples = token_samples([("short", tokens)])
     sink = sinks_of(model, samples, place=0)
     make_variants(sink, samples)
-    message = r"controls need 4 keys besides the sink, and texts of 3 tokens leave 2; take longer texts"
+    message = r"controls need 2 keys besides the sink, and texts of 2 tokens leave 1; take longer texts"
     with pytest.raises(ConfigurationError, match=message):
         make_variants(sink, samples, budget="full")
     with pytest.raises(ConfigurationError, match=r"budget 'some' must be one of fast, full"):
         make_variants(sink, samples, budget="some")
+
+
+def test_hiding_and_zeroing_the_value_take_the_same_mass_away():
+    """The control of the second axis. Both leave the content; hiding scales it up to mass 1, the other leaves it what it has.
+
+    Values are one for a token and 0 for BOS, so that the sum of an output is its mass on content.
+    """
+    model, tokens = PlantedLM([induction(sink=2.0), no_op(sink=FAR / 2)]).eval(), fresh(3, 0)
+    samples = token_samples([("fresh", tokens)])
+    sink = sinks_of(model, samples, place=0)
+    variants = {variant.name: variant for variant in make_variants(sink, samples)}
+    outputs = {}
+    attention = model.layers[0].self_attn
+    for name in ("as it is", "hide", "zero_value"):
+        edits = [edit for head in range(2) for edit in variants[name].on(Head(0, head), 0, 3)] if name in variants else []
+        hook = attention.o_proj.register_forward_pre_hook(
+            lambda _, args, name=name: outputs.update({name: args[0].unflatten(-1, (2, -1))[:, 1:].clone()})
+        )
+        with torch.no_grad(), attend(model, interventions=edits):
+            model(input_ids=tokens)
+        hook.remove()
+    content = outputs["zero_value"].sum(-1, keepdim=True)
+    assert ((content > 0.01) & (content < 0.99)).any()
+    # float64, sums of 23 numbers of at most 1.
+    torch.testing.assert_close(outputs["zero_value"], outputs["as it is"], atol=1e-14, rtol=0)  # BOS says 0 here
+    torch.testing.assert_close(outputs["hide"], outputs["zero_value"] / content, atol=1e-13, rtol=0)
+    weights = (1 - content).mean((0, 1))[:, 0].tolist()
+    assert weights == pytest.approx(sink.weights.tolist(), abs=1e-12)  # what the sink is found by
 
 
 def test_a_rotated_head_keeps_its_norms_and_every_head_has_a_direction_of_its_own():
@@ -101,6 +122,6 @@ def test_rotated_by_the_identity_would_be_the_model_itself(monkeypatch):
     )
     found = planted("induction", 0, texts=2)
     sink = sinks_of(found.model, found.samples)
-    rotated = [variant for variant in make_variants(sink, found.samples) if variant.name == "rotated 0"]
+    rotated = [variant for variant in make_variants(sink, found.samples, budget="full") if variant.name == "rotated 0"]
     effects = one_by_one(found.model, found.samples, NextToken(), rotated, [Head(0, 0)])
     assert (effects.loss == 0).all()

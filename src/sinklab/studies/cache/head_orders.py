@@ -37,7 +37,7 @@ SOURCES: dict[str, str] = {
 }
 """What heads can be ordered by, besides the folder of a run of ``sinklab causes``."""
 
-RESTING = ("dormant", "broadcast", "switch")
+RESTING = ("dormant", "broadcast", "switch", "broadcast-switch", "unneeded")
 """Labels of heads that do not say something everywhere; see :mod:`sinklab.studies.causes.labels`."""
 
 ROWS_AT_ONCE = 256

@@ -72,14 +72,14 @@ def find_causes(
     say: Callable[[str], None] = lambda text: None,
     progress: Progress | None = None,
 ) -> Result:
-    """Say what every head does with its sink: semantic, dormant, switch, broadcast, or undecided.
+    """Say what every head does with its sink: semantic, constant, dormant, broadcast, unneeded, switch, or undecided.
 
-    Changes one head at a time, takes the loss again, and compares with random changes of the same size. With an output
-    directory a run that is killed goes on where it was.
+    Changes one head at a time and takes the loss again. With an output directory a run that is killed goes on where it was.
 
-    semantic: sending all of a head's attention to the sink costs loss on every domain. dormant: it costs nothing, and hiding
-    the sink costs more than hiding other keys. switch: one on some domains, the other on others. broadcast: the sink's value is
-    used. undecided: anything else, at the error rate asked for. docs/causes.md has the rules and their limits.
+    semantic: silencing a head costs loss, and so does what it says on another text. constant: it says the same on all. dormant:
+    sending all of its attention to the sink costs nothing, and losing the sink does. broadcast: there the sink's value is used.
+    unneeded: nothing costs. switch: semantic on some domains, dormant on others. undecided: anything else, at the error rate
+    asked for, with the reason. Beside the label stands whether a head needs its sink. docs/causes.md has the rules.
 
     Args:
         model: embedded:softmax, embedded:sigmoid, a directory, or a hub id; from Python also a model in memory, and with
@@ -89,9 +89,10 @@ def find_causes(
             zeroed).
         sinks: what find_sinks found on other texts, in place of ``sink``; without a main one, heads are zeroed.
         domains: Names from 'sinklab list corpora' or text files; each is a domain.
-        texts: Texts of each domain; more decide more heads; by default 16, or 64 in full.
+        texts: Texts of each domain; more decide more heads; by default 64, or 384 in full: that something costs nothing
+            takes 250 or more.
         seq_len: Tokens of a text, BOS included; by default 256, or the trained length if less.
-        budget: full: more texts, more controls, replacement by means and other texts, all experiments.
+        budget: full: more texts, so that dormant heads can be found, more controls, all experiments.
         level: Expected share of false labels among those given (Benjamini and Hochberg, over all heads and hypotheses).
         minimal_effect: Change of the loss, in nats, below which it counts as nothing.
         samples, readout: inputs of your own and what is read off the outputs, instead of ``domains``: for encoders, vision

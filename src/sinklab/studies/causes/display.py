@@ -13,8 +13,17 @@ from sinklab.results.run import Result
 
 __all__ = ["display"]
 
-COLOURS = {"semantic": "blue", "dormant": "magenta", "switch": "yellow", "broadcast": "green", "undecided": "dim"}
-COLUMNS = {"redirect": "all to the sink", "hide": "sink hidden", "zero_value": "its value zeroed", "zero": "head zeroed"}
+COLOURS = {
+    "semantic": "blue", "constant": "cyan", "dormant": "magenta", "broadcast": "green", "unneeded": "white", "switch": "yellow",
+    "broadcast-switch": "yellow", "mixed": "yellow", "undecided": "dim",
+}  # fmt: skip
+COLUMNS = {
+    "redirect": "all to the sink",
+    "hide": "sink hidden",
+    "zero_value": "its value zeroed",
+    "zero": "head zeroed",
+    "resample": "of another text",
+}
 """Interventions that the table shows, with their headings."""
 
 PER_HEAD = 40
@@ -29,19 +38,24 @@ def display(result: Result) -> Iterator[RenderableType]:
     used = [name for name in COLUMNS if any(name in head["effects"] for head in every)]
     for domain in summary["domains"]:
         table = Table(box=None, pad_edge=False)
-        for name in ("head", "label", "sink weight", "value", *(COLUMNS[name] for name in used)):
-            table.add_column(name, justify="left" if name in ("head", "label") else "right")
+        for name in ("head", "label", "needs sink", "sink weight", "value", *(COLUMNS[name] for name in used)):
+            table.add_column(name, justify="left" if name in ("head", "label", "needs sink") else "right")
         for head in shown:
             label = head["domains"].get(domain, head["label"])
             numbers = (head["sink_weight"], head["value_ratio"])
             table.add_row(
                 f"{head['layer']}.{head['head']}",
                 f"[{COLOURS[label]}]{label}[/]",
+                {"yes": "yes", "no": "no"}.get(head["needs_sink"].get(domain, ""), "–"),
                 *("–" if number is None else f"{number:.2f}" for number in numbers),
                 *(_effect(head["effects"].get(name, {}).get(domain)) for name in used),
             )
         yield f"[bold]{escape(domain)}[/bold], change of the loss in {summary['unit']} with its interval"
         yield table
+        for head in shown:
+            if (reason := head["undecided"].get(domain)) is not None:
+                texts = "" if reason["texts"] is None else f"; {reason['texts']:,} texts of {domain} would decide"
+                yield Text(f"{head['layer']}.{head['head']} {reason['why']}{texts}")
         yield ""
     if len(shown) < len(every):
         yield f"{len(every) - len(shown)} undecided heads are not shown\n"

@@ -27,7 +27,7 @@ class HeadEdit:
     """Something that is done to one head at a time.
 
     Args:
-        name: unique among the variants of a measurement: ``redirect``, ``hide``, ``hide control 3``.
+        name: unique among the variants of a measurement: ``redirect``, ``hide``, ``rotated 3``.
         interventions: in order; their ``heads`` are set to the head in question.
     """
 
@@ -103,7 +103,7 @@ def one_by_one(
     shape = (len(variants), len(heads), len(samples), len(samples.domain_names))
     loss, divergence = np.full(shape, np.nan), np.full(shape, np.nan)
     clean_loss = np.full(shape[2:], np.nan)
-    total, finished = len(variants) * len(heads) * -(-len(samples) // batch_size), 0
+    total, finished = len(variants) * len(heads) * len(samples.bounds(batch_size)), 0
     for start, part in samples.parts(batch_size):
         stop = start + len(part)
         clean = readout.outputs(model(**part.inputs), part)

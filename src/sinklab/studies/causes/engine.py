@@ -83,7 +83,7 @@ def measure_effects(
     shape = (len(variants), len(heads), len(samples), len(samples.domain_names))
     loss, divergence = np.full(shape, np.nan), np.full(shape, np.nan)
     clean_loss = np.full(shape[2:], np.nan)
-    total, done = len(variants) * len(heads) * -(-len(samples) // batch_size), 0
+    total, done = len(variants) * len(heads) * len(samples.bounds(batch_size)), 0
 
     def advance(number: int) -> None:
         nonlocal done

@@ -1,9 +1,10 @@
-"""Evidence: what was measured over texts and rotated controls, as intervals and one-sided p-values."""
+"""Evidence: what was measured over texts, as intervals and one-sided p-values of claims about means."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -11,7 +12,15 @@ from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.results.intervals import Interval, means_over_items
 from sinklab.studies.causes.effects import Effects
 
-__all__ = ["Contrast", "Evidence", "benjamini_hochberg", "evidence_of", "least_texts"]
+__all__ = ["RARE", "Contrast", "Evidence", "benjamini_hochberg", "contrasts_of", "evidence_of", "least_texts"]
+
+RARE = 0.02
+"""Share of texts: what an edit costs in fewer texts than these is not looked for. A claim that it costs nothing allows for a
+cost of ``minimal effect / RARE`` in a text, fifty times the minimal effect, and for as much as was seen where that is more."""
+
+BETS = ((1.0, 0.7), (0.5, 0.1), (0.2, 0.1), (0.05, 0.1))
+"""Stakes of the test that a mean lies below a bound, as shares of the largest, and how the first unit is split among them. The
+largest gains most where effects hardly vary, the smaller ones where they do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,61 +37,51 @@ class Contrast:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-    """One contrast of all heads in one domain: a claim that the mean over texts is above ``low`` and below ``high``.
+    """One contrast of all heads in one domain: a claim that the mean over texts is above ``bound``, or below it.
 
     Attributes:
         values: float64 ``(heads, texts)``.
-        low, high: infinite where the claim has no such side.
-        rotated: float64 ``(K, heads, texts)``, the same by rotated copy, whose mean is ``values``, where these must lie
-            above 0 beyond their spread for the claim to hold; or ``None``.
+        above: whether the claim is that it costs more than the bound, or that it costs less.
     """
 
     values: np.ndarray
-    low: float
-    high: float = np.inf
-    rotated: np.ndarray | None = None
+    bound: float
+    above: bool = True
 
     @functools.cached_property
     def p(self) -> np.ndarray:
         """One-sided p-values of the claim, float64 ``(heads,)``."""
         return self.p_of_texts(self.values.shape[1])
 
-    def contrasts(self) -> list[Contrast]:
-        """One for every head."""
-        return [Contrast(interval, float(p)) for interval, p in zip(means_over_items(self.values), self.p, strict=True)]
+    @functools.cached_property
+    def holds(self) -> np.ndarray:
+        """Whether the mean that is seen lies on the claim's side of the bound, boolean ``(heads,)``."""
+        return np.asarray(self._moments[0] > self.bound if self.above else self._moments[0] < self.bound)
 
     def p_of_texts(self, texts: int) -> np.ndarray:
-        """The p-values that so many texts would give, with the means and spreads observed, ``(heads,)``."""
-        mean, spread = self.values.mean(1), self.values.std(1, ddof=1)
-        p = _p_between(mean, spread, texts, self.low, self.high)
-        if self.rotated is None:
-            return p
-        # The spread between copies is theirs, and in part one of texts that do not agree about them, which more texts reduce.
-        number, measured = len(self.rotated), self.rotated.shape[2]
-        between = self.rotated.mean(2).var(0, ddof=1)
-        rest = self.rotated - self.rotated.mean(2, keepdims=True) - self.rotated.mean(0) + mean[:, None]
-        of_texts = np.minimum((rest**2).sum((0, 2)) / ((number - 1) * (measured - 1)) / measured, between)
-        spread = np.sqrt(between - of_texts * (1 - measured / texts))
-        return np.maximum(p, _p_of_rotated(mean, spread, number))
+        """The p-values that so many texts would give, if they were like those that were measured, ``(heads,)``."""
+        if self.above:
+            return _p_above(*self._moments, texts, self.bound)
+        return _p_below(self._gains, texts / self.values.shape[1])
 
-    def of_head(self, number: int) -> Evidence:
-        """That of one head alone."""
-        head = slice(number, number + 1)
-        rotated = None if self.rotated is None else self.rotated[:, head]
-        return dataclasses.replace(self, values=self.values[head], rotated=rotated)
+    @functools.cached_property
+    def _moments(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.values.mean(1), self.values.std(1, ddof=1)
+
+    @functools.cached_property
+    def _gains(self) -> np.ndarray:
+        return _gains(self.values, self.bound)
 
 
 def evidence_of(effects: Effects, domain: int, minimal_effect: float) -> dict[str, Evidence]:
     """Every contrast of one domain, as far as its variants were measured, by name.
 
-    - ``redirect``, ``hide``, ``zero``, ``zero_value``: the effect is above the minimal effect;
-    - ``redirect is nothing``: it lies within the minimal effect of 0 on both sides (two one-sided tests; Schuirmann 1987);
-    - ``zero_value costs nothing``: it is below the minimal effect; that a value does harm is no reason to need it;
-    - ``rotated``: the head's output costs less than rotated copies of itself, which :attr:`Evidence.rotated` tests;
-    - ``hide - control``: hiding the sink costs more than hiding another key, by the minimal effect;
-    - ``redirect control - redirect``: resting on another key costs more than resting on the sink;
-    - ``redirect - rotated``, ``zero_value - rotated``, ``zero - rotated``: the change costs more than changes of the same size
-      in random directions. No label rests on these: at an optimum all directions cost the same.
+    - ``redirect``, ``hide``, ``zero``, ``zero_value``, ``resample``, ``mean``: the effect is above the minimal effect;
+    - ``redirect costs nothing`` and so on: it is below it. One-sided: an edit that helps costs nothing either;
+    - ``hide - zero_value``: hiding the sink, so that its share goes to the other keys, costs more, by the minimal effect, than
+      taking the same share away and giving it to none; ``hide - zero_value costs nothing``: it does not;
+    - ``rotated``: random outputs of the same size cost more than the head's own, mean over the copies;
+    - ``redirect control - redirect``: resting on another key costs more than resting on the sink.
 
     Raises:
         ConfigurationError: fewer than two texts have scored positions in the domain.
@@ -107,27 +106,34 @@ def evidence_of(effects: Effects, domain: int, minimal_effect: float) -> dict[st
             f"domain {name!r}: the loss is not finite under {variant!r} on head {head} ({len(broken)} such effects in all); "
             "run the model in float32, or leave the head out"
         )
+    changes = {
+        name: of(name) for name in ("redirect", "hide", "zero", "zero_value", "resample", "mean") if name in effects.variants
+    }
+    if "hide" in changes and "zero_value" in changes:
+        changes["hide - zero_value"] = changes["hide"] - changes["zero_value"]
     contrasts: dict[str, Evidence] = {}
-    for variant in ("redirect", "hide", "zero", "zero_value"):
-        if variant in effects.variants:
-            contrasts[variant] = Evidence(of(variant), minimal_effect)
-            if variant == "redirect":
-                contrasts["redirect is nothing"] = Evidence(of(variant), -minimal_effect, minimal_effect)
-            if variant == "zero_value":
-                contrasts["zero_value costs nothing"] = Evidence(of(variant), -np.inf, minimal_effect)
-            rotated = group(f"{variant} rotated")
-            if len(rotated) > 1:
-                contrasts[f"{variant} - rotated"] = Evidence(of(variant) - rotated.mean(0), 0.0, rotated=of(variant) - rotated)
+    for name, values in changes.items():
+        contrasts[name] = Evidence(values, minimal_effect)
+        contrasts[f"{name} costs nothing"] = Evidence(values, minimal_effect, above=False)
     rotated = group("rotated")
-    if len(rotated) > 1:
-        contrasts["rotated"] = Evidence(rotated.mean(0), 0.0, rotated=rotated)
-    controls = group("hide control")
-    if len(controls):
-        contrasts["hide - control"] = Evidence(of("hide") - controls.mean(0), minimal_effect)
+    if len(rotated):
+        contrasts["rotated"] = Evidence(rotated.mean(0), 0.0)
     controls = group("redirect control")
     if len(controls):
         contrasts["redirect control - redirect"] = Evidence(controls.mean(0) - of("redirect"), 0.0)
     return contrasts
+
+
+def contrasts_of(evidence: Mapping[str, Evidence]) -> dict[str, list[Contrast]]:
+    """Means with their intervals, and the p-values, one for every head, by name; texts are resampled once for all."""
+    own = {id(one.values): one.values for one in evidence.values()}  # a claim that it costs and one that it does not share them
+    intervals = means_over_items(np.concatenate(list(own.values())))
+    heads = len(next(iter(own.values())))
+    of = {key: intervals[number * heads : (number + 1) * heads] for number, key in enumerate(own)}
+    return {
+        name: [Contrast(interval, float(p)) for interval, p in zip(of[id(one.values)], one.p, strict=True)]
+        for name, one in evidence.items()
+    }
 
 
 # --- tests ------------------------------------------------------------------------------------------------------------------
@@ -153,35 +159,45 @@ def least_texts(hypotheses: int, level: float) -> int:
     return max(2, int(np.ceil(np.log2(hypotheses / level))))
 
 
-def _p_between(mean: np.ndarray, spread: np.ndarray, texts: int, low: float, high: float) -> np.ndarray:
-    """p-values of a mean being above ``low`` and below ``high``: the larger one of two one-sided tests.
+def _p_above(mean: np.ndarray, spread: np.ndarray, texts: int, bound: float) -> np.ndarray:
+    """p-values of a mean being above a bound.
 
-    Student's t, and never less than ``2^-texts``, which is what as many texts give that all lie above the margin, whatever
-    their distribution (the sign test): no number of decimals makes a few texts say more.
+    Student's t, and never less than ``2^-texts``, which is what as many texts give that all lie above the bound, whatever
+    their distribution (the sign test): no number of decimals makes a few texts say more. Where costs are skewed to the right,
+    as those of a head that is active in few texts, Student's t errs against this claim.
     """
-    error = spread / np.sqrt(texts)
-    sides = [_p_of(mean - low, error, texts - 1)] if np.isfinite(low) else []
-    if np.isfinite(high):
-        sides.append(_p_of(high - mean, error, texts - 1))
-    return np.maximum(np.maximum.reduce(sides), 2.0**-texts)
-
-
-def _p_of_rotated(mean: np.ndarray, spread: np.ndarray, number: int) -> np.ndarray:
-    """p-values of the effects of rotated copies lying above 0, the effect of not rotating.
-
-    If directions mean nothing, then the loss of the head as it is and its K rotated losses are exchangeable: where the value
-    map of a head, or the map that reads it, has no preferred direction, rotated outputs are what another draw would have
-    given. The distance of the one from the mean of the others, over ``s · sqrt(1 + 1/K)`` with their spread s, is then
-    Student's t of K - 1 degrees, as far as they are normal; linear functions of a random rotation nearly are (Diaconis and
-    Shahshahani 1994). The random unit is the direction: more texts do not make up for few of them.
-    """
-    return _p_of(mean, spread * np.sqrt(1 + 1 / number), number - 1)
-
-
-def _p_of(distance: np.ndarray, error: np.ndarray, degrees: int) -> np.ndarray:
-    """Upper tail of Student's t of a distance; where nothing varies, 0 or 1 by its sign."""
     import scipy.stats
 
+    distance, error = mean - bound, spread / np.sqrt(texts)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         t = np.where(error > 0, distance / error, np.where(distance > 0, np.inf, -np.inf))
-    return np.asarray(scipy.stats.t.sf(t, degrees))
+    return np.maximum(scipy.stats.t.sf(t, texts - 1), 2.0**-texts)
+
+
+def _gains(values: np.ndarray, bound: float) -> np.ndarray:
+    """Logarithm of what bets against a mean of the bound or more have gained by the texts, ``(stakes, heads)``.
+
+    With a stake ``s`` a text of cost ``x`` multiplies what one has by ``1 + s (m - x)``, ``m`` being the bound, where ``s`` is
+    at most ``1 / (c - m)`` and no text costs more than ``c``, here ``m / RARE`` or the largest cost that was seen.
+    """
+    largest = np.maximum(values.max(1), bound / RARE)[:, None]
+    with np.errstate(divide="ignore"):
+        return np.stack([
+            np.log(np.maximum(1 + share / (largest - bound) * (bound - values), 0.0)).sum(1) for share, _ in BETS
+        ])  # fmt: skip
+
+
+def _p_below(gains: np.ndarray, times: float) -> np.ndarray:
+    """p-values of a mean being below a bound, for effects that may be nothing in most texts and large in a few.
+
+    If the mean is the bound or more, then no stake gains in expectation, and the chance of ever having ``1/p`` is at most
+    ``p``, for every distribution of costs up to ``c`` (Waudby-Smith and Ramdas 2024, arXiv 2010.09686). Student's t would do
+    for normal effects alone: where a head is active in one text of fifty, sixteen others have a mean of 0 and no spread.
+    Here such texts give ``(1 - m/c)^n``, which falls to 5 % at about ``3 c / m`` texts (the rule of three).
+
+    Args:
+        gains: of some texts.
+        times: of how many times as many texts, that are like them.
+    """
+    units = np.log([unit for _, unit in BETS])[:, None]
+    return np.asarray(np.exp(-np.maximum(np.logaddexp.reduce(units + gains * times), 0.0)))

@@ -1,38 +1,45 @@
-"""Labels of heads from causal evidence alone: semantic, dormant, switch, broadcast, or undecided."""
+"""Labels of heads from causal evidence alone: what a head says, where it rests, and whether it needs its sink."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from sinklab.errors import ConfigurationError
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes.effects import Effects
-from sinklab.studies.causes.evidence import Contrast, Evidence, benjamini_hochberg, evidence_of, least_texts
+from sinklab.studies.causes.evidence import Contrast, Evidence, benjamini_hochberg, contrasts_of, evidence_of, least_texts
+from sinklab.studies.causes.reasons import Claim, Reason, reason_of
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["LABELS", "MINIMAL_EFFECT", "RULES", "HeadLabel", "label_heads", "require_texts", "texts_needed"]
+__all__ = ["LABELS", "MINIMAL_EFFECT", "RULES", "HeadLabel", "label_heads", "mirrored", "require_texts", "texts_needed"]
 
-LABELS = ("semantic", "dormant", "switch", "broadcast", "undecided")
+LABELS = ("semantic", "constant", "dormant", "broadcast", "unneeded", "switch", "broadcast-switch", "mixed", "undecided")
 
 MINIMAL_EFFECT = 0.01
-"""In nats; 1 % of perplexity. In the embedded softmax model, on Python text, changes that say nothing (another key hidden from
-a head, the sink's value zeroed) move the loss by less than 0.006, while silencing one of its twelve heads costs 0.01 to 0.7;
-and sixteen texts of 256 tokens are enough to tell effects of this size from none. Losses in other units need their own."""
+"""In nats; 1 % of perplexity."""
 
 RULES: dict[str, tuple[str, ...]] = {
-    "semantic": ("redirect", "zero", "rotated"),
-    "dormant": ("redirect is nothing", "zero_value costs nothing", "hide - control"),
-    "broadcast": ("redirect is nothing", "zero_value", "rotated"),
+    "semantic": ("redirect", "zero", "resample"),
+    "constant": ("redirect", "zero", "resample costs nothing"),
+    "dormant": ("redirect costs nothing", "zero_value costs nothing", "hide - zero_value"),
+    "broadcast": ("redirect costs nothing", "zero_value"),
+    "unneeded": ("redirect costs nothing", "zero costs nothing", "zero_value costs nothing", "hide costs nothing"),
 }
 """Contrasts that must all hold for a label in one domain; see :func:`~sinklab.studies.causes.evidence.evidence_of`."""
 
-RULES_WITHOUT_SINK: dict[str, tuple[str, ...]] = {"semantic": ("zero", "rotated")}
+RULES_WITHOUT_SINK: dict[str, tuple[str, ...]] = {
+    "semantic": ("zero", "resample"),
+    "constant": ("zero", "resample costs nothing"),
+    "unneeded": ("zero costs nothing",),
+}
 
-SEARCHED = 2**20
-"""Texts up to which :func:`texts_needed` looks."""
+NEEDS: dict[str, tuple[str, ...]] = {"yes": ("hide - zero_value",), "no": ("hide - zero_value costs nothing",)}
+"""The second axis, by what it is called: whether a head needs its sink as a place for its attention."""
+
+RESTING = {"dormant", "broadcast"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,21 +48,26 @@ class HeadLabel:
 
     Attributes:
         label: one of :data:`LABELS`.
-        by_domain: domain to the label there; ``switch`` is none.
+        by_domain: domain to the label there.
+        needs_sink: domain to ``yes``, ``no`` or ``undecided``; empty without a sink.
         p: domain to hypothesis to its p-value, not corrected.
         evidence: contrast to domain to mean, interval and p-value.
+        reasons: domain in which the head is undecided to why, and how many texts of it would decide.
     """
 
     head: Head
     label: str
     by_domain: dict[str, str]
+    needs_sink: dict[str, str]
     p: dict[str, dict[str, float]]
     evidence: dict[str, dict[str, Contrast]]
+    reasons: dict[str, Reason]
 
     def to_dict(self) -> dict[str, object]:
         """For JSON."""
         of_head: dict[str, object] = {"head": str(self.head), "label": self.label, "by_domain": self.by_domain, "p": self.p}
-        return of_head | {"evidence": self.evidence_dict()}
+        reasons = {domain: reason.to_dict() for domain, reason in self.reasons.items()}
+        return of_head | {"needs_sink": self.needs_sink, "evidence": self.evidence_dict(), "undecided": reasons}
 
     def evidence_dict(self) -> dict[str, dict[str, dict[str, float]]]:
         """The evidence for JSON: by contrast and domain."""
@@ -70,30 +82,32 @@ def label_heads(
 ) -> list[HeadLabel]:
     """A label for every head that was measured, in every domain and over all of them.
 
-    In one domain, by what becomes of the mean loss over texts, where *nothing* is within the minimal effect of 0 and *costs* is
-    above it (:data:`RULES`; :func:`~sinklab.studies.causes.evidence.evidence_of` has the contrasts):
+    In one domain, by what becomes of the mean loss over texts, where *costs* is a rise by more than the minimal effect and
+    *costs nothing* is less than that, a gain included (:data:`RULES`):
 
-    - ``semantic``: being silent costs in both ways, with all mass on the sink and with an output of 0; and the head as it
-      is does better than rotated copies of itself, so that it matters what it says.
-    - ``dormant``: being silent the way the model does it (all mass on the sink) is nothing, and losing the sink's value does
-      not cost; but hiding the sink costs, more by the minimal effect than hiding another key. A no-op that depends on its sink.
-    - ``broadcast``: all mass on the sink is nothing, losing the sink's value costs, and rotated copies do worse.
+    - ``semantic``: being silent costs in both ways, with all mass on the sink and with an output of 0; and so does saying what
+      the head says at the same position of another text.
+    - ``constant``: being silent costs in both ways, and saying what it says on another text costs nothing.
+    - ``dormant``: all mass on the sink costs nothing, nor does losing the sink's value; but without the sink, its share going
+      to the other keys, the loss rises. A no-op that depends on its sink.
+    - ``broadcast``: all mass on the sink costs nothing, and losing the sink's value does.
+    - ``unneeded``: neither silence nor any loss of the sink costs.
 
-    Without a sink (``sinks.main`` is ``None``) there is ``semantic`` alone, judged by an output of 0. The label of a head is
-    the one that it has in every domain, ``switch`` if it is semantic in some and dormant in all others, else ``undecided``.
+    Without a sink (``sinks.main`` is ``None``) there are ``semantic``, ``constant`` and ``unneeded``, judged by an output of 0.
+    The label of a head is the one that it has in every domain; ``switch`` if it is semantic in some and dormant in all others;
+    ``broadcast-switch`` if it is semantic in some and rests in all others, in some as a broadcast; ``broadcast`` if it rests in
+    all and is a broadcast in some; ``mixed`` for other labels that differ; and ``undecided`` if it is so in any domain.
 
-    **Why rotated copies.** With random weights, too, silencing a head changes the loss by a definite amount, as often to the
-    worse as to the better, and enough texts will show it. But there the real output is one draw among rotated ones, which gives
-    a test that is exact up to the shape of a tail (:class:`~sinklab.studies.causes.evidence.Evidence`). A rotated *change* on
-    top of the output would not do: at an optimum all changes of one size cost the same, exactly so for a squared
-    error, and a head that solves its task could not be told from noise.
+    Beside the label stands whether the head **needs its sink** (:data:`NEEDS`): hiding the sink, whose share then goes to the
+    other keys, costs more, by the minimal effect, than taking the same share away and giving it to none.
 
     **What is controlled.** Claims have one-sided p-values, a label in a domain the largest of its claims (an intersection-union
-    test, valid however they correlate); Benjamini and Hochberg's procedure runs over all heads, domains and labels. Of
-    the labels given in domains a share of at most ``level`` is false in expectation; where all are false, the chance that any
-    is given is at most ``level``. This rests on independent texts, on means over texts that are near normal, and for rotated
-    copies on the shape above. Labels of heads ask for all domains and are false more seldom. ``dormant`` claims sizes of
-    effects and no meaning of a direction: weights that are random and have a sink may be dormant in truth.
+    test, valid however they correlate); Benjamini and Hochberg's procedure runs over all heads, domains and labels, and once
+    more over the second axis. Of the labels given in domains a share of at most ``level`` is false in expectation; where all
+    are false, the chance that any is given is at most ``level``. This rests on independent texts; for costs, on means over
+    texts that are near normal or skewed to the right; for what costs nothing, on no text that costs more than
+    ``minimal_effect / RARE`` or than what was seen (:class:`~sinklab.studies.causes.evidence.Evidence`). Labels are about
+    this model and these texts: a head with random weights may be of use by luck (:func:`mirrored`).
 
     Args:
         effects: of the variants of :func:`~sinklab.studies.causes.variants.make_variants`.
@@ -107,32 +121,44 @@ def label_heads(
     """
     judged = _Judged(effects, sinks, level, minimal_effect)
     names = effects.domain_names
-    contrasts = [{name: contrast.contrasts() for name, contrast in evidence.items()} for evidence in judged.evidence]
+    contrasts = [contrasts_of(evidence) for evidence in judged.evidence]
     labels = []
     for index, head in enumerate(effects.heads):
-        by_domain = {name: judged.label(index, number) for number, name in enumerate(names)}
-        p = {name: dict(zip(judged.rules, judged.p[index, number].tolist(), strict=True)) for number, name in enumerate(names)}
+        by_domain = {name: judged.labels.of(index, number) for number, name in enumerate(names)}
+        needs = {} if judged.needs is None else {name: judged.needs.of(index, number) for number, name in enumerate(names)}
         evidence = {
             contrast: {name: contrasts[number][contrast][index] for number, name in enumerate(names)}
             for contrast in contrasts[0]
         }
-        labels.append(HeadLabel(head, _overall(by_domain), by_domain, p, evidence))
+        reasons = {
+            name: judged.reason(index, number, contrasts[number])
+            for number, name in enumerate(names)
+            if by_domain[name] == "undecided"
+        }
+        p = {name: judged.labels.p_of(index, number) for number, name in enumerate(names)}
+        labels.append(HeadLabel(head, _overall(by_domain), by_domain, needs, p, evidence, reasons))
     return labels
 
 
-def texts_needed(effects: Effects, sinks: Sinks, *, level: float = 0.05, minimal_effect: float = MINIMAL_EFFECT) -> int | None:
+def mirrored(labels: Sequence[HeadLabel], minimal_effect: float) -> int:
+    """Heads that would look semantic if gains were costs: all three edits help by more than the minimal effect, in some domain.
+
+    What a head with random weights says helps as often as it harms. A trained model of whose heads as many are semantic as are
+    mirrored is no better than that on these texts.
+    """
+    names = [name for name in RULES["semantic"] if labels and name in labels[0].evidence]
+    return sum(
+        any(all(label.evidence[name][domain].interval.high < -minimal_effect for name in names) for domain in label.by_domain)
+        for label in labels
+    )
+
+
+def texts_needed(labels: Sequence[HeadLabel]) -> int | None:
     """Texts of each domain that would decide half of what is undecided only for want of texts; ``None`` if nothing is.
 
-    Means and spreads are taken to stay as they are. A head counts, once for every domain, if its means fulfil all claims of a
-    label there, and rotated controls do not stand against it.
+    A head counts, once for every domain, if its means fulfil all claims of a label there.
     """
-    judged = _Judged(effects, sinks, level, minimal_effect)
-    needed = []
-    for index in range(len(effects.heads)):
-        for number in range(len(effects.domain_names)):
-            if judged.label(index, number) == "undecided":
-                counts = [judged.needed(index, number, rule) for rule in judged.rules]
-                needed += [min(texts for texts in counts if texts is not None)] if any(counts) else []
+    needed = [reason.texts for label in labels for reason in label.reasons.values() if reason.texts is not None]
     return int(np.ceil(np.median(needed))) if needed else None
 
 
@@ -147,7 +173,7 @@ def require_texts(samples: Samples, sinks: Sinks, heads: Sequence[Head], *, leve
 
 
 class _Judged:
-    """p-values of all hypotheses, and which of them are decided."""
+    """What is decided of all heads in all domains."""
 
     def __init__(self, effects: Effects, sinks: Sinks, level: float, minimal_effect: float) -> None:
         if not 0 < level < 1:
@@ -164,42 +190,51 @@ class _Judged:
             raise ConfigurationError(
                 f"no evidence for {missing[0]!r}: measured were {', '.join(effects.variants)}; take those of make_variants()"
             )
-        self.p = np.stack(
-            [np.stack([_joint(evidence, rule) for rule in self.rules.values()], axis=1) for evidence in self.evidence], axis=1
-        )
+        self.labels = _Decided(self.evidence, self.rules, level)
+        self.needs = None if sinks.main is None else _Decided(self.evidence, NEEDS, level)
+
+    def reason(self, head: int, domain: int, contrasts: Mapping[str, Sequence[Contrast]]) -> Reason:
+        """Why no label is given."""
+        claims = {
+            rule: [Claim(name, self.evidence[domain][name], contrasts[name][head].interval, head) for name in names]
+            for rule, names in self.rules.items()
+        }
+        decided = [rule for index, rule in enumerate(self.rules) if self.labels.decided[head, domain, index]]
+        return reason_of(claims, self.labels.critical, decided)
+
+
+class _Decided:
+    """Hypotheses of one axis: p-values ``(heads, domains, hypotheses)``, which are decided, and the next critical p-value."""
+
+    def __init__(self, evidence: Sequence[Mapping[str, Evidence]], rules: Mapping[str, Sequence[str]], level: float) -> None:
+        self.rules = list(rules)
+        # All claims of a label hold: the largest of their p-values (an intersection-union test, Berger 1982).
+        p = [[np.maximum.reduce([of[name].p for name in names]) for names in rules.values()] for of in evidence]
+        self.p = np.stack([np.stack(of_domain, axis=1) for of_domain in p], axis=1)
         self.decided, self.critical = benjamini_hochberg(self.p, level)
 
-    def label(self, head: int, domain: int) -> str:
-        """The one label that is decided for a head in a domain."""
-        decided = [rule for index, rule in enumerate(self.rules) if self.decided[head, domain, index]]
+    def of(self, head: int, domain: int) -> str:
+        """The one hypothesis that is decided for a head in a domain."""
+        decided = list(self._names(head, domain))
         return decided[0] if len(decided) == 1 else "undecided"
 
-    def needed(self, head: int, domain: int, rule: str) -> int | None:
-        """Least number of texts at which a hypothesis would be decided; ``None`` if no number of them would do."""
-        claims = [self.evidence[domain][name].of_head(head) for name in self.rules[rule]]
+    def p_of(self, head: int, domain: int) -> dict[str, float]:
+        """Hypothesis to its p-value."""
+        return dict(zip(self.rules, self.p[head, domain].tolist(), strict=True))
 
-        def decided(texts: int) -> bool:
-            return all(claim.p_of_texts(texts)[0] <= self.critical for claim in claims)
-
-        low, high = claims[0].values.shape[1], SEARCHED
-        if not decided(high):
-            return None
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if decided(middle) else (middle + 1, high)
-        return low
+    def _names(self, head: int, domain: int) -> Iterator[str]:
+        return (rule for rule, decided in zip(self.rules, self.decided[head, domain], strict=True) if decided)
 
 
-def _joint(evidence: dict[str, Evidence], names: Sequence[str]) -> np.ndarray:
-    """All claims of a label hold: the largest of their p-values (an intersection-union test, Berger 1982)."""
-    return np.asarray(np.maximum.reduce([evidence[name].p for name in names]))
-
-
-def _overall(by_domain: dict[str, str]) -> str:
+def _overall(by_domain: Mapping[str, str]) -> str:
     labels = set(by_domain.values())
-    if len(labels) == 1:
-        return labels.pop()
-    return "switch" if labels == {"semantic", "dormant"} else "undecided"
+    if len(labels) == 1 or "undecided" in labels:
+        return labels.pop() if len(labels) == 1 else "undecided"
+    if labels == RESTING:
+        return "broadcast"
+    if "semantic" in labels and labels - {"semantic"} <= RESTING:
+        return "switch" if "broadcast" not in labels else "broadcast-switch"
+    return "mixed"
 
 
 def _require(counts: dict[str, int], heads: int, rules: int, level: float) -> None:

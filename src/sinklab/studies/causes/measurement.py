@@ -33,9 +33,9 @@ from sinklab.studies.causes.effects import Effects, HeadEdit
 from sinklab.studies.causes.engine import estimate, measure_effects
 from sinklab.studies.causes.experiments import experiments
 from sinklab.studies.causes.finding import LOSS_CHANGE, SINK_SHARE, number
-from sinklab.studies.causes.labels import LABELS, HeadLabel, label_heads, require_texts, texts_needed
+from sinklab.studies.causes.labels import LABELS, HeadLabel, label_heads, mirrored, require_texts, texts_needed
 from sinklab.studies.causes.texts import Texts, texts_of, usual_length
-from sinklab.studies.causes.variants import make_variants
+from sinklab.studies.causes.variants import TEXTS, make_variants
 from sinklab.studies.causes.words import sentences
 from sinklab.studies.measure.probing import classes_of
 
@@ -45,9 +45,6 @@ PROBE = "causes"
 DIVERGENCE = Metric(
     "divergence", "nats", "Mean over texts of the divergence of the predictions under the intervention from the model's."
 )
-
-TEXTS = {"fast": 16, "full": 64}
-"""Texts of each domain, by budget."""
 
 PIECES = 12
 """Into about how many pieces the work of a long run is cut: what a killed one loses."""
@@ -88,8 +85,11 @@ class Request:
             )
         if not 0 < self.threshold < 1:
             raise ConfigurationError(f"`threshold` {self.threshold:g} must lie between 0 and 1")
-        if self.batch_size < 1:
-            raise ConfigurationError(f"`batch_size` must be at least 1, got {self.batch_size}")
+        if self.batch_size < 2:
+            raise ConfigurationError(
+                f"`batch_size` must be at least 2, got {self.batch_size}: a head is given its output of another text of the "
+                "batch"
+            )
         if self.heads is not None and not self.heads:
             raise ConfigurationError("`heads` names no head; leave it out for all of them")
 
@@ -166,14 +166,14 @@ def examine(
     identity = {**identity, "main_sink": sinks.describe(), "other_sinks": sinks.secondary}
     effects = _effects(model, texts, request, variants, heads, identity, store or Store(None), say, progress)
     labels = label_heads(effects, sinks, level=request.level, minimal_effect=request.minimal_effect)
-    needed = texts_needed(effects, sinks, level=request.level, minimal_effect=request.minimal_effect)
     listed = [_head(label, sinks, effects) for label in labels]
     summary: CausesSummary = {
         "heads": listed,
         "counts": {name: Counter(head["label"] for head in listed)[name] for name in LABELS},
         "sink": _record(sinks),
         "texts": len(samples),
-        "texts_needed": needed,
+        "texts_needed": texts_needed(labels),
+        "mirrored": mirrored(labels, request.minimal_effect),
         "domains": list(samples.domain_names),
         "unit": effects.unit,
         "clean_loss": dict(zip(samples.domain_names, np.nanmean(effects.clean_loss, axis=0).tolist(), strict=True)),
@@ -357,6 +357,8 @@ def _head(label: HeadLabel, sinks: Sinks, effects: Effects) -> ExaminedHead:
         "module": label.head.module,
         "label": label.label,
         "domains": dict(label.by_domain),
+        "needs_sink": dict(label.needs_sink),
+        "undecided": {domain: reason.to_dict() for domain, reason in label.reasons.items()},
         "sink_weight": number(sinks.weights[index]),
         "value_ratio": number(sinks.value_ratio[index]),
         "effects": label.evidence_dict(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -63,9 +64,30 @@ class Samples:
         return part
 
     def parts(self, size: int) -> Iterator[tuple[int, Samples]]:
-        """First number and samples of consecutive parts of at most ``size``."""
-        for start in range(0, len(self), size):
-            yield start, self.part(start, min(start + size, len(self)))
+        """First number and samples of consecutive parts of at most ``size``; see :meth:`bounds`."""
+        for start, stop in self.bounds(size):
+            yield start, self.part(start, stop)
+
+    def bounds(self, size: int) -> list[tuple[int, int]]:
+        """First number of consecutive parts of at most ``size``, three for two, and the number behind their last.
+
+        Samples that stand side by side with the same domains are in parts of their own, as equal in size as can be, so that a
+        sample gets what another one of its own kind has where an intervention takes something from the next sample of a part. A
+        sample of a kind that no neighbour has is in a part with others.
+        """
+        has = torch.stack([(self.domains == number).any(1) for number in range(len(self.domain_names))], dim=1)
+        change = (has[1:] != has[:-1]).any(1).nonzero()[:, 0] + 1
+        ends = [0, *change.tolist(), len(self)]
+        if min(stop - start for start, stop in itertools.pairwise(ends)) < 2:
+            ends = [0, len(self)]
+        bounds = []
+        for first, last in itertools.pairwise(ends):
+            count = -(-(last - first) // size)
+            if size > 1 and last - first < 2 * count:  # one would be alone
+                count = max(1, (last - first) // 2)
+            cuts = [first + (last - first) * number // count for number in range(count + 1)]
+            bounds += list(itertools.pairwise(cuts))
+        return bounds
 
     def groups(self) -> list[Tensor]:
         """Numbers of the samples that have the same domains, each int64 ``(n,)``."""

@@ -1,20 +1,17 @@
-"""Variants: what is done to every head, and the controls of equal budget beside each of them."""
+"""Variants: what is done to every head, and the controls beside that."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from sinklab.attention.intervention import HeadIntervention
 from sinklab.errors import ConfigurationError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.mean_head import MeanHead
 from sinklab.interventions.redirect import Redirect
 from sinklab.interventions.resample_head import ResampleHead
-from sinklab.interventions.rotate_change import RotateChange
 from sinklab.interventions.rotate_head import RotateHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.interventions.zero_value import ZeroValue
@@ -22,23 +19,17 @@ from sinklab.sinks import Sinks
 from sinklab.studies.causes.effects import HeadEdit
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["Budget", "make_variants"]
+__all__ = ["TEXTS", "Budget", "make_variants"]
 
 Budget: TypeAlias = Literal["fast", "full"]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Numbers:
-    """Controls of each kind."""
+TEXTS: dict[str, int] = {"fast": 64, "full": 384}
+"""Texts of each domain, by budget. That something costs is shown by a few dozen; that it costs nothing by some 250 at the least
+(:mod:`~sinklab.studies.causes.evidence`), and by more where effects vary."""
 
-    keys: int
-    rotated: int
-    changes: int
-
-
-NUMBERS = {"fast": _Numbers(keys=2, rotated=12, changes=2), "full": _Numbers(keys=4, rotated=16, changes=8)}
-"""How the real output of a head does among rotated ones is what labels rest on, and the number of these limits how small a
-p-value can get: twelve leave eleven degrees of freedom for their spread. Two of the others show a size and no more."""
+KEYS, ROTATED = 2, 4
+"""Other keys, and rotated copies, of the full budget."""
 
 EARLY = 4
 """Control keys are drawn from the first quarter of the positions, which three quarters of causal queries see."""
@@ -47,16 +38,13 @@ EARLY = 4
 def make_variants(sinks: Sinks, samples: Samples, *, budget: Budget = "fast", seed: int = 0) -> list[HeadEdit]:
     """All variants of a measurement, by the names that :func:`~sinklab.studies.causes.labels.label_heads` looks for.
 
-    - ``redirect``, ``hide``, ``zero_value``: with the sink; ``zero``: the whole head.
-    - ``hide control K``, ``redirect control K``: the same with one other key, drawn for each text, neither the sink nor a
-      secondary one.
-    - ``rotated K``: the head's output itself, rotated by a random orthogonal matrix, one for all texts. Norms are kept, and all
-      that the output says is lost (:class:`~sinklab.interventions.rotate_head.RotateHead`).
-    - ``redirect rotated K``, ``zero_value rotated K``: the very change that these make, rotated in the same way and added to
-      the output (:class:`~sinklab.interventions.rotate_change.RotateChange`): what any change of that size costs.
-    - in a full budget more of the controls, and ``mean`` and ``resample``.
+    - ``redirect``, ``hide``, ``zero_value``: with the sink; ``zero``: the whole head; ``resample``: its output of the next text
+      of the same domains. On these labels rest.
+    - in a full budget also ``mean``; ``redirect control K``, all mass to another key, drawn for each text, neither the sink nor
+      a secondary one; and ``rotated K``: the head's output, rotated by a random orthogonal matrix, one for all texts. Norms are
+      kept, and all that the output says is lost (:class:`~sinklab.interventions.rotate_head.RotateHead`).
 
-    Without a sink there are only ``zero``, ``rotated K``, ``zero rotated K``, and in a full budget ``mean`` and ``resample``.
+    Without a sink there are only ``zero``, ``resample``, and in a full budget ``mean`` and ``rotated K``.
 
     Args:
         seed: of keys and directions.
@@ -64,27 +52,24 @@ def make_variants(sinks: Sinks, samples: Samples, *, budget: Budget = "fast", se
     Raises:
         ConfigurationError: an unknown budget, or no key left for controls.
     """
-    if budget not in NUMBERS:
-        raise ConfigurationError(f"budget {budget!r} must be one of {', '.join(NUMBERS)}")
-    numbers = NUMBERS[budget]
-    seeds = range(seed * 1000, (seed + 1) * 1000)  # runs with other seeds have other directions
-    variants = [HeadEdit("zero", (ZeroHead(),))]
-    variants += [HeadEdit(f"rotated {number}", (RotateHead(seed=seeds[number]),)) for number in range(numbers.rotated)]
-    changes: dict[str, HeadIntervention] = {"zero": ZeroHead()}
+    if budget not in TEXTS:
+        raise ConfigurationError(f"budget {budget!r} must be one of {', '.join(TEXTS)}")
+    variants = [HeadEdit("zero", (ZeroHead(),)), HeadEdit("resample", (ResampleHead(),))]
     inputs = samples.inputs
     place = sinks.place_in(inputs.get("input_ids"), inputs.get("attention_mask"))
     if place is not None:
-        changes = {"redirect": Redirect(place=place), "zero_value": ZeroValue(place=place)}
-        variants += [HeadEdit(name, (change,)) for name, change in changes.items()]
-        variants.append(HeadEdit("hide", (HideKey(place=place),)))
-        for number, keys in enumerate(_control_keys(sinks, place, len(samples), numbers.keys, seed)):
-            variants.append(HeadEdit(f"hide control {number}", (HideKey(place=keys),)))
-            variants.append(HeadEdit(f"redirect control {number}", (Redirect(place=keys),)))
-    for name, change in changes.items():
-        for number in range(numbers.changes):
-            variants.append(HeadEdit(f"{name} rotated {number}", (change, RotateChange(seed=seeds[number]))))
+        variants += [
+            HeadEdit("redirect", (Redirect(place=place),)),
+            HeadEdit("hide", (HideKey(place=place),)),
+            HeadEdit("zero_value", (ZeroValue(place=place),)),
+        ]
     if budget == "full":
-        variants += [HeadEdit("mean", (MeanHead(),)), HeadEdit("resample", (ResampleHead(),))]
+        variants.append(HeadEdit("mean", (MeanHead(),)))
+        seeds = range(seed * 1000, (seed + 1) * 1000)  # runs with other seeds have other directions
+        variants += [HeadEdit(f"rotated {number}", (RotateHead(seed=seeds[number]),)) for number in range(ROTATED)]
+        if place is not None:
+            keys = _control_keys(sinks, place, len(samples), KEYS, seed)
+            variants += [HeadEdit(f"redirect control {number}", (Redirect(place=key),)) for number, key in enumerate(keys)]
     return variants
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from sinklab.results.summaries import CausesSummary, ExaminedHead
+from sinklab.results.summaries import CausesSummary
 
 __all__ = ["place_name", "sentences"]
 
 _MEANING = {
-    "semantic": "{say} something that the model misses, on every domain (semantic)",
+    "semantic": "{say} something of the text that the model misses, on every domain (semantic)",
+    "constant": "{say} what the model misses and would say it on any text (constant)",
     "dormant": "{is} silent through {its} sink and {need} it to be silent (dormant)",
-    "switch": "{work} on some domains and {is} dormant on others (switch)",
     "broadcast": "{pass} on what is written at {its} sink (broadcast)",
+    "unneeded": "{is} not missed in any way (unneeded)",
+    "switch": "{work} on some domains and {is} dormant on others (switch)",
+    "broadcast-switch": "{work} on some domains and {pass} on what is written at {its} sink on others (broadcast-switch)",
+    "mixed": "{have} labels that differ by domain (mixed)",
 }
 
 
@@ -18,7 +22,7 @@ def sentences(summary: CausesSummary) -> str:
     """What was found, in plain words.
 
     Args:
-        summary: with ``counts``, ``heads``, ``sink``, ``texts``, ``texts_needed``, ``level`` and ``minimal_effect``.
+        summary: with ``counts``, ``heads``, ``sink``, ``texts``, ``texts_needed``, ``mirrored`` and ``level``.
     """
     counts, total = summary["counts"], len(summary["heads"])
     where = summary["sink"].get("name") or place_name(summary["sink"]["place"])
@@ -29,10 +33,18 @@ def sentences(summary: CausesSummary) -> str:
     text = f"The sink is {where}. {text}" if where else f"The model is read as one without a sink. {text}"
     if none and kinds:
         text += f" None is {_listed(none, 'or')}."
-    needing = [f"{head['layer']}.{head['head']}" for head in summary["heads"] if _needs(head, summary["minimal_effect"])]
+    needing = [f"{head['layer']}.{head['head']}" for head in summary["heads"] if "yes" in head["needs_sink"].values()]
     if needing:
         label = "its label" if len(needing) == 1 else "their labels"
-        text += f" Whatever {label}, hiding the sink from {_listed(needing)} costs more than hiding another position."
+        text += (
+            f" Whatever {label}, {_listed(needing)} {'needs its' if len(needing) == 1 else 'need their'} sink: what it takes"
+        )
+        text += " costs more on other keys than on none."
+    if summary["mirrored"]:
+        text += (
+            f" For {summary['mirrored']} it is the other way round: silencing {'it' if summary['mirrored'] == 1 else 'them'}"
+        )
+        text += " lowers the loss in every way; in a model with random weights these are as many as the semantic ones."
     undecided = counts["undecided"]
     if undecided:
         needed = summary["texts_needed"]
@@ -41,7 +53,10 @@ def sentences(summary: CausesSummary) -> str:
         if needed is None:
             text += "; more texts of this kind would hardly decide any: the effects seen are not those of one of these kinds."
         else:
-            text += f"; about {needed:,} texts would decide half of those that more texts can decide, if effects stay as seen."
+            text += (
+                f"; about {needed:,} texts of a domain would decide half of those that more texts can decide, if effects "
+                "stay as seen."
+            )
     return text
 
 
@@ -52,15 +67,11 @@ def place_name(place: int | str | None) -> str:
     return "the null score" if place == "null" else f"position {place}"
 
 
-def _needs(head: ExaminedHead, least: float) -> bool:
-    """Whether the interval of hiding the sink less hiding another key lies above the minimal effect, in some domain."""
-    return any(effect["low"] > least for effect in head["effects"].get("hide - control", {}).values())
-
-
 def _agree(name: str, count: int) -> str:
     single = count == 1
     return _MEANING[name].format(
         say="says" if single else "say", work="works" if single else "work", need="needs" if single else "need",
+        have="has" if single else "have",
         **{"is": "is" if single else "are", "its": "its" if single else "their", "pass": "passes" if single else "pass"},
     )  # fmt: skip
 
