@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 from sinklab.attention.call import Statistics
+from sinklab.claims import _sgd, random_first_tokens
 from sinklab.claims.fixed_token import TOKEN
 from sinklab.claims.prefix_lm import PREFIX, RowRates, prefix_rates
 from sinklab.claims.unique_data import overfitting
 from sinklab.claims.window_attention import ExcessOfOldest, excess_weights
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.studies.backcopy.training import BackcopySettings
 from sinklab.studies.reproduce.cells import configure
 from sinklab.studies.reproduce.scales import base_config
 from sinklab.studies.reproduce.work import claim_called
+from sinklab.training.rows import RandomPositions
 
 
 def test_rate_times_steps_is_one_number():
@@ -91,6 +95,48 @@ def test_prefix_read_out_of_a_model_without_a_sink():
         "prefix_one": 0.0,
     }  # 64 queries over 40 random tokens: about 1/20 each
     assert prefix_rates(trained_like()) == {}
+
+
+def test_rows_with_their_sink_on_one_token_of_the_prefix(monkeypatch):
+    """Of four rows one has it on one token, one on two, one on none, and one has a stray head beside it."""
+    rates = torch.tensor([[0.0, 75.0, 0.0], [50.0, 25.0, 0.0], [0.0, 3.0, 0.0], [80.0, 6.25, 0.0]]).double()
+    monkeypatch.setattr(RowRates, "rates", lambda self: rates)
+    numbers = prefix_rates(trained_like(prefix=3))
+    assert numbers == {"prefix_largest": 52.0, "prefix_second": (25 + 6.25) / 4, "prefix_one": 50.0}
+
+
+def test_sinks_are_measured_on_rows_with_random_tokens_where_the_training_had_them(monkeypatch):
+    seen = []
+    numbers = dict.fromkeys(("sink_rate", "sink_rate_1", "sink_rate_max"), 1.0)
+    monkeypatch.setattr(random_first_tokens, "attention_numbers", lambda model, rows, front: seen.append(rows) or numbers)
+    text = torch.full((8, 64), 7)
+    random = RandomPositions(1, 3, np.arange(20, 40), seed=0)
+    for drawn in (random, None):
+        trained = SimpleNamespace(
+            loaded=SimpleNamespace(model=None),
+            front=0,
+            rows=lambda *_: text,
+            data=SimpleNamespace(train=SimpleNamespace(random=drawn)),
+        )
+        assert set(random_first_tokens.as_trained(trained)) == {f"{name}_as_trained" for name in numbers}
+    assert torch.equal(seen[1], text)  # and the text itself is as it was
+    changed = seen[0] != text
+    assert changed[:, 1:3].all()
+    assert not changed[:, 0].any()
+    assert not changed[:, 3:].any()
+    assert set(seen[0][:, 1:3].flatten().tolist()) <= set(range(20, 40))
+    assert len(seen[0][:, 1:3].unique(dim=0)) > 1
+
+
+def test_adam_and_sgd_train_the_same_model_on_the_same_task(monkeypatch):
+    few = BackcopySettings(width=8, length=8, steps=2, batch=2, evaluations=2)
+    monkeypatch.setattr(_sgd, "SETTINGS", {"tiny": few})
+    numbers = _sgd.adam_and_sgd(0, "tiny")
+    assert set(numbers) == {"adamw", "sgd"}
+    assert set(numbers["sgd"]) == {metric.name for metric in _sgd.METRICS}
+    assert numbers["sgd"] != numbers["adamw"]
+    # Two steps at 0.03 and 1e-3 hardly move it.
+    assert numbers["sgd"]["bos_weight"] == pytest.approx(numbers["adamw"]["bos_weight"], abs=0.02)
 
 
 def test_overfitting_is_the_rise_since_the_least_loss():

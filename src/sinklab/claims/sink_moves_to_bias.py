@@ -41,9 +41,4 @@ def sink_moves_to_bias() -> Claim:
             *(has_no_sink(variant.label) for variant in TAKING),
             has_sink(VALUE_BIAS.label),
         ),
-        evidence={
-            "tiny": "Rows begin with BOS here, which those of the paper do not, and BOS keeps its sink beside each of them. "
-            "Without BOS, at the same seeds, the sink token has a rate of 22.3, 27.7 and 20.3 and the first token 0 "
-            "(table of learnable_sink)."
-        },
     )
