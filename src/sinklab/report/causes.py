@@ -321,7 +321,9 @@ def _size(head: ExaminedHead, domain: str) -> float:
 def _headings(causes: CausesSummary) -> list[str]:
     many = len(causes["domains"]) > 1
     effects = [f"{CONTRASTS[name]}{f', {domain}' if many else ''}" for domain in causes["domains"] for name in _named(causes)]
-    return ["Head", "Label", "Needs its sink", "Weight on the sink", "Length of its value", *effects]
+    of = [f", {domain}" for domain in causes["domains"]] if many and "sink_weights" in causes["heads"][0] else [""]
+    sinks = [f"{name}{domain}" for domain in of for name in ("Weight on the sink", "Length of its value")]
+    return ["Head", "Label", "Needs its sink", *sinks, *effects]
 
 
 def _row(head: ExaminedHead, causes: CausesSummary) -> list[str]:
@@ -334,7 +336,11 @@ def _row(head: ExaminedHead, causes: CausesSummary) -> list[str]:
     cells = [_interval(effect, causes["minimal_effect"]) if effect else "–" for effect in effects]
     needs = dict.fromkeys(head.get("needs_sink", {}).get(domain, "") for domain in causes["domains"])  # runs of older versions
     needing = "; ".join(needs) if len(needs) < 2 else "; ".join(f"{word} ({name})" for name, word in head["needs_sink"].items())
-    return [_name(head), label, needing or "–", number(head["sink_weight"]), number(head["value_ratio"]), *cells]
+    sinks = [number(head["sink_weight"]), number(head["value_ratio"])]
+    if "sink_weights" in head:
+        own = (head["sink_weights"], head["value_ratios"])
+        sinks = [number(values.get(domain)) for domain in causes["domains"] for values in own]
+    return [_name(head), label, needing or "–", *sinks, *cells]
 
 
 CONTRASTS = {

@@ -171,6 +171,7 @@ class ExaminedHead(Record):
     ]  # fmt: skip
     domains: dict[str, str]
     needs_sink: dict[str, str] = Field(default_factory=dict)
+    within: dict[str, dict[str, str]] = Field(default_factory=dict)
     undecided: dict[str, Undecided] = Field(default_factory=dict)
     sink_weight: float | None
     value_ratio: float | None

@@ -232,10 +232,13 @@ class ExaminedHead(TypedDict):
     module: str
     label: str
     domains: dict[str, str]
+    within: dict[str, dict[str, str]]
     needs_sink: dict[str, str]
     undecided: dict[str, Undecided]
     sink_weight: float | None
     value_ratio: float | None
+    sink_weights: dict[str, float | None]
+    value_ratios: dict[str, float | None]
     effects: dict[str, dict[str, dict[str, float]]]
     divergence: dict[str, dict[str, float | None]]
 

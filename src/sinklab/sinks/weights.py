@@ -14,7 +14,20 @@ from sinklab.attention.operation import repeat_groups
 from sinklab.attention.probe import Watcher
 from sinklab.sinks.value import PROXY, Head, Sinks
 
-__all__ = ["SinkWeights"]
+__all__ = ["SinkWeights", "share_of_sink"]
+
+
+def share_of_sink(sinks: Sinks, call: AttentionCall, statistics: Statistics) -> Tensor | None:
+    """Share of every row on the main sink, ``(batch, num_heads, q_len)``; ``None`` without one, or where the call lacks it."""
+    if sinks.main is None:
+        return None
+    if sinks.main.kind == "null":
+        return statistics.null_mass
+    share = weights_of_keys(call, sinks.all_keys(call), statistics.log_sum_exp).sum(-1)
+    if not call.operation.normalized:
+        assert statistics.row_mass is not None
+        share = share / statistics.row_mass.clamp_min(PROXY)  # rows of zeros stay zeros
+    return share
 
 
 class SinkWeights(Watcher):
@@ -35,22 +48,19 @@ class SinkWeights(Watcher):
         main = self.given.main
         if main is None or (call.site.part != self.part if self.part else call.site.kind != "self"):
             return
+        share = share_of_sink(self.given, call, statistics)
+        if share is None:
+            return
         norms = repeat_groups(call.values, call.groups).double().norm(dim=-1)
         at = main.mask(call.key_positions, call.key_documents, call.key_tokens)
         real = call.key_positions >= 0
         if main.kind == "null":
-            if statistics.null_mass is None:
-                return
-            share, queries = statistics.null_mass, call.counted[:, None]
+            queries = call.counted[:, None]
             null = call.null_value
             own = torch.zeros(call.num_heads) if null is None else null.double().norm(dim=-1).expand(call.num_heads)
             own_count = torch.ones(call.num_heads)
         else:
             index = self.given.all_keys(call)
-            share = weights_of_keys(call, index, statistics.log_sum_exp).sum(-1)
-            if not call.operation.normalized:
-                assert statistics.row_mass is not None
-                share = share / statistics.row_mass.clamp_min(PROXY)  # rows of zeros stay zeros
             places = call.key_positions.gather(1, index.clamp(min=0).flatten(1)).view_as(index)
             standing = (places == call.query_positions[..., None]).any(-1)
             if call.site.kind == "cross":  # a query of the target stands on no key of the source

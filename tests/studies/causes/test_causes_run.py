@@ -59,7 +59,7 @@ def test_files_and_summary(result):
     first = found.summary["heads"][0]
     assert set(first) == {
         "layer", "head", "module", "label", "domains", "sink_weight", "value_ratio", "effects", "divergence",
-        "needs_sink", "undecided",
+        "needs_sink", "undecided", "within", "sink_weights", "value_ratios",
     }  # fmt: skip
     assert first["domains"] == {"random_tokens": first["label"]}
     assert set(first["effects"]["redirect"]["random_tokens"]) == {"mean", "low", "high", "p"}
@@ -74,7 +74,8 @@ def test_files_and_summary(result):
     assert "as it is" in found.summary["location"]["conditions"]
     assert "zero_value" in found.summary["key_bias"]["losses"]
     (line,) = said
-    assert line.startswith(f"4 heads × {len(found.summary['variants'])} interventions × 10 texts take ")
+    what = f"4 heads × {len(found.summary['variants'])} interventions × 10 texts and the experiments on the sink"
+    assert line.startswith(f"{what} take ")
 
 
 def test_the_table_has_the_means_of_the_effects(result):
@@ -179,6 +180,22 @@ def test_two_domains_and_no_sink(checkpoint):
     assert {"random_tokens", "repeated_token"} == set(found.summary["clean_loss"])
     assert "key-bias evidence" in found.summary["key_bias"]["refused"]
     assert found.summary["text"].startswith("The model is read as one without a sink. ")
+
+
+def test_weights_on_the_sink_are_those_of_each_domain(checkpoint):
+    """Not the pooled ones; each as one gets it from a run on that domain alone. Experiments are left out."""
+    options = {**QUICK, "experiments": False, "heads": [(1, 0)]}
+    said = []
+    both = find_causes(str(checkpoint), **{**options, "domains": ["random_tokens", "repeated_token"]}, say=said.append)
+    (head,) = both.summary["heads"]
+    assert said[0].startswith("1 heads × 5 interventions × 20 texts take ")
+    assert [both.summary[name] for name in ("read_outs", "location", "key_bias", "massive", "spread")] == [None] * 5
+    for domain in ("random_tokens", "repeated_token"):
+        (alone,) = find_causes(str(checkpoint), **{**options, "domains": [domain]}).summary["heads"]
+        # float32 weights of batches of the same texts
+        assert head["sink_weights"][domain] == pytest.approx(alone["sink_weight"], rel=1e-5)
+        assert head["value_ratios"][domain] == pytest.approx(alone["value_ratio"], rel=1e-5)
+    assert len(set(head["sink_weights"].values())) == 2
 
 
 def test_a_masked_model_is_scored_at_masked_tokens(tokenizer):
@@ -363,9 +380,11 @@ def test_planted_heads_get_their_labels_from_the_whole_run(name, tmp_path, monke
     readout = SquaredError() if name == "trigger" else NextToken()
     sink = "none" if name == "sigmoid" else "auto"
     found = find_causes(known.model, samples=known.samples, readout=readout, sink=sink, batch_size=64, out=tmp_path / "out")
-    assert [head["label"] for head in found.summary["heads"]] == known.labels
+    # The induction head is a switch within its texts.
+    expected = ["switch", "dormant"] if name == "key bias" else known.labels
+    assert [head["label"] for head in found.summary["heads"]] == expected
     assert found.summary["sink"]["place"] == known.place
     assert (found.record["dtype"], found.record["versions"]["torch"]) == ("float64", torch.__version__)
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    for label in set(known.labels):
+    for label in set(expected):
         assert f'class="l-{label}"' in page

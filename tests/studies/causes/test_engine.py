@@ -201,7 +201,7 @@ def test_a_layer_that_runs_several_times_goes_one_by_one():
     ((module, reason),) = found.record.items()
     assert module.endswith("attention")
     assert reason == "it calls the attention function 3 times in one run of the model"
-    assert seen[-1] == ("effects", 12, 12)  # 3 variants × 2 heads × 2 batches
+    assert seen[-1] == ("effects", 6, 6)  # 3 variants × 2 heads × 1 batch, since the third sample would be alone in another
     assert estimate(model, samples, MaskedToken(), variants, heads_of([0], 2)) > 0
 
 

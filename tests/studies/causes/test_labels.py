@@ -12,7 +12,7 @@ import torch
 from sinklab.errors import ConfigurationError
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes.effects import Effects
-from sinklab.studies.causes.labels import RULES, label_heads, mirrored, require_texts, texts_needed
+from sinklab.studies.causes.labels import RULES, label_heads, mirrored, overall, require_texts, texts_needed
 from sinklab.studies.causes.samples import token_samples
 from sinklab.studies.causes.variants import TEXTS
 
@@ -95,6 +95,15 @@ def test_over_domains():
         "semantic", "switch", "dormant", "undecided", "broadcast-switch", "broadcast-switch", "broadcast", "mixed",
     ]  # fmt: skip
     assert found[3].by_domain == {"domain 0": "semantic", "domain 1": "dormant", "domain 2": "undecided"}
+
+
+def test_switches_within_domains_count_as_both():
+    assert overall({"a": "switch", "b": "semantic"}) == overall({"a": "switch", "b": "dormant"}) == "switch"
+    assert (
+        overall({"a": "switch", "b": "broadcast"}) == overall({"a": "broadcast-switch", "b": "dormant"}) == "broadcast-switch"
+    )
+    assert overall({"a": "switch", "b": "unneeded"}) == "mixed"
+    assert overall({"a": "switch", "b": "undecided"}) == "undecided"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from sinklab.studies.causes.engine import measure_effects
 from sinklab.studies.causes.labels import label_heads
 from sinklab.studies.causes.readout import NextToken, SquaredError
 from sinklab.studies.causes.variants import make_variants
+from sinklab.studies.causes.within import candidates, switches_within, where_it_rests
 
 NAMES = ("trigger", "induction", "two domains", "broadcast", "constant", "key bias", "sigmoid")
 
@@ -100,3 +101,20 @@ def test_which_heads_need_their_sink():
     assert found["broadcast"] == [{"drawn": needs} for needs in ("no", "no")]
     assert found["two domains"][1] == {"repeated": "yes", "fresh": "yes"}
     assert labelled("sigmoid", 0)[2][0].needs_sink == {}
+
+
+def test_a_switch_within_a_text_is_found():
+    """The induction head speaks in the second half of a text and rests in the first; the no-op rests always."""
+    known, sink, labels = labelled("induction", 0)
+    variants, heads = make_variants(sink, known.samples), candidates(labels, sink, known.samples, level=0.05)
+    assert heads == [labels[0].head]  # the others are silent everywhere
+    (rests,) = where_it_rests(known.model, known.samples, sink, heads, batch_size=64)
+    # Words 1 to 11 come for the first time, 12 to 22 again; the last one has no target.
+    assert bool(rests[:, 1:12].all())
+    assert not rests[:, 12:].any()
+    found = switches_within(
+        known.model, known.samples, NextToken(), sink, variants, labels, heads, level=0.05, minimal_effect=0.01, batch_size=64
+    )
+    assert found[0].within == {"repeated": {"at rest": "dormant", "elsewhere": "semantic"}}
+    assert [label.label for label in found] == ["switch", "dormant", "unneeded"]
+    assert found[1:] == labels[1:]

@@ -55,6 +55,7 @@ def find_causes(
     level: float = 0.05,
     minimal_effect: float = 0.01,
     threshold: Threshold = 0.3,
+    experiments: bool = True,
     samples: Samples | None = None,
     readout: Readout | None = None,
     seed: Seed = 0,
@@ -95,6 +96,7 @@ def find_causes(
         budget: full: more texts, so that dormant heads can be found, more controls, all experiments.
         level: Expected share of false labels among those given (Benjamini and Hochberg, over all heads and hypotheses).
         minimal_effect: Change of the loss, in nats, below which it counts as nothing.
+        experiments: Ask besides what the sink itself is: its location, its value, massive activations.
         samples, readout: inputs of your own and what is read off the outputs, instead of ``domains``: for encoders, vision
             models and anything that does not read tokens.
         seed: Seed of texts and controls; the same seed gives the same numbers.
@@ -129,7 +131,7 @@ def find_causes(
 
     request = Request(
         heads=parse_heads(heads), sink=parse_sink(sink), budget=budget, level=level, minimal_effect=minimal_effect,
-        threshold=threshold, seed=seed, batch_size=batch_size,
+        threshold=threshold, seed=seed, batch_size=batch_size, experiments=experiments,
     )  # fmt: skip
     request.check()
     if (samples is None) != (readout is None):

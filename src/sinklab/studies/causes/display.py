@@ -42,7 +42,7 @@ def display(result: Result) -> Iterator[RenderableType]:
             table.add_column(name, justify="left" if name in ("head", "label", "needs sink") else "right")
         for head in shown:
             label = head["domains"].get(domain, head["label"])
-            numbers = (head["sink_weight"], head["value_ratio"])
+            numbers = (head["sink_weights"].get(domain), head["value_ratios"].get(domain))
             table.add_row(
                 f"{head['layer']}.{head['head']}",
                 f"[{COLOURS[label]}]{label}[/]",

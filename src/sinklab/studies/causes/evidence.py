@@ -106,7 +106,7 @@ def evidence_of(effects: Effects, domain: int, minimal_effect: float) -> dict[st
             f"domain {name!r}: the loss is not finite under {variant!r} on head {head} ({len(broken)} such effects in all); "
             "run the model in float32, or leave the head out"
         )
-    changes = {
+    changes: dict[str, np.ndarray] = {
         name: of(name) for name in ("redirect", "hide", "zero", "zero_value", "resample", "mean") if name in effects.variants
     }
     if "hide" in changes and "zero_value" in changes:

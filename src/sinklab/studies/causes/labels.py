@@ -14,7 +14,17 @@ from sinklab.studies.causes.evidence import Contrast, Evidence, benjamini_hochbe
 from sinklab.studies.causes.reasons import Claim, Reason, reason_of
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["LABELS", "MINIMAL_EFFECT", "RULES", "HeadLabel", "label_heads", "mirrored", "require_texts", "texts_needed"]
+__all__ = [
+    "LABELS",
+    "MINIMAL_EFFECT",
+    "RULES",
+    "HeadLabel",
+    "label_heads",
+    "mirrored",
+    "overall",
+    "require_texts",
+    "texts_needed",
+]
 
 LABELS = ("semantic", "constant", "dormant", "broadcast", "unneeded", "switch", "broadcast-switch", "mixed", "undecided")
 
@@ -53,6 +63,8 @@ class HeadLabel:
         p: domain to hypothesis to its p-value, not corrected.
         evidence: contrast to domain to mean, interval and p-value.
         reasons: domain in which the head is undecided to why, and how many texts of it would decide.
+        within: domain to the label where the head rests, and elsewhere, if these were measured
+            (:mod:`~sinklab.studies.causes.within`).
     """
 
     head: Head
@@ -62,12 +74,18 @@ class HeadLabel:
     p: dict[str, dict[str, float]]
     evidence: dict[str, dict[str, Contrast]]
     reasons: dict[str, Reason]
+    within: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
         """For JSON."""
         of_head: dict[str, object] = {"head": str(self.head), "label": self.label, "by_domain": self.by_domain, "p": self.p}
         reasons = {domain: reason.to_dict() for domain, reason in self.reasons.items()}
-        return of_head | {"needs_sink": self.needs_sink, "evidence": self.evidence_dict(), "undecided": reasons}
+        return of_head | {
+            "needs_sink": self.needs_sink,
+            "evidence": self.evidence_dict(),
+            "undecided": reasons,
+            "within": self.within,
+        }
 
     def evidence_dict(self) -> dict[str, dict[str, dict[str, float]]]:
         """The evidence for JSON: by contrast and domain."""
@@ -136,7 +154,7 @@ def label_heads(
             if by_domain[name] == "undecided"
         }
         p = {name: judged.labels.p_of(index, number) for number, name in enumerate(names)}
-        labels.append(HeadLabel(head, _overall(by_domain), by_domain, needs, p, evidence, reasons))
+        labels.append(HeadLabel(head, overall(by_domain), by_domain, needs, p, evidence, reasons))
     return labels
 
 
@@ -226,8 +244,12 @@ class _Decided:
         return (rule for rule, decided in zip(self.rules, self.decided[head, domain], strict=True) if decided)
 
 
-def _overall(by_domain: Mapping[str, str]) -> str:
+def overall(by_domain: Mapping[str, str]) -> str:
+    """The label of a head, from those that it has in every domain."""
     labels = set(by_domain.values())
+    if len(labels) > 1:
+        halves = {"switch": {"semantic", "dormant"}, "broadcast-switch": {"semantic", "broadcast"}}
+        labels = {part for label in labels for part in halves.get(label, {label})}
     if len(labels) == 1 or "undecided" in labels:
         return labels.pop() if len(labels) == 1 else "undecided"
     if labels == RESTING:

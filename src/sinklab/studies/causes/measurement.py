@@ -31,11 +31,13 @@ from sinklab.sinks import Head, Sinks, find_sinks
 from sinklab.sinks.value import SinkPlace
 from sinklab.studies.causes.effects import Effects, HeadEdit
 from sinklab.studies.causes.engine import estimate, measure_effects
-from sinklab.studies.causes.experiments import experiments
+from sinklab.studies.causes.experiments import estimate_experiments, experiments
 from sinklab.studies.causes.finding import LOSS_CHANGE, SINK_SHARE, number
 from sinklab.studies.causes.labels import LABELS, HeadLabel, label_heads, mirrored, require_texts, texts_needed
+from sinklab.studies.causes.samples import Samples
 from sinklab.studies.causes.texts import Texts, texts_of, usual_length
 from sinklab.studies.causes.variants import TEXTS, make_variants
+from sinklab.studies.causes.within import candidates, switches_within
 from sinklab.studies.causes.words import sentences
 from sinklab.studies.measure.probing import classes_of
 
@@ -62,6 +64,7 @@ class Request:
     threshold: float = 0.3
     seed: int = 0
     batch_size: int = 16
+    experiments: bool = True
 
     def check(self) -> None:
         """Raise on what no model could be asked.
@@ -164,9 +167,14 @@ def examine(
         require_texts(samples, sinks, heads, level=request.level)
     variants = make_variants(sinks, samples, budget=request.budget, seed=request.seed)
     identity = {**identity, "main_sink": sinks.describe(), "other_sinks": sinks.secondary}
-    effects = _effects(model, texts, request, variants, heads, identity, store or Store(None), say, progress)
+    effects = _effects(model, texts, request, variants, heads, sinks, identity, store or Store(None), say, progress)
     labels = label_heads(effects, sinks, level=request.level, minimal_effect=request.minimal_effect)
-    listed = [_head(label, sinks, effects) for label in labels]
+    labels = switches_within(
+        model, samples, texts.readout, sinks, variants, labels, candidates(labels, sinks, samples, level=request.level),
+        level=request.level, minimal_effect=request.minimal_effect, batch_size=request.batch_size, progress=progress,
+    )  # fmt: skip
+    own_sinks = _by_domain(model, samples, sinks, request.batch_size)
+    listed = [_head(label, sinks, own_sinks, effects) for label in labels]
     summary: CausesSummary = {
         "heads": listed,
         "counts": {name: Counter(head["label"] for head in listed)[name] for name in LABELS},
@@ -184,8 +192,8 @@ def examine(
     }
     summary["text"] = sentences(summary)
     also, rows = experiments(
-        model, texts, sinks, effects, budget=request.budget, threshold=request.threshold, minimal_effect=request.minimal_effect,
-        batch_size=request.batch_size, seed=request.seed, progress=progress,
+        model, texts, sinks, effects, budget=request.budget if request.experiments else "none", threshold=request.threshold,
+        minimal_effect=request.minimal_effect, batch_size=request.batch_size, seed=request.seed, progress=progress,
     )  # fmt: skip
     return Examined({**summary, **also}, [*_effect_rows(effects), *_head_rows(listed), *rows], effects.record)
 
@@ -278,6 +286,7 @@ def _effects(
     request: Request,
     variants: Sequence[HeadEdit],
     heads: Sequence[Head],
+    sinks: Sinks,
     identity: Mapping[str, object],
     store: Store,
     say: Callable[[str], None],
@@ -295,10 +304,16 @@ def _effects(
     if missing:
         waiting = [head for group in missing for head in group]
         seconds = estimate(model, texts.samples, texts.readout, variants, waiting, batch_size=request.batch_size)
+        also = ""
+        if request.experiments:
+            seconds += estimate_experiments(
+                model, texts, sinks, budget=request.budget, threshold=request.threshold, batch_size=request.batch_size
+            )
+            also = " and the experiments on the sink"
         there = len(heads) - len(waiting)
         rest = f"; {there} of {len(heads)} heads are there from an earlier run" if there else ""
         what = f"{len(waiting)} heads × {len(variants)} interventions × {len(texts.samples)} texts"
-        say(f"{what} take {duration(seconds)}{rest}")
+        say(f"{what}{also} take {duration(seconds)}{rest}")
     parts: list[Effects] = []
     done = 0
     for group, key, saved in zip(groups, keys, stored, strict=True):
@@ -348,7 +363,19 @@ def _store_key(
     return settings, digest_of(measure_effects, make_variants, find_sinks, type(texts.readout), *operation, *classes_of(model))
 
 
-def _head(label: HeadLabel, sinks: Sinks, effects: Effects) -> ExaminedHead:
+def _by_domain(model: nn.Module, samples: Samples, sinks: Sinks, batch_size: int) -> dict[str, Sinks]:
+    """What every head gives to the main sink on the texts of each domain alone."""
+    if sinks.main is None or len(samples.domain_names) == 1:
+        return dict.fromkeys(samples.domain_names, sinks)
+    own = {}
+    for index, name in enumerate(samples.domain_names):
+        rows = (samples.domains == index).any(1)
+        inputs = {key: tensor[rows.to(tensor.device)] for key, tensor in samples.inputs.items()}
+        own[name] = find_sinks(model, inputs, place=sinks.main, batch_size=batch_size)
+    return own
+
+
+def _head(label: HeadLabel, sinks: Sinks, own_sinks: Mapping[str, Sinks], effects: Effects) -> ExaminedHead:
     index = sinks.heads.index(label.head)
     row = effects.heads.index(label.head)
     return {
@@ -357,10 +384,13 @@ def _head(label: HeadLabel, sinks: Sinks, effects: Effects) -> ExaminedHead:
         "module": label.head.module,
         "label": label.label,
         "domains": dict(label.by_domain),
+        "within": label.within,
         "needs_sink": dict(label.needs_sink),
         "undecided": {domain: reason.to_dict() for domain, reason in label.reasons.items()},
         "sink_weight": number(sinks.weights[index]),
         "value_ratio": number(sinks.value_ratio[index]),
+        "sink_weights": {name: number(own.weights[index]) for name, own in own_sinks.items()},
+        "value_ratios": {name: number(own.value_ratio[index]) for name, own in own_sinks.items()},
         "effects": label.evidence_dict(),
         "divergence": {
             name: dict(zip(effects.domain_names, map(number, np.nanmean(values[row], axis=0)), strict=True))

@@ -1,0 +1,131 @@
+"""A switch within a text: what a head is at the positions where it rests on its sink, and at all others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.probe import Watcher
+from sinklab.attention.session import attend
+from sinklab.results.run import Progress, silent
+from sinklab.sinks import Head, Sinks
+from sinklab.sinks.weights import share_of_sink
+from sinklab.studies.causes.effects import HeadEdit
+from sinklab.studies.causes.engine import measure_effects
+from sinklab.studies.causes.evidence import least_texts
+from sinklab.studies.causes.labels import RULES, HeadLabel, label_heads, overall
+from sinklab.studies.causes.readout import Readout
+from sinklab.studies.causes.samples import Samples
+
+__all__ = ["AT_REST", "ELSEWHERE", "candidates", "switches_within", "where_it_rests"]
+
+AT_REST, ELSEWHERE = "at rest", "elsewhere"
+RESTS = 0.5
+"""A majority of the row: with it on the sink a head rests at that position."""
+
+
+def candidates(labels: Sequence[HeadLabel], sinks: Sinks, samples: Samples, *, level: float) -> list[Head]:
+    """Heads that may be switches within a text: not silent on every domain, with a tenth of their weight on the sink or more.
+
+    None where the texts are too few for what they are asked twice.
+    """
+    counts = [(samples.domains == number).any(1).sum() for number in range(len(samples.domain_names))]
+    weights = dict(zip(sinks.heads, sinks.weights.tolist(), strict=True))
+    found = [
+        label.head
+        for label in labels
+        if sinks.main is not None
+        and weights[label.head] >= RESTS / 5
+        and not {"dormant", "broadcast", "unneeded"} >= set(label.by_domain.values())
+    ]
+    needed = least_texts(2 * len(samples.domain_names) * len(RULES), level / max(1, len(found)))
+    return found if min(counts) >= needed else []
+
+
+@torch.no_grad()
+def where_it_rests(model: nn.Module, samples: Samples, sinks: Sinks, heads: Sequence[Head], *, batch_size: int) -> list[Tensor]:
+    """Of each head, at which positions more than half of its row is on the sink, boolean ``(samples, q_len)``."""
+    parts: list[list[Tensor]] = []
+    for _, part in samples.parts(batch_size):
+        watcher = _Shares(sinks)
+        with attend(model, [watcher]):
+            model(**part.inputs)
+        parts.append([watcher.shares[head.module][:, head.head] > RESTS for head in heads])
+    return [torch.cat([part[number] for part in parts]) for number in range(len(heads))]
+
+
+def switches_within(
+    model: nn.Module,
+    samples: Samples,
+    readout: Readout,
+    sinks: Sinks,
+    variants: Sequence[HeadEdit],
+    labels: Sequence[HeadLabel],
+    heads: Sequence[Head],
+    *,
+    level: float,
+    minimal_effect: float,
+    batch_size: int = 16,
+    progress: Progress = silent,
+) -> list[HeadLabel]:
+    """The labels, those of some heads with what they are in each half of every domain: where they rest, and elsewhere.
+
+    A head that is semantic elsewhere and dormant or a broadcast where it rests is a switch in that domain. Every query is
+    edited, and what changes at a position may come from another: what spreads makes a switch undecided rather than found.
+
+    Args:
+        heads: of :func:`candidates`; each has ``level`` divided by their number.
+    """
+    if not heads:
+        return list(labels)
+    rests = dict(zip(heads, where_it_rests(model, samples, sinks, heads, batch_size=batch_size), strict=True))
+    found = []
+    for label in labels:
+        if label.head not in rests:
+            found.append(label)
+            continue
+        halves = split(samples, rests[label.head].to(samples.domains.device))
+        counts = [int((halves.domains == number).any(1).sum()) for number in range(len(halves.domain_names))]
+        if min(counts) < least_texts(len(counts) * len(RULES), level / len(heads)):
+            found.append(label)  # it rests nowhere, or everywhere
+            continue
+        effects = measure_effects(model, halves, readout, variants, [label.head], batch_size=batch_size, progress=progress)
+        (own,) = label_heads(effects, sinks, level=level / len(heads), minimal_effect=minimal_effect)
+        found.append(with_halves(label, own.by_domain))
+    return found
+
+
+def split(samples: Samples, rests: Tensor) -> Samples:
+    """The samples with every domain in two: positions of ``(samples, seq_len)`` at which a head rests, and the others."""
+    domains = torch.where(samples.domains >= 0, 2 * samples.domains + (~rests).long(), samples.domains)
+    names = tuple(f"{name}, {half}" for name in samples.domain_names for half in (AT_REST, ELSEWHERE))
+    return dataclasses.replace(samples, domains=domains, domain_names=names)
+
+
+def with_halves(label: HeadLabel, halves: Mapping[str, str]) -> HeadLabel:
+    """A label with what its head is in each half of the domains."""
+    by_domain, within = dict(label.by_domain), {}
+    for domain in label.by_domain:
+        own = {half: halves[f"{domain}, {half}"] for half in (AT_REST, ELSEWHERE)}
+        within[domain] = own
+        if own[ELSEWHERE] == "semantic" and own[AT_REST] in ("dormant", "broadcast"):
+            by_domain[domain] = overall(own)
+    return dataclasses.replace(label, label=overall(by_domain), by_domain=by_domain, within=within)
+
+
+class _Shares(Watcher):
+    """Share of every row on the main sink, by module, float64 ``(batch, heads, q_len)``."""
+
+    name, needs = "sink_shares", frozenset({"mass", "log_sum_exp"})
+
+    def __init__(self, sinks: Sinks) -> None:
+        self.sinks, self.shares = sinks, dict[str, Tensor]()
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        share = share_of_sink(self.sinks, call, statistics)
+        if share is not None and call.site.kind == "self":
+            self.shares[call.site.module] = share.double().cpu()
