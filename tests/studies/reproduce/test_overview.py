@@ -52,6 +52,7 @@ def planted(tmp_path_factory) -> Path:
     write_claim(out / "tiny" / "untested", (RISES,), LOW, verdict="not tested at this scale", **trained)
     write_claim(out / "tiny" / "one_holds", (RISES,), HIGH, verdict="holds for this model", one_model="embedded:softmax")
     write_claim(out / "tiny" / "one_fails", (RISES,), LOW, verdict="does not hold for this model", one_model="embedded:softmax")
+    write_claim(out / "tiny" / "read_text", (RISES,), HIGH)
     write_claim(out / "tiny" / "proof", (RISES,), HIGH, verdict="agrees with the proof")
     record = write_claim(
         out / "checkpoint" / "few", (RISES,), HIGH, verdict="inconclusive", reason="2 models; a verdict needs 3"
@@ -77,7 +78,8 @@ def planted(tmp_path_factory) -> Path:
 def sources():
     """The claims are made up, so nothing is known of what their files import."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overview, "modules_behind", lambda module: ["sinklab.claims._embedded"] if ".one_" in module else [])
+        patch.setattr(overview, "claims", {"read_text"})
+        patch.setattr(overview, "modules_behind", lambda module: ["sinklab.claims._embedded"] if ".read_" in module else [])
         yield
 
 
@@ -93,7 +95,7 @@ def names(entries) -> set[tuple[str, str, str]]:
 def test_every_verdict_is_in_the_list_of_its_kind_and_in_no_other(entries):
     groups = {group: names(in_group(entries, group)) for group in ("holds", "fails", "open", "untested", "one model", "proof")}
     assert groups == {
-        "holds": {("toy_holds", "tiny", ""), ("toy_holds", "small", ""), ("many", "checkpoint", "")},
+        "holds": {("read_text", "tiny", ""), ("toy_holds", "tiny", ""), ("toy_holds", "small", ""), ("many", "checkpoint", "")},
         "fails": {("toy_fails", "tiny", "")},
         "open": {("toy_open", "tiny", ""), ("toy_holds", "tiny-bos", "")},
         "untested": {("untested", "tiny", "")},
@@ -110,12 +112,12 @@ def test_every_verdict_is_in_the_list_of_its_kind_and_in_no_other(entries):
 def test_the_evidence_is_what_the_models_have_read(entries):
     kinds = {(entry.claim, entry.folder): entry.evidence for entry in entries}
     assert kinds["toy_holds", "tiny"] == kinds["toy_holds", "tiny-bos"] == kinds["proof", "tiny"] == "toy"
-    assert kinds["toy_holds", "small"] == kinds["one_holds", "tiny"] == "natural"
+    assert kinds["toy_holds", "small"] == kinds["one_holds", "tiny"] == kinds["read_text", "tiny"] == "natural"
     assert kinds["many", "checkpoint"] == "checkpoint"
 
 
 def test_the_strongest_evidence_and_the_base_of_the_source_come_first(entries):
-    assert [entry.evidence for entry in in_group(entries, "holds")] == ["checkpoint", "natural", "toy"]
+    assert [entry.evidence for entry in in_group(entries, "holds")] == ["checkpoint", "natural", "natural", "toy"]
     of_claim = [(entry.folder, entry.own) for entry in entries if entry.claim == "toy_holds"]
     assert of_claim == [("tiny", True), ("tiny-bos", False), ("small", True)]
 
@@ -125,7 +127,7 @@ def test_counts_are_those_of_the_lists(entries):
     assert columns == ("evidence", "reproduced", "not reproduced", "open", "not tested")
     assert {row[0].split(":")[0]: row[1:] for row in rows if "source" not in row[0]} == {
         "◆ checkpoint": ("1", "0", "0", "0"),
-        "■ natural": ("1", "0", "0", "0"),
+        "■ natural": ("2", "0", "0", "0"),
         "● toy": ("1", "1", "1", "1"),
     }
     assert [row[1:] for row in rows if "source" in row[0]] == [("0", "0", "1", "0")]
@@ -192,6 +194,20 @@ def test_the_figure_has_an_axis_for_every_unit_and_every_estimate_with_its_verdi
     both = summary_of_entries(entries_of(kept_in(tmp_path))).figure
     assert "Differences of rates, in points" in both
     assert both.count('text-anchor="middle"') > 6, "each axis has ticks of its own"
+
+
+def test_a_row_has_every_estimate_of_its_part_and_brackets_where_another_part_decides(tmp_path):
+    low = Part("it is low", Value("loss", "b"), less_than=1)
+    small = {seed: {"a": of["a"], "b": {"loss": seed / 100}} for seed, of in WIDE.items()}
+    write_claim(tmp_path / "tiny" / "two_parts", (low, RISES), small, conditions=TRAINED, base="no-bos")
+    changed = {"conditions": TRAINED, "base": "bos", "scale": "tiny"}
+    lifted = {seed: {"a": of["a"], "b": {"loss": 0.9 + seed / 10}} for seed, of in HIGH.items()}
+    write_claim(tmp_path / "tiny-bos" / "two_parts", (low, RISES), lifted, **changed)
+    of_own, of_other = entries_of(kept_in(tmp_path))
+    assert (of_own.deciding["says"], of_other.deciding["says"]) == ("it rises", "it is low")
+    figure = summary_of_entries([of_own, of_other]).figure
+    found = re.findall(r">((?:tiny|BOS): [^<]*)<", figure)
+    assert sorted(found) == ["BOS: (reproduced)", "BOS: open", "tiny: (reproduced)", "tiny: open"]
 
 
 def test_the_page_begins_with_the_summary_and_links_every_base_to_its_own_details(planted, entries, tmp_path):

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 from sinklab.jobs.claim import CHECKPOINT, RECORDED
 from sinklab.jobs.needed import leans_inside, needed_seeds
 from sinklab.jobs.verdict import PLAIN, SEEDS
+from sinklab.registry import claims
 from sinklab.report.claims_page import ClaimsSummary, VerdictLine, VerdictList, effect_words
 from sinklab.report.forest import Kind, Mark, Row, draw_forest
 from sinklab.report.words import number
@@ -78,6 +79,7 @@ class Entry:
         needed: of what is open, how many of these would decide it; ``None`` where that cannot be foretold.
         leans: of what is open, whether its middle is in the claimed region.
         deciding: the part of the claim itself that makes the verdict, never a premise.
+        parts: all that the claim says.
     """
 
     claim: str
@@ -98,6 +100,7 @@ class Entry:
     needed: int | None
     leans: bool
     deciding: ClaimPart | None
+    parts: tuple[ClaimPart, ...]
 
     @property
     def group(self) -> Group:
@@ -199,6 +202,7 @@ def _entry(record: ClaimRecord, judged: Judged, folder: str, model: ClaimOfModel
         needed=None if waits is None else waits.needed,
         leans=waits is not None and waits.leans,
         deciding=deciding,
+        parts=tuple(judged["parts"]),
     )
 
 
@@ -216,7 +220,10 @@ def evidence_of(record: ClaimRecord) -> Evidence:
         return "checkpoint"
     if record["conditions"]:
         return "toy" if record["scale"] == "tiny" else "natural"
-    return "natural" if READ_TEXT & set(modules_behind(f"sinklab.claims.{record['claim']}")) else "toy"
+    if record.get("one_model"):
+        return "natural"  # the embedded models, which have read Python source
+    known = record["claim"] in claims  # of one that is no longer there the record is all there is
+    return "natural" if known and READ_TEXT & set(modules_behind(f"sinklab.claims.{record['claim']}")) else "toy"
 
 
 def _undecided(part: ClaimPart) -> bool:
@@ -371,6 +378,8 @@ def _line(entry: Entry) -> VerdictLine:
         says = f"{ANSWERS.get(plain, 'open')}: {says}"
     if entry.others:
         says += f" (and {entry.others} more)"
+    if entry.about == "models" and part is not None and part.get("method") == "range":
+        says += "; that there are such models takes one"
     count = str(entry.seeds)
     if entry.group == "open":
         count += " → –" if entry.needed is None else f" → {entry.needed}, {'for' if entry.leans else 'against'}"
@@ -387,28 +396,38 @@ def _line(entry: Entry) -> VerdictLine:
 
 
 def draw_overview(entries: Sequence[Entry]) -> str:
-    """The figure: of every claim that was tested the part that decides, with all that was found about this part.
+    """The figure: of every claim that was tested the parts that decide, with all that was found about each of these.
 
     Checks of proofs are no evidence, and are not in it.
     """
-    tested = [entry for entry in entries if entry.group not in ("untested", "proof") and entry.deciding is not None]
-    rows: dict[tuple[str, str, str], list[Entry]] = {}
+    tested = [entry for entry in entries if entry.group not in ("untested", "proof")]
+    rows: dict[tuple[str, str, str], list[tuple[Entry, ClaimPart]]] = {}
     for entry in tested:
-        part = entry.deciding
-        if part is not None and part["mean"] is not None:
-            rows.setdefault((entry.claim, part["effect"], part["expected"]), []).append(entry)
+        if entry.deciding is not None and entry.deciding["mean"] is not None:
+            rows[entry.claim, *_key(entry.deciding)] = []
+    for entry in tested:
+        for part in entry.parts:
+            of_row = rows.get((entry.claim, *_key(part)))
+            if of_row is not None and part["mean"] is not None:
+                of_row.append((entry, part))
     drawn = [_row(claim, of_row) for (claim, _, _), of_row in rows.items()]
     drawn.sort(key=lambda row: (_rank(row), row.claim))
     title = (
         "Effects of claims with 95 % intervals, by kind of evidence, beside published values; the tables have them in numbers."
     )
-    note = "yes, no: whether one model does what is claimed, which says nothing of others"
-    return draw_forest(drawn, title, note if any(entry.about == "one model" for entry in tested) else "")
+    notes = ["in brackets: the verdict of a part where another, or a premise, decides"]
+    if any(entry.about == "one model" for entry in tested):
+        notes.append("yes, no: whether one model does what is claimed, which says nothing of others")
+    return draw_forest(drawn, title, "; ".join(notes))
 
 
-def _row(claim: str, entries: Sequence[Entry]) -> Row:
-    part = entries[0].deciding
-    assert part is not None, "rows are made of those that have one"
+def _key(part: ClaimPart) -> tuple[str, str]:
+    """What makes two parts one: the effect, and what is claimed of it."""
+    return part["effect"], part["expected"]
+
+
+def _row(claim: str, found: Sequence[tuple[Entry, ClaimPart]]) -> Row:
+    _, part = found[0]
     published = published_effect(claim, part["effect"])
     return Row(
         claim=claim,
@@ -417,13 +436,11 @@ def _row(claim: str, entries: Sequence[Entry]) -> Row:
         more_than=-math.inf if part["more_than"] is None else part["more_than"],
         less_than=math.inf if part["less_than"] is None else part["less_than"],
         published=None if published is None else published.value,
-        marks=tuple(_mark(entry) for entry in entries),
+        marks=tuple(_mark(entry, of_entry) for entry, of_entry in found),
     )
 
 
-def _mark(entry: Entry) -> Mark:
-    part = entry.deciding
-    assert part is not None, "rows are made of those that have one"
+def _mark(entry: Entry, part: ClaimPart) -> Mark:
     assert part["mean"] is not None, "only estimates are drawn"
     interval = None if part["interval"] is None else (part["interval"][0], part["interval"][1])
     of = entry.model.rpartition("/")[2].partition(":")[0] if entry.model else entry.folder
@@ -431,17 +448,15 @@ def _mark(entry: Entry) -> Mark:
         of = f"{entry.seeds} {'model' if entry.seeds == 1 else 'models'}"
     elif not entry.own and entry.base is not None:
         of = ROWS[entry.base].removeprefix("with ")
-    return Mark(entry.kind, of[:12], part["mean"], interval, _word(entry))
+    return Mark(entry.kind, of[:12], part["mean"], interval, _word(entry, part))
 
 
-def _word(entry: Entry) -> str:
-    """The verdict in a word or two; about one model it is never that of the claim."""
-    plain = PLAIN.get(entry.verdict, entry.verdict)
+def _word(entry: Entry, part: ClaimPart) -> str:
+    """What the part shows, in a word or two; about one model it is never the verdict of the claim."""
+    plain = {"inconclusive": "open"}.get(part["verdict"], part["verdict"])
     if entry.about == "one model":
-        return ANSWERS.get(plain, "open")
-    if plain == "inconclusive":
-        return "open, premise" if entry.premise else "open"
-    return plain
+        plain = ANSWERS.get(part["verdict"], "open")
+    return plain if part is entry.deciding and not entry.premise else f"({plain})"
 
 
 def _rank(row: Row) -> int:
