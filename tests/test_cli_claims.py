@@ -56,7 +56,7 @@ class TestClaims:
         assert row["verdict"] in (None, "not tested at this scale")
         printed = run("claims", NAME, "--results", "mine").stdout
         assert "at scale tiny: reproduced  -30.5 [" in printed
-        assert "points  (3 seeds)" in printed
+        assert "points  (3 seeds; evidence: toy)" in printed
         assert printed.endswith("verdicts from mine\n")
 
     def test_of_a_claim_on_checkpoints_every_model_is_shown(self):

@@ -30,7 +30,7 @@ def test_the_effect_is_that_of_the_part_that_decides(tmp_path):
     assert summary_of(record) == {
         "name": "two", "source": "gu2024", "scale": "tiny", "base": None, "verdict": "reproduced", "effect": -30.5,
         "interval": record["parts"][0]["interval"], "unit": "points", "seeds": [0, 1, 2],
-        "created": "2026-01-01T00:00:00+00:00", "hardware": "cpu, made up, 2 cores",
+        "evidence": "toy", "created": "2026-01-01T00:00:00+00:00", "hardware": "cpu, made up, 2 cores",
     }  # fmt: skip
     assert hardware_of({"environment": {}}) == "unknown hardware"
 

@@ -12,7 +12,7 @@ from tests.studies.reproduce.made_results import write_claim
 from sinklab.jobs.claim import Difference, Part, Value
 from sinklab.report.claims_page import write_claims_page
 from sinklab.results.table import read_run
-from sinklab.studies.reproduce import overview
+from sinklab.studies.reproduce import kept
 from sinklab.studies.reproduce.kept import StoredClaim
 from sinklab.studies.reproduce.overview import entries_of, in_group, summary_of_entries
 
@@ -78,8 +78,8 @@ def planted(tmp_path_factory) -> Path:
 def sources():
     """The claims are made up, so nothing is known of what their files import."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overview, "claims", {"read_text"})
-        patch.setattr(overview, "modules_behind", lambda module: ["sinklab.claims._embedded"] if ".read_" in module else [])
+        patch.setattr(kept, "claims", {"read_text"})
+        patch.setattr(kept, "modules_behind", lambda module: ["sinklab.claims._embedded"] if ".read_" in module else [])
         yield
 
 
@@ -211,7 +211,7 @@ def test_a_row_has_every_estimate_of_its_part_and_brackets_where_another_part_de
 
 
 def test_the_page_begins_with_the_summary_and_links_every_base_to_its_own_details(planted, entries, tmp_path):
-    results = [(kept.folder, kept.record) for kept in kept_in(planted)]
+    results = [(one.folder, one.record) for one in kept_in(planted)]
     page = write_claims_page(results, tmp_path / "claims.html", summary_of_entries(entries)).read_text(encoding="utf-8")
     assert page.index('id="summary"') < page.index('id="all"')
     ids = re.findall(r'<section id="([^"]+)"', page)

@@ -107,6 +107,7 @@ def _row(claim: Stated, result: KeptVerdict | None, scale: str) -> ListedClaim:
         "effect": None,
         "interval": None,
         "unit": None,
+        "evidence": None,
         "created": None,
         "hardware": None,
         "seeds": [],

@@ -24,6 +24,14 @@ COLOURS = {
 }
 
 
+EVIDENCE = {
+    "toy": "models of ours on a made-up language or task",
+    "natural": "models of ours on text that people wrote",
+    "checkpoint": "models that others trained",
+}
+"""Kinds of evidence in words."""
+
+
 def display(result: Result) -> Iterator[RenderableType]:
     """Of several claims a table of verdicts; of one its parts too, and where its figure and table are."""
     rows = result.listed or []
@@ -99,15 +107,20 @@ def display_parts(row: ClaimAnswer) -> Iterator[RenderableType]:
 
 
 def display_claims(rows: Sequence[ListedClaim], scale: str, where: str) -> Iterator[RenderableType]:
-    """Every claim on a line: source, cost, last verdict and statement."""
+    """Every claim on a line: source, cost, last verdict with the kind of evidence, and statement."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("claim", "source", "cost", "verdict", "statement"):
+    for heading in ("claim", "source", "cost", "verdict", "evidence", "statement"):
         table.add_column(heading, no_wrap=heading != "statement")
     for row in rows:
         cost = row["cost"] or "[dim]–[/dim]"
-        table.add_row(row["name"], row["source"], cost, _verdict(row["verdict"]), escape(row["statement"]))
+        table.add_row(
+            row["name"], row["source"], cost, _verdict(row["verdict"]), row["evidence"] or "", escape(row["statement"])
+        )
     yield table
     yield Text(f"\n{len(rows)} claims; cost and verdict at scale {scale}. One in full: sinklab claims NAME", style="dim")
+    words = {row["evidence"]: EVIDENCE[row["evidence"]] for row in rows if row["evidence"] is not None}
+    if words:
+        yield Text(f"evidence: {'; '.join(f'{kind}, {words[kind]}' for kind in EVIDENCE if kind in words)}", style="dim")
     yield Text(f"\nverdicts from {where}")
 
 
@@ -116,7 +129,7 @@ def display_one(row: ListedClaim, where: str) -> Iterator[RenderableType]:
     yield f"[bold]{row['name']}[/bold]  {escape(row['statement'])}"
     yield Text(f"{row['reference']}. Published: {row['published']}")
     yield Text(f"cost: {', '.join(f'{cost} at {scale}' for scale, cost in row['costs'].items())}")
-    seeds = f"  ({len(row['seeds'])} seeds)" if row["seeds"] else ""
+    seeds = f"  ({len(row['seeds'])} seeds; evidence: {row['evidence']})" if row["seeds"] else ""
     yield f"at scale {row['scale']}: {_verdict(row['verdict'])}  {escape(_effect(row))}{seeds}"
     for model in row.get("models", ()):
         effect = format_effect(model["effect"], model["interval"], model["unit"])

@@ -5,26 +5,37 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NotRequired, TypedDict, cast
+from typing import Literal, NotRequired, TypedDict, cast
 
 from sinklab.errors import InputError
-from sinklab.jobs.claim import RECORDED, folder_names
+from sinklab.jobs.claim import CHECKPOINT, RECORDED, folder_names
 from sinklab.jobs.verdict import PLAIN, VERDICTS
+from sinklab.registry import claims
+from sinklab.results.sources import modules_behind
 from sinklab.results.summaries import ClaimOfModel, ClaimPart, ClaimRecord, Judged
 from sinklab.results.table import read_run
 
 __all__ = [
     "ClaimAnswer",
     "ClaimVerdict",
+    "Evidence",
     "KeptVerdict",
     "ListedClaim",
     "ModelVerdict",
     "StoredClaim",
     "deciding_part",
+    "evidence_of",
     "hardware_of",
     "read_results",
     "summary_of",
 ]
+
+Evidence = Literal["toy", "natural", "checkpoint"]
+"""A made-up language or a theory's task; models of ours on text that people wrote; models that others trained."""
+
+READ_TEXT = {"sinklab.claims._embedded", "sinklab.claims._streaming"}
+"""Files through which a claim measures models of ours that have read text that people wrote."""
+
 
 FIELDS = {
     **dict.fromkeys(("claim", "statement", "source", "reference", "published", "scale", "cost", "reason", "created"), str),
@@ -104,8 +115,9 @@ class ModelVerdict(TypedDict):
 
 
 class KeptVerdict(ClaimVerdict):
-    """The same of a record: when it was made, and on what."""
+    """The same of a record: what its models have read, when it was made, and on what."""
 
+    evidence: Evidence | None
     created: str | None
     hardware: str | None
     models: NotRequired[list[ModelVerdict]]
@@ -150,6 +162,7 @@ def summary_of(record: ClaimRecord) -> KeptVerdict:
         "interval": None if part is None else part["interval"],
         "unit": None if part is None else part["unit"],
         "seeds": record["seeds"],
+        "evidence": evidence_of(record),
         "created": record["created"],
         "hardware": hardware_of(record),
     }
@@ -167,6 +180,18 @@ def summary_of(record: ClaimRecord) -> KeptVerdict:
             for model in record["models"]
         ]
     return row
+
+
+def evidence_of(record: ClaimRecord) -> Evidence:
+    """What the models of a record have read."""
+    if record["scale"] == CHECKPOINT:
+        return "checkpoint"
+    if record["conditions"]:
+        return "toy" if record["scale"] == "tiny" else "natural"
+    if record.get("one_model"):
+        return "natural"  # the embedded models, which have read Python source
+    known = record["claim"] in claims  # of one that is no longer there the record is all there is
+    return "natural" if known and READ_TEXT & set(modules_behind(f"sinklab.claims.{record['claim']}")) else "toy"
 
 
 def hardware_of(record: ClaimRecord) -> str:

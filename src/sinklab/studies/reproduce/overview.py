@@ -14,29 +14,22 @@ from typing import Literal, get_args
 from sinklab.jobs.claim import CHECKPOINT, RECORDED
 from sinklab.jobs.needed import leans_inside, needed_seeds
 from sinklab.jobs.verdict import PLAIN, SEEDS
-from sinklab.registry import claims
 from sinklab.report.claims_page import ClaimsSummary, VerdictLine, VerdictList, effect_words
 from sinklab.report.forest import Kind, Mark, Row, draw_forest
 from sinklab.report.words import number
-from sinklab.results.sources import modules_behind
 from sinklab.results.summaries import ClaimOfModel, ClaimPart, ClaimRecord, Judged
-from sinklab.studies.reproduce.kept import StoredClaim, deciding_part
+from sinklab.studies.reproduce.kept import Evidence, StoredClaim, deciding_part, evidence_of
 from sinklab.studies.reproduce.published import Published, published_effect
 
 __all__ = [
     "Entry",
-    "Evidence",
     "Group",
     "draw_overview",
     "entries_of",
-    "evidence_of",
     "in_group",
     "in_order",
     "summary_of_entries",
 ]
-
-Evidence = Literal["toy", "natural", "checkpoint"]
-"""A made-up language or a theory's task; models of ours on text that people wrote; models that others trained."""
 
 About = Literal["trainings", "models", "one model", "proof"]
 """What an interval is over, and so what a verdict is about; a proof is checked, which is no evidence."""
@@ -58,9 +51,6 @@ ROWS = {"bos": "with BOS", "no-bos": "no BOS"}
 
 ANSWERS = {"reproduced": "yes", "not reproduced": "no"}
 """What is said of one model, of which a verdict about the claim would say too much."""
-
-READ_TEXT = {"sinklab.claims._embedded", "sinklab.claims._streaming"}
-"""Files through which a claim measures models of ours that have read text that people wrote."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,18 +202,6 @@ def _deciding(judged: Judged) -> ClaimPart | None:
     if deciding is None or deciding.get("method") != "range" or judged["verdict"] != "reproduced":
         return deciding
     return next((part for part in judged["parts"] if part.get("method") != "range"), deciding)
-
-
-def evidence_of(record: ClaimRecord) -> Evidence:
-    """What the models of a record have read."""
-    if record["scale"] == CHECKPOINT:
-        return "checkpoint"
-    if record["conditions"]:
-        return "toy" if record["scale"] == "tiny" else "natural"
-    if record.get("one_model"):
-        return "natural"  # the embedded models, which have read Python source
-    known = record["claim"] in claims  # of one that is no longer there the record is all there is
-    return "natural" if known and READ_TEXT & set(modules_behind(f"sinklab.claims.{record['claim']}")) else "toy"
 
 
 def _undecided(part: ClaimPart) -> bool:
