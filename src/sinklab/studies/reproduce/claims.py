@@ -103,6 +103,7 @@ def _row(claim: Stated, result: KeptVerdict | None, scale: str) -> ListedClaim:
         "name": claim.name,
         "source": claim.source,
         "scale": scale,
+        "base": None,
         "verdict": verdict,
         "effect": None,
         "interval": None,
