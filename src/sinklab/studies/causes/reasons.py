@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from sinklab.results.intervals import Interval
+from sinklab.results.summaries import Undecided
 from sinklab.studies.causes.evidence import Evidence
 
 __all__ = ["Reason", "reason_of"]
@@ -37,9 +38,9 @@ class Reason:
     why: str
     texts: int | None
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> Undecided:
         """For JSON."""
-        return dataclasses.asdict(self)
+        return {"nearest": self.nearest, "why": self.why, "texts": self.texts}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
