@@ -9,14 +9,17 @@ import pytest
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
+from sinklab.attention.session import attend
 from sinklab.claims._snapshots import ALONG
 from sinklab.claims.false_sinks_in_a_prompt import COUNT, false_sinks
 from sinklab.claims.gradient_sinks import gradient_numbers
+from sinklab.claims.mass_thrown_on_content import Shares, _freed
 from sinklab.claims.objective_and_mechanism import carried
 from sinklab.claims.order_of_onset import half_way
 from sinklab.claims.threshold_and_length import LENGTHS, OTHERS, THRESHOLDS, USUAL, SameOrder, rates
 from sinklab.claims.weak_content import contents
 from sinklab.errors import DoesNotApply
+from sinklab.interventions.hide_key import HideKey
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.studies.reproduce.cells import configure
 from sinklab.studies.reproduce.scales import base_config
@@ -285,3 +288,30 @@ def test_without_a_bos_there_are_no_further_ones():
     trained = read_like(by_position(8.0), drawn_rows())
     trained.bos = None
     assert not any("bos" in name for name in false_sinks(trained))
+
+
+# --- where the weight of a hidden sink goes -----------------------------------------------------------------------------------
+
+
+def test_the_weight_of_a_hidden_sink_falls_evenly_on_even_keys():
+    """Query q gives q even keys what the sink had, w: three of them are first tokens, one is its own, q - 4 are content."""
+    model, rows = by_position(0.4), drawn_rows(2)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weight = model(rows, output_attentions=True, use_cache=False).attentions[0][0, 0, :, 0].double()[4:]
+    model.set_attn_implementation("sdpa")
+    sums = []
+    for edits in ((), (HideKey(place=0),)):
+        shares = Shares(0)
+        with torch.no_grad(), attend(model, (shares,), edits):
+            model(rows, use_cache=False)
+        sums.append(shares.sums)
+    query = torch.arange(4, 64, dtype=torch.float64)
+    lost = weight.sum()
+    expected = {
+        "freed_to_first": (3 * weight / query).sum() / lost,
+        "freed_to_own": (weight / query).sum() / lost,
+        "freed_to_content": ((query - 4) * weight / query).sum() / lost,
+    }
+    # Float32 weights off by 6e-8, over a weight lost of order 0.2.
+    assert _freed(*sums) == pytest.approx({name: float(number) for name, number in expected.items()}, rel=1e-5)
