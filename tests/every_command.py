@@ -23,6 +23,7 @@ from tests.command_line import CliRunner
 from tests.conftest import make_sinklm, make_tokenizer
 
 from sinklab.cli.app import app
+from sinklab.studies.pathways.choosing import SELECTION_SEEDS
 from sinklab.studies.reproduce.scales import CONFIGS
 from sinklab.training.config import PretrainingConfig
 
@@ -121,7 +122,8 @@ def _short_trainings() -> Iterator[None]:
 
         return configuration
 
-    with mock.patch.dict(CONFIGS, tiny={base: shortened(recipe) for base, recipe in CONFIGS["tiny"].items()}):
+    short = {base: shortened(recipe) for base, recipe in CONFIGS["tiny"].items()}
+    with mock.patch.dict(CONFIGS, tiny=short), mock.patch.dict(SELECTION_SEEDS, tiny=(1000,)):
         yield
 
 

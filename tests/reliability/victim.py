@@ -32,7 +32,7 @@ import sinklab.studies.reproduce.engine
 import sinklab.studies.trigger.lab
 import sinklab.training.train
 from sinklab.configuration import with_overrides
-from sinklab.studies.pathways import benchmark, cost
+from sinklab.studies.pathways import benchmark, choosing, cost, runs
 from sinklab.studies.reproduce import cells
 from sinklab.studies.reproduce.scales import base_config
 
@@ -50,8 +50,8 @@ SMALL = (
 """What makes the tiny scale of the claims a matter of a second."""
 
 
-def small_config(scale: str) -> Any:
-    """The configuration of every scale while lines are killed."""
+def small_config(scale: str, base: str | None = None) -> Any:
+    """The configuration of every scale and base while lines are killed."""
     return with_overrides(base_config("tiny"), list(SMALL))
 
 
@@ -78,6 +78,7 @@ def run_line(
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115  of the whole process
     for module in (cells, benchmark):
         module.base_config = small_config
+    choosing.FACTORS = runs.FACTORS = (0.5, 1.0)
     whole = cost.costs
     benchmark.costs = lambda *given, **named: whole(*given, **named, rounds=2, long=64)
     below = str(work)

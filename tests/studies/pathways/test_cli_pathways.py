@@ -15,7 +15,7 @@ from sinklab.studies.pathways import benchmark
 from sinklab.studies.pathways.display import display
 from sinklab.studies.pathways.judging import judged
 
-GOOD = {"held_out_loss": 2.0, "sink_rate": 0.0, "hidden_ratio": 1.0, "window_gap": 0.001, "int8_gap": 0.002}
+GOOD = {"held_out_loss": 2.0, "effective_sink_rate": 0.0, "hidden_ratio": 1.0, "window_gap": 0.001, "int8_gap": 0.002}
 
 
 def invoke(*arguments):
@@ -29,7 +29,7 @@ def made(monkeypatch):
 
     def run(operations, **options):
         asked.update(options, operations=operations)
-        numbers = {seed: {"softmax": {**GOOD, "sink_rate": 30.0}, "softpick": GOOD} for seed in range(6)}
+        numbers = {seed: {"softmax": {**GOOD, "effective_sink_rate": 30.0}, "softpick": GOOD} for seed in range(6)}
         rows = judged(["softmax", "softpick"], numbers, {})
         summary = {
             "rows": [row.to_dict() for row in rows],
@@ -49,12 +49,21 @@ def test_the_table_and_the_paragraph(made):
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["mean", "over", "seeds", "softmax", "softpick"]
     assert lines[1].split() == ["low-distortion", "reference", "yes"]
-    assert lines[2].split() == ["loss", "(nats)", "2.000", "2.000"]
+    assert lines[2].split() == ["loss", "beside", "softmax", "–", "equivalent"]
+    assert lines[3].split() == ["loss", "(nats)", "2.000", "2.000"]
     assert "\nIn words.\n" in result.stdout
     assert lines[-1] == "table  there/table.parquet"
     assert made["operations"] == [{"name": "softpick"}, {"name": "sigmoid", "normalize": True}]
     assert made["seeds"] == [0, 1]
     assert made["store"] == Path("sinklab-claims")
+    assert made["base"] is None
+
+
+def test_the_seeds_of_the_scale(made):
+    assert invoke("--base", "bos").exit_code == 0
+    assert (made["seeds"], made["base"]) == (list(range(8)), "bos")
+    assert invoke("--scale", "small").exit_code == 0
+    assert made["seeds"] == [0, 1, 2]
 
 
 def test_json_is_all_there_is_on_stdout(made):
@@ -82,6 +91,8 @@ def test_failures_are_told_and_give_status_1(made):
         (["--operations", "softpick,softpick"], "the comparison has softpick twice"),
         (["--operations", "relu:colour=3"], "colour"),
         (["--seeds", "2..0"], "expected seeds such as 0..4"),
+        (["--seeds", "1000"], "seed 1000 is one on which learning rates are chosen"),
+        (["--scale", "small", "--base", "no-bos"], "scale small has the base bos"),
         (["--jobs", "0"], "--jobs must be at least 1, got 0"),
     ],
 )

@@ -45,6 +45,12 @@ def test_real_steps_take_time_and_leave_the_threads_alone():
     assert torch.get_num_threads() == threads
 
 
+def test_widths_are_those_of_the_comparison():
+    found = cost.costs(pathways_of([{"name": "gated"}]), backcopy_tiny(), widths={"gated": 85}, rounds=2, long=64)
+    # 43 units of 3 · 64 numbers in each of two layers less.
+    assert found["gated"]["parameters"]["value"] == pytest.approx(1 + (2 * 128 * 64 - 43 * 384) / _parameters(), rel=1e-12)
+
+
 def _parameters() -> int:
     timed = cost._Timed(pathways_of([])[0], backcopy_tiny(), 64, lambda: 0.0)
     return timed.parameters

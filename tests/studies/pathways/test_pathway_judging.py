@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
+from sinklab.studies.pathways.choosing import FACTORS, Choice
 from sinklab.studies.pathways.columns import COLUMNS
-from sinklab.studies.pathways.judging import BOUNDS, judged, pareto, summarised
+from sinklab.studies.pathways.judging import BOUNDS, MARGIN, compared, judged, pareto, summarised
 
 GOOD = {
     "held_out_loss": 2.0,
-    "sink_rate": 0.0,
+    "effective_sink_rate": 0.0,
     "hidden_ratio": 1.0,
     "window_gap": 0.001,
     "int8_gap": 0.002,
@@ -30,7 +33,7 @@ def numbers(**rows):
 
 def answer(**changes):
     """The answer for an operation that is good but for the changes, beside a softmax that is not."""
-    softmax = {**GOOD, "sink_rate": 40.0, "window_gap": 0.5, "distortion": 0.502}
+    softmax = {**GOOD, "effective_sink_rate": 40.0, "window_gap": 0.5, "distortion": 0.502}
     rows = judged(["softmax", "other"], numbers(softmax=softmax, other={**GOOD, **changes}), {})
     return rows[1]
 
@@ -45,7 +48,7 @@ def test_all_bounds_must_hold():
     ("column", "value", "name"),
     [
         ("held_out_loss", 2.03, "loss"),
-        ("sink_rate", 5.0, "sink"),
+        ("effective_sink_rate", 5.0, "sink"),
         ("hidden_ratio", 2.5, "activations"),
         ("window_gap", 0.02, "window"),
         ("int8_gap", 0.1, "int8"),
@@ -77,7 +80,7 @@ def test_an_interval_over_the_bound_is_undecided():
 
 
 def test_a_failure_outweighs_what_is_open():
-    assert answer(window_gap=[0.005, 0.015, 0.025], sink_rate=20.0).answer == "no"
+    assert answer(window_gap=[0.005, 0.015, 0.025], effective_sink_rate=20.0).answer == "no"
 
 
 def test_a_number_that_is_missing_leaves_it_open():
@@ -90,6 +93,68 @@ def test_a_number_that_is_missing_leaves_it_open():
 def test_softmax_is_not_compared_with_itself():
     softmax = judged(["softmax"], numbers(softmax=GOOD), {})[0]
     assert "loss" not in softmax.findings
+    assert softmax.beside is None
+
+
+def test_a_shut_gate_is_no_sink():
+    """The map points at the first token and the gate lets nothing through: what is bounded is the product."""
+    row = answer(sink_rate=60.0, effective_sink_rate=0.5)
+    assert row.answer == "yes"
+    assert answer(sink_rate=0.5, effective_sink_rate=60.0).named("not reproduced") == ["sink"]
+
+
+def beside(*losses):
+    """The comparison of six seeds whose losses lie above softmax's by so much, over and over."""
+    by_seed = [1.9 + 0.05 * seed for seed in range(6)]
+    found = {
+        seed: {"softmax": {"held_out_loss": own}, "other": {"held_out_loss": own + losses[seed % len(losses)]}}
+        for seed, own in enumerate(by_seed)
+    }
+    return compared("other", found)
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        # Standard deviation 0.0089 over six: half of the 90 % interval is 2.015 · 0.0089 / √6 = 0.0074.
+        ((-0.01, 0.0, 0.01), "equivalent"),
+        ((0.0, 0.01, 0.02), "equivalent"),
+        ((0.005, 0.015, 0.025), "undecided"),
+        ((0.018, 0.028, 0.038), "worse"),
+        ((-0.038, -0.028, -0.018), "better"),
+        ((-0.03, -0.02, -0.01), "undecided"),  # lower for certain, and not for certain by what counts
+    ],
+)
+def test_two_one_sided_tests(losses, expected):
+    found = beside(*losses)
+    assert found.answer == expected
+    half = 2.015048 * statistics.stdev([losses[seed % 3] for seed in range(6)]) / 6**0.5
+    assert found.interval == pytest.approx((found.mean - half, found.mean + half), rel=1e-5)
+
+
+def test_an_interval_that_touches_the_margin_is_not_equivalent():
+    assert beside(MARGIN).answer == "worse"  # all alike: the interval is a point, and the margin itself is outside
+    assert beside(MARGIN - 1e-6).answer == "equivalent"
+
+
+def test_two_seeds_are_never_equivalent():
+    found = compared("other", {seed: {"softmax": {"held_out_loss": 2.0}, "other": {"held_out_loss": 2.0}} for seed in range(2)})
+    assert (found.answer, found.mean, found.interval) == ("undecided", 0.0, None)
+
+
+def test_better_only_by_its_rate():
+    """At softmax's rate ReLU is worse; at its own it is equal: the row has both, and is judged at its own."""
+    relu = {**GOOD, "held_out_loss": 2.0, "scale_rate_loss": 2.2, "tuning_gain": 0.2}
+    losses = {factor: {1000: loss} for factor, loss in zip(FACTORS, (2.4, 2.3, 2.2, 2.1, 2.0), strict=True)}
+    choices = {"relu": Choice(losses, (1000,))}
+    row = judged(["softmax", "relu"], numbers(softmax=GOOD, relu=relu), {}, choices)[1]
+    assert row.answer == "yes"
+    assert row.beside is not None
+    assert row.beside.answer == "equivalent"
+    assert row.numbers["chosen_factor"].mean == 4.0
+    assert row.numbers["scale_rate_loss"].mean == pytest.approx(2.2)
+    assert row.numbers["rate_range"].mean == pytest.approx(0.4)
+    assert row.to_dict()["rate"]["end_of_range"] == "highest"
 
 
 def test_bounds_are_about_columns_that_there_are():

@@ -7,9 +7,11 @@ import pytest
 from sinklab.errors import ConfigurationError, UnknownNameError
 from sinklab.jobs.claim import BASELINE, Variant
 from sinklab.registry import operations
+from sinklab.studies.pathways import runs
+from sinklab.studies.pathways.benchmark import own_base
 from sinklab.studies.pathways.operations import PUBLISHED, pathways_of
-from sinklab.studies.pathways.runs import cells_of
 from sinklab.studies.reproduce.cells import make_cells
+from sinklab.studies.reproduce.scales import base_config
 
 
 def test_the_twelve():
@@ -59,18 +61,25 @@ def test_an_unknown_operation_is_refused():
         pathways_of([{"name": "softpik"}])
 
 
-def test_the_same_configuration_is_the_same_cell_as_in_a_claim():
-    cells = cells_of(pathways_of(), "base", "tiny", [0])
-    claimed = make_cells([Variant(BASELINE), Variant("s", {"model.operation": {"name": "sigmoid"}})], "tiny", [0])
+def asked(scale, base):
+    """All operations, as wide as the scale has it."""
+    width = base_config(scale, base).model.intermediate_size
+    return runs.Asked(pathways_of(), {pathway.label: width for pathway in pathways_of()}, scale, base, [0])
+
+
+@pytest.mark.parametrize("base", ["bos", "no-bos"])
+def test_the_same_configuration_is_the_same_cell_as_in_a_claim(base):
+    cells = runs.evaluation_cells(asked("tiny", base), {})["scale"]
+    claimed = make_cells([Variant(BASELINE), Variant("s", {"model.operation": {"name": "sigmoid"}})], "tiny", [0], base)
     assert cells["softmax", 0].name == claimed[BASELINE, 0].name
     assert cells["sigmoid", 0].name == claimed["s", 0].name
 
 
 @pytest.mark.parametrize("scale", ["tiny", "small", "60m", "1b"])
 def test_all_trainings_can_be_configured_at_all_scales(scale):
-    plain = cells_of(pathways_of(), "base", scale, [0])["softpick", 0].config
-    fast = cells_of(pathways_of(), "fast", scale, [0])["softpick", 0].config
-    longer = cells_of(pathways_of(), "longer", scale, [0])["softpick", 0].config
+    found = runs.evaluation_cells(asked(scale, own_base(scale)), {"softpick": 4.0})
+    plain, fast, longer = (found[source]["softpick", 0].config for source in ("scale", "chosen", "longer"))
     assert fast.optimizer.learning_rate == pytest.approx(4 * plain.optimizer.learning_rate)
+    assert fast.optimizer.learning_rate == longer.optimizer.learning_rate
     assert longer.model.position == {"name": "alibi"}
     assert plain.model.operation == fast.model.operation == longer.model.operation == {"name": "softpick"}

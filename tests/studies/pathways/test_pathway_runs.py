@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs.cell import run_cell
 from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs import extrapolation as extrapolation_file
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.registry import read_outs
-from sinklab.results.table import read_run, read_table
-from sinklab.studies.pathways import benchmark, cost, runs
+from sinklab.results.table import read_run, read_table, write_json
+from sinklab.studies.pathways import again, benchmark, choosing, cost, runs
 from sinklab.studies.pathways.operations import pathways_of
 from sinklab.studies.reproduce import cells, work
 from sinklab.studies.trigger.problem import TriggerProblem
@@ -22,10 +22,10 @@ from sinklab.studies.trigger.problem import TriggerProblem
 
 def test_columns_are_put_together_by_hand():
     raw = {
-        "base": {
+        "chosen": {
             ("softmax", 0): {"held_out_loss": 2.0, "window_gap": 0.3, "int8_gap": -0.1, "loss_spikes": 1.0, "entropy": 1.0}
         },
-        "fast": {("softmax", 0): {"held_out_loss": 2.5, "diverged": 0.0, "loss_spikes": 4.0}},
+        "scale": {("softmax", 0): {"held_out_loss": 2.5, "diverged": 0.0, "loss_spikes": 4.0}},
         "longer": {("softmax", 0): {"held_out_loss": 9.0, "longer_gap": 0.7}},
     }
     assert runs.combined(raw, [0])[0]["softmax"] == {
@@ -34,20 +34,19 @@ def test_columns_are_put_together_by_hand():
         "int8_gap": -0.1,
         "loss_spikes": 1.0,
         "distortion": 0.3,  # a gap below 0 is none
-        "fast_gap": 0.5,
-        "fast_diverged": 0.0,
-        "fast_spikes": 4.0,
+        "scale_rate_loss": 2.5,
+        "tuning_gain": 0.5,
         "longer_gap": 0.7,
     }
 
 
-def test_a_run_that_diverged_has_no_gap():
-    raw = {"base": {("a", 0): {"held_out_loss": 2.0}}, "fast": {("a", 0): {"diverged": 1.0}}}
-    assert runs.combined(raw, [0, 1]) == {0: {"a": {"held_out_loss": 2.0, "fast_diverged": 1.0}}, 1: {}}
+def test_a_run_that_diverged_at_the_scale_s_rate_has_no_gain():
+    raw = {"chosen": {("a", 0): {"held_out_loss": 2.0}}, "scale": {("a", 0): {"diverged": 1.0}}}
+    assert runs.combined(raw, [0, 1]) == {0: {"a": {"held_out_loss": 2.0}}, 1: {}}
 
 
 def test_numbers_that_are_not_finite_are_absent():
-    assert runs.combined({"base": {("a", 0): {"held_out_loss": float("nan"), "kurtosis": 3.0}}}, [0])[0]["a"] == {
+    assert runs.combined({"chosen": {("a", 0): {"held_out_loss": float("nan"), "kurtosis": 3.0}}}, [0])[0]["a"] == {
         "kurtosis": 3.0
     }
 
@@ -130,13 +129,16 @@ def short(monkeypatch):
             reading.take(TrainedModel(reading.folder, cache))
         return {}
 
+    for module in (choosing, runs):
+        monkeypatch.setattr(module, "FACTORS", (0.5, 1.0))
+    monkeypatch.setitem(choosing.SELECTION_SEEDS, "tiny", (1000,))
     monkeypatch.setattr(work, "train_cells", train)
     monkeypatch.setattr(work, "run_missing", read)
     monkeypatch.setattr(benchmark, "costs", lambda *given, **named: cost.costs(*given, **named, rounds=2, long=64))
 
 
 def test_the_whole_comparison(tmp_path, short):
-    out = tmp_path / "out"
+    out, said = tmp_path / "out", []
     result = benchmark.run_pathways(
         [{"name": "softmax_plus_one"}],
         seeds=[0],
@@ -145,11 +147,15 @@ def test_the_whole_comparison(tmp_path, short):
         cache=tmp_path / "cache",
         problem=TriggerProblem(cap=2),
         progress=False,
+        say=said.append,
     )
     rows = result.summary["rows"]
     assert [row["label"] for row in rows] == ["softmax", "softmax_plus_one"]
     assert result.summary["errors"] == []
-    columns = {"held_out_loss", "sink_rate", "kurtosis", "int8_gap", "window_gap", "distortion", "fast_gap", "longer_gap"}
+    columns = {
+        *("held_out_loss", "effective_sink_rate", "sink_rate", "kurtosis", "int8_gap", "window_gap", "distortion", "noise_gap"),
+        *("scale_rate_loss", "tuning_gain", "chosen_factor", "rate_range", "longer_gap"),
+    }
     for row in rows:
         assert columns <= set(row["numbers"])
         assert row["low_distortion"] == "undecided", "one seed decides nothing"
@@ -160,9 +166,21 @@ def test_the_whole_comparison(tmp_path, short):
     assert loss == rows[0]["numbers"]["held_out_loss"]["mean"]
     run = read_run(out)
     assert run["operations"]["softmax_plus_one"]["source"].startswith("Miller 2023")
-    assert set(run["cells"]) == {"base", "fast", "longer"}
-    for cell in run["cells"]["fast"]["softmax"].values():
+    assert set(run["cells"]) == {"rates", "chosen", "scale", "longer"}
+    for cell in run["cells"]["rates"]["softmax"].values():
         assert (tmp_path / "store" / "runs" / "tiny" / cell / "run.json").is_file()
+    assert (run["protocol"], run["base"], run["selection_seeds"]) == (2, "no-bos", [1000])
+    assert run["operations"]["softmax_plus_one"]["intermediate_size"] == 128
+    assert said == [runs.foreseen(benchmark.asked_of([{"name": "softmax_plus_one"}], [0], "tiny", None))]
+    written = (out / "pathways.md").read_text()
+    again.judge_again(out)
+    assert (out / "pathways.md").read_text() == written
+    assert read_run(out) == run
+    with pytest.raises(InputError, match="holds the comparison on base no-bos, and this one is on bos; choose another"):
+        benchmark.run_pathways([], seeds=[0], base="bos", out=out, store=tmp_path / "store")
+    write_json({**run, "protocol": 1}, out / "run.json")
+    with pytest.raises(InputError, match="is of protocol 1 and today's is 2, which needs other trainings; it stays as it was"):
+        again.judge_again(out)
     assert (out / "pathways.md").read_text().count("| `softmax") == 2
     assert {path.name for path in out.glob("pareto.*")} == {"pareto.svg", "pareto.png"}
 

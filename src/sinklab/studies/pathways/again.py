@@ -1,17 +1,22 @@
 """Judging a kept comparison of pathways again: its numbers under the rule and the words of today; nothing is trained.
 
-``python -m sinklab.studies.pathways.again results/tiny/pathways`` does it for the comparison in a folder.
+``python -m sinklab.studies.pathways.again results/tiny/pathways`` does it for the comparison in a folder. Of several folders it
+draws both Pareto plots side by side too, as ``pareto_bases.svg`` in the first.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from sinklab.errors import InputError
 from sinklab.results.table import read_run, read_table, write_json, write_text
+from sinklab.studies.pathways.choosing import Choice
 from sinklab.studies.pathways.columns import COLUMNS
-from sinklab.studies.pathways.figure import write_figure
-from sinklab.studies.pathways.judging import Row, judged
+from sinklab.studies.pathways.figure import write_figure, write_panels
+from sinklab.studies.pathways.judging import PROTOCOL, Row, judged
 from sinklab.studies.pathways.words import DEFINITION, figure_title, markdown, paragraph
 from sinklab.studies.reproduce.again import numbers_of_table
 
@@ -22,11 +27,19 @@ def judge_again(folder: Path) -> list[Row]:
     """Write ``run.json``, ``pathways.md`` and the figures of a comparison anew, from its table.
 
     Raises:
-        InputError, ResultError: a file is missing or damaged.
+        InputError, ResultError: a file is missing or damaged, or the comparison was made by an earlier protocol, whose numbers
+            do not answer what is asked today.
     """
     record, table = read_run(folder), read_table(folder / "table.parquet")
+    if record.get("protocol") != PROTOCOL:
+        raise InputError(
+            f"the comparison in {folder} is of protocol {record.get('protocol', 1)} and today's is {PROTOCOL}, which needs "
+            "other trainings; it stays as it was written (make another with sinklab pathways)"
+        )
     ends = {
-        column.name: {"value": column.metric} | {end: column.metric.bound(end) for end in ("low", "high")} for column in COLUMNS
+        column.name: {"value": column.metric} | {end: column.metric.bound(end) for end in ("low", "high")}
+        for column in COLUMNS
+        if column.source == "cost"
     }
     times: dict[str, dict[str, dict[str, float]]] = {}
     costs = table[table["seed"].isna()]
@@ -37,17 +50,33 @@ def judge_again(folder: Path) -> list[Row]:
             for name, metrics in ends.items()
             if metrics["value"].name in values
         }
-    rows = judged(list(record["operations"]), numbers_of_table(table[table["seed"].notna()], "model"), times)
-    scale, seeds = record["scale"], len(record["seeds"])
-    words = paragraph(rows, record["cannot_do_the_trigger_task"], scale=scale, seeds=seeds)
+    numbers = numbers_of_table(table[table["seed"].notna()], "model", record["seeds"])
+    choices = {label: Choice.of_dict(choice) for label, choice in record["rates"].items()}
+    rows = judged(list(record["operations"]), numbers, times, choices)
+    scale, base, seeds = record["scale"], record["base"], len(record["seeds"])
+    words = paragraph(rows, record["cannot_do_the_trigger_task"], scale=scale, base=base, seeds=seeds)
     write_text(f"{DEFINITION}\n\n{markdown(rows)}\n{words}\n", folder / "pathways.md")
     for suffix in ("svg", "png"):
-        write_figure(rows, figure_title(scale, seeds), folder / f"pareto.{suffix}")
+        write_figure(rows, _title(record), folder / f"pareto.{suffix}")
     about = {"definition": DEFINITION, "paragraph": words, "rows": [row.to_dict() for row in rows]}
     write_json({**record, **about}, folder / "run.json")
     return rows
 
 
+def _title(record: Mapping[str, Any]) -> str:
+    return figure_title(record["scale"], record["base"], len(record["seeds"]))
+
+
+def main(folders: Sequence[Path]) -> None:
+    """Judge the comparisons in some folders again, and draw them side by side if they are several."""
+    panels = []
+    for folder in folders:
+        rows = judge_again(folder)
+        print("\n".join(f"{folder}: {row.label}: {row.answer}" for row in rows))
+        panels.append((_title(read_run(folder)), rows))
+    if len(panels) > 1:
+        write_panels(panels, folders[0] / "pareto_bases.svg")
+
+
 if __name__ == "__main__":
-    for row in judge_again(Path(sys.argv[1])):
-        print(f"{row.label}: {row.answer}")
+    main([Path(folder) for folder in sys.argv[1:]])

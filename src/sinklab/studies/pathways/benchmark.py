@@ -4,36 +4,69 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.jobs.claim import SCALES, Scale
+from sinklab.jobs.claim import BASES, SCALES, Base, Scale, bases_at
 from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, check_place
 from sinklab.results.run import Progress, Result, new_run_id, silent
 from sinklab.results.table import make_table, read_run, write_json, write_table, write_text
-from sinklab.studies.pathways.columns import COLUMNS, GROUPS, READ_OUTS
+from sinklab.studies.pathways.choosing import SELECTION_SEEDS, check_apart
+from sinklab.studies.pathways.columns import COLUMNS, GROUPS, READ_OUTS, Source
 from sinklab.studies.pathways.cost import costs
 from sinklab.studies.pathways.display import display
 from sinklab.studies.pathways.figure import write_figure
-from sinklab.studies.pathways.judging import judged
+from sinklab.studies.pathways.judging import PROTOCOL, judged
+from sinklab.studies.pathways.matching import matched_widths
 from sinklab.studies.pathways.operations import DEFAULT, Pathway, pathways_of
-from sinklab.studies.pathways.runs import CHANGES, Numbers, train_and_read, trigger_numbers
+from sinklab.studies.pathways.runs import Asked, Found, Numbers, foreseen, train_and_read, trigger_numbers
 from sinklab.studies.pathways.words import DEFINITION, figure_title, markdown, paragraph
 from sinklab.studies.reproduce.scales import base_config
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.process import default_cache
 
-__all__ = ["run_pathways"]
+__all__ = ["asked_of", "own_base", "run_pathways"]
 
 PROBE = "pathways"
 
+TRAINED: tuple[Source, ...] = ("rates", "chosen", "scale", "longer")
+"""The groups of columns that come from trainings of the language model."""
+
 TRIGGER = "trigger"
 """Folder of the trigger task inside the output directory."""
+
+
+def own_base(scale: Scale) -> Base:
+    """What rows begin with if nothing is said: no BOS where the scale has that.
+
+    Decoders of most of the papers that propose the operations read no BOS, and with one in every row a place to rest is there
+    whatever the operation offers.
+    """
+    return bases_at(scale, ("no-bos", "bos"))[0]
+
+
+def asked_of(operations: Sequence[Mapping[str, object]], seeds: Sequence[int], scale: Scale, base: Base | None) -> Asked:
+    """What is compared, checked; nothing is trained.
+
+    Raises:
+        UnknownNameError: no such operation.
+        ConfigurationError: no seeds, seeds twice, or one on which rates are chosen; operations twice; no such scale, or a base
+            that it does not have; an operation whose parameters cannot be matched.
+    """
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigurationError(f"pathways: seeds {list(seeds)}; expected one or more, and none twice")
+    if scale not in SCALES:
+        raise ConfigurationError(f"there is no scale {scale!r}; scales: {', '.join(SCALES)}")
+    if base is not None and base not in BASES[scale]:
+        raise ConfigurationError(f"pathways: scale {scale} has the base {', '.join(BASES[scale])}, and `base` is {base!r}")
+    check_apart(seeds, scale)
+    pathways, base = pathways_of(operations), base or own_base(scale)
+    return Asked(pathways, matched_widths(pathways, base_config(scale, base)), scale, base, seeds)
 
 
 def run_pathways(
@@ -41,6 +74,7 @@ def run_pathways(
     *,
     seeds: Sequence[int] = (0, 1, 2),
     scale: Scale = "tiny",
+    base: Base | None = None,
     out: Path = Path("sinklab-pathways"),
     store: Path = Path("sinklab-claims"),
     problem: TriggerProblem | None = None,
@@ -50,66 +84,71 @@ def run_pathways(
     cache: Path | None = None,
     progress: bool = True,
     stages: Progress = silent,
+    say: Callable[[str], None] | None = None,
 ) -> Result:
     """Compare operations, or go on with a comparison.
 
-    Every operation is trained three times a seed: as the scale has it, at four times the learning rate, and with ALiBi
-    positions. What the store has is not trained or read again, whichever command put it there; the trigger task goes on in
-    ``out/trigger``. The cost is measured anew. ``out`` gets ``table.parquet``, ``run.json``, ``pareto.svg``, ``pareto.png`` and
-    ``pathways.md`` when all is done.
+    Every operation gets the learning rate, of five, that is best on the seeds of the selection. At this rate it is trained on
+    the seeds of the evaluation, besides at the scale's rate, and on the first three with ALiBi positions. What the store has is
+    not trained or read again, whichever command put it there; the trigger task goes on in ``out/trigger``. The cost is measured
+    anew. ``out`` gets ``table.parquet``, ``run.json``, ``pareto.svg``, ``pareto.png`` and ``pathways.md`` when all is done.
 
     Args:
-        operations, seeds, scale, out, store, jobs, ray, retries, cache: as in
+        operations, seeds, scale, base, out, store, jobs, ray, retries, cache: as in
             :func:`~sinklab.studies.pathways.pathways.pathways`, all of them read.
         problem: the trigger task; by default the published one.
         progress: show trainings on a terminal's stderr, lines elsewhere.
         stages: called with the rest: a stage, what is done of it, and its total.
+        say: called once, before anything is trained, with how much it is.
 
     Returns, raises:
         as :func:`~sinklab.studies.pathways.pathways.pathways`.
     """
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ConfigurationError(f"pathways: seeds {list(seeds)}; expected one or more, and none twice")
-    if scale not in SCALES:
-        raise ConfigurationError(f"there is no scale {scale!r}; scales: {', '.join(SCALES)}")
     if jobs is not None and jobs < 1:
         raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
-    pathways, problem = pathways_of(operations), problem or TriggerProblem()
+    asked, problem = asked_of(operations, seeds, scale, base), problem or TriggerProblem()
     given, (out, store) = out, (path.expanduser().absolute() for path in (out, store))
     cache = (cache or (store / "cache" if ray is not None else default_cache())).expanduser().absolute()
     check_place(out)
     with FolderLock(out):
-        _require_own(out)
-        found = train_and_read(
-            pathways, scale=scale, seeds=seeds, store=store, cache=cache, jobs=jobs, retries=retries, ray=ray, progress=progress
-        )
+        _require_own(out, asked.base)
+        if say is not None:
+            say(foreseen(asked))
+        found = train_and_read(asked, store=store, cache=cache, jobs=jobs, retries=retries, ray=ray, progress=progress)
         numbers = found.numbers
-        of_trigger, cannot = trigger_numbers(pathways, seeds, problem, out / TRIGGER, stages)
+        of_trigger, cannot = trigger_numbers(asked.pathways, seeds, problem, out / TRIGGER, stages)
         for seed, by_label in of_trigger.items():
             for label, values in by_label.items():
                 numbers[seed].setdefault(label, {}).update(values)
-        times = costs(pathways, base_config(scale), progress=stages)
-        labels = [pathway.label for pathway in pathways]
-        rows = judged(labels, numbers, times)
-        words = paragraph(rows, cannot, scale=scale, seeds=len(seeds))
+        config = base_config(scale, asked.base)
+        times = costs(asked.pathways, config, widths=asked.widths, progress=stages)
+        labels = [pathway.label for pathway in asked.pathways]
+        rows = judged(labels, numbers, times, found.choices)
+        words = paragraph(rows, cannot, scale=scale, base=asked.base, seeds=len(seeds))
         run_id = new_run_id()
-        table = _table(pathways, numbers, times, scale, run_id)
+        table = _table(asked.pathways, numbers, times, config.data.corpus, run_id)
         summary = {"rows": [row.to_dict() for row in rows], "cannot": cannot, "paragraph": words, "errors": found.errors}
-        record = _record(summary, pathways, found.cells, scale, seeds, problem, run_id)
+        record = _record(summary, asked, found, problem, run_id)
         write_table(table, out / "table.parquet")
         write_text(f"{DEFINITION}\n\n{markdown(rows)}\n{words}\n", out / "pathways.md")
         for suffix in ("svg", "png"):
-            write_figure(rows, figure_title(scale, len(seeds)), out / f"pareto.{suffix}")
+            write_figure(rows, figure_title(scale, asked.base, len(seeds)), out / f"pareto.{suffix}")
         write_json(record, out / "run.json")  # last: it is whole
         return Result(summary, table, record, given, display)
 
 
-def _require_own(out: Path) -> None:
-    """Refuse a folder of something else: a comparison that goes on writes its files again."""
-    own = (out / TRIGGER).is_dir() or ((out / "run.json").is_file() and read_run(out).get("kind") == "pathways")
+def _require_own(out: Path, base: Base) -> None:
+    """Refuse a folder of something else, or of another base: a comparison that goes on writes its files again."""
+    kept = read_run(out) if (out / "run.json").is_file() else {}
+    own = (out / TRIGGER).is_dir() or kept.get("kind") == "pathways"
     if out.is_dir() and any(out.iterdir()) and not own:
         raise InputError(
             f"output directory {out} holds something else than a comparison of pathways; choose another with `out`"
+        )
+    if kept.get("base", base) != base:
+        raise InputError(
+            f"output directory {out} holds the comparison on base {kept['base']}, and this one is on {base}; choose another "
+            "with `out`"
         )
 
 
@@ -117,14 +156,12 @@ def _table(
     pathways: Sequence[Pathway],
     numbers: Numbers,
     times: Mapping[str, Mapping[str, Mapping[str, float]]],
-    scale: Scale,
+    corpus: str,
     run_id: str,
 ) -> pd.DataFrame:
+    """The long table; what the seeds of the selection gave is in the record."""
     metrics = {column.name: column.metric for column in COLUMNS}
-    corpora = {
-        column.name: {"trigger": "trigger_task", "cost": None}.get(column.source, base_config(scale).data.corpus)
-        for column in COLUMNS
-    }
+    corpora = {column.name: {"trigger": "trigger_task", "cost": None}.get(column.source, corpus) for column in COLUMNS}
     names = {pathway.label: pathway.fields["name"] for pathway in pathways}
     rows: list[dict[str, Any]] = [
         {"model": label, "metric": metrics[name], "seed": seed, "value": value, "corpus": corpora[name]}
@@ -143,21 +180,18 @@ def _table(
 
 
 def _record(
-    summary: Mapping[str, object],
-    pathways: Sequence[Pathway],
-    cells: Mapping[str, object],
-    scale: Scale,
-    seeds: Sequence[int],
-    problem: TriggerProblem,
-    run_id: str,
+    summary: Mapping[str, object], asked: Asked, found: Found, problem: TriggerProblem, run_id: str
 ) -> dict[str, object]:
-    base = base_config(scale)
+    base = base_config(asked.scale, asked.base)
     context = base.model.max_position_embeddings
     return {
         "kind": "pathways",
+        "protocol": PROTOCOL,
         "run_id": run_id,
-        "scale": scale,
-        "seeds": list(seeds),
+        "scale": asked.scale,
+        "base": asked.base,
+        "seeds": list(asked.seeds),
+        "selection_seeds": list(SELECTION_SEEDS[asked.scale]),
         "definition": DEFINITION,
         "paragraph": summary["paragraph"],
         "operations": {
@@ -165,9 +199,11 @@ def _record(
                 "operation": pathway.operation(context),
                 "no_op": pathway.published.no_op if pathway.published else "",
                 "source": pathway.published.source if pathway.published else "settings as asked for",
+                "intermediate_size": asked.widths[pathway.label],
             }
-            for pathway in pathways
+            for pathway in asked.pathways
         },
+        "rates": {label: choice.to_dict() for label, choice in found.choices.items()},
         "columns": {
             column.name: {
                 **dataclasses.asdict(column),
@@ -177,8 +213,8 @@ def _record(
             }
             for column in COLUMNS
         },
-        "trainings": {source: {"what": GROUPS[source], "read_outs": list(READ_OUTS[source])} for source in CHANGES},
-        "cells": cells,
+        "trainings": {source: {"what": GROUPS[source], "read_outs": list(READ_OUTS[source])} for source in TRAINED},
+        "cells": found.cells,
         "rows": summary["rows"],
         "cannot_do_the_trigger_task": summary["cannot"],
         "trigger_setting": dataclasses.asdict(problem),

@@ -8,36 +8,42 @@ from typing import Literal
 
 from sinklab.results.metric import Metric, catalogue
 
-__all__ = ["COLUMNS", "FAST", "GROUPS", "READ_OUTS", "Column", "Source"]
+__all__ = ["COLUMNS", "GROUPS", "READ_OUTS", "Column", "Source"]
 
-Source = Literal["base", "fast", "longer", "trigger", "cost"]
-
-FAST = 4.0
-"""Factor on the learning rate of the second training, for the tolerance to it."""
+Source = Literal["chosen", "rates", "scale", "longer", "trigger", "cost"]
 
 GROUPS: Mapping[Source, str] = {
-    "base": "trained as the scale has it",
-    "fast": f"trained at {FAST:g} times the learning rate",
-    "longer": "trained with ALiBi positions, which do not end at the context",
+    "chosen": "trained at the operation's own learning rate, on the seeds of the evaluation",
+    "rates": "trained at five learning rates, on the seeds of the selection",
+    "scale": "trained at the learning rate of the scale, on the seeds of the evaluation",
+    "longer": "trained at the own rate with ALiBi positions, which do not end at the context, on three seeds of the evaluation",
     "trigger": "the trigger task of Ran-Milo 2026 (arXiv 2603.11487), one layer with one head, as published",
     "cost": "time beside softmax, in turns, in one process; no training",
 }
 
 READ_OUTS: Mapping[Source, tuple[str, ...]] = {
-    "base": ("sinks", "training", "norms", "outliers", "int8", "window"),
-    "fast": ("training",),
+    "chosen": ("sinks", "effective", "training", "norms", "outliers", "int8", "window", "robustness"),
+    "rates": (),
+    "scale": (),
     "longer": ("extrapolation",),
     "trigger": (),
     "cost": (),
 }
-"""What is read from the models of each training."""
+"""What is read from the models of each training, beside how it ended."""
 
 
 DECLARED_HERE = (
     Metric("distortion", "nats", "window_gap and int8_gap together, each from 0 on."),
-    Metric("fast_gap", "nats", f"held_out_loss at {FAST:g} times the learning rate, less that at the scale's."),
-    Metric("fast_spikes", "count", f"loss_spikes at {FAST:g} times the learning rate."),
-    Metric("fast_diverged", "fraction", f"Share of the seeds that diverged at {FAST:g} times the learning rate."),
+    Metric(
+        "chosen_factor",
+        "ratio",
+        "Learning rate with the lowest mean held-out loss over the seeds of the selection, over that of the scale; of 1/4, "
+        "1/2, 1, 2 and 4, without those at which a training diverged.",
+    ),
+    Metric("rate_range", "nats", "Largest less lowest mean loss over the learning rates at which no training diverged."),
+    Metric("rate_diverged", "fraction", "Share of the trainings of the selection that diverged."),
+    Metric("scale_rate_loss", "nats", "held_out_loss at the learning rate of the scale."),
+    Metric("tuning_gain", "nats", "scale_rate_loss - held_out_loss."),
     Metric("trigger_solved", "fraction", "Share of the seeds that met the stop rule of the trigger task."),
     Metric("trigger_steps", "steps", "Steps to the stop rule of the trigger task, or the cap."),
     Metric("trigger_error", "coordinate", "Largest error on fresh sequences of the trigger task."),
@@ -45,7 +51,7 @@ DECLARED_HERE = (
     Metric("forward_time", "ratio", "Time of forward over softmax's, at the scale's context."),
     Metric("train_time_long", "ratio", "train_time at 1,024 tokens or the context, if it is longer."),
     Metric("forward_time_long", "ratio", "forward_time at 1,024 tokens or the context, if it is longer."),
-    Metric("parameters", "ratio", "Number of parameters over softmax's."),
+    Metric("parameters", "ratio", "Number of parameters over softmax's, after matching."),
 )
 """Numbers of the comparison alone; the others are those of trainings and read-outs."""
 
@@ -79,22 +85,29 @@ class Column:
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("held_out_loss", "loss", "base"),
-    Column("sink_rate", "sink rate", "base", form=".1f"),
-    Column("sink_rate_star", "sink rate on nothing", "base", form=".1f"),
-    Column("first_attention", "weight on first", "base"),
-    Column("null_mass", "null mass", "base"),
-    Column("massive_ratio", "largest / median", "base", form=".1f"),
-    Column("hidden_ratio", "first norm", "base", form=".2f"),
-    Column("kurtosis", "kurtosis", "base", form=".1f"),
-    Column("int8_gap", "int8 gap", "base", form=".4f"),
-    Column("window_gap", "window gap", "base"),
-    Column("sink_worth", "sink worth", "base"),
-    Column("distortion", "distortion", "base"),
-    Column("loss_spikes", "spikes", "base", form=".1f"),
-    Column("fast_gap", "rate ×4", "fast"),
-    Column("fast_spikes", "spikes ×4", "fast", "loss_spikes", ".1f"),
-    Column("fast_diverged", "diverged ×4", "fast", "diverged", ".2f"),
+    Column("held_out_loss", "loss", "chosen"),
+    Column("chosen_factor", "rate", "rates", form="g"),
+    Column("scale_rate_loss", "loss at ×1", "scale", "held_out_loss"),
+    Column("tuning_gain", "gain by rate", "scale"),
+    Column("rate_range", "range over rates", "rates"),
+    Column("rate_diverged", "diverged", "rates", form=".2f"),
+    Column("effective_sink_rate", "effective sink rate", "chosen", form=".1f"),
+    Column("sink_rate", "sink rate", "chosen", form=".1f"),
+    Column("sink_rate_star", "sink rate on nothing", "chosen", form=".1f"),
+    Column("effective_first", "effective weight on first", "chosen"),
+    Column("first_attention", "weight on first", "chosen"),
+    Column("null_mass", "null mass", "chosen"),
+    Column("massive_ratio", "largest / median", "chosen", form=".1f"),
+    Column("hidden_ratio", "first norm", "chosen", form=".2f"),
+    Column("kurtosis", "kurtosis", "chosen", form=".1f"),
+    Column("int8_gap", "int8 gap", "chosen", form=".4f"),
+    Column("window_gap", "window gap", "chosen"),
+    Column("sink_worth", "sink worth", "chosen"),
+    Column("distortion", "distortion", "chosen"),
+    Column("noise_gap", "noise gap", "chosen"),
+    Column("other_language_gap", "other language", "chosen"),
+    Column("false_sink_gap", "false sink", "chosen"),
+    Column("loss_spikes", "spikes", "chosen", form=".1f"),
     Column("longer_gap", "4 × context", "longer"),
     Column("trigger_solved", "trigger", "trigger", form=".2f"),
     Column("trigger_steps", "trigger steps", "trigger", form=",.0f"),

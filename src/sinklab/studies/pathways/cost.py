@@ -6,6 +6,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ def costs(
     pathways: Sequence[Pathway],
     config: PretrainingConfig,
     *,
+    widths: Mapping[str, int] = MappingProxyType({}),
     rounds: int = ROUNDS,
     long: int = LONG,
     clock: Callable[[], float] = time.perf_counter,
@@ -42,6 +44,7 @@ def costs(
 
     Args:
         config: of the scale: its shape, batch, dtype and device.
+        widths: label to the width of the feed-forward layer, where it is not the scale's.
         long: tokens of the longer rows.
         clock: seconds that pass.
 
@@ -56,7 +59,7 @@ def costs(
         ratios_of: dict[str, dict[str, dict[str, float]]] = {pathway.label: {} for pathway in pathways}
         context = config.model.max_position_embeddings
         for suffix, length in (("", context), ("_long", max(context, long))):
-            timed = [_Timed(pathway, config, length, clock) for pathway in pathways]
+            timed = [_Timed(pathway, config, length, clock, widths.get(pathway.label)) for pathway in pathways]
             if not suffix:
                 for model in timed:
                     ratio = model.parameters / timed[0].parameters
@@ -85,8 +88,11 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 class _Timed:
     """A model with random weights, a batch, and the seconds that it took."""
 
-    def __init__(self, pathway: Pathway, config: PretrainingConfig, length: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, pathway: Pathway, config: PretrainingConfig, length: int, clock: Callable[[], float], width: int | None = None
+    ) -> None:
         fields: dict[str, Any] = config.model.model_dump()
+        fields["intermediate_size"] = width or config.model.intermediate_size
         fields |= {
             "operation": pathway.operation(length),
             "max_position_embeddings": length,

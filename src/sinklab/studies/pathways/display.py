@@ -23,6 +23,8 @@ def display(result: Result) -> Iterator[RenderableType]:
     for row in rows:
         shown.add_column(escape(row["label"]), justify="right")
     shown.add_row("low-distortion", *("reference" if number == 0 else row["low_distortion"] for number, row in enumerate(rows)))
+    answers = [row["beside_softmax"] for row in rows]
+    shown.add_row("loss beside softmax", *("–" if found is None else found["answer"] for found in answers))
     for column in COLUMNS:
         found = [row["numbers"].get(column.name) for row in rows]
         if any(found):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sinklab.report.image import write_image
 from sinklab.studies.pathways.judging import Row
 from sinklab.studies.pathways.operations import REFERENCE
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw", "write_figure"]
+__all__ = ["draw", "draw_panels", "write_figure", "write_panels"]
 
 COLOURS = {"yes": "#009e73", "no": "#d55e00", "undecided": "#8c959f", "reference": "#000000"}
 """Of Okabe and Ito, and grey; markers say the same."""
@@ -28,11 +29,25 @@ LINEAR = 0.01
 
 def draw(rows: Sequence[Row], title: str) -> Figure:
     """The plot of the operations that have both numbers; lower is better on both axes."""
+    return draw_panels([(title, rows)])
+
+
+def draw_panels(panels: Sequence[tuple[str, Sequence[Row]]]) -> Figure:
+    """The same of several comparisons side by side, on axes that they share, each with its title."""
     from matplotlib.figure import Figure
 
-    shown = [row for row in rows if "held_out_loss" in row.numbers and "distortion" in row.numbers]
-    figure = Figure(figsize=(8.2, 5.2), layout="constrained", dpi=130)
-    axes = figure.subplots()
+    figure = Figure(figsize=(8.2 * len(panels), 5.2), layout="constrained", dpi=130)
+    for axes, (title, rows) in zip(
+        figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0], panels, strict=True
+    ):
+        axes.set_title(title, fontsize=10)
+        _draw_points(axes, [row for row in rows if "held_out_loss" in row.numbers and "distortion" in row.numbers])
+    for axes, (_, rows) in zip(figure.axes, panels, strict=True):  # when the limits are those of all panels
+        _write_labels(axes, [row for row in rows if "held_out_loss" in row.numbers and "distortion" in row.numbers])
+    return figure
+
+
+def _draw_points(axes: Axes, shown: Sequence[Row]) -> None:
     axes.set_yscale("symlog", linthresh=LINEAR, linscale=0.6)
     named: set[str] = set()
     for row in shown:
@@ -54,18 +69,15 @@ def draw(rows: Sequence[Row], title: str) -> Figure:
     axes.set_ylim(bottom=-0.1 * LINEAR)
     axes.set_xlabel("held-out loss, nats per token (lower is better)")
     axes.set_ylabel("distortion: loss by a window without sinks and by int8, nats")
-    axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    _write_labels(figure, shown)
     if shown:
         axes.legend(fontsize=8, frameon=False)
-    return figure
 
 
-def _write_labels(figure: Figure, shown: Sequence[Row]) -> None:
+def _write_labels(axes: Axes, shown: Sequence[Row]) -> None:
     """Names beside the points; of points that lie close to each other, one below the other, with a thin line to its point."""
-    axes = figure.axes[0]
+    figure = cast("Figure", axes.figure)
     figure.draw_without_rendering()
     points = [(row.numbers["held_out_loss"].mean, row.numbers["distortion"].mean, row.label) for row in shown]
     pixels = sorted((*axes.transData.transform((x, y)), x, y, label) for x, y, label in points)
@@ -90,3 +102,8 @@ def _write_labels(figure: Figure, shown: Sequence[Row]) -> None:
 def write_figure(rows: Sequence[Row], title: str, path: Path) -> None:
     """Draw to ``path``; the suffix decides the format."""
     write_image(draw(rows, title), path)
+
+
+def write_panels(panels: Sequence[tuple[str, Sequence[Row]]], path: Path) -> None:
+    """Draw several comparisons side by side to ``path``."""
+    write_image(draw_panels(panels), path)

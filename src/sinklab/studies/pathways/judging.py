@@ -1,33 +1,71 @@
-"""What low distortion means, fixed before any result, and which pathways have it; and which of them no other one beats.
+"""What low distortion and an equal loss mean, fixed before any result; which pathways have them, and which no other one beats.
 
 A pathway is *low-distortion* if, in a model trained with it instead of softmax on the same data for the same number of steps,
-giving heads a way to do nothing costs no loss and leaves nothing behind that makes the model harder to use:
+with as many parameters, each at its own best learning rate, giving heads a way to do nothing costs no loss and leaves nothing
+behind that makes the model harder to use:
 
     loss        its held-out loss is less than 0.02 nats above that of softmax with the same seed;
-    sink        fewer than 5 % of heads sink on the first token (Gu et al. 2024: 0.4 to 0.8 % without a sink, 18 % with one);
+    sink        fewer than 5 % of heads sink on the first token (Gu et al. 2024: 0.4 to 0.8 % without a sink, 18 % with one), by
+                the weight that is really there times the gate: a head that points at the first token and is shut does not sink;
     activations the first token's hidden state is less than 2 times as long as others (theirs: 1.0 to 1.5, and 20 with a sink);
     window      a window without sinks costs less than 0.02 nats;
     int8        8-bit weights and activations cost less than 0.02 nats.
 
 Each is judged over seeds as a part of a claim is: it holds if the 95 % interval lies inside the bound, fails if the interval
 lies outside, and is undecided otherwise. All five must hold; one that fails is enough for "no".
+
+Beside that, the *loss* is compared with that of softmax in both directions, by differences at the same seed and with a margin
+of 0.02 nats: the bound on the loss again, so that "no costlier" means the same on both sides; one percent of the loss at the
+smallest scale; and what eight seeds can tell, since such differences spread there by 0.001 to 0.015 nats (standard deviations
+over three seeds of the comparison of 2026-11-21, relu and gated_heads excepted), which makes an interval of at most half the
+margin to each side. Two one-sided tests at 5 % each are an interval of 90 % (Schuirmann 1987, doi 10.1007/BF01068419): inside
+the margins the losses are "equivalent", wholly beyond them the operation is "better" or "worse", and otherwise it is
+"undecided". The tests of several operations are not corrected for their number.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 from sinklab.jobs.claim import Difference, Effect, Part, Value
-from sinklab.jobs.verdict import Finding, judge_part
+from sinklab.jobs.estimate import estimate_mean
+from sinklab.jobs.verdict import SEEDS, Finding, judge_part
 from sinklab.results.statistics import mean_interval
+from sinklab.studies.pathways.choosing import Choice
 from sinklab.studies.pathways.columns import COLUMNS
 from sinklab.studies.pathways.operations import REFERENCE
 
-__all__ = ["BOUNDS", "Answer", "Bound", "Row", "Summary", "judged", "pareto", "summarised"]
+__all__ = [
+    "BOUNDS",
+    "MARGIN",
+    "PROTOCOL",
+    "Answer",
+    "Beside",
+    "Bound",
+    "Comparison",
+    "Row",
+    "Summary",
+    "compared",
+    "judged",
+    "pareto",
+    "summarised",
+]
 
 Answer = Literal["yes", "no", "undecided"]
+Beside = Literal["equivalent", "better", "worse", "undecided"]
+
+PROTOCOL = 2
+"""Of the comparison, in its record. The first had one learning rate, one base, unmatched parameters and a bound on the map."""
+
+MARGIN = 0.02
+"""Nats of loss that are a difference; see the top of this file."""
+
+LEVEL = 0.90
+"""Of the interval that two one-sided tests at 5 % make."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +90,7 @@ class Bound:
 
 BOUNDS: tuple[Bound, ...] = (
     Bound("loss", "held_out_loss", 0.02, against=True),
-    Bound("sink", "sink_rate", 5.0),
+    Bound("sink", "effective_sink_rate", 5.0),
     Bound("activations", "hidden_ratio", 2.0),
     Bound("window", "window_gap", 0.02),
     Bound("int8", "int8_gap", 0.02),
@@ -66,14 +104,64 @@ class Summary:
 
     Attributes:
         mean: over what could be measured (of cost: the median).
-        low, high: 95 % interval, Student's t, from three seeds on (of cost: the quartiles); otherwise ``None``.
-        count: seeds with a number (of cost: 1).
+        low, high: 95 % interval, Student's t, from three seeds on (of cost: the quartiles; of rates: none); otherwise ``None``.
+        count: seeds with a number (of rates: those of the selection; of cost: 1).
     """
 
     mean: float
     low: float | None
     high: float | None
     count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The loss of one operation beside that of softmax.
+
+    Attributes:
+        by_seed: difference of the losses of one seed, in nats, where both are known.
+        mean: of the differences; ``None`` without any.
+        interval: 90 %, Student's t; ``None`` with fewer than three seeds.
+        answer: by the margin.
+    """
+
+    by_seed: dict[int, float]
+    mean: float | None
+    interval: tuple[float, float] | None
+    answer: Beside
+
+    def to_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {
+            "by_seed": {str(seed): difference for seed, difference in self.by_seed.items()},
+            "mean": self.mean,
+            "interval": None if self.interval is None else list(self.interval),
+            "level": LEVEL,
+            "margin": MARGIN,
+            "answer": self.answer,
+        }
+
+
+def compared(label: str, numbers: Mapping[int, Mapping[str, Mapping[str, float]]]) -> Comparison:
+    """The two one-sided tests of the loss of one operation against that of softmax with the same seed.
+
+    Args:
+        numbers: seed to label to column to number.
+    """
+    difference = Difference("held_out_loss", label, REFERENCE)
+    by_seed = {seed: own for seed, of_seed in numbers.items() if (own := difference(of_seed)) is not None}
+    values = list(by_seed.values())
+    if len(values) < SEEDS:
+        return Comparison(by_seed, statistics.fmean(values) if values else None, None, "undecided")
+    found = estimate_mean(values, LEVEL)
+    answer: Beside = "undecided"
+    if found.interval is not None:
+        low, high = found.interval
+        if low > -MARGIN and high < MARGIN:
+            answer = "equivalent"
+        elif high <= -MARGIN or low >= MARGIN:
+            answer = "better" if high <= -MARGIN else "worse"
+    return Comparison(by_seed, found.middle, found.interval, answer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +172,8 @@ class Row:
         numbers: column to its summary; columns without a number are absent.
         findings: name of the bound to what was found.
         answer: whether it is low-distortion.
+        beside: its loss beside that of softmax; ``None`` for softmax itself.
+        choice: its learning rate; ``None`` where none was chosen by trainings.
         best: no other operation has both a lower loss and a lower distortion, by their means.
     """
 
@@ -92,6 +182,8 @@ class Row:
     findings: dict[str, Finding]
     answer: Answer
     best: bool
+    beside: Comparison | None = None
+    choice: Choice | None = None
 
     def named(self, verdict: str) -> list[str]:
         """Names of the bounds with that verdict."""
@@ -103,6 +195,8 @@ class Row:
             "label": self.label,
             "low_distortion": self.answer,
             "non_dominated": self.best,
+            "beside_softmax": None if self.beside is None else self.beside.to_dict(),
+            "rate": None if self.choice is None else self.choice.to_dict(),
             "bounds": {name: finding.to_dict() for name, finding in self.findings.items()},
             "numbers": {name: dataclasses.asdict(number) for name, number in self.numbers.items()},
         }
@@ -112,14 +206,18 @@ def judged(
     labels: Sequence[str],
     numbers: Mapping[int, Mapping[str, Mapping[str, float]]],
     costs: Mapping[str, Mapping[str, Mapping[str, float]]],
+    choices: Mapping[str, Choice] = MappingProxyType({}),
 ) -> list[Row]:
     """The rows of the table.
 
     Args:
-        numbers: seed to label to column to number.
+        numbers: seed to label to column to number, of the seeds of the evaluation.
         costs: label to column to ``value``, ``low`` and ``high``.
+        choices: label to its learning rate.
     """
     summaries = {label: summarised(label, numbers) | _of_costs(costs.get(label, {})) for label in labels}
+    for label, choice in choices.items():
+        summaries[label] |= {name: Summary(value, None, None, len(choice.seeds)) for name, value in choice.numbers.items()}
     points = {
         label: (found["held_out_loss"].mean, found["distortion"].mean)
         for label, found in summaries.items()
@@ -137,7 +235,8 @@ def judged(
             answer = "no"
         elif all(verdict == "reproduced" for verdict in verdicts):
             answer = "yes"
-        rows.append(Row(label, summaries[label], findings, answer, label in best))
+        beside = None if label == REFERENCE else compared(label, numbers)
+        rows.append(Row(label, summaries[label], findings, answer, label in best, beside, choices.get(label)))
     return rows
 
 

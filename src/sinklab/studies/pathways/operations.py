@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from sinklab.errors import ConfigurationError
 from sinklab.registry import operations
 
-__all__ = ["DEFAULT", "PUBLISHED", "REFERENCE", "Pathway", "Published", "pathways_of"]
+__all__ = ["DEFAULT", "PUBLISHED", "REFERENCE", "Pathway", "Published", "is_explicit", "pathways_of"]
 
 REFERENCE = "softmax"
 """Label of the operation against which all others are judged; it has no way to do nothing but a sink."""
@@ -24,15 +24,17 @@ class Published:
         no_op: how a head does nothing.
         source: paper, and what is taken from it.
         settings: tokens of the context to the settings that are not the operation's defaults; ``None`` if all are.
+        explicit: whether a head has a way to put out nothing that is no token, by design.
     """
 
     no_op: str
     source: str
     settings: Settings | None = None
+    explicit: bool = True
 
 
 PUBLISHED: Mapping[str, Published] = {
-    "softmax": Published("a sink: a token whose value is small", "the reference"),
+    "softmax": Published("a sink: a token whose value is small", "the reference", explicit=False),
     "softmax_plus_one": Published("a 1 in the denominator", "Miller 2023; Zero Sink of Xiao et al. 2023 (arXiv 2309.17453)"),
     "sink_logit": Published("a learned score for nothing", "OpenAI 2025, gpt-oss (arXiv 2508.10925); starts at 0"),
     "key_bias": Published("a learned key with the value 0", "Gu et al. 2024 (arXiv 2410.10781), K biases; one a head"),
@@ -54,7 +56,7 @@ PUBLISHED: Mapping[str, Published] = {
         lambda context: {"uncounted": 1},
     ),
     "softpick": Published("every weight exactly 0", "Zuhri et al. 2025 (arXiv 2504.20966)"),
-    "sigma_reparam": Published("none; scores grow slowly", "Zhai et al. 2023 (arXiv 2303.06296)"),
+    "sigma_reparam": Published("none; scores grow slowly", "Zhai et al. 2023 (arXiv 2303.06296)", explicit=False),
 }
 """Operation to its published use. Normalised sigmoid, the control of Gu et al., is named with its setting."""
 
@@ -110,6 +112,12 @@ def pathways_of(chosen: Sequence[Mapping[str, object]] = DEFAULT) -> list[Pathwa
             raise ConfigurationError(f"the comparison has {pathway.label} twice; name it once")
         found.append(pathway)
     return found
+
+
+def is_explicit(label: str) -> bool:
+    """Whether heads of the operation of a row can put out nothing by design; not if its rows are made to sum to one again."""
+    name, _, settings = label.partition("(")
+    return name in PUBLISHED and PUBLISHED[name].explicit and "normalize=True" not in settings
 
 
 def _label(fields: Mapping[str, object]) -> str:

@@ -10,17 +10,21 @@ from sinklab.results.run import Result, silent
 from sinklab.studies.arguments import Jobs, Progress, Retries, Seeds, WrittenTo, command, parse_seeds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["pathways"]
+
+SEEDS_OF_TINY, SEEDS = "0..7", "0..2"
+"""By default."""
 
 
 @command
 def pathways(
     *,
     operations: str | Sequence[Mapping[str, Any]] | None = None,
-    seeds: Seeds = "0..2",
+    seeds: Seeds | None = None,
     scale: Literal["tiny", "small", "60m", "1b"] = "tiny",
+    base: Literal["bos", "no-bos"] | None = None,
     out: Annotated[Path | None, WrittenTo("sinklab-pathways")] = None,
     store: Annotated[Path | None, WrittenTo("sinklab-claims")] = None,
     jobs: Jobs = None,
@@ -28,20 +32,26 @@ def pathways(
     retries: Retries = 2,
     cache: Path | None = None,
     progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Result:
     """Train operations that let a head do nothing, and say what each costs and distorts.
 
-    Three trainings an operation and seed. What has been trained and read out is kept: the same command goes on. Prints one
-    table and a paragraph. Status 1: trainings failed, and the others' results are kept.
+    Each operation gets a learning rate of its own: the best of five on seeds of a selection. At that rate it is trained on
+    other seeds, with as many parameters as softmax, and its loss is compared with softmax's by tests of equivalence. How many
+    trainings that is, and how long they take, is said before they start; what has been trained and read out is kept: the same
+    command goes on. Prints one table and a paragraph. Status 1: trainings failed, and the others' results are kept.
 
-    docs/pathways.md has the columns, the settings of the operations, and what low-distortion means.
+    docs/pathways.md has the protocol, the columns, the settings of the operations, and what low-distortion means.
 
     Args:
         operations: From 'sinklab list operations'; a name alone has the settings of its paper. Softmax is always there; by
             default the twelve of docs/pathways.md.
-        seeds: Both ends included, or a list; three or more for an answer.
-        scale: What is trained; tiny needs one core and seconds a run.
-        out: Directory for table.parquet, run.json, pareto.svg and pathways.md.
+        seeds: Of the evaluation, both ends included, or a list; three or more for an answer. By default 0..7 at the tiny scale
+            and 0..2 elsewhere. Rates are chosen on seeds 1000 and 1001 (at the tiny scale) or 1000.
+        scale: What is trained; tiny needs one core and half a minute a run.
+        base: What the rows begin with: BOS, or nothing of the kind. By default no BOS where the scale has that, since a BOS in
+            every row is a place to rest whatever the operation offers.
+        out: Directory for table.parquet, run.json, pareto.svg and pathways.md; each base needs one.
         store: Where trained models are kept; that of 'sinklab reproduce', so that none is trained twice.
         ray: Train on a Ray cluster; the store must be shared by its nodes.
         cache: Directory for encoded text; by default ~/.cache/sinklab, with --ray STORE/cache.
@@ -52,13 +62,15 @@ def pathways(
 
     Raises:
         UnknownNameError: no such operation.
-        ConfigurationError: no seeds, seeds or operations twice, no such scale, or a setting that cannot be.
+        ConfigurationError: no seeds, seeds or operations twice, a seed of the selection, no such scale or base, a setting that
+            cannot be, or an operation whose parameters cannot be matched.
         InputError: a text or a directory that cannot be used.
         KeyboardInterrupt: after running trainings have stopped with a checkpoint.
 
     Examples:
         sinklab pathways
         sinklab pathways --operations softpick,gated --seeds 0 --jobs 2  (a first look)
+        sinklab pathways --base bos --out sinklab-pathways-bos  (where every row begins with BOS)
         sinklab pathways --operations 'sigmoid(length_bias=true),sink_logit' --seeds 0..4 --out build/pathways
         sinklab pathways --scale 60m --ray auto --store /shared/claims
 
@@ -74,8 +86,9 @@ def pathways(
         operations = [registry.read(name) for name in split_specs(operations)]
     return run_pathways(
         DEFAULT if operations is None else operations,
-        seeds=parse_seeds(seeds),
+        seeds=parse_seeds(seeds or (SEEDS_OF_TINY if scale == "tiny" else SEEDS)),
         scale=scale,
+        base=base,
         out=default_out("sinklab-pathways") if out is None else out,
         store=default_out("sinklab-claims") if store is None else store,
         jobs=jobs,
@@ -83,4 +96,5 @@ def pathways(
         retries=retries,
         cache=cache,
         stages=progress or silent,
+        say=say,
     )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sinklab.jobs.claim import Changes, Scale, Times, Variant
+from sinklab.jobs.cell import SweepPlan
+from sinklab.jobs.claim import Base, Changes, Scale, Times, Variant
 from sinklab.jobs.grid import Cell
 from sinklab.registry import operations
 from sinklab.results.run import Progress
-from sinklab.studies.pathways.columns import COLUMNS, FAST, READ_OUTS, Source
+from sinklab.studies.pathways.choosing import FACTORS, SELECTION_SEEDS, Choice, Losses, check_apart
+from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, Source
 from sinklab.studies.pathways.operations import Pathway
 from sinklab.studies.reproduce import work
 from sinklab.studies.reproduce.cells import make_cells
@@ -22,17 +25,38 @@ from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.studies.trigger.trigger import trigger
 from sinklab.training.config import PretrainingConfig
 
-__all__ = ["CHANGES", "Found", "Numbers", "cells_of", "combined", "train_and_read", "trigger_numbers"]
+__all__ = ["LONGER_SEEDS", "Asked", "Found", "Numbers", "cells_of", "combined", "foreseen", "train_and_read", "trigger_numbers"]
 
 Numbers = dict[int, dict[str, dict[str, float]]]
 """Seed to label to column to number; a number that could not be taken is absent."""
 
-CHANGES: Mapping[Source, Changes] = {
-    "base": {},
-    "fast": {"optimizer.learning_rate": Times(FAST)},
-    "longer": {"model.position": {"name": "alibi"}},
-}
-"""What the trainings change besides the operation."""
+LONGER: Changes = {"model.position": {"name": "alibi"}}
+
+LONGER_SEEDS = 3
+"""Seeds of the evaluation, from the first on, that are trained with ALiBi positions too: it is one column, and no bound."""
+
+SECONDS_OF_A_TRAINING: Mapping[Scale, float] = {"tiny": 30.0, "small": 480.0}
+"""Of one core, in round numbers; at the other scales it depends on the accelerator."""
+
+SECONDS_OF_READING, SECONDS_OF_A_TRIGGER = 20.0, 40.0
+"""Of one core: all read-outs of one tiny model, and one training on the trigger task."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What is compared.
+
+    Args:
+        pathways: the reference first.
+        widths: label to the width of the feed-forward layer (:func:`~sinklab.studies.pathways.matching.matched_widths`).
+        seeds: of the evaluation; none on which rates are chosen.
+    """
+
+    pathways: Sequence[Pathway]
+    widths: Mapping[str, int]
+    scale: Scale
+    base: Base
+    seeds: Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,33 +64,75 @@ class Found:
     """Numbers, and what is to be said about how they came about.
 
     Attributes:
-        cells: training to label to seed to the name of its cell in the store.
+        choices: label to the learning rate of the operation.
+        cells: training to label to seed to the name of its cell in the store; of ``rates`` factor and seed, ``2 seed 1000``.
         errors: trainings and read-outs that failed, one sentence each.
     """
 
     numbers: Numbers
+    choices: dict[str, Choice]
     cells: dict[str, dict[str, dict[str, str]]]
     errors: list[str]
 
 
-def cells_of(pathways: Sequence[Pathway], source: Source, scale: Scale, seeds: Sequence[int]) -> dict[tuple[str, int], Cell]:
-    """Label and seed to the training of one kind."""
+def cells_of(
+    asked: Asked, seeds: Sequence[int], factors: Mapping[str, float], extra: Changes | None = None
+) -> dict[tuple[str, int], Cell]:
+    """Label and seed to the training at a multiple of the scale's learning rate.
+
+    Args:
+        factors: label to the multiple; others are left out.
+        extra: what is changed besides.
+    """
 
     def variant(pathway: Pathway) -> Variant:
         def changes(config: PretrainingConfig) -> Changes:
-            operation = pathway.operation(config.model.max_position_embeddings)
-            return {**CHANGES[source], "model.operation": operation}
+            return {
+                **(extra or {}),
+                "model.operation": pathway.operation(config.model.max_position_embeddings),
+                "model.intermediate_size": asked.widths[pathway.label],
+                "optimizer.learning_rate": Times(factors[pathway.label]),
+            }
 
         return Variant(pathway.label, changes)
 
-    return make_cells([variant(pathway) for pathway in pathways], scale, seeds)
+    return make_cells([variant(one) for one in asked.pathways if one.label in factors], asked.scale, seeds, asked.base)
+
+
+def selection_cells(asked: Asked) -> dict[float, dict[tuple[str, int], Cell]]:
+    """Factor to label and seed to the trainings by which rates are chosen: those of the selection seeds and no others."""
+    labels = [pathway.label for pathway in asked.pathways]
+    return {factor: cells_of(asked, SELECTION_SEEDS[asked.scale], dict.fromkeys(labels, factor)) for factor in FACTORS}
+
+
+def evaluation_cells(asked: Asked, factors: Mapping[str, float]) -> dict[Source, dict[tuple[str, int], Cell]]:
+    """The trainings on the seeds of the evaluation; of operations that no rate was found for, those at the scale's alone."""
+    return {
+        "chosen": cells_of(asked, asked.seeds, factors),
+        "scale": cells_of(asked, asked.seeds, {pathway.label: 1.0 for pathway in asked.pathways}),
+        "longer": cells_of(asked, asked.seeds[:LONGER_SEEDS], factors, LONGER),
+    }
+
+
+def foreseen(asked: Asked) -> str:
+    """What the comparison takes if nothing of it is there yet, in a sentence."""
+    first = len(asked.pathways) * len(FACTORS) * len(SELECTION_SEEDS[asked.scale])
+    chosen, longer = len(asked.pathways) * len(asked.seeds), len(asked.pathways) * min(LONGER_SEEDS, len(asked.seeds))
+    most = first + 2 * chosen + longer
+    words = (
+        f"{len(asked.pathways)} operations, base {asked.base}: {first} trainings to choose learning rates, then "
+        f"{chosen + longer} to {2 * chosen + longer} to evaluate them, and {chosen} of the trigger task"
+    )
+    seconds = SECONDS_OF_A_TRAINING.get(asked.scale)
+    if seconds is not None:
+        minutes = [(of * seconds + chosen * (SECONDS_OF_READING + SECONDS_OF_A_TRIGGER)) / 60 for of in (most - chosen, most)]
+        words += f"; about {minutes[0]:,.0f} to {minutes[1]:,.0f} minutes of one core"
+    return f"{words}; what is there already is not done again"
 
 
 def train_and_read(
-    pathways: Sequence[Pathway],
+    asked: Asked,
     *,
-    scale: Scale,
-    seeds: Sequence[int],
     store: Path,
     cache: Path,
     jobs: int | None,
@@ -74,27 +140,42 @@ def train_and_read(
     ray: str | None,
     progress: bool,
 ) -> Found:
-    """Train what is missing in the store and read it out.
+    """Choose a learning rate for every operation, train what is missing in the store, and read it out.
 
     Args:
         store: output directory of ``sinklab reproduce``, whose trained models are used and added to.
 
     Raises:
-        ConfigurationError, InputError: a training that cannot be, a machine that cannot run it, or a text or directory that
-            cannot be used.
+        ConfigurationError: seeds of the evaluation on which rates are chosen, a training that cannot be, or a machine that
+            cannot run it.
+        InputError: a text or directory that cannot be used.
         KeyboardInterrupt: after running trainings have stopped with a checkpoint.
     """
-    by_source = {source: cells_of(pathways, source, scale, seeds) for source in CHANGES}
-    cells = {cell.name: cell for of_source in by_source.values() for cell in of_source.values()}
+    check_apart(asked.seeds, asked.scale)
+    train = functools.partial(
+        work.train_and_read,
+        scale=asked.scale,
+        store=store,
+        cache=cache,
+        jobs=jobs,
+        retries=retries,
+        ray=ray,
+        progress=progress,
+    )
+    tried = selection_cells(asked)
+    plan, errors = train({cell.name: cell for of_factor in tried.values() for cell in of_factor.values()}, [])
+    choices = {
+        pathway.label: Choice(_losses(pathway.label, tried, plan), SELECTION_SEEDS[asked.scale]) for pathway in asked.pathways
+    }
+    factors = {label: choice.factor for label, choice in choices.items() if choice.factor is not None}
+    by_source = evaluation_cells(asked, factors)
     read = [
         (cell.name, read_out)
         for source, of_source in by_source.items()
         for cell in of_source.values()
         for read_out in READ_OUTS[source]
     ]
-    plan, errors = work.train_and_read(
-        cells, read, scale=scale, store=store, cache=cache, jobs=jobs, retries=retries, ray=ray, progress=progress
-    )
+    plan, later = train({cell.name: cell for of_source in by_source.values() for cell in of_source.values()}, read)
     raw = {
         source: {
             key: work.read_numbers(plan.folder / cell.name, READ_OUTS[source])
@@ -103,11 +184,36 @@ def train_and_read(
         }
         for source, of_source in by_source.items()
     }
-    names: dict[str, dict[str, dict[str, str]]] = {source: {} for source in by_source}
+    names: dict[str, dict[str, dict[str, str]]] = {source: {} for source in ("rates", *by_source)}
     for source, of_source in by_source.items():
         for (label, seed), cell in of_source.items():
             names[source].setdefault(label, {})[str(seed)] = cell.name
-    return Found(combined(raw, seeds), names, [f"{name}: {why}" for name, why in errors.items()])
+    for factor, of_factor in tried.items():
+        for (label, seed), cell in of_factor.items():
+            names["rates"].setdefault(label, {})[f"{factor:g} seed {seed}"] = cell.name
+    told = [f"{name}: {why}" for name, why in (errors | later).items()]
+    told += [f"{label}: {_why_none(choice)}" for label, choice in choices.items() if choice.factor is None]
+    return Found(combined(raw, asked.seeds), choices, names, told)
+
+
+def _losses(label: str, tried: Mapping[float, Mapping[tuple[str, int], Cell]], plan: SweepPlan) -> Losses:
+    """Held-out losses of one operation by factor and selection seed."""
+    losses: dict[float, dict[int, float | None]] = {}
+    for factor, of_factor in tried.items():
+        losses[factor] = {}
+        for (of_label, seed), cell in of_factor.items():
+            if of_label == label and plan.outcome(cell.name) is not None:
+                found = work.read_numbers(plan.folder / cell.name, ())
+                loss = found.get("held_out_loss", math.nan)
+                if found["diverged"] or math.isfinite(loss):
+                    losses[factor][seed] = None if found["diverged"] else loss
+    return losses
+
+
+def _why_none(choice: Choice) -> str:
+    if choice.missing:
+        return f"no learning rate is chosen, since {choice.missing} trainings of the selection are missing; run it again"
+    return "no learning rate is chosen, since trainings diverged at every one"
 
 
 def combined(raw: Mapping[Source, Mapping[tuple[str, int], Mapping[str, float]]], seeds: Sequence[int]) -> Numbers:
@@ -123,11 +229,9 @@ def combined(raw: Mapping[Source, Mapping[tuple[str, int], Mapping[str, float]]]
             for column in COLUMNS:
                 if column.source == source and column.of in found and math.isfinite(found[column.of]):
                     row[column.name] = found[column.of]
-    for (label, seed), found in raw.get("fast", {}).items():
-        row = numbers[seed][label]
-        if "held_out_loss" in found and "held_out_loss" in row:
-            row["fast_gap"] = found["held_out_loss"] - row["held_out_loss"]
     for row in (row for by_label in numbers.values() for row in by_label.values()):
+        if "scale_rate_loss" in row and "held_out_loss" in row:
+            row["tuning_gain"] = row["scale_rate_loss"] - row["held_out_loss"]
         if "window_gap" in row and "int8_gap" in row:
             row["distortion"] = max(0.0, row["window_gap"]) + max(0.0, row["int8_gap"])
     return numbers

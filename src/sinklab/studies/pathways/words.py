@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from sinklab.jobs.claim import Base, Scale
 from sinklab.studies.pathways.columns import COLUMNS, Column
-from sinklab.studies.pathways.judging import BOUNDS, Row, Summary
-from sinklab.studies.pathways.operations import REFERENCE
+from sinklab.studies.pathways.judging import BOUNDS, MARGIN, Beside, Row, Summary
+from sinklab.studies.pathways.operations import REFERENCE, is_explicit
 from sinklab.studies.reproduce.scales import DESCRIPTIONS
 
-__all__ = ["DEFINITION", "cell", "figure_title", "markdown", "paragraph"]
+__all__ = ["DEFINITION", "beside", "cell", "figure_title", "markdown", "paragraph"]
 
 DEFINITION = (
-    "A pathway is low-distortion if, in a model trained with it on the same data for the same number of steps, the held-out "
-    "loss is less than 0.02 nats above that of softmax with the same seed; fewer than 5 % of heads sink on the first token; "
-    "the first hidden state is less than 2 times as long as others; a window of a quarter of the context without sinks costs "
-    "less than 0.02 nats; and 8-bit weights and activations cost less than 0.02 nats. Each holds if its 95 % interval over "
-    "seeds lies inside the bound, fails if it lies outside, and is undecided otherwise."
+    "A pathway is low-distortion if, in a model trained with it on the same data for the same number of steps, with as many"
+    " parameters as softmax's and at its own best of five learning rates, the held-out loss is less than 0.02 nats above "
+    "that of softmax with the same seed; fewer than 5 % of heads sink on the first token by weight times gate; the first "
+    "hidden state is less than 2 times as long as others; a window of a quarter of the context without sinks costs less "
+    "than 0.02 nats; and 8-bit weights and activations cost less than 0.02 nats. Each holds if its 95 % interval over seeds"
+    " lies inside the bound, fails if it lies outside, and is undecided otherwise. Its loss is equivalent to softmax's if "
+    "the 90 % interval of the differences at the same seed lies within 0.02 nats of 0 (two one-sided tests at 5 %), better "
+    "or worse if it lies wholly beyond, and undecided otherwise."
 )
-"""The definition of :mod:`sinklab.studies.pathways.judging`, in a paragraph."""
+"""The definitions of :mod:`sinklab.studies.pathways.judging`, in a paragraph."""
 
-LOST = 0.02
-"""Nats of loss at the larger learning rate below which an operation is said to bear it."""
+OF_BASE: Mapping[Base, str] = {"bos": "BOS in front of every row", "no-bos": "no BOS"}
 
 
 def cell(summary: Summary | None, column: Column) -> str:
@@ -29,6 +32,8 @@ def cell(summary: Summary | None, column: Column) -> str:
     if summary is None:
         return "–"
     text = format(summary.mean, column.form)
+    if column.source == "rates":
+        return text
     if column.source == "cost":
         same = summary.low == summary.high
         return text if same else f"{text} ({format(summary.low, column.form)}–{format(summary.high, column.form)})"
@@ -38,23 +43,39 @@ def cell(summary: Summary | None, column: Column) -> str:
     return f"{text} ± {format(half, column.form)}" if half else text
 
 
-def figure_title(scale: str, seeds: int) -> str:
+def figure_title(scale: str, base: Base, seeds: int) -> str:
     """What stands above the figure."""
-    return f"Ways to do nothing, scale {scale}, {seeds} seeds, 95 % intervals"
+    return f"Ways to do nothing, scale {scale}, {OF_BASE[base]}, {seeds} seeds, 95 % intervals"
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """One row an operation, one column a number; columns that nothing was measured for are left out."""
     columns = [column for column in COLUMNS if any(column.name in row.numbers for row in rows)]
-    headings = ["operation", "low-distortion", *(f"{column.heading} ({column.metric.unit})" for column in columns)]
-    lines = ["| " + " | ".join(headings) + " |", "|---|---|" + "---:|" * len(columns)]
+    headings = ["operation", "low-distortion", "loss beside softmax (nats)"]
+    headings += [f"{column.heading} ({column.metric.unit})" for column in columns]
+    lines = ["| " + " | ".join(headings) + " |", "|---|---|---|" + "---:|" * len(columns)]
     for row in rows:
-        cells = [cell(row.numbers.get(column.name), column) for column in columns]
-        lines.append("| " + " | ".join([f"`{row.label}`", _answer(row), *cells]) + " |")
+        cells = [cell(row.numbers.get(column.name), column) + _end(row, column) for column in columns]
+        lines.append("| " + " | ".join([f"`{row.label}`", _answer(row), beside(row), *cells]) + " |")
     return "\n".join(lines) + "\n"
 
 
-def paragraph(rows: Sequence[Row], cannot: Mapping[str, str], *, scale: str, seeds: int) -> str:
+def beside(row: Row) -> str:
+    """How the loss of an operation compares with that of softmax, with the mean difference and its 90 % interval."""
+    found = row.beside
+    if found is None:
+        return "–"
+    if found.mean is None or found.interval is None:
+        return found.answer
+    return f"{found.answer}: {found.mean:+.3f} ({found.interval[0]:+.3f} to {found.interval[1]:+.3f})"
+
+
+def _end(row: Row, column: Column) -> str:
+    """Said beside a rate that is the end of the range: one outside may be better."""
+    return f" ({row.choice.end} tried)" if column.name == "chosen_factor" and row.choice is not None and row.choice.end else ""
+
+
+def paragraph(rows: Sequence[Row], cannot: Mapping[str, str], *, scale: Scale, base: Base, seeds: int) -> str:
     """Which pathway is low-distortion, as far as the numbers say; every sentence is there only if they do.
 
     Args:
@@ -62,15 +83,12 @@ def paragraph(rows: Sequence[Row], cannot: Mapping[str, str], *, scale: str, see
         cannot: operations that provably cannot do the trigger task.
     """
     others = [row for row in rows if row.label != REFERENCE]
-    sentences = [f"At the scale {scale} ({DESCRIPTIONS[scale]}), over {seeds} seed{'s' if seeds != 1 else ''}:"]  # type: ignore[index]
+    sentences = [
+        f"At the scale {scale} ({DESCRIPTIONS[scale]}), here with {OF_BASE[base]}, over {seeds} "
+        f"seed{'s' if seeds != 1 else ''}:"
+    ]
     sentences += _of_reference(next(row for row in rows if row.label == REFERENCE))
-    good = [row.label for row in others if row.answer == "yes"]
-    if good:
-        sentences.append(f"Low-distortion {'is' if len(good) == 1 else 'are'} {_list(good)}.")
-    elif any(row.answer == "undecided" for row in others):
-        sentences.append("No pathway is shown to be low-distortion.")
-    else:
-        sentences.append("No pathway is low-distortion.")
+    sentences += _of_loss(others) + _of_rates(rows)
     failing = [f"{row.label} ({', '.join(row.named('not reproduced'))})" for row in others if row.answer == "no"]
     if failing:
         sentences.append(f"Not low-distortion, with what fails in brackets: {_list(failing)}.")
@@ -80,16 +98,120 @@ def paragraph(rows: Sequence[Row], cannot: Mapping[str, str], *, scale: str, see
     best = [row.label for row in rows if row.best]
     if best:
         sentences.append(
-            f"By the means, no other operation has both a lower loss and a lower distortion than {_list(best)}; with so few "
-            "seeds neighbours on the plot may change places."
+            f"By the means, no other operation has both a lower loss and a lower distortion than {_list(best)}; neighbours on "
+            "the plot may change places with other seeds."
         )
-    sentences += _of_trigger(rows, cannot) + _of_rate(rows) + _of_cost(others)
+    sentences += _of_robustness(rows) + _of_trigger(rows, cannot) + _of_cost(others) + _of_the_question(others)
     sentences.append(_limits(scale))
     return " ".join(sentences)
 
 
+def _of_loss(others: Sequence[Row]) -> list[str]:
+    """What the two one-sided tests say."""
+    answers: list[tuple[Beside, str]] = [
+        ("better", "is lower than softmax's by 0.02 nats or more with"),
+        ("worse", "is higher by 0.02 nats or more with"),
+        ("equivalent", "is equivalent to softmax's, within 0.02 nats, with"),
+        ("undecided", "leaves it open with"),
+    ]
+    named = {
+        answer: [row.label for row in others if row.beside is not None and row.beside.answer == answer] for answer, _ in answers
+    }
+    parts = [f"it {words} {_list(named[answer])}" for answer, words in answers if named[answer]]
+    if not parts:
+        return []
+    count = sum(map(len, named.values()))
+    tests = f" ({count} comparisons, each by two tests at 5 %, not corrected for their number)" if count > 1 else ""
+    return [f"Of the loss at the own rates{tests}: {'; '.join(parts)}."]
+
+
+def _of_rates(rows: Sequence[Row]) -> list[str]:
+    """How much the learning rate matters to the comparison."""
+    sentences = []
+    gains = {row.label: row.numbers["tuning_gain"].mean for row in rows if "tuning_gain" in row.numbers}
+    if gains and max(gains.values()) > MARGIN:
+        most = max(gains, key=gains.__getitem__)
+        own = f" and softmax {gains[REFERENCE]:.3f}" if REFERENCE in gains and most != REFERENCE else ""
+        sentences.append(
+            f"A rate of its own, chosen on other seeds, gives {most} {gains[most]:.3f} nats{own}, so that one rate for all "
+            "would misjudge it."
+        )
+    elif gains:
+        sentences.append(f"A rate of its own gives no operation more than {MARGIN} nats.")
+    ends = [f"{row.label} ({row.choice.end})" for row in rows if row.choice is not None and row.choice.end]
+    if ends:
+        sentences.append(f"The best rate is the end of the range, and one outside may be better, with {_list(ends)}.")
+    none = [row.label for row in rows if row.choice is not None and row.choice.factor is None]
+    if none:
+        sentences.append(f"No learning rate could be chosen for {_list(none)}.")
+    ranges = {row.label: row.numbers["rate_range"].mean for row in rows if "rate_range" in row.numbers}
+    if len(ranges) > 1:
+        least, most = min(ranges, key=ranges.__getitem__), max(ranges, key=ranges.__getitem__)
+        sentences.append(
+            f"Over the rates the loss spans least with {least} ({ranges[least]:.3f} nats) and most with {most} "
+            f"({ranges[most]:.3f})."
+        )
+    broken = [row.label for row in rows if (_mean(row, "rate_diverged") or 0.0) > 0.0]
+    if broken:
+        sentences.append(f"Some trainings of the selection diverged with {_list(broken)}.")
+    return sentences
+
+
+ROBUSTNESS = {
+    "noise_gap": "a tenth of the tokens replaced",
+    "other_language_gap": "another language",
+    "false_sink_gap": "a false sink",
+}
+"""Column to what was done to the text."""
+
+
+def _of_robustness(rows: Sequence[Row]) -> list[str]:
+    """Operations that bear a change of the text worse or better than softmax by more than the margin, by the means."""
+    reference = next(row for row in rows if row.label == REFERENCE)
+    parts = []
+    for column, words in ROBUSTNESS.items():
+        usual = _mean(reference, column)
+        if usual is None:
+            continue
+        less = {row.label: found - usual for row in rows if row is not reference and (found := _mean(row, column)) is not None}
+        worse = [label for label, more in less.items() if more > MARGIN]
+        better = [label for label, more in less.items() if more < -MARGIN]
+        beyond = [f"more with {_list(worse)}"] if worse else []
+        beyond += [f"less with {_list(better)}"] if better else []
+        parts.append(f"{words} costs softmax {usual:.3f} nats{', and ' + ', '.join(beyond) if beyond else ''}")
+    return (
+        [f"Out of what was trained (means, a difference being more than {MARGIN} nats): {'; '.join(parts)}."] if parts else []
+    )
+
+
+def _of_the_question(others: Sequence[Row]) -> list[str]:
+    """Whether there is an explicit low-distortion way to do nothing, as far as this can say."""
+    explicit = [row for row in others if is_explicit(row.label)]
+    if not explicit:
+        return []
+    good = [row.label for row in explicit if row.answer == "yes"]
+    without = [row.label for row in others if row.answer == "yes" and not is_explicit(row.label)]
+    left = [row.label for row in explicit if row.answer == "undecided"]
+    if good:
+        better = [
+            row.label for row in explicit if row.answer == "yes" and row.beside is not None and row.beside.answer == "better"
+        ]
+        also = f"; {_list(better)} {'has' if len(better) == 1 else 'have'} a lower loss too" if better else ""
+        words = f"An explicit way to do nothing that leaves little distortion exists here: {_list(good)}{also}."
+    elif left:
+        words = (
+            "Whether an explicit way to do nothing leaves little distortion stays open here: it is shown of none, and refuted "
+            f"of {len(explicit) - len(left)} of {len(explicit)}."
+        )
+    else:
+        words = f"None of the {len(explicit)} explicit ways to do nothing leaves little distortion here."
+    if without:
+        words += f" Without one, {_list(without)} {'is' if len(without) == 1 else 'are'} low-distortion."
+    return [words]
+
+
 def _of_reference(row: Row) -> list[str]:
-    wanted = ("held_out_loss", "sink_rate", "window_gap", "int8_gap")
+    wanted = ("held_out_loss", "effective_sink_rate", "window_gap", "int8_gap")
     if not all(name in row.numbers for name in wanted):
         return [f"{row.label} could not be measured in full, so that nothing is compared with it."]
     loss, rate, window, int8 = (row.numbers[name].mean for name in wanted)
@@ -113,22 +235,6 @@ def _of_trigger(rows: Sequence[Row], cannot: Mapping[str, str]) -> list[str]:
     return sentences
 
 
-def _of_rate(rows: Sequence[Row]) -> list[str]:
-    broken = [row.label for row in rows if (_mean(row, "fast_diverged") or 0.0) > 0.0]
-    gaps = {row.label: row.numbers["fast_gap"].mean for row in rows if "fast_gap" in row.numbers and row.label not in broken}
-    bearing = [label for label, gap in gaps.items() if gap < LOST]
-    sentences = []
-    if broken:
-        sentences.append(f"At four times the learning rate some runs diverge with {_list(broken)}.")
-    if gaps:
-        most = max(gaps, key=gaps.__getitem__)
-        sentences.append(
-            f"Four times the learning rate costs less than {LOST} nats with {_list(bearing) if bearing else 'no operation'}, "
-            f"and most, {gaps[most]:.3f}, with {most}."
-        )
-    return sentences
-
-
 def _of_cost(others: Sequence[Row]) -> list[str]:
     times = {row.label: row.numbers["train_time_long"] for row in others if "train_time_long" in row.numbers}
     if not times:
@@ -140,10 +246,10 @@ def _of_cost(others: Sequence[Row]) -> list[str]:
     ]
 
 
-def _limits(scale: str) -> str:
+def _limits(scale: Scale) -> str:
     bounds = ", ".join(f"{bound.name} < {bound.less_than:g} {bound.unit}" for bound in BOUNDS)
     small = " Models this small have few heads and no massive activations to speak of; large ones may rank otherwise."
-    return f"The bounds ({bounds}) were fixed before the runs.{small if scale in ('tiny', 'small') else ''}"
+    return f"The bounds ({bounds}) and the margin were fixed before the runs.{small if scale in ('tiny', 'small') else ''}"
 
 
 def _mean(row: Row, column: str) -> float | None:
