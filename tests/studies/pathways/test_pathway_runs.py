@@ -130,7 +130,7 @@ def short(monkeypatch):
         return {}
 
     for module in (choosing, runs):
-        monkeypatch.setattr(module, "FACTORS", (0.5, 1.0))
+        monkeypatch.setattr(module, "FACTORS", (1.0,))
     monkeypatch.setitem(choosing.SELECTION_SEEDS, "tiny", (1000,))
     monkeypatch.setattr(work, "train_cells", train)
     monkeypatch.setattr(work, "run_missing", read)
