@@ -166,12 +166,12 @@ def _p_above(mean: np.ndarray, spread: np.ndarray, texts: int, bound: float) -> 
     their distribution (the sign test): no number of decimals makes a few texts say more. Where costs are skewed to the right,
     as those of a head that is active in few texts, Student's t errs against this claim.
     """
-    import scipy.stats
+    import scipy.special  # and not scipy.stats: the same function without checks that cost twenty times as much
 
     distance, error = mean - bound, spread / np.sqrt(texts)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         t = np.where(error > 0, distance / error, np.where(distance > 0, np.inf, -np.inf))
-    return np.maximum(scipy.stats.t.sf(t, texts - 1), 2.0**-texts)
+    return np.maximum(scipy.special.stdtr(texts - 1, -t), 2.0**-texts)
 
 
 def _gains(values: np.ndarray, bound: float) -> np.ndarray:
