@@ -100,6 +100,7 @@ def test_intervals_lie_on_one_axis():
     assert by_value["−0.01"] < by_value["0"] == float(figure["zero"]) < by_value["0.01"] < by_value["0.1"]
     # asinh: the minimal effect lies as far to the left of 0 as to the right.
     assert by_value["0.01"] - by_value["0"] == pytest.approx(by_value["0"] - by_value["−0.01"], abs=0.011)  # two decimals
+    assert figure["band"] == next(tick["x"] for tick in figure["ticks"] if tick["text"] == "0.01")  # gains cost nothing
     marks = [mark for row in figure["rows"] for mark in row["marks"]]
     assert all(2 <= float(mark["low"]) <= float(mark["x"]) <= float(mark["high"]) <= 98 for mark in marks)
     assert marks[0]["words"] == "all attention to the sink: 0.500 [0.495, 0.505]"

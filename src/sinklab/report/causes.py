@@ -21,7 +21,10 @@ LABELS: dict[str, tuple[str, str]] = {
         "silencing it costs loss, with all of its attention on the sink as well as with an output of zero, and so does "
         "giving it what it says on another text: what it says of the text matters",
     ),
-    "constant": ("C", "silencing it costs loss, but what it says on another text does as well: it says the same on all"),
+    "constant": (
+        "C",
+        "silencing it costs loss, but giving it what it says on another text costs nothing: it says the same on all",
+    ),
     "dormant": (
         "D",
         "sending all of its attention to the sink costs nothing, nor does taking what stands there; but what the sink takes "
@@ -43,7 +46,12 @@ LABELS: dict[str, tuple[str, str]] = {
 SHOWN = 40
 """Heads in the figure of effects; of a larger model the ones that are decided and hurt most."""
 
-SERIES = {"redirect": "all attention to the sink", "hide": "sink taken away", "zero": "output set to zero"}
+SERIES = {
+    "redirect": "all attention to the sink",
+    "hide": "sink taken away",
+    "zero": "output set to zero",
+    "resample": "output of another text",
+}
 """What the figure shows, by the name of the intervention."""
 
 _ROW, _TOP = 13, 11
@@ -281,7 +289,7 @@ def _figure(causes: CausesSummary, domain: str) -> dict[str, object]:
         "height": 2 * _TOP + _ROW * (len(used) - 1),
         "ticks": [{"x": scale(value), "text": f"{value:g}".replace("-", "\u2212")} for value in scale.ticks()],
         "zero": scale(0.0),
-        "band": (scale(-least), f"{float(scale(least)) - float(scale(-least)):.2f}"),
+        "band": scale(least),  # from the left edge on: what helps counts as nothing too
         "series": [{"name": name, "words": SERIES[name]} for name in used],
         "more": len(heads) - len(shown),
         "unit": causes["unit"],
@@ -378,5 +386,5 @@ def _made(causes: CausesSummary) -> str:
         f"{number(causes['texts'])} texts of {', '.join(causes['domains'])}. Numbers are changes of the loss of a text, in "
         f"{unit}, mean over texts with a 95 % interval; above 0 the intervention hurts. Every claim is tested over all heads "
         f"together so that at most {100 * causes['level']:g} % of the labels given are expected to be false (Benjamini and "
-        f"Hochberg 1995). Effects below {least} {unit} count as nothing."
+        f"Hochberg 1995). Effects below {least} {unit}, gains among them, count as nothing."
     )
