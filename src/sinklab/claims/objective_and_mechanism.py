@@ -95,7 +95,7 @@ def _has(variant: Variant) -> Part:
 
 @claims.register("objective_and_mechanism")
 def objective_and_mechanism() -> Claim:
-    """Two objectives by three mechanisms; ``encoders_without_a_sink`` has the third objective, tokens that are hidden.
+    """Two objectives by three mechanisms; the third objective, tokens that are hidden, no recipe trains.
 
     What is compared is the weight that a head carries to its output, which is defined alike for all three.
     """
