@@ -23,8 +23,9 @@ from sinklab.results.metric import Metric, catalogue, metrics_of
 from sinklab.results.summaries import ClaimPart
 from sinklab.results.table import COLUMNS
 from sinklab.studies.reproduce.display import format_effect
+from sinklab.studies.reproduce.entries import Entry, entries_of, in_group
 from sinklab.studies.reproduce.kept import StoredClaim, evidence_of, hardware_of, read_results, summary_of
-from sinklab.studies.reproduce.overview import Entry, entries_of, in_group, summary_of_entries
+from sinklab.studies.reproduce.overview import summary_of_entries
 from sinklab.studies.reproduce.stated import stated
 from sinklab.training.headline import headline_metrics, tracked
 

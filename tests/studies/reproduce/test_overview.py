@@ -13,8 +13,9 @@ from sinklab.jobs.claim import Difference, Part, Value
 from sinklab.report.claims_page import write_claims_page
 from sinklab.results.table import read_run
 from sinklab.studies.reproduce import kept
+from sinklab.studies.reproduce.entries import entries_of, in_group
 from sinklab.studies.reproduce.kept import StoredClaim
-from sinklab.studies.reproduce.overview import entries_of, in_group, summary_of_entries
+from sinklab.studies.reproduce.overview import summary_of_entries
 
 TRAINED = {"baseline": {"changes": {}}}
 """What makes a record one of trainings."""

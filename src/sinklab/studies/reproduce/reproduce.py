@@ -112,8 +112,9 @@ def reproduce(
     from sinklab.report.claims_page import write_claims_page
     from sinklab.report.page import check_page
     from sinklab.studies.reproduce import engine
+    from sinklab.studies.reproduce.entries import entries_of
     from sinklab.studies.reproduce.kept import read_results
-    from sinklab.studies.reproduce.overview import entries_of, summary_of_entries
+    from sinklab.studies.reproduce.overview import summary_of_entries
 
     check_page(out / "claims.html")
     tell, about = say or (lambda text: None), {"kind": "reproduce"}
