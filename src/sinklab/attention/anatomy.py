@@ -55,6 +55,8 @@ class Anatomy:
         layers: qualified name to layer: the members of every ``ModuleList`` that holds an attention module.
         layer_of: name of an attention module to the name of its layer.
         models: the model and every ``PreTrainedModel`` inside it.
+        depth: how many layers the configuration counts, each run of one that runs several times (ALBERT); 0 where it does not
+            say.
         encoder: of an encoder–decoder, the module that reads the source, and its qualified name; else ``None`` and nothing.
     """
 
@@ -68,6 +70,8 @@ class Anatomy:
         self.layers = {f"{owner}.{child}": module for owner in lists for child, module in self.modules[owner].named_children()}
         self.encoder, self.encoder_name = self._encoder(model)
         self.models = [module for module in model.modules() if isinstance(module, PreTrainedModel) or module is model]
+        config = getattr(self.models[0], "config", None)
+        self.depth = (getattr(config, "num_hidden_layers", None) or 0) * (getattr(config, "inner_group_num", None) or 1)
 
     def part(self, name: str, cross: bool = False) -> Part:
         """Which part of an encoder–decoder a module or layer belongs to; empty in other models."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from sinklab.attention.operation import Operation, repeat_groups
 from sinklab.attention.visibility import Visibility
 
-__all__ = ["PARTS", "AttentionCall", "LayerOutput", "Part", "Site", "Statistics"]
+__all__ = ["PARTS", "AttentionCall", "LayerOutput", "Part", "Site", "Statistics", "run_name", "run_of"]
 
 Part: TypeAlias = Literal["", "encoder", "decoder", "cross-attention"]
 """Which attention of an encoder–decoder: of the source, of the target, of the target on the source; empty in other models."""
@@ -42,6 +42,20 @@ class Site:
     kind: str = "self"
     output_projection: str | None = None
     part: Part = ""
+
+
+def run_name(module: str, run: int) -> str:
+    """What a run of a module is called, counted from 0 in one forward of the model: ``module``, ``module#1``, ``module#2`` …
+
+    A module whose own forward runs several times (ALBERT's one shared layer) stands for several layers.
+    """
+    return f"{module}#{run}" if run > 0 else module
+
+
+def run_of(name: str) -> tuple[str, int]:
+    """Module and number of the run from what :func:`run_name` gives."""
+    module, _, run = name.partition("#")
+    return module, int(run) if run.isdecimal() else 0
 
 
 @dataclasses.dataclass

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.anatomy import Anatomy
-from sinklab.attention.call import AttentionCall, LayerOutput, Site
+from sinklab.attention.call import AttentionCall, LayerOutput, Site, run_of
 from sinklab.attention.intervention import (
     HeadIntervention,
     HiddenIntervention,
@@ -68,11 +68,10 @@ class Editing:
         self.of_inputs = [edit for edit in active if isinstance(edit, InputIntervention)]
         known, layers = list(anatomy.attention), len(anatomy.layers)
         # A module that stands for several layers (ALBERT) has several numbers, and names with the number of the run.
-        config = getattr(anatomy.models[0], "config", None)
-        most = max(len(known), getattr(config, "num_hidden_layers", None) or 0)
+        most = max(len(known), anatomy.depth)
         for edit in self._of_heads:
             for module in edit.heads or ():
-                if module.partition("#")[0] not in known if isinstance(module, str) else not 0 <= module < most:
+                if run_of(module)[0] not in known if isinstance(module, str) else not 0 <= module < most:
                     raise ConfigurationError(
                         f"intervention {edit.name!r}: the model has no attention module {module!r}; it has "
                         f"{len(known)}: {', '.join(known[:3])}{', …' if len(known) > 3 else ''}"

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy
-from sinklab.attention.call import LayerOutput, Site
+from sinklab.attention.call import LayerOutput, Site, run_name
 from sinklab.attention.editing import Editing
 from sinklab.attention.forward import Forward
 from sinklab.errors import SessionError, UnsupportedModelError
@@ -120,7 +120,7 @@ class ModelHooks:
         # A module whose own forward runs several times in one forward of the model (ALBERT's shared layer) stands for several
         # layers; a module that calls the function several times inside one forward (images of a batch) is one.
         run = self.now.starts[name] - 1
-        label = name if run <= 0 else f"{name}#{run}"
+        label = run_name(name, run)
         site = self._sites.get(label)
         if site is None:
             kind = "cross" if name in self.now.cross or self.anatomy.is_cross(name) else "self"

@@ -14,7 +14,7 @@ from transformers.utils.generic import ModelOutput
 
 from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy, off_seam_modules, on_seam_modules
-from sinklab.attention.call import Site, Statistics
+from sinklab.attention.call import Site, Statistics, run_name, run_of
 from sinklab.attention.given import UNAVAILABLE, GivenCall, find_fault, given_call, reach
 from sinklab.attention.positions import Positions
 from sinklab.attention.probe import Probe
@@ -234,7 +234,7 @@ class ReturnedSession(Session):
         if mask is not None:
             keys = Positions.counted(mask, 0, kv_len, given.device)
         queries = now.counted(batch, q_len, given.device)
-        label = name if run == 0 else f"{name}#{run}"
+        label = run_name(name, run)
         if label not in self._known:
             self._known[label] = Site(module=label, layer=len(self._known))
             self.sites.append(self._known[label])
@@ -251,7 +251,7 @@ class ReturnedSession(Session):
         if self._causal is False:
             return
         for call in calls:
-            module = self._anatomy.attention[call.site.module.partition("#")[0]]
+            module = self._anatomy.attention[run_of(call.site.module)[0]]
             rule: Visibility = Causal(call.kv_len - call.q_len, call.given.device)
             if getattr(module, "attention_type", None) == "local":  # GPT-Neo
                 rule &= Window(self._window, call.kv_len - call.q_len, call.given.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -12,12 +14,13 @@ from torch import nn
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.redirect import Redirect
+from sinklab.interventions.resample_head import ResampleHead
 from sinklab.interventions.rotate_change import RotateChange
 from sinklab.interventions.scale_head import ScaleHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.sinks import Head
+from sinklab.sinks import Head, find_sinks
 from sinklab.studies.causes import engine
 from sinklab.studies.causes._runs import change, of_all, text_losses
 from sinklab.studies.causes.effects import HeadEdit, one_by_one
@@ -190,19 +193,87 @@ def test_equals_the_oracle_on_pictures():
     assert np.abs(without.clean_loss).max() < 1e-6  # the products of the engine round otherwise than those of the model
 
 
-def test_a_layer_that_runs_several_times_goes_one_by_one():
-    model = of_config(transformers.AlbertConfig(**SHAPE, embedding_size=16), transformers.AutoModelForMaskedLM)
-    samples = masked_samples([("all", texts().inputs["input_ids"])], mask_token=2, share=0.4)
-    variants, seen = usual(samples)[:3], []
-    found = measure_effects(
-        model, samples, MaskedToken(), variants, heads_of([0], 2), batch_size=2, progress=lambda *call: seen.append(call)
-    )
-    assert_equal(found, one_by_one(model, samples, MaskedToken(), variants, heads_of([0], 2), batch_size=2))
-    ((module, reason),) = found.record.items()
-    assert module.endswith("attention")
-    assert reason == "it calls the attention function 3 times in one run of the model"
-    assert seen[-1] == ("effects", 6, 6)  # 3 variants × 2 heads × 1 batch, since the third sample would be alone in another
-    assert estimate(model, samples, MaskedToken(), variants, heads_of([0], 2)) > 0
+def albert(**changes: int) -> nn.Module:
+    config = transformers.AlbertConfig(**SHAPE, embedding_size=16, **changes)
+    return of_config(config, transformers.AutoModelForMaskedLM)
+
+
+def masked() -> Samples:
+    return masked_samples([("all", texts().inputs["input_ids"])], mask_token=2, share=0.4)
+
+
+def a_layer_for_two() -> nn.Module:
+    model = sinklm()
+    model.layers[2] = model.layers[0]
+    return model
+
+
+def an_attention_for_two() -> nn.Module:
+    """As in Zamba: layers of their own with one attention module."""
+    model = sinklm()
+    model.layers[2].self_attn = model.layers[0].self_attn
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "samples", "readout", "modules"),
+    [
+        (albert, masked, MaskedToken, 1),
+        (lambda: albert(num_hidden_groups=2, inner_group_num=2), masked, MaskedToken, 4),
+        (a_layer_for_two, texts, NextToken, 2),
+        (an_attention_for_two, texts, NextToken, 2),
+    ],
+    ids=["albert", "groups of layers", "decoder", "attention alone"],
+)
+def test_equals_the_oracle_in_every_run_of_a_shared_module(build, samples, readout, modules):
+    model, samples, readout = build(), samples(), readout()
+    heads = find_sinks(model, samples.inputs, place=0).heads
+    runs = list(dict.fromkeys(head.module for head in heads))
+    names = Counter(run.partition("#")[0] for run in runs)
+    assert len(names) == modules
+    assert max(names.values()) > 1
+    variants, seen = [*usual(samples)[:1], HeadEdit("resample", (ResampleHead(),))], []
+    found = measure_effects(model, samples, readout, variants, heads, batch_size=3, progress=lambda *call: seen.append(call))
+    expected = one_by_one(model, samples, readout, variants, heads, batch_size=3)
+    assert_equal(found, expected)
+    assert found.record == dict.fromkeys(runs, REPLAYED)
+    assert seen[-1] == ("effects", 2 * len(heads), 2 * len(heads))
+    by_layer = [Head(head.layer, head.head) for head in heads]
+    last = measure_effects(model, samples, readout, variants[:1], by_layer[-1:], batch_size=3)
+    assert last.record == {runs[-1]: REPLAYED}  # a number of a layer is a run, as names are
+    np.testing.assert_allclose(last.loss[0, 0], found.loss[0, -1], rtol=0, atol=TOLERANCE)
+    # Runs of one module are not one edit: the same head of another run does something else.
+    of_first_head = np.array([found.loss[0, index] for index, head in enumerate(heads) if head.head == 0])
+    assert np.nanmax(np.abs(np.diff(of_first_head, axis=0)), axis=(1, 2)).min() > 100 * TOLERANCE
+
+
+def test_runs_of_a_shared_module_are_recorded_apart_where_memory_is_short(monkeypatch):
+    model, samples = albert(), masked()
+    heads = find_sinks(model, samples.inputs, place=0).heads[::5]
+    variants = usual(samples)[:2]
+    expected = measure_effects(model, samples, MaskedToken(), variants, heads)
+    monkeypatch.setattr(engine, "ROOM", 0)
+    assert_equal(measure_effects(model, samples, MaskedToken(), variants, heads), expected)
+
+
+def test_a_module_that_calls_attention_several_times_in_a_run_goes_one_by_one():
+    model, samples = sinklm(), texts()
+    module = model.layers[1].self_attn
+    own = type(module).forward
+
+    def by_sample(hidden_states: torch.Tensor, *args: object, **kwargs: object) -> tuple[torch.Tensor, None]:
+        # Mask and rotary tables have one row for all samples.
+        return torch.cat([own(module, one, *args, **kwargs)[0] for one in hidden_states.split(1)]), None
+
+    module.forward = by_sample
+    variants, heads = usual(samples)[2:3], [Head(0, 1), Head(1, 1)]
+    found = measure_effects(model, samples, NextToken(), variants, heads, batch_size=3)
+    assert_equal(found, one_by_one(model, samples, NextToken(), variants, heads, batch_size=3))
+    assert found.record == {
+        "layers.0.self_attn": REPLAYED,
+        "layers.1.self_attn": "it calls the attention function 2 times in one run",  # a trial has two samples
+    }
+    assert estimate(model, samples, NextToken(), variants, heads) > 0
 
 
 class Aside(nn.Module):
@@ -357,8 +428,7 @@ def test_equals_the_oracle_on_every_family_of_the_zoo(entry):
     if not hasattr(outputs, "logits"):
         zeros = torch.zeros_like(outputs.last_hidden_state)
         samples, readout = Samples(samples.inputs, torch.zeros_like(tokens), zeros), SquaredError()
-    shared = entry.id == "albert"  # one module for all layers
-    variants, heads = usual(samples)[:3], [Head(0, 0), *([] if shared or entry.calls < 2 else [Head(1, 1)])]
+    variants, heads = usual(samples)[:3], [Head(0, 0), *([Head(1, 1)] if entry.calls > 1 else [])]
     found = measure_effects(model, samples, readout, variants, heads)
     assert_equal(found, one_by_one(model, samples, readout, variants, heads))
-    assert (set(found.record.values()) == {REPLAYED}) is not shared
+    assert set(found.record.values()) == {REPLAYED}

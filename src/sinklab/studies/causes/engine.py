@@ -5,7 +5,8 @@ only what lies behind the edited module runs again, for several variants and hea
 is a cross-entropy of tokens, logits are never held (``replay_logits.py``).
 
 Every module is tried first, on two samples: a replay without edits must give the outputs of the model, and one with an edit
-those of the edited model. A module that fails goes one head at a time, and :attr:`Effects.record` says why.
+those of the edited model. A module that fails goes one head at a time, and :attr:`Effects.record` says why. Where a module runs
+several times in one forward of the model (ALBERT), all that is said of modules here is said of each of its runs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from sinklab.sinks import Head
 from sinklab.studies.causes.effects import CLEAN, Effects, HeadEdit, one_by_one
 from sinklab.studies.causes.engine_call import SharedHead
 from sinklab.studies.causes.readout import Changes, Readout
-from sinklab.studies.causes.replay import Recording, Replay
+from sinklab.studies.causes.recording import Recording
+from sinklab.studies.causes.replay import Replay
 from sinklab.studies.causes.samples import Samples
 
 __all__ = ["REPLAYED", "estimate", "measure_effects"]
@@ -224,15 +226,14 @@ def _make_plan(
     """Try every module that has heads to be edited."""
     part = samples.part(0, min(TRIAL, len(samples)))
     plan = _Plan(Replay(model), readout, variants, heads)
-    everything = list(plan.replay.anatomy.attention)
     for head in heads:
         for variant in variants:  # the checks of a session, before hours are spent on other heads
             Editing(variant.on(head, 0, len(part)), plan.replay.anatomy)
-    recording = plan.replay.record(part, everything)
+    recording = plan.replay.record(part)
     expected = plan.outputs(recording.outputs, recording)
     bare = _without_logits(plan, recording, expected)
     if bare is not None:
-        plan.replay, recording = bare, bare.record(part, everything)
+        plan.replay, recording = bare, bare.record(part)
     by_layer = {site.layer: name for name, site in recording.sites.items() if site.kind == "self"}
     for number, head in enumerate(heads):
         plan.heads_of.setdefault(head.module or by_layer.get(head.layer, f"layer {head.layer}"), []).append(number)
@@ -271,7 +272,7 @@ def _trial(plan: _Plan, recording: Recording, expected: Tensor, name: str) -> st
         expected: outputs of the unedited model, as the readout reads them.
     """
     if recording.times[name] != 1:
-        return f"it calls the attention function {recording.times[name]} times in one run of the model"
+        return f"it calls the attention function {recording.times[name]} times in one run"
     call, number, stop = recording.calls[name], plan.heads_of[name][0], len(recording.part)
     edited_by = ((index, plan.interventions(index, number, call, 0, stop)) for index in range(len(plan.variants)))
     variant, interventions = next(((index, edits) for index, edits in edited_by if edits), (0, []))

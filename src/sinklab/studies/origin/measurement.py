@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sinklab.attention.call import run_of
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
@@ -93,9 +94,9 @@ class _Setting:
 
     def block_of(self, label: str) -> int:
         """Number of the block that an attention module belongs to, from the label of its site."""
-        name, _, call = label.partition("#")
+        name, call = run_of(label)
         for block in self.structure.blocks:
-            if name.startswith(f"{block.module}.") and block.call == int(call or 0):
+            if name.startswith(f"{block.module}.") and block.call == call:
                 return block.number
         return -1
 
