@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from sinklab import attend
+from sinklab.attention.probe import Watcher
 from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelError
 from sinklab.interventions.clamp_activation import ClampActivation
 from sinklab.interventions.delete_bos import DeleteBos
@@ -299,6 +300,61 @@ def test_clamp_activation(llama):
     one = states_of(llama, ClampActivation(limit=0.3, layers=(0,), place=1, channels=(2,)), input_ids=IDS)[1]
     assert int((one != clean).sum()) <= 2
     assert torch.equal(one[:, 1, 2], clean[:, 1, 2].clamp(-0.3, 0.3))
+
+
+class States(Watcher):
+    """Keeps what it is shown, by site."""
+
+    name, needs = "states", frozenset({"hidden_states"})
+
+    def __init__(self):
+        self.seen = {}
+
+    def update_layer(self, output):
+        assert output.site not in self.seen
+        self.seen[output.site] = output.hidden_states.clone()
+
+
+@torch.no_grad()
+def test_a_layer_that_runs_several_times_is_shown_and_edited_run_by_run():
+    torch.manual_seed(0)
+    config = transformers.AlbertConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=48, num_attention_heads=4, embedding_size=16,
+        num_hidden_layers=4, num_hidden_groups=2, inner_group_num=2,
+    )  # fmt: skip
+    model, given, gave = transformers.AlbertModel(config).eval(), [], []
+    groups = model.encoder.albert_layer_groups
+    for layer in (layer for group in groups for layer in group.albert_layers):
+        layer.register_forward_pre_hook(lambda module, args: given.append(args[0]))
+        layer.register_forward_hook(lambda module, args, output: gave.append(output))
+
+    def shown(*interventions):
+        probe = States()
+        given.clear()
+        gave.clear()
+        with attend(model, [probe], interventions):
+            model(input_ids=IDS)
+        return probe.seen
+
+    clean = shown()
+    names = [f"encoder.albert_layer_groups.{group}.albert_layers.{layer}" for group in (0, 1) for layer in (0, 1)]
+    first, second, third, fourth = names
+    # A group runs twice, then the other one.
+    in_order = [first, second, f"{first}#1", f"{second}#1", third, fourth, f"{third}#1", f"{fourth}#1"]
+    assert [(site.module, site.layer) for site in clean] == [
+        (f"{first}.input", -1), *((name, number) for number, name in enumerate(in_order))
+    ]  # fmt: skip
+    assert all(torch.equal(one, other) for one, other in zip(clean.values(), [given[0], *gave], strict=True))
+    own = list(clean.values())
+    for layer in (-1, 2):
+        edited = list(shown(SetActivation(channels=(3,), place=1, layers=(layer,))).values())
+        expected = own[layer + 1].clone()
+        expected[:, 1, 3] = 0
+        assert all(torch.equal(one, other) for one, other in zip(edited[: layer + 1], own, strict=False))
+        assert torch.equal(edited[layer + 1], expected)
+        assert not any((one[:, 1, 3] == 0).any() for one in edited[layer + 2 :])
+    with pytest.raises(ConfigurationError, match=r"the model has no layer 8; expected -1 \(embeddings\) to 7"):
+        shown(SetActivation(channels=(3,), layers=(8,)))
 
 
 def test_errors_of_hidden_interventions(llama):

@@ -57,6 +57,7 @@ class Anatomy:
         models: the model and every ``PreTrainedModel`` inside it.
         depth: how many layers the configuration counts, each run of one that runs several times (ALBERT); 0 where it does not
             say.
+        shares_layers: whether some layers run several times in one forward, so that there are fewer of them than it counts.
         encoder: of an encoder–decoder, the module that reads the source, and its qualified name; else ``None`` and nothing.
     """
 
@@ -72,6 +73,7 @@ class Anatomy:
         self.models = [module for module in model.modules() if isinstance(module, PreTrainedModel) or module is model]
         config = getattr(self.models[0], "config", None)
         self.depth = (getattr(config, "num_hidden_layers", None) or 0) * (getattr(config, "inner_group_num", None) or 1)
+        self.shares_layers = 0 < len(self.layers) < self.depth
 
     def part(self, name: str, cross: bool = False) -> Part:
         """Which part of an encoder–decoder a module or layer belongs to; empty in other models."""

@@ -66,7 +66,7 @@ class Editing:
         self._of_heads = [edit for edit in active if isinstance(edit, HeadIntervention)]
         self.of_hidden = [edit for edit in active if isinstance(edit, HiddenIntervention)]
         self.of_inputs = [edit for edit in active if isinstance(edit, InputIntervention)]
-        known, layers = list(anatomy.attention), len(anatomy.layers)
+        known, layers = list(anatomy.attention), max(len(anatomy.layers), anatomy.depth if anatomy.shares_layers else 0)
         # A module that stands for several layers (ALBERT) has several numbers, and names with the number of the run.
         most = max(len(known), anatomy.depth)
         for edit in self._of_heads:

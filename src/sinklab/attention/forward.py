@@ -26,6 +26,7 @@ class Forward:
         masks: what the host said when it built masks during this forward.
         early_masks: the same for masks built before it, which count only for calls that receive that very mask.
         starts: how often the forward of each attention module has started.
+        layer_runs: how often the forward of each layer has started; counted only where layers run several times.
         called: attention modules whose attention call has been seen.
         cross: attention modules that were given keys from elsewhere.
         residuals: what entered each layer, by layer name; kept only when a probe needs it.
@@ -43,6 +44,7 @@ class Forward:
     masks: list[seam.MaskRecord] = dataclasses.field(default_factory=list)
     early_masks: list[seam.MaskRecord] = dataclasses.field(default_factory=list)
     starts: Counter[str] = dataclasses.field(default_factory=Counter)
+    layer_runs: Counter[str] = dataclasses.field(default_factory=Counter)
     called: set[str] = dataclasses.field(default_factory=set)
     cross: set[str] = dataclasses.field(default_factory=set)
     residuals: dict[str, Tensor] = dataclasses.field(default_factory=dict)

@@ -77,6 +77,7 @@ class ModelHooks:
         self.depth = self.forwards = 0
         self.sites: list[Site] = []
         self._sites: dict[str, Site] = {}
+        self._layers: dict[str, Site] = {}
         self.early_masks: deque[seam.MaskRecord] = deque(maxlen=8)
         self._written: weakref.WeakKeyDictionary[Cache, Tensor] = weakref.WeakKeyDictionary()
 
@@ -97,6 +98,7 @@ class ModelHooks:
             handles.append(module.register_forward_hook(hook(self._end_forward), always_call=True))
         if self.editing.of_inputs:
             handles.append(self.model.register_forward_pre_hook(hook(self._edit_arguments), with_kwargs=True, prepend=True))
+        watched = bool(self.needs & {"hidden_states", "head_outputs"})
         if self.editing.of_hidden:
             # Before all hooks that show hidden states, to probes or to the caller: they see what the model goes on with.
             for index, (name, module) in enumerate(self.anatomy.layers.items()):
@@ -105,11 +107,14 @@ class ModelHooks:
                         module.register_forward_pre_hook(hook(self._edit_embeddings(name)), with_kwargs=True, prepend=True)
                     )
                 handles.append(module.register_forward_hook(hook(self._edit_layer(name, index)), prepend=True))
+        if self.anatomy.shares_layers and (watched or self.editing.of_hidden):
+            for name, module in self.anatomy.layers.items():
+                handles.append(module.register_forward_pre_hook(hook(self._count_layer(name)), prepend=True))
         for name, module in self.anatomy.attention.items():
             handles.append(module.register_forward_pre_hook(hook(self._begin_module(name)), with_kwargs=True))
             if "attention_outputs" in self.needs:
                 handles.append(module.register_forward_hook(hook(self._end_attention(name))))
-        if self.needs & {"hidden_states", "head_outputs"}:
+        if watched:
             for index, (name, module) in enumerate(self.anatomy.layers.items()):
                 handles.append(module.register_forward_pre_hook(hook(self._begin_layer(name, index)), with_kwargs=True))
                 handles.append(module.register_forward_hook(hook(self._end_layer(name, index))))
@@ -135,6 +140,22 @@ class ModelHooks:
             self._sites[label] = site
             self.sites.append(site)
         return site
+
+    def _layer_site(self, name: str, index: int) -> Site:
+        """A layer as a site, by its place among all layers.
+
+        Where layers run several times in one forward (ALBERT), a run of one: named as runs of attention modules are, and
+        numbered in the order of the first forward.
+        """
+        run = self.now.layer_runs[name] - 1
+        label, index = (run_name(name, run), len(self._layers)) if run >= 0 else (name, index)
+        if label not in self._layers:
+            self._layers[label] = Site(module=label, layer=index, part=self.anatomy.part(name))
+        return self._layers[label]
+
+    def _entrance(self, name: str) -> Site:
+        """What enters the first layer, as a site."""
+        return Site(module=f"{name}.input", layer=-1, part=self.anatomy.part(name))
 
     # --- hooks; they fire in every thread that runs the model, so each asks first whether this context records ---
 
@@ -219,9 +240,9 @@ class ModelHooks:
     def _edit_embeddings(self, name: str) -> Callable[..., object]:
         def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] = NO_KWARGS) -> object:
             hidden = args[0] if args else kwargs.get("hidden_states")
-            if not self.active() or not isinstance(hidden, Tensor):
+            if not self.active() or not isinstance(hidden, Tensor) or self.now.layer_runs[name] > 1:
                 return None
-            edited = self._edited_hidden(Site(module=f"{name}.input", layer=-1, part=self.anatomy.part(name)), hidden)
+            edited = self._edited_hidden(self._entrance(name), hidden)
             if edited is None:
                 return None
             return ((edited, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": edited})
@@ -232,7 +253,7 @@ class ModelHooks:
         def hook(module: nn.Module, args: tuple[object, ...], output: object) -> object:
             if not self.active():
                 return None
-            edited = self._edited_hidden(Site(module=name, layer=index, part=self.anatomy.part(name)), output)
+            edited = self._edited_hidden(self._layer_site(name, index), output)
             if edited is None:
                 return None
             return (edited, *output[1:]) if isinstance(output, tuple) else edited
@@ -249,12 +270,19 @@ class ModelHooks:
             )
         return self.editing.edit_layer(self._layer_output("layer", site, output))
 
+    def _count_layer(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[object, ...]) -> None:
+            if self.active():
+                self.now.layer_runs[name] += 1
+
+        return hook
+
     def _begin_layer(self, name: str, index: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] = NO_KWARGS) -> None:
             hidden = args[0] if args else kwargs.get("hidden_states")
             if self.active() and isinstance(hidden, Tensor):
                 self.now.residuals[name] = hidden.detach()
-                if index == 0:
+                if index == 0 and self.now.layer_runs[name] <= 1:
                     self.now.embeddings = hidden.detach()
 
         return hook
@@ -266,13 +294,9 @@ class ModelHooks:
             self.now.residuals.pop(name, None)  # of a deep model all of them together would be the largest thing in memory
             if self.now.embeddings is not None:
                 # Positions are known only after the first attention call, so the embeddings wait for it.
-                self.show(
-                    self._layer_output(
-                        "layer", Site(module=f"{name}.input", layer=-1, part=self.anatomy.part(name)), self.now.embeddings
-                    )
-                )
+                self.show(self._layer_output("layer", self._entrance(name), self.now.embeddings))
                 self.now.embeddings = None
-            self.show(self._layer_output("layer", Site(module=name, layer=index, part=self.anatomy.part(name)), output))
+            self.show(self._layer_output("layer", self._layer_site(name, index), output))
 
         return hook
 

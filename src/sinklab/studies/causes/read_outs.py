@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics
+from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics, run_of
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
@@ -214,8 +214,8 @@ def read_outs(
     for variant, name in usable.items():
         by_head[name] = _mean(effects.of(variant), (1, 2))
     inside = {
-        site: [index for index, head in enumerate(heads) if sinks.heads[order[head]].module.startswith(f"{site.module}.")]
-        for site in probe.layers
+        site: [index for index, head in enumerate(heads) if sinks.heads[order[head]].module in layer.modules]
+        for site, layer in probe.layers.items()
     }
     sites = [site for site, members in inside.items() if members]
     by_layer = {
@@ -250,8 +250,10 @@ def read_outs(
 
 @dataclasses.dataclass
 class _Layer:
-    """Of each text largest over median size, and kurtosis, of the hidden states after a layer."""
+    """Of each text largest over median size, and kurtosis, of the hidden states after a layer; names of the runs of attention
+    modules inside it."""
 
+    modules: set[str] = dataclasses.field(default_factory=set)
     peaks: list[float] = dataclasses.field(default_factory=list)
     kurtosis: list[float] = dataclasses.field(default_factory=list)
 
@@ -264,11 +266,16 @@ class _Outliers(Watcher):
     def __init__(self) -> None:
         self.layers: dict[Site, _Layer] = {}
         self.heads: dict[tuple[str, int], list[float]] = {}
+        self._called: list[str] = []
 
     def update_layer(self, output: LayerOutput) -> None:
         if output.kind != "layer" or output.site.layer < 0:
             return
         layer = self.layers.setdefault(output.site, _Layer())
+        owner = f"{run_of(output.site.module)[0]}."
+        # An attention module that layers share stands in the first of them by its name, and runs in the others too.
+        layer.modules.update(name for name in self._called if name.startswith(owner) or run_of(name)[1])
+        self._called.clear()
         for row, inside in documents_of(output):
             sizes = output.hidden_states[row][inside].double().abs()
             if median := float(sizes.median()):
@@ -276,7 +283,10 @@ class _Outliers(Watcher):
             layer.kurtosis.append(_kurtosis(output.hidden_states[row][inside]))
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
-        if call.site.kind != "self" or call.projection is None or call.head_outputs is None:
+        if call.site.kind != "self":
+            return
+        self._called.append(call.site.module)
+        if call.projection is None or call.head_outputs is None:
             return
         maps = call.projection.unflatten(1, (call.num_heads, -1))
         for row, counted in enumerate(call.counted):
