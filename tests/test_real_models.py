@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from transformers import ViTForImageClassification
 
 from sinklab import audit, show
@@ -15,8 +18,14 @@ from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import read_samples
 from sinklab.corpora.samples import Samples
 from sinklab.corpora.text_file import TextFile
+from sinklab.interventions.resample_head import ResampleHead
 from sinklab.models.loading import load_model
-from sinklab.sinks import Sinks, find_sinks
+from sinklab.models.losses import IGNORED, hide_tokens
+from sinklab.sinks import Head, Sinks, find_sinks
+from sinklab.studies.causes.effects import HeadEdit, one_by_one
+from sinklab.studies.causes.engine import measure_effects
+from sinklab.studies.causes.readout import MaskedToken
+from sinklab.studies.causes.samples import Samples as MaskedSamples
 from sinklab.studies.origin.measurement import locate_origins
 
 
@@ -92,6 +101,36 @@ def test_a_tokenizer_of_chemistry_reads_reactions_and_no_python():
     assert own.warning == ""
     assert other.unread_share > 0.5
     assert other.warning
+
+
+def test_the_head_that_maps_atoms_says_more_of_the_product_than_any_other_of_its_layer():
+    """Head 5 of the eleventh run of the one shared layer (Schwaller et al. 2021); masked atoms of the product are scored."""
+    path = real("rxnmapper-albert")
+    loaded = load_model(str(path))
+    tokenizer, (front, back) = loaded.tokenizer, loaded.encoder.frame(bos=True)
+    read = (
+        tokenizer(line, add_special_tokens=False)["input_ids"] for line in (path / "reactions.txt").read_text().splitlines()
+    )
+    whole = [[*front, *tokens, *back] for tokens in read if 40 <= len(tokens) <= 62][:32]
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(tokens) for tokens in whole], True, tokenizer.pad_token_id)
+    atoms = {
+        number
+        for token, number in tokenizer.get_vocab().items()
+        if re.fullmatch(r"\[(?!CLS|SEP|MASK|PAD|UNK).+|[A-Za-z]+", token)
+    }
+    product = (ids == tokenizer.convert_tokens_to_ids(">>")).cumsum(1) == 1
+    hidden, asked = hide_tokens(ids, product & torch.isin(ids, torch.tensor(sorted(atoms))), tokenizer.mask_token_id, share=0.2)
+    inputs = {"input_ids": hidden, "attention_mask": (ids != tokenizer.pad_token_id).long()}
+    samples = MaskedSamples(inputs, torch.where(asked == IGNORED, -1, 0), ids)
+    heads, variants = [Head(10, head) for head in range(8)], [HeadEdit("resample", (ResampleHead(),))]
+    found = measure_effects(loaded.model, samples, MaskedToken(), variants, heads)
+    assert found.record == {"albert.encoder.albert_layer_groups.0.albert_layers.0.attention#10": "replayed"}
+    first = samples.part(0, 4)  # a text is given what its head says of the next one of its batch
+    one = one_by_one(loaded.model, first, MaskedToken(), variants, heads[5:6])
+    assert_allclose(measure_effects(loaded.model, first, MaskedToken(), variants, heads[5:6]).loss, one.loss, rtol=0, atol=1e-5)
+    changed = found.divergence[0, :, :, 0].mean(1)
+    assert changed.argmax() == 5
+    assert changed[5] > 1.5 * np.delete(changed, 5).max()
 
 
 def test_a_vision_transformer_has_its_sink_at_the_corner_patches(tmp_path):

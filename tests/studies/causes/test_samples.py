@@ -61,6 +61,19 @@ def test_masked_tokens_are_scored_and_no_others():
         masked_samples([("one", tokens[:, :2])], mask_token=3)
 
 
+def test_padding_is_neither_masked_nor_scored():
+    tokens = torch.arange(10, 32).view(2, 11)
+    tokens[0, 8:] = 0
+    samples = masked_samples([("one", tokens)], mask_token=3, padding=0, share=1.0)
+    assert samples.inputs["attention_mask"].sum(1).tolist() == [8, 11]
+    assert samples.domains.ge(0).nonzero().tolist() == [[0, k] for k in range(1, 7)] + [[1, k] for k in range(1, 10)]
+    # Of six and of nine tokens a third.
+    assert masked_samples([("one", tokens)], mask_token=3, padding=0, share=1 / 3).domains.ge(0).sum(1).tolist() == [2, 3]
+    for wrong in (torch.tensor([[5, 0, 6, 7]]), torch.tensor([[0, 5, 6, 7]]), torch.tensor([[5, 6, 0, 0]])):
+        with pytest.raises(ConfigurationError, match="padding 0 must stand behind the end of a text"):
+            masked_samples([("one", wrong)], mask_token=3, padding=0)
+
+
 def test_one_output_a_sample():
     samples = whole_samples({"pixel_values": torch.zeros(3, 1, 4, 4)}, torch.tensor([1, 0, 1]), [("cats", 2), ("dogs", 1)])
     assert samples.domains.tolist() == [[0], [0], [1]]

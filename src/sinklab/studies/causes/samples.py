@@ -143,13 +143,20 @@ def token_samples(groups: Sequence[tuple[str, Tensor]]) -> Samples:
 
 
 def masked_samples(
-    groups: Sequence[tuple[str, Tensor]], mask_token: int, *, share: float = HIDDEN_SHARE, seed: int = 0
+    groups: Sequence[tuple[str, Tensor]],
+    mask_token: int,
+    *,
+    padding: int | None = None,
+    share: float = HIDDEN_SHARE,
+    seed: int = 0,
 ) -> Samples:
     """Samples of a model that fills gaps: masked positions are scored, and no others.
 
     Args:
-        groups: domain and its texts, int64 ``(texts, seq_len)``, all of one length, no padding.
+        groups: domain and its texts, int64 ``(texts, seq_len)``, all of one length, padding included.
         mask_token: what stands in the place of a masked token.
+        padding: what fills texts up behind their end: a token that stands nowhere else. The model is then given an attention
+            mask. Without it no text is padded.
         share: of the positions between the first and the last, which hold a tokenizer's special tokens; at least one a text.
         seed: of the positions, drawn for each text.
 
@@ -160,12 +167,19 @@ def masked_samples(
     if len(lengths) != 1 or min(lengths) < 3:
         raise ConfigurationError(f"texts of all domains must have one length of 3 tokens or more, got {sorted(lengths)}")
     tokens = torch.cat([tokens for _, tokens in groups])
-    free = torch.ones_like(tokens, dtype=torch.bool)
-    free[:, [0, -1]] = False
+    real = torch.ones_like(tokens, dtype=torch.bool) if padding is None else tokens != padding
+    number = real.sum(1, keepdim=True)
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    if not torch.equal(real, places < number) or int(number.min()) < 3:
+        raise ConfigurationError(
+            f"padding {padding} must stand behind the end of a text, and a text must have 3 tokens or more before it"
+        )
+    free = (places > 0) & (places < number - 1)
     hidden, asked = hide_tokens(tokens, free, mask_token, share=share, seed=seed)
     numbers = torch.cat([torch.full((len(texts),), number) for number, (_, texts) in enumerate(groups)]).to(tokens.device)
     domains = numbers[:, None].repeat(1, tokens.shape[1]).masked_fill(asked == IGNORED, -1)
-    return Samples({"input_ids": hidden}, domains, tokens, tuple(name for name, _ in groups))
+    inputs = {"input_ids": hidden} if padding is None else {"input_ids": hidden, "attention_mask": real.long()}
+    return Samples(inputs, domains, tokens, tuple(name for name, _ in groups))
 
 
 def whole_samples(inputs: dict[str, Tensor], targets: Tensor | None = None, groups: Sequence[tuple[str, int]] = ()) -> Samples:
