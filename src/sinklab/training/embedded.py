@@ -1,8 +1,8 @@
-"""How the two embedded models were trained: one recipe, run once with softmax and once with unnormalised sigmoid.
+"""How the embedded models were trained: one recipe, run with softmax and with unnormalised sigmoid, from three seeds each.
 
 ``python -m sinklab.training.embedded prepare`` trains the tokenizer and encodes the corpus;
-``… train softmax`` and ``… train sigmoid`` train (and resume) one model each; ``… ship`` writes the checkpoints, the training
-log and their hashes into the package. ``make embedded`` runs all of it.
+``… train softmax`` and ``… train sigmoid --seed 1`` train (and resume) one model each; ``… ship`` writes the checkpoints, the
+training log and their hashes into the package. ``make embedded`` runs all of it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ __all__ = ["OPERATIONS", "Recipe", "main"]
 
 BUILD = Path("build/embedded")
 SHIPPED = Path(__file__).parents[1] / "models" / "embedded_checkpoints"
+
+SEEDS = (0, 1, 2)
 
 OPERATIONS: dict[str, dict[str, object]] = {
     "softmax": {"name": "softmax"},
@@ -181,7 +183,7 @@ def train(operation: str, recipe: Recipe) -> None:
     model = SinkLM(config)
     if operation == "softmax":
         model.set_attn_implementation("eager")
-    folder = BUILD / operation
+    folder = BUILD / trained_as(operation, recipe.seed)
     folder.mkdir(parents=True, exist_ok=True)
     resume = any(folder.glob("checkpoint-*"))
     trainer = Trainer(
@@ -230,10 +232,19 @@ def train(operation: str, recipe: Recipe) -> None:
     (folder / "training.json").write_text(json.dumps(run, indent=2) + "\n")
 
 
+def trained_as(operation: str, seed: int) -> str:
+    """What the model of a seed is called, and its folder: ``softmax``, ``softmax-1``."""
+    return f"{operation}-{seed}" if seed else operation
+
+
 def ship() -> None:
     """Copy the finished checkpoints, their logs and hashes into the package."""
-    for operation in OPERATIONS:
-        source, target = BUILD / operation, SHIPPED / operation
+    names = [trained_as(operation, seed) for operation in OPERATIONS for seed in SEEDS]
+    unfinished = [name for name in names if not (BUILD / name / "training.json").exists()]
+    if unfinished:
+        raise SystemExit(f"not trained to the end: {', '.join(unfinished)}; run the train step for each")
+    for name in names:
+        source, target = BUILD / name, SHIPPED / name
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(source / "final", target)
         run = json.loads((source / "training.json").read_text())
@@ -242,7 +253,7 @@ def ship() -> None:
         (target / "training.json").write_text(json.dumps(run, indent=1) + "\n")
         for path in target.iterdir():
             path.chmod(0o644)  # safetensors makes files private
-        print(f"{operation}: {os.path.getsize(target / 'model.safetensors') / 1e6:.1f} MB, {run['log'][-1]}")
+        print(f"{name}: {os.path.getsize(target / 'model.safetensors') / 1e6:.1f} MB, {run['log'][-1]}")
 
 
 def main() -> None:
@@ -252,12 +263,13 @@ def main() -> None:
     steps.add_parser("prepare", help="train the tokenizer and encode the corpus")
     trainer = steps.add_parser("train", help="train one model, or go on with it")
     trainer.add_argument("operation", choices=sorted(OPERATIONS))
+    trainer.add_argument("--seed", type=int, choices=SEEDS, default=0)
     steps.add_parser("ship", help="copy the finished checkpoints into the package")
     arguments = parser.parse_args()
     if arguments.step == "prepare":
         prepare(Recipe())
     elif arguments.step == "train":
-        train(arguments.operation, Recipe())
+        train(arguments.operation, Recipe(seed=arguments.seed))
     else:
         ship()
 
