@@ -93,12 +93,12 @@ def test_post_norm_is_trained_at_a_rate_at_which_it_learns() -> None:
 
 
 def test_texts_of_an_embedded_model_are_drawn_by_the_seed() -> None:
-    model = embedded_model("embedded:softmax", 0)
+    model = embedded_model("softmax", 0, "tiny")
     rows = model.rows(4, 16)
     assert (rows.shape, rows.dtype) == ((4, 16), torch.int64)
     assert (rows[:, 0] == model.loaded.tokenizer.bos_token_id).all()
-    torch.testing.assert_close(embedded_model("embedded:softmax", 0).rows(4, 16), rows)
-    assert not torch.equal(embedded_model("embedded:softmax", 1).rows(4, 16), rows)
+    torch.testing.assert_close(embedded_model("softmax", 0, "tiny").rows(4, 16), rows)
+    assert not torch.equal(embedded_model("softmax", 1, "tiny").rows(4, 16), rows)
     assert model.rows(1).shape == (1, model.context) == (1, 256)
 
 

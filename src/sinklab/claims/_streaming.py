@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sinklab.corpora import resolve_corpus
+from sinklab.errors import ConfigurationError
 from sinklab.jobs.checkpoint import Checkpoint
 from sinklab.jobs.claim import Cost, Measure, Numbers, OfCheckpoint, Scale
 from sinklab.models.loading import LoadedModel, load_model
@@ -17,15 +18,17 @@ from sinklab.policies.base import Policy
 from sinklab.streaming.perplexity import losses
 from sinklab.training.windowed import token_losses
 
-__all__ = ["COSTS", "DRAWS", "MARGIN", "MODELS", "LongTexts", "at_scale", "draw", "keep", "on_checkpoint", "opened"]
+__all__ = ["COSTS", "DRAWS", "MARGIN", "MODELS", "LongTexts", "at_scale", "draw", "keep", "model_of", "on_checkpoint", "opened"]
 
 MODELS: Mapping[Scale, str] = {
     "tiny": "embedded:softmax",
-    "small": "embedded:softmax",
     "60m": "EleutherAI/pythia-70m",
     "1b": "EleutherAI/pythia-1b",
 }
-NUMBER: Mapping[Scale, int] = {"tiny": 16, "small": 64, "60m": 16, "1b": 16}
+"""Scales at which one model is measured, and a seed draws texts for it; at ``small`` a seed is a training."""
+TRAININGS = 3
+"""Of each embedded model, from the seeds 0, 1 and 2."""
+NUMBER: Mapping[Scale, int] = {"tiny": 16, "small": 16, "60m": 16, "1b": 16}
 """Texts of a draw."""
 
 COSTS: Mapping[Scale, Cost] = {"tiny": "minutes", "small": "minutes", "60m": "hours", "1b": "gpu"}
@@ -39,7 +42,7 @@ LAST = 128
 
 DRAWS: Mapping[Scale, str] = {
     "tiny": "one trained model, embedded:softmax; seeds are draws of 16 texts, so intervals are over texts and not trainings",
-    "small": "one trained model, embedded:softmax; seeds are draws of 64 texts, so intervals are over texts and not trainings",
+    "small": "three trainings of one recipe, embedded:softmax and what its seeds 1 and 2 gave; each reads 16 texts of its own",
 }
 """Said of every claim that rests on these texts, at the scales where it was run."""
 
@@ -97,9 +100,25 @@ def keep(num_sinks: int, held: int, **settings: object) -> dict[str, object]:
     return {"name": "sink_window", "num_sinks": num_sinks, "window": held - num_sinks, **settings}
 
 
+def model_of(scale: Scale, seed: int, operation: str = "softmax") -> str:
+    """Name of the model that is measured at a scale: at ``small`` that of a training, at others the same for all seeds.
+
+    Raises:
+        ConfigurationError: a seed from which no model was trained.
+    """
+    if scale != "small":
+        return MODELS[scale].replace("embedded:softmax", f"embedded:{operation}")
+    if not 0 <= seed < TRAININGS:
+        raise ConfigurationError(
+            f"seed {seed}: at scale 'small' seeds are trainings of the embedded model, and there are {TRAININGS}, seeds 0 to "
+            f"{TRAININGS - 1}"
+        )
+    return f"embedded:{operation}-{seed}" if seed else f"embedded:{operation}"
+
+
 def draw(seed: int, scale: Scale) -> LongTexts:
-    """The texts of a seed, held-out Python source; the same ones for every claim."""
-    checkpoint = Checkpoint(opened(MODELS[scale]), resolve_corpus("python_source"), seed)
+    """The texts of a seed, held-out Python source, and the model of the scale; the same ones for every claim."""
+    checkpoint = Checkpoint(opened(model_of(scale, seed)), resolve_corpus("python_source"), seed)
     return _texts_of(checkpoint, checkpoint.streams(NUMBER[scale]))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sinklab.claims._streaming import MODELS, opened
+from sinklab.claims._streaming import MODELS, model_of, opened
 from sinklab.errors import ConfigurationError, DoesNotApply, InputError
 from sinklab.jobs.checkpoint import Checkpoint
 from sinklab.jobs.claim import Claim, Numbers, OnCheckpoint, Part, Scale, Value
@@ -41,7 +41,7 @@ HOLDERS = ("held by none", "held by the larger", "held by both")
 
 def measure(seed: int, scale: Scale) -> Numbers:
     """The numbers of the model of a scale."""
-    return _looked_up(opened(MODELS[scale]), TEXTS * (4 if scale == "small" else 1), seed, bos=True)
+    return _looked_up(opened(model_of(scale, seed)), TEXTS, seed, bos=True)
 
 
 def of_checkpoint(checkpoint: Checkpoint) -> Numbers:
@@ -116,7 +116,7 @@ def cliff_at_the_cache_size() -> Claim:
         evidence={
             "tiny": "one trained model, embedded:softmax, and seeds are draws of 24 texts; the score is the share of digits "
             "(chance 0.1) and not whole answers, of which a model of this size gets few",
-            "small": "one trained model, embedded:softmax, and seeds are draws of 96 texts; the score is the share of digits "
+            "small": "three trainings of one recipe, and each reads 24 texts of its own; the score is the share of digits "
             "(chance 0.1) and not whole answers, of which a model of this size gets few",
         },
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import has_sink
-from sinklab.claims._embedded import SINGLE, numbers_of
+from sinklab.claims._embedded import COSTS, EVIDENCE, numbers_of
 from sinklab.claims.hidden_key_value_norms import stands_out
 from sinklab.jobs.claim import Claim, Numbers, Scale
 from sinklab.registry import claims
@@ -25,13 +25,13 @@ def norms_of_a_deeper_model() -> Claim:
         "with queries 0.5 and -0.2 in the head shown.",
         measure=measure,
         one_model={"tiny": MODEL},
-        costs={"tiny": "seconds"},
+        costs=COSTS,
         presupposes=(has_sink(MODEL),),
         parts=stands_out(MODEL),
-        evidence={"tiny": SINGLE},
+        evidence=EVIDENCE,
     )
 
 
 def measure(seed: int, scale: Scale) -> Numbers:
     """Sinks and norms on the texts of this seed."""
-    return {MODEL: numbers_of(MODEL, seed, "sinks", "norms")}
+    return {MODEL: numbers_of("softmax", seed, scale, "sinks", "norms")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import has_massive, has_no_massive, has_no_sink, has_sink
-from sinklab.claims._embedded import SINGLE, numbers_of
+from sinklab.claims._embedded import COSTS, EVIDENCE, numbers_of
 from sinklab.jobs.claim import Claim, Numbers, Scale
 from sinklab.registry import claims
 
@@ -26,13 +26,19 @@ def sigmoid_in_a_deeper_model() -> Claim:
         published="A billion parameters: sink rates 45.11 and 2.46; |h_1| over the mean of others at most 23.3 and 1.5.",
         measure=measure,
         one_model={"tiny": "embedded:softmax beside embedded:sigmoid"},
-        costs={"tiny": "seconds"},
+        costs=COSTS,
         presupposes=(has_sink(SOFTMAX),),
         parts=(has_massive(SOFTMAX), has_no_sink(SIGMOID), has_no_massive(SIGMOID)),
-        evidence={"tiny": SINGLE.replace("one trained model", "one trained model of each operation,")},
+        evidence={
+            "tiny": EVIDENCE["tiny"].replace("one trained model", "one trained model of each operation,"),
+            "small": EVIDENCE["small"].replace("three trainings", "three trainings of each operation,"),
+        },
     )
 
 
 def measure(seed: int, scale: Scale) -> Numbers:
     """Sinks and norms of both on the texts of this seed."""
-    return {name: numbers_of(name, seed, "sinks", "norms") for name in (SOFTMAX, SIGMOID)}
+    return {
+        SOFTMAX: numbers_of("softmax", seed, scale, "sinks", "norms"),
+        SIGMOID: numbers_of("sigmoid", seed, scale, "sinks", "norms"),
+    }
