@@ -86,7 +86,7 @@ class Row:
 
 
 WIDTH = 900
-TEXT, LEFT, RIGHT, NUMBERS, VERDICTS = 14, 288, 586, 598, 752
+TEXT, LEFT, RIGHT, NUMBERS, VERDICTS = 14, 288, 586, 598, 764
 """Where the columns begin: names, the axis and its end, numbers, verdicts; px."""
 
 LINE, LEAST_ROW, PAD = 14, 29, 6
