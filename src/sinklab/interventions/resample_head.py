@@ -46,10 +46,14 @@ class ResampleHead(HeadIntervention):
     def per_sample(self) -> bool:
         return False
 
-    def edit_outputs(self, call: AttentionCall, outputs: Tensor) -> Tensor:
+    def given_by(self, call: AttentionCall) -> Tensor:
+        """What every sample of the batch has to give, ``(batch, q_len, num_heads, value_dim)``."""
         assert call.head_outputs is not None
+        return call.head_outputs
+
+    def edit_outputs(self, call: AttentionCall, outputs: Tensor) -> Tensor:
         require_another(self.shift, call)
-        donors = call.head_outputs.roll(-self.shift, dims=0).transpose(1, 2).to(outputs.dtype)
+        donors = self.given_by(call).roll(-self.shift, dims=0).transpose(1, 2).to(outputs.dtype)
         source, has_donor = from_sample(call.query_positions, call.query_documents, self.shift)
         resampled = donors.gather(2, source[:, None, :, None].expand_as(donors))
         return torch.where(has_donor[:, None, :, None], resampled, outputs)

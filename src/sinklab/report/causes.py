@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeGuard
 
+from sinklab.report.causes_figure import SHOWN, effect_of, figure_of, interval, name_of
 from sinklab.report.page import write_command_page
 from sinklab.report.schema import require_causes
 from sinklab.report.words import number
-from sinklab.results.summaries import CausesSummary, ExaminedHead
+from sinklab.results.summaries import CausesSummary, ExaminedGroup, ExaminedHead, Labelled
 
 __all__ = ["LABELS", "causes_section", "write_causes_report"]
 
@@ -43,19 +43,6 @@ LABELS: dict[str, tuple[str, str]] = {
 }
 """Label to the letter in the map and its meaning in words."""
 
-SHOWN = 40
-"""Heads in the figure of effects; of a larger model the ones that are decided and hurt most."""
-
-SERIES = {
-    "redirect": "all attention to the sink",
-    "hide": "sink taken away",
-    "zero": "output set to zero",
-    "resample": "output of another text",
-}
-"""What the figure shows, by the name of the intervention."""
-
-_ROW, _TOP = 13, 11
-
 
 def write_causes_report(folder: Path) -> Path:
     """Write ``folder/report.html`` from ``summary.json`` and ``run.json`` of ``sinklab causes --out``.
@@ -85,15 +72,11 @@ def causes_section(causes: object) -> dict[str, object] | None:
             for label, (letter, meaning) in LABELS.items()
         ],
         "map": _map(causes["heads"]),
-        "figures": [_figure(causes, domain) for domain in causes["domains"]],
+        "figures": [figure_of(causes, domain) for domain in causes["domains"]],
         "headings": _headings(causes),
         "rows": [_row(head, causes) for head in causes["heads"]],
-        "reasons": [
-            f"{_name(head)}{f', {domain}' if len(causes['domains']) > 1 else ''}: {_minus(reason['why'])}"
-            + ("" if reason["texts"] is None else f"; {reason['texts']:,} texts of {domain} would decide")
-            for head in causes["heads"]
-            for domain, reason in head.get("undecided", {}).items()  # runs of older versions have none
-        ],
+        "reasons": [line for head in causes["heads"] for line in _reasons(name_of(head), head, causes["domains"])],
+        "groups": _groups(causes),
         "unit": causes["unit"],
         "made": _made(causes),
         "read_outs": _read_outs(causes.get("read_outs"), causes["unit"]),
@@ -260,72 +243,6 @@ def _cell(head: ExaminedHead | None) -> dict[str, str] | None:
     }
 
 
-def _figure(causes: CausesSummary, domain: str) -> dict[str, object]:
-    """Effects on one domain: a row for each head, intervals on one axis. Coordinates are percent, so that it fits any width."""
-    least = causes["minimal_effect"]
-    heads = [head for head in causes["heads"] if any(_effect(head, name, domain) for name in SERIES)]
-    shown = sorted(heads, key=lambda head: (head["label"] == "undecided", -_size(head, domain)))[:SHOWN]
-    bounds = [
-        effect[end] for head in shown for name in SERIES if (effect := _effect(head, name, domain)) for end in ("low", "high")
-    ]
-    scale = _Scale(min([-2 * least, *bounds]), max([2 * least, *bounds]), least)
-    used = [name for name in SERIES if any(_effect(head, name, domain) for head in shown)]
-    rows = []
-    for head in sorted(shown, key=lambda head: (head["layer"], head["head"])):
-        marks = []
-        for line, name in enumerate(used):
-            effect = _effect(head, name, domain)
-            if effect is not None:
-                marks.append(
-                    {
-                        "name": name, "y": _TOP + _ROW * line, "x": scale(effect["mean"]), "low": scale(effect["low"]),
-                        "high": scale(effect["high"]), "words": f"{SERIES[name]}: {_interval(effect, least)}",
-                    }
-                )  # fmt: skip
-        rows.append({"name": _name(head), "label": head["domains"].get(domain, head["label"]), "marks": marks})
-    return {
-        "domain": domain,
-        "rows": rows,
-        "height": 2 * _TOP + _ROW * (len(used) - 1),
-        "ticks": [{"x": scale(value), "text": f"{value:g}".replace("-", "\u2212")} for value in scale.ticks()],
-        "zero": scale(0.0),
-        "band": scale(least),  # from the left edge on: what helps counts as nothing too
-        "series": [{"name": name, "words": SERIES[name]} for name in used],
-        "more": len(heads) - len(shown),
-        "unit": causes["unit"],
-        "least": f"{least:g}",
-    }
-
-
-class _Scale:
-    """Percent of the width for a value: even steps up to the minimal effect, even ratios beyond it."""
-
-    def __init__(self, low: float, high: float, least: float) -> None:
-        self._least = least
-        self._low, self._high = math.asinh(low / least), math.asinh(high / least)
-        self._bounds = (low, high)
-
-    def __call__(self, value: float) -> str:
-        share = (math.asinh(value / self._least) - self._low) / (self._high - self._low)
-        return f"{2 + 96 * share:.2f}"
-
-    def ticks(self) -> list[float]:
-        """Zero, the minimal effect to both sides, and its decades up to the ends."""
-        decades = [self._least * 10**power for power in range(12)]
-        ticks = [value for decade in decades for value in (-decade, decade)]
-        return sorted([0.0, *(value for value in ticks if self._bounds[0] <= value <= self._bounds[1])])
-
-
-def _effect(head: ExaminedHead, name: str, domain: str) -> Mapping[str, float] | None:
-    effect = head["effects"].get(name, {}).get(domain)
-    return effect if isinstance(effect, dict) and effect.get("mean") is not None else None
-
-
-def _size(head: ExaminedHead, domain: str) -> float:
-    means = [effect["mean"] for name in SERIES if (effect := _effect(head, name, domain))]
-    return max(map(abs, means), default=0.0)
-
-
 def _headings(causes: CausesSummary) -> list[str]:
     many = len(causes["domains"]) > 1
     effects = [f"{CONTRASTS[name]}{f', {domain}' if many else ''}" for domain in causes["domains"] for name in _named(causes)]
@@ -335,20 +252,58 @@ def _headings(causes: CausesSummary) -> list[str]:
 
 
 def _row(head: ExaminedHead, causes: CausesSummary) -> list[str]:
-    effects = [_effect(head, name, domain) for domain in causes["domains"] for name in _named(causes)]
+    return [name_of(head), *_cells(head, causes)]
+
+
+def _cells(entry: Labelled, causes: CausesSummary) -> list[str]:
+    """Label, need of the sink, numbers of the sink and effects of a head, or of a group."""
+    effects = [effect_of(entry, name, domain) for domain in causes["domains"] for name in _named(causes)]
     label = (
-        head["label"]
-        if len(set(head["domains"].values())) < 2
-        else "; ".join(f"{label} ({domain})" for domain, label in head["domains"].items())
+        entry["label"]
+        if len(set(entry["domains"].values())) < 2
+        else "; ".join(f"{label} ({domain})" for domain, label in entry["domains"].items())
     )
-    cells = [_interval(effect, causes["minimal_effect"]) if effect else "–" for effect in effects]
-    needs = dict.fromkeys(head.get("needs_sink", {}).get(domain, "") for domain in causes["domains"])  # runs of older versions
-    needing = "; ".join(needs) if len(needs) < 2 else "; ".join(f"{word} ({name})" for name, word in head["needs_sink"].items())
-    sinks = [number(head["sink_weight"]), number(head["value_ratio"])]
-    if "sink_weights" in head:
-        own = (head["sink_weights"], head["value_ratios"])
+    cells = [interval(effect, causes["minimal_effect"]) if effect else "–" for effect in effects]
+    needs = dict.fromkeys(entry.get("needs_sink", {}).get(domain, "") for domain in causes["domains"])  # runs of older versions
+    needing = (
+        "; ".join(needs) if len(needs) < 2 else "; ".join(f"{word} ({name})" for name, word in entry["needs_sink"].items())
+    )
+    sinks = [number(entry["sink_weight"]), number(entry["value_ratio"])]
+    if "sink_weights" in entry:
+        own = (entry["sink_weights"], entry["value_ratios"])
         sinks = [number(values.get(domain)) for domain in causes["domains"] for values in own]
-    return [_name(head), label, needing or "–", *sinks, *cells]
+    return [label, needing or "–", *sinks, *cells]
+
+
+def _groups(causes: CausesSummary) -> dict[str, object] | None:
+    """The table of the heads that were edited at once."""
+    groups = causes.get("groups", [])
+    if not groups:
+        return None
+    many = len(causes["domains"]) > 1
+    beyond = [f"Output zeroed, beyond the sum of each alone{f', {domain}' if many else ''}" for domain in causes["domains"]]
+    heading, label, *others = _headings(causes)
+    return {
+        "headings": [f"{heading}s", label, "Each alone", *others, *beyond],
+        "rows": [_group_row(group, causes) for group in groups],
+        "reasons": [line for group in groups for line in _reasons(group["name"], group, causes["domains"])],
+    }
+
+
+def _group_row(group: ExaminedGroup, causes: CausesSummary) -> list[str]:
+    label, *others = _cells(group, causes)
+    alone = ", ".join(f"{count} {name}" for name, count in group["alone"].items())
+    beyond = [_bounds(group["beyond_alone"]["zero"][domain], places=4) for domain in causes["domains"]]
+    return [group["name"], label, alone, *others, *beyond]
+
+
+def _reasons(name: str, entry: Labelled, domains: Sequence[str]) -> list[str]:
+    """Why a head, or a group, is undecided, by domain."""
+    return [
+        f"{name}{f', {domain}' if len(domains) > 1 else ''}: {_minus(reason['why'])}"
+        + ("" if reason["texts"] is None else f"; {reason['texts']:,} texts of {domain} would decide")
+        for domain, reason in entry.get("undecided", {}).items()  # runs of older versions have none
+    ]
 
 
 CONTRASTS = {
@@ -369,17 +324,6 @@ def _named(causes: CausesSummary) -> list[str]:
     return [name for name in CONTRASTS if any(name in head["effects"] for head in causes["heads"])]
 
 
-def _interval(effect: Mapping[str, float], least: float) -> str:
-    """Mean and interval with two digits more than the minimal effect has: what lies behind them decides nothing."""
-    places = max(0, 2 - math.floor(math.log10(least)) - 1)
-    mean, low, high = (f"{effect[end]:z.{places}f}".replace("-", "\u2212") for end in ("mean", "low", "high"))
-    return f"{mean} [{low}, {high}]"
-
-
-def _name(head: ExaminedHead) -> str:
-    return f"{head['layer']}.{head['head']}"
-
-
 def _made(causes: CausesSummary) -> str:
     unit, least = causes["unit"], f"{causes['minimal_effect']:g}"
     return (
@@ -387,4 +331,5 @@ def _made(causes: CausesSummary) -> str:
         f"{unit}, mean over texts with a 95 % interval; above 0 the intervention hurts. Every claim is tested over all heads "
         f"together so that at most {100 * causes['level']:g} % of the labels given are expected to be false (Benjamini and "
         f"Hochberg 1995). Effects below {least} {unit}, gains among them, count as nothing."
+        + (f" {_minus(rule['text'])}" if (rule := causes.get("minimal_effect_from")) else "")
     )

@@ -161,21 +161,40 @@ class Undecided(Record):
     texts: int | None
 
 
-class ExaminedHead(Record):
-    """A head with its label."""
+class Labelled(Record):
+    """A head or a group with its label."""
 
-    layer: Annotated[int, Field(ge=0, lt=2**16)]
-    head: Annotated[int, Field(ge=0, lt=2**16)]
     label: Literal[
         "semantic", "constant", "dormant", "broadcast", "unneeded", "switch", "broadcast-switch", "mixed", "undecided"
     ]  # fmt: skip
     domains: dict[str, str]
     needs_sink: dict[str, str] = Field(default_factory=dict)
-    within: dict[str, dict[str, str]] = Field(default_factory=dict)
     undecided: dict[str, Undecided] = Field(default_factory=dict)
     sink_weight: float | None
     value_ratio: float | None
     effects: dict[str, dict[str, Interval | None]]
+
+
+class ExaminedHead(Labelled):
+    """A head with its label."""
+
+    layer: Annotated[int, Field(ge=0, lt=2**16)]
+    head: Annotated[int, Field(ge=0, lt=2**16)]
+    within: dict[str, dict[str, str]] = Field(default_factory=dict)
+
+
+class ExaminedGroup(Labelled):
+    """Heads that were edited at once."""
+
+    name: str
+    alone: dict[str, int]
+    beyond_alone: dict[str, dict[str, Interval]]
+
+
+class MinimalEffect(Record):
+    """Where the minimal effect is from."""
+
+    text: str
 
 
 class Shown(Record):
@@ -220,7 +239,9 @@ class Causes(Record):
     heads: Annotated[list[ExaminedHead], Field(min_length=1)]
     domains: list[str]
     unit: str
+    groups: list[ExaminedGroup] = Field(default_factory=list)
     minimal_effect: float
+    minimal_effect_from: MinimalEffect | None = None
     texts: int
     level: float
     read_outs: Annotated[ReadOuts | None, BeforeValidator(_if_it_has("heads"))] = None

@@ -17,6 +17,7 @@ __all__ = [
     "Comparison",
     "CureEntry",
     "Difference",
+    "ExaminedGroup",
     "ExaminedHead",
     "ExportEntry",
     "ExportPart",
@@ -25,6 +26,8 @@ __all__ = [
     "HowExported",
     "IntegerChoice",
     "Judged",
+    "Labelled",
+    "MinimalEffect",
     "OriginEdit",
     "OriginFound",
     "OriginHead",
@@ -224,15 +227,11 @@ class Undecided(TypedDict):
     texts: int | None
 
 
-class ExaminedHead(TypedDict):
-    """One head of ``sinklab causes``; effects and divergences by intervention and domain."""
+class Labelled(TypedDict):
+    """What is known of a head, or of a group; effects and divergences by intervention and domain."""
 
-    layer: int
-    head: int
-    module: str
     label: str
     domains: dict[str, str]
-    within: dict[str, dict[str, str]]
     needs_sink: dict[str, str]
     undecided: dict[str, Undecided]
     sink_weight: float | None
@@ -241,6 +240,44 @@ class ExaminedHead(TypedDict):
     value_ratios: dict[str, float | None]
     effects: dict[str, dict[str, dict[str, float]]]
     divergence: dict[str, dict[str, float | None]]
+
+
+class ExaminedHead(Labelled):
+    """One head of ``sinklab causes``."""
+
+    layer: int
+    head: int
+    module: str
+    within: dict[str, dict[str, str]]
+
+
+class ExaminedGroup(Labelled):
+    """Heads of ``sinklab causes`` that were edited at once; numbers of the sink are means over its members.
+
+    ``called`` is the layer or the label of a group that was not named by its heads. ``alone`` counts the labels of its members,
+    and ``beyond_alone`` is, by intervention and domain, what the group costs less what its members cost one by one, summed.
+    """
+
+    name: str
+    called: str
+    members: list[str]
+    alone: dict[str, int]
+    beyond_alone: dict[str, dict[str, Difference]]
+
+
+class MinimalEffect(TypedDict):
+    """The minimal effect of ``sinklab causes`` and where it is from: ``auto``, or ``given``.
+
+    ``worth`` is what all attention costs by domain, with outputs of ``zero`` and with those of another text (``resample``);
+    ``domain`` the one that counts, ``null`` where none is shown to be worth enough, or nothing was measured.
+    """
+
+    value: float
+    by: str
+    heads: int
+    domain: str | None
+    worth: dict[str, dict[str, Difference]]
+    text: str
 
 
 class FoundSink(TypedDict):
@@ -267,6 +304,8 @@ class CausesSummary(TypedDict):
     clean_loss: dict[str, float]
     level: float
     minimal_effect: float
+    minimal_effect_from: NotRequired[MinimalEffect]
+    groups: NotRequired[list[ExaminedGroup]]
     budget: str
     variants: list[str]
     text: NotRequired[str]

@@ -32,6 +32,7 @@ from sinklab.results.table import read_run, read_table
 from sinklab.results.voice import duration
 from sinklab.sinks import Sinks
 from sinklab.studies.causes import measurement as causes_measure
+from sinklab.studies.causes import resumable
 from sinklab.studies.causes.labels import LABELS
 from sinklab.studies.causes.readout import ClassLogits, NextToken, OutputDivergence, SquaredError
 from sinklab.studies.causes.samples import Samples
@@ -114,7 +115,7 @@ def test_the_same_seed_gives_the_same_numbers(result, checkpoint):
 
 def test_a_killed_run_goes_on_where_it_was(result, checkpoint, tmp_path, monkeypatch):
     found, _ = result
-    real, calls = causes_measure.measure_effects, []
+    real, calls = resumable.measure_effects, []
 
     def killed(model, samples, readout, variants, heads, **options):
         calls.append([str(head) for head in heads])
@@ -122,7 +123,7 @@ def test_a_killed_run_goes_on_where_it_was(result, checkpoint, tmp_path, monkeyp
             raise KeyboardInterrupt
         return real(model, samples, readout, variants, heads, **options)
 
-    monkeypatch.setattr(causes_measure, "measure_effects", killed)
+    monkeypatch.setattr(resumable, "measure_effects", killed)
     out, said = tmp_path / "out", []
     with pytest.raises(KeyboardInterrupt):
         find_causes(str(checkpoint), **QUICK, out=out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -25,6 +24,7 @@ from sinklab.studies.arguments import (
     TrustRemoteCode,
     command,
 )
+from sinklab.studies.causes.request import Request, parse_heads, parse_sink
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,15 +37,13 @@ if TYPE_CHECKING:
 
 __all__ = ["find_causes"]
 
-WORDS: tuple[Literal["auto", "null", "none"], ...] = ("auto", "null", "none")
-"""What a sink may be, besides a position."""
-
 
 @command("causes")
 def find_causes(
     model: str | LoadedModel | PreTrainedModel | nn.Module,
     *,
-    heads: str | Sequence[tuple[int, int]] | None = "all",
+    heads: str | Sequence[tuple[int, int] | Sequence[tuple[int, int]]] | None = "all",
+    together: bool = False,
     sink: int | str = "auto",
     sinks: Sinks | None = None,
     domains: Annotated[Sequence[CorpusSource], "--corpus", "--domains"] = ("python_source",),
@@ -53,7 +51,7 @@ def find_causes(
     seq_len: int | None = None,
     budget: Literal["fast", "full"] = "fast",
     level: float = 0.05,
-    minimal_effect: float = 0.01,
+    minimal_effect: float | Literal["auto"] = "auto",
     threshold: Threshold = 0.3,
     experiments: bool = True,
     samples: Samples | None = None,
@@ -75,7 +73,8 @@ def find_causes(
 ) -> Result:
     """Say what every head does with its sink: semantic, constant, dormant, broadcast, unneeded, switch, or undecided.
 
-    Changes one head at a time and takes the loss again. With an output directory a run that is killed goes on where it was.
+    Changes one head at a time, or several at once, and takes the loss again. With an output directory a run that is killed goes
+    on where it was.
 
     semantic: silencing a head costs loss, and so does what it says on another text. constant: it says the same on all. dormant:
     sending all of its attention to the sink costs nothing, and losing the sink does. broadcast: there the sink's value is used.
@@ -85,7 +84,9 @@ def find_causes(
     Args:
         model: embedded:softmax, embedded:sigmoid, a directory, or a hub id; from Python also a model in memory, and with
             ``samples`` any module.
-        heads: Heads to examine, written layer.head from 0 with commas between, or all; from Python also pairs.
+        heads: Heads to examine, written layer.head from 0 with commas between, or all; 0.0+3.1 edits two at once, after each
+            alone, and layers all of each layer; from Python also pairs, and lists of pairs for groups.
+        together: Edit all heads of a label at once too, of each but semantic: heads that can stand in for each other.
         sink: Where the sink is: auto finds it, a position of the document, null for the null score, or none (heads are then
             zeroed).
         sinks: what find_sinks found on other texts, in place of ``sink``; without a main one, heads are zeroed.
@@ -95,7 +96,8 @@ def find_causes(
         seq_len: Tokens of a text, BOS included; by default 256, or the trained length if less.
         budget: full: more texts, so that dormant heads can be found, more controls, all experiments.
         level: Expected share of false labels among those given (Benjamini and Hochberg, over all heads and hypotheses).
-        minimal_effect: Change of the loss, in nats, below which it counts as nothing.
+        minimal_effect: Change of the loss, in nats, below which it counts as nothing; auto: a twentieth of what a head is worth
+            on average, all attention together by the number of heads, and at most 0.01.
         experiments: Ask besides what the sink itself is: its location, its value, massive activations.
         samples, readout: inputs of your own and what is read off the outputs, instead of ``domains``: for encoders, vision
             models and anything that does not read tokens.
@@ -111,6 +113,7 @@ def find_causes(
     Examples:
         sinklab causes embedded:softmax
         sinklab causes embedded:softmax --heads 2.0,3.1 --texts 64 --out build/causes
+        sinklab causes embedded:softmax --heads 0.0+0.1,layers --together
         sinklab causes ORG/MODEL --corpus python_source,notes.txt --budget full --out build/causes
         sinklab causes ORG/MODEL --sink null --json
 
@@ -125,13 +128,13 @@ def find_causes(
     from sinklab.report.html import write_report
     from sinklab.results.table import make_table
     from sinklab.studies.causes.display import display
-    from sinklab.studies.causes.measurement import Request, examine, facts_of, texts_of_budget
+    from sinklab.studies.causes.measurement import examine, facts_of, texts_of_budget
     from sinklab.studies.causes.texts import Texts
     from sinklab.studies.measure.probing import opened, uses_bos
 
     request = Request(
-        heads=parse_heads(heads), sink=parse_sink(sink), budget=budget, level=level, minimal_effect=minimal_effect,
-        threshold=threshold, seed=seed, batch_size=batch_size, experiments=experiments,
+        heads=parse_heads(heads), together=together, sink=parse_sink(sink), budget=budget, level=level,
+        minimal_effect=minimal_effect, threshold=threshold, seed=seed, batch_size=batch_size, experiments=experiments,
     )  # fmt: skip
     request.check()
     if (samples is None) != (readout is None):
@@ -179,37 +182,3 @@ def find_causes(
             domains=domain_texts.record,
             measured=examined.record,
         )
-
-
-def parse_heads(heads: str | Sequence[tuple[int, int]] | None) -> tuple[tuple[int, int], ...] | None:
-    """Pairs of layer and head from ``0.1,3.0``; ``None`` for ``all``.
-
-    Raises:
-        ConfigurationError: anything else.
-    """
-    if heads is None or not isinstance(heads, str):
-        return None if heads is None else tuple(heads)
-    if heads.strip() == "all":
-        return None
-    parts = [part.strip() for part in heads.split(",") if part.strip()]
-    if not parts or not all(re.fullmatch(r"\d{1,9}\.\d{1,9}", part) for part in parts):
-        raise ConfigurationError(
-            f"`heads` {heads!r} must be all, or heads written layer.head with commas between, such as 0.1,3.0"
-        )
-    return tuple((int(layer), int(head)) for layer, head in (part.split(".") for part in parts))
-
-
-def parse_sink(sink: int | str) -> int | Literal["auto", "null", "none"]:
-    """``auto``, ``null``, ``none`` or a position, which may be written as text.
-
-    Raises:
-        ConfigurationError: anything else.
-    """
-    if isinstance(sink, int):
-        return sink
-    for word in WORDS:
-        if sink == word:
-            return word
-    if not sink.isdecimal() or len(sink) > 18:
-        raise ConfigurationError(f"`sink` {sink} must be auto, a position from 0, null or none")
-    return int(sink)

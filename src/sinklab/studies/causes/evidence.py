@@ -10,7 +10,7 @@ import numpy as np
 
 from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.results.intervals import Interval, means_over_items
-from sinklab.studies.causes.effects import Effects
+from sinklab.studies.causes.effects import Edited, Effects
 
 __all__ = ["RARE", "Contrast", "Evidence", "benjamini_hochberg", "contrasts_of", "evidence_of", "least_texts"]
 
@@ -73,7 +73,7 @@ class Evidence:
         return _gains(self.values, self.bound)
 
 
-def evidence_of(effects: Effects, domain: int, minimal_effect: float) -> dict[str, Evidence]:
+def evidence_of(effects: Effects[Edited], domain: int, minimal_effect: float) -> dict[str, Evidence]:
     """Every contrast of one domain, as far as its variants were measured, by name.
 
     - ``redirect``, ``hide``, ``zero``, ``zero_value``, ``resample``, ``mean``: the effect is above the minimal effect;

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import Coordinates, Metric, Row
+from sinklab.results.summaries import Difference
 from sinklab.sinks import Head
 
-__all__ = ["LOSS_CHANGE", "SINK_SHARE", "ExperimentResult", "head_rows", "interval_rows", "number", "plain", "signed"]
+__all__ = ["LOSS_CHANGE", "SINK_SHARE", "ExperimentResult", "bounds", "head_rows", "interval_rows", "number", "plain", "signed"]
 
 LOSS_CHANGE = Metric("loss_change", "nats", "Mean over texts of the change of their mean loss under the intervention.")
 SINK_SHARE = Metric(
@@ -61,6 +62,11 @@ def number(value: SupportsFloat) -> float | None:
     """A Python number for JSON, or ``None`` for what is not one."""
     converted = float(value)
     return converted if math.isfinite(converted) else None
+
+
+def bounds(interval: Interval) -> Difference:
+    """An interval for a summary."""
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high}
 
 
 def signed(interval: Interval) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Generic
 
 import numpy as np
 
 from sinklab.errors import ConfigurationError
-from sinklab.sinks import Head, Sinks
-from sinklab.studies.causes.effects import Effects
+from sinklab.sinks import Sinks
+from sinklab.studies.causes.effects import Edited, Effects
 from sinklab.studies.causes.evidence import Contrast, Evidence, benjamini_hochberg, contrasts_of, evidence_of, least_texts
 from sinklab.studies.causes.reasons import Claim, Reason, reason_of
 from sinklab.studies.causes.samples import Samples
@@ -29,7 +30,7 @@ __all__ = [
 LABELS = ("semantic", "constant", "dormant", "broadcast", "unneeded", "switch", "broadcast-switch", "mixed", "undecided")
 
 MINIMAL_EFFECT = 0.01
-"""In nats; 1 % of perplexity."""
+"""In nats; 1 % of perplexity. Models of many heads have a smaller one (:mod:`~sinklab.studies.causes.threshold`)."""
 
 RULES: dict[str, tuple[str, ...]] = {
     "semantic": ("redirect", "zero", "resample"),
@@ -53,8 +54,8 @@ RESTING = {"dormant", "broadcast"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class HeadLabel:
-    """What one head is, with everything that says so.
+class HeadLabel(Generic[Edited]):
+    """What one head is, or a group of heads that were edited at once, with everything that says so.
 
     Attributes:
         label: one of :data:`LABELS`.
@@ -67,7 +68,7 @@ class HeadLabel:
             (:mod:`~sinklab.studies.causes.within`).
     """
 
-    head: Head
+    head: Edited
     label: str
     by_domain: dict[str, str]
     needs_sink: dict[str, str]
@@ -96,9 +97,9 @@ class HeadLabel:
 
 
 def label_heads(
-    effects: Effects, sinks: Sinks, *, level: float = 0.05, minimal_effect: float = MINIMAL_EFFECT
-) -> list[HeadLabel]:
-    """A label for every head that was measured, in every domain and over all of them.
+    effects: Effects[Edited], sinks: Sinks, *, level: float = 0.05, minimal_effect: float = MINIMAL_EFFECT
+) -> list[HeadLabel[Edited]]:
+    """A label for every head that was measured, or for every group, in every domain and over all of them.
 
     In one domain, by what becomes of the mean loss over texts, where *costs* is a rise by more than the minimal effect and
     *costs nothing* is less than that, a gain included (:data:`RULES`):
@@ -126,6 +127,12 @@ def label_heads(
     texts that are near normal or skewed to the right; for what costs nothing, on no text that costs more than
     ``minimal_effect / RARE`` or than what was seen (:class:`~sinklab.studies.causes.evidence.Evidence`). Labels are about
     this model and these texts: a head with random weights may be of use by luck (:func:`mirrored`).
+
+    **A minimal effect that is taken from the same texts** (:mod:`~sinklab.studies.causes.threshold`) makes no claim false more
+    often. That a mean is above ``m`` is claimed where its lower confidence bound is. If the bound lies below the mean, as it
+    does in all but a share of cases, then every ``m`` below it lies below the mean too, by whatever it was chosen: the p-value
+    rises with ``m``. Likewise from above for what costs nothing, as long as no text costs more than the test allows for. The
+    false discovery rate asks for more, one ``m`` for all draws of texts; rounded to one digit, it is the same in nearly all.
 
     Args:
         effects: of the variants of :func:`~sinklab.studies.causes.variants.make_variants`.
@@ -180,8 +187,11 @@ def texts_needed(labels: Sequence[HeadLabel]) -> int | None:
     return int(np.ceil(np.median(needed))) if needed else None
 
 
-def require_texts(samples: Samples, sinks: Sinks, heads: Sequence[Head], *, level: float = 0.05) -> None:
+def require_texts(samples: Samples, sinks: Sinks, heads: Sequence[object], *, level: float = 0.05) -> None:
     """Refuse before the work what :func:`label_heads` would refuse behind it.
+
+    Args:
+        heads: that will be judged together, or groups.
 
     Raises:
         ConfigurationError: too few texts for the error rate; says how many are needed.
@@ -193,7 +203,7 @@ def require_texts(samples: Samples, sinks: Sinks, heads: Sequence[Head], *, leve
 class _Judged:
     """What is decided of all heads in all domains."""
 
-    def __init__(self, effects: Effects, sinks: Sinks, level: float, minimal_effect: float) -> None:
+    def __init__(self, effects: Effects[Edited], sinks: Sinks, level: float, minimal_effect: float) -> None:
         if not 0 < level < 1:
             raise ConfigurationError(f"level {level:g} must lie between 0 and 1: the share of labels that may be false")
         if not minimal_effect > 0:

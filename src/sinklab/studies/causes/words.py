@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from sinklab.results.summaries import CausesSummary
+from sinklab.results.summaries import CausesSummary, ExaminedGroup
+from sinklab.studies.causes.head_group import joined
 
 __all__ = ["place_name", "sentences"]
+
+GROUPS = 6
+"""Groups that the sentences name."""
 
 _MEANING = {
     "semantic": "{say} something of the text that the model misses, on every domain (semantic)",
@@ -22,7 +26,8 @@ def sentences(summary: CausesSummary) -> str:
     """What was found, in plain words.
 
     Args:
-        summary: with ``counts``, ``heads``, ``sink``, ``texts``, ``texts_needed``, ``mirrored`` and ``level``.
+        summary: with ``counts``, ``heads``, ``sink``, ``texts``, ``texts_needed``, ``mirrored`` and ``level``, and with
+            ``groups`` if there are any.
     """
     counts, total = summary["counts"], len(summary["heads"])
     where = summary["sink"].get("name") or place_name(summary["sink"]["place"])
@@ -45,6 +50,11 @@ def sentences(summary: CausesSummary) -> str:
             f" For {summary['mirrored']} it is the other way round: silencing {'it' if summary['mirrored'] == 1 else 'them'}"
         )
         text += " lowers the loss in every way; in a model with random weights these are as many as the semantic ones."
+    groups = summary.get("groups", [])
+    if groups:
+        labels = [_of_group(group) for group in groups[:GROUPS]]
+        more = f"; {len(groups) - GROUPS} more groups are in the table" if len(groups) > GROUPS else ""
+        text += f" Edited at once, {_listed(labels)}{more}."
     undecided = counts["undecided"]
     if undecided:
         needed = summary["texts_needed"]
@@ -58,6 +68,11 @@ def sentences(summary: CausesSummary) -> str:
                 "stay as seen."
             )
     return text
+
+
+def _of_group(group: ExaminedGroup) -> str:
+    called = f" ({group['called']})" if group["called"] else ""
+    return f"{joined(group['members'])}{called} {'is' if len(group['members']) == 1 else 'are'} {group['label']}"
 
 
 def place_name(place: int | str | None) -> str:

@@ -1,0 +1,196 @@
+"""Effects of heads and of groups as they are measured in a long run: announced, in pieces, and kept if it is killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from torch import nn
+
+from sinklab.models.loading import hash_weights
+from sinklab.registry import operations
+from sinklab.results.run import Progress
+from sinklab.results.sources import digest_of
+from sinklab.results.store import Store
+from sinklab.results.voice import duration
+from sinklab.sinks import Head, Sinks, find_sinks
+from sinklab.studies.causes.effects import Edited, Effects, HeadEdit, one_by_one
+from sinklab.studies.causes.engine import estimate, measure_effects
+from sinklab.studies.causes.experiments import estimate_experiments
+from sinklab.studies.causes.groups import EDITS
+from sinklab.studies.causes.head_group import HeadGroup
+from sinklab.studies.causes.request import Request
+from sinklab.studies.causes.texts import Texts
+from sinklab.studies.causes.threshold import SILENCED
+from sinklab.studies.causes.variants import make_variants
+from sinklab.studies.measure.probing import classes_of
+
+__all__ = ["Resumable"]
+
+PIECES = 12
+"""Into about how many pieces the work of a long run is cut: what a killed one loses."""
+
+
+@dataclasses.dataclass(eq=False)
+class Resumable:
+    """What is measured, and where it is kept.
+
+    Args:
+        identity: of the model and its sinks: what effects depend on besides texts, request and weights.
+        say: called with a sentence: how long it will take.
+    """
+
+    model: nn.Module
+    texts: Texts
+    request: Request
+    variants: Sequence[HeadEdit]
+    sinks: Sinks
+    identity: Mapping[str, object]
+    store: Store
+    say: Callable[[str], None]
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self._settings, self._sources = self._key() if self.store.folder is not None else ({}, "")
+
+    def of_heads(self, heads: Sequence[Head], groups: Sequence[HeadGroup]) -> Effects:
+        """Effects of all variants on some heads, a few modules at a time if what is measured is to be stored.
+
+        Args:
+            groups: that will be measured later, for the time that is announced.
+        """
+        modules = list(dict.fromkeys(head.module for head in heads))
+        size = len(modules) if self.store.folder is None else max(1, len(modules) // PIECES)
+        pieces = [set(modules[start : start + size]) for start in range(0, len(modules), size)]
+        parted = [[head for head in heads if head.module in piece] for piece in pieces]
+        keys = [(f"layer-{part[0].layer}", {**self._settings, "heads": list(map(str, part))}, self._sources) for part in parted]
+        stored = [self.store.get(*key) for key in keys]
+        waiting = [head for part, saved in zip(parted, stored, strict=True) if saved is None for head in part]
+        if waiting:
+            self._announce(waiting, len(heads), groups)
+        parts: list[Effects] = []
+        done = 0
+        for part, key, saved in zip(parted, keys, stored, strict=True):
+            if saved is None:
+
+                def shown(stage: str, step: int, total: int, done: int = done, share: int = len(part)) -> None:
+                    self.progress(stage, round(100 * (done + share * step / total)), 100 * len(heads))
+
+                found = measure_effects(
+                    self.model, self.texts.samples, self.texts.readout, self.variants, part,
+                    batch_size=self.request.batch_size, progress=shown,
+                )  # fmt: skip
+                self.store.put(*key, found.record, _arrays(found))
+            else:
+                names = [variant.name for variant in self.variants]
+                found = Effects(
+                    names, part, self.texts.samples.domain_names, unit=self.texts.readout.unit, record=saved.record,
+                    **saved.arrays,
+                )  # fmt: skip
+            parts.append(found)
+            done += len(part)
+        return _joined(parts, {module: how for found in parts for module, how in found.record.items()})
+
+    def of_groups(self, groups: Sequence[HeadGroup], names: Sequence[str] = EDITS) -> Effects[HeadGroup]:
+        """Effects on groups of heads, by the whole model, each group kept when it is done.
+
+        Args:
+            groups: one or more.
+            names: of the variants, as far as the run has them.
+        """
+        variants = [variant for variant in self.variants if variant.name in names]
+        samples, readout, parts = self.texts.samples, self.texts.readout, list[Effects[HeadGroup]]()
+        for number, group in enumerate(groups):
+            settings = {
+                **self._settings,
+                "variants": [variant.name for variant in variants],
+                "group": list(map(str, group.members)),
+            }
+            saved = self.store.get("group", settings, self._sources)
+            if saved is None:
+
+                def shown(stage: str, step: int, total: int, done: int = number) -> None:
+                    self.progress("groups", round(100 * (done + step / total)), 100 * len(groups))
+
+                found = one_by_one(
+                    self.model, samples, readout, variants, [group], batch_size=self.request.batch_size, progress=shown
+                )
+                self.store.put("group", settings, self._sources, None, _arrays(found))
+            else:
+                found = Effects(
+                    [variant.name for variant in variants], [group], samples.domain_names, unit=readout.unit, record={},
+                    **saved.arrays,
+                )  # fmt: skip
+            parts.append(found)
+        return _joined(parts, {})
+
+    def _announce(self, waiting: Sequence[Head], number: int, groups: Sequence[HeadGroup]) -> None:
+        """Say how long it takes to measure heads, groups and experiments."""
+        samples, readout, request = self.texts.samples, self.texts.readout, self.request
+        seconds = estimate(self.model, samples, readout, self.variants, waiting, batch_size=request.batch_size)
+        also: list[str] = []
+        more = ""
+        if groups or request.together or request.minimal_effect == "auto":
+            of_one = self._seconds_of_an_edit(groups[0] if groups else HeadGroup(tuple(self.sinks.heads)))
+            edits = len([variant for variant in self.variants if variant.name in EDITS])
+            seconds += of_one * (len(SILENCED) * (request.minimal_effect == "auto") + edits * len(groups))
+            if groups:
+                also.append(f"{len(groups)} group{'s' if len(groups) > 1 else ''} of heads")
+            if request.together:
+                more = f", and every group of a label {duration(of_one * edits)} more"
+        if request.experiments:
+            seconds += estimate_experiments(
+                self.model, self.texts, self.sinks, budget=request.budget, threshold=request.threshold,
+                batch_size=request.batch_size,
+            )  # fmt: skip
+            also.append("the experiments on the sink")
+        there = number - len(waiting)
+        rest = f"; {there} of {number} heads are there from an earlier run" if there else ""
+        what = f"{len(waiting)} heads × {len(self.variants)} interventions × {len(samples)} texts"
+        self.say(f"{' and '.join([what, *also])} take {duration(seconds)}{more}{rest}")
+
+    def _seconds_of_an_edit(self, group: HeadGroup) -> float:
+        """Seconds that one edit of a group takes on all texts, by a trial on the first batch."""
+        _, part = next(self.texts.samples.parts(self.request.batch_size))
+        began = time.perf_counter()
+        one_by_one(self.model, part, self.texts.readout, self.variants[:1], [group], batch_size=len(part))
+        # As long as two runs of the model at least, the unedited and the edited one.
+        return (time.perf_counter() - began) / 2 * len(self.texts.samples) / len(part)
+
+    def _key(self) -> tuple[dict[str, object], str]:
+        """What effects depend on besides the heads: the settings, and the digest of the code."""
+        digest = hashlib.sha256()
+        samples = self.texts.samples
+        for tensor in (*samples.inputs.values(), samples.domains, *(() if samples.targets is None else (samples.targets,))):
+            digest.update(str(tuple(tensor.shape)).encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        matter = ("sink", "budget", "threshold", "seed", "batch_size")  # a batch is where a text gets another one's output from
+        settings = {
+            **self.identity,
+            **{name: value for name, value in self.request.to_dict().items() if name in matter},
+            "weights": hash_weights(self.model),
+            "variants": [variant.name for variant in self.variants],
+            "readout": type(self.texts.readout).__qualname__,
+            "samples": digest.hexdigest(),
+        }
+        named = str(self.identity["operation"])
+        operation = [operations[named]] if named in operations else []
+        code = (measure_effects, one_by_one, make_variants, find_sinks, type(self.texts.readout))
+        return settings, digest_of(*code, *operation, *classes_of(self.model))
+
+
+def _arrays(effects: Effects[Edited]) -> dict[str, np.ndarray]:
+    return {"loss": effects.loss, "divergence": effects.divergence, "clean_loss": effects.clean_loss}
+
+
+def _joined(parts: Sequence[Effects[Edited]], record: Mapping[str, str]) -> Effects[Edited]:
+    """The effects on all heads of some parts, which were measured on the same texts."""
+    first = parts[0]
+    return Effects(
+        first.variants, [head for part in parts for head in part.heads], first.domain_names,
+        np.concatenate([part.loss for part in parts], axis=1), np.concatenate([part.divergence for part in parts], axis=1),
+        first.clean_loss, first.unit, dict(record),
+    )  # fmt: skip

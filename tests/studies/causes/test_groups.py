@@ -1,0 +1,250 @@
+"""Heads edited at once: heads that stand in for each other, groups over layers, and how groups are asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.studies.causes.planted import HALF, MANY, PlantedLM, induction, inert, no_op, repeated
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from sinklab import find_causes
+from sinklab.errors import ConfigurationError
+from sinklab.interventions.resample_head import ResampleHead
+from sinklab.interventions.zero_head import ZeroHead
+from sinklab.results.table import read_table
+from sinklab.sinks import Head
+from sinklab.studies.causes import resumable
+from sinklab.studies.causes.effects import HeadEdit, one_by_one
+from sinklab.studies.causes.head_group import HeadGroup
+from sinklab.studies.causes.readout import NextToken
+from sinklab.studies.causes.request import Asked, parse_heads
+from sinklab.studies.causes.samples import token_samples
+
+EDITS = [HeadEdit("zero", (ZeroHead(),)), HeadEdit("resample", (ResampleHead(),))]
+QUICK = {"domains": ["random_tokens"], "texts": 10, "seq_len": 16, "sink": 0, "experiments": False}
+
+
+@pytest.fixture(scope="module")
+def llama():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2
+    )
+    model = LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=0.2)
+    tokens = torch.randint(50, (6, 12), generator=torch.Generator().manual_seed(1))
+    return model, token_samples([("random", tokens)])
+
+
+@pytest.fixture(autouse=True)
+def _few_resamples(monkeypatch):
+    """Intervals decide nothing here."""
+    monkeypatch.setattr("sinklab.results.intervals.RESAMPLES", 100)
+
+
+def planted_pair(heads, **settings):
+    """The summary of two heads, alone and at once, on texts of which the second half repeats the first and is scored."""
+    samples = token_samples([("repeated", repeated(MANY, 0))])
+    samples.domains[:, : HALF + 1] = -1
+    model = PlantedLM(heads).eval()
+    return find_causes(
+        model, samples=samples, readout=NextToken(), batch_size=144, experiments=False, together=True, **settings
+    ).summary
+
+
+def test_two_heads_that_stand_in_for_each_other():
+    """Each writes enough that the other is not missed; without both the words that come next are not known."""
+    heads = [induction(), induction()]
+    for one in heads:
+        one.output *= 5.0
+    found = planted_pair(heads)
+    assert [head["label"] for head in found["heads"]] == ["unneeded", "unneeded"]
+    (group,) = found["groups"]
+    assert (group["label"], group["called"], group["members"]) == ("semantic", "all unneeded", ["0.0", "0.1"])
+    assert group["name"] == "all unneeded: 0.0+0.1"
+    assert group["alone"] == {"unneeded": 2}
+    # The text is half known with one head or two, and not at all without: 23 words, of which none is likelier.
+    more = group["beyond_alone"]["zero"]["repeated"]
+    assert more["mean"] == pytest.approx(np.log(24), abs=1e-3)
+    assert group["effects"]["zero"]["repeated"]["mean"] == pytest.approx(np.log(24), abs=1e-3)
+    assert "Edited at once, 0.0+0.1 (all unneeded) are semantic." in found["text"]
+    assert found["counts"]["semantic"] == 0  # heads are counted, and groups are not
+
+
+def test_two_dormant_heads_are_dormant_together():
+    samples = token_samples([("repeated", repeated(MANY, 0))])
+    found = find_causes(
+        PlantedLM([no_op(), no_op(), inert()]).eval(), samples=samples, readout=NextToken(), batch_size=144, experiments=False,
+        heads="all,0.0+0.1,0.0+0.2",
+    ).summary  # fmt: skip
+    assert [head["label"] for head in found["heads"]] == ["dormant", "dormant", "unneeded"]
+    assert [group["label"] for group in found["groups"]] == ["dormant", "dormant"]
+    assert found["groups"][0]["needs_sink"] == {"repeated": "yes"}
+    # Weights on the sink are means over the heads.
+    weights = [head["sink_weight"] for head in found["heads"]]
+    assert found["groups"][1]["sink_weight"] == pytest.approx((weights[0] + weights[2]) / 2)
+
+
+def test_a_group_of_one_is_that_head(llama):
+    model, samples = llama
+    heads = [Head(1, 2, "model.layers.1.self_attn"), Head(2, 0, "model.layers.2.self_attn")]
+    alone = one_by_one(model, samples, NextToken(), EDITS, heads)
+    as_groups = one_by_one(model, samples, NextToken(), EDITS, [HeadGroup((head,)) for head in heads])
+    assert np.array_equal(alone.loss, as_groups.loss)
+    assert np.array_equal(alone.divergence, as_groups.divergence)
+
+
+def written(model, samples, replace):
+    """Losses by text of the model with the inputs of its output maps, which are the heads' outputs side by side, replaced."""
+    hooks = [
+        layer.self_attn.o_proj.register_forward_pre_hook(lambda module, given, number=number: (replace(number, given[0]),))
+        for number, layer in enumerate(model.model.layers)
+    ]
+    tokens = samples.inputs["input_ids"]
+    try:
+        with torch.no_grad():
+            logits = model(tokens).logits
+    finally:
+        for hook in hooks:
+            hook.remove()
+    losses = torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")
+    return losses.double().mean(1).numpy()
+
+
+def test_a_group_over_layers_is_edited_as_plain_hooks_do_it(llama):
+    """An output of 0 in both; and what both say of the next text, each as it is in that text's own run."""
+    model, samples = llama
+    kept = {}
+
+    def keep(layer, outputs):
+        kept[layer] = outputs.clone()
+        return outputs
+
+    clean = written(model, samples, keep)
+    members = {0: 1, 2: 3}  # layer: head of 8 dimensions
+
+    def replaced(with_what):
+        def replace(layer, outputs):
+            if layer in members:
+                own = slice(8 * members[layer], 8 * members[layer] + 8)
+                outputs = outputs.clone()
+                outputs[..., own] = with_what(layer, outputs)[..., own]
+            return outputs
+
+        return written(model, samples, replace) - clean
+
+    group = HeadGroup(tuple(Head(layer, head, f"model.layers.{layer}.self_attn") for layer, head in members.items()))
+    found = one_by_one(model, samples, NextToken(), EDITS, [group])
+    # float32 losses near 5, means over 11 positions: rounding of some 1e-6.
+    zeroed = replaced(lambda layer, outputs: torch.zeros_like(outputs))
+    assert found.of("zero")[0, :, 0] == pytest.approx(zeroed, abs=1e-5)
+    others = replaced(lambda layer, outputs: kept[layer].roll(-1, dims=0))
+    assert found.of("resample")[0, :, 0] == pytest.approx(others, abs=1e-5)
+    # Taken from the edited run of the other text, the later head would say something else.
+    compounded = replaced(lambda layer, outputs: outputs.roll(-1, dims=0))
+    assert np.abs(compounded - others).max() > 1e-3
+
+
+def test_groups_from_the_line_to_the_page(checkpoint, tmp_path):
+    said = []
+    found = find_causes(str(checkpoint), **QUICK, heads="0.0+1.1,1.0,layers", out=tmp_path / "out", say=said.append)
+    assert said[0].startswith("4 heads × 5 interventions × 10 texts and 3 groups of heads take ")
+    assert len(found.summary["heads"]) == 4  # those of the groups are examined alone too
+    groups = found.summary["groups"]
+    assert [group["name"] for group in groups] == ["0.0+1.1", "layer 0: 0.0+0.1", "layer 1: 1.0+1.1"]
+    assert [group["called"] for group in groups] == ["", "layer 0", "layer 1"]
+    assert set(groups[0]) == {
+        "name", "called", "members", "label", "domains", "needs_sink", "undecided", "sink_weight", "value_ratio",
+        "sink_weights", "value_ratios", "effects", "divergence", "alone", "beyond_alone",
+    }  # fmt: skip
+    effect, more = groups[0]["effects"]["hide"]["random_tokens"], groups[0]["beyond_alone"]["hide"]["random_tokens"]
+    alone = [
+        head["effects"]["hide"]["random_tokens"]["mean"]
+        for head in found.summary["heads"]
+        if (head["layer"], head["head"]) in ((0, 0), (1, 1))
+    ]
+    assert more["mean"] == pytest.approx(effect["mean"] - sum(alone), abs=1e-12)
+    table = read_table(tmp_path / "out" / "table.parquet")
+    rows = table[(table["probe"] == "causes_groups") & (table["module"] == "0.0+1.1") & (table["intervention"] == "hide")]
+    assert rows["value"].item() == pytest.approx(effect["mean"], rel=1e-12)
+    assert rows[["layer", "head"]].isna().all().all()  # no head's row
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "<h3>Heads edited at once</h3>" in page
+    assert '<th scope="row">layer 0: 0.0+0.1</th>' in page
+    assert found.record["config"]["heads"] == ["layers", "0.0+1.1"]
+
+
+def test_a_killed_run_keeps_its_groups(checkpoint, tmp_path, monkeypatch):
+    options = {**QUICK, "heads": "0.0+0.1,0.0+1.0", "minimal_effect": 0.01}
+    whole, real, groups = find_causes(str(checkpoint), **options), resumable.one_by_one, []
+
+    def killed(model, samples, readout, variants, heads, **others):
+        if len(variants) > 1:  # no trial
+            groups.append(str(heads[0]))
+            if len(groups) == 2:
+                raise KeyboardInterrupt
+        return real(model, samples, readout, variants, heads, **others)
+
+    monkeypatch.setattr(resumable, "one_by_one", killed)
+    with pytest.raises(KeyboardInterrupt):
+        find_causes(str(checkpoint), **options, out=tmp_path / "out")
+    again = find_causes(str(checkpoint), **options, out=tmp_path / "out")
+    assert groups == ["0.0+0.1", "0.0+1.0", "0.0+1.0"]
+    assert again.summary == whole.summary
+
+
+@pytest.mark.parametrize(
+    ("heads", "asked"),
+    [
+        ("all", Asked()),
+        (None, Asked()),
+        ("0.1, 3.0", Asked(((0, 1), (3, 0)))),
+        ("0.0+0.1,5.0", Asked(((5, 0),), (((0, 0), (0, 1)),))),
+        ("layers", Asked(layers=True)),
+        ("all,1.0 + 2.1", Asked(None, (((1, 0), (2, 1)),))),
+        ([(0, 0), [(0, 0), (0, 1)]], Asked(((0, 0),), (((0, 0), (0, 1)),))),
+        ([((2, 1),)], Asked((), (((2, 1),),))),
+    ],
+)
+def test_how_heads_are_asked_for(heads, asked):
+    found = parse_heads(heads)
+    assert found == asked
+    words = found.words()
+    assert parse_heads(words if isinstance(words, str) else ",".join(words)).groups == (
+        asked.groups if heads != [((2, 1),)] else ()
+    )
+
+
+def test_members_are_examined_alone_each_once():
+    assert parse_heads("5.0,0.0+0.1,0.1+5.0").alone == ((5, 0), (0, 0), (0, 1))
+    assert parse_heads("layers,0.0").alone is None
+
+
+@pytest.mark.parametrize(
+    ("heads", "complaint"),
+    [
+        ("0.0+", r"`heads` '0\.0\+': no head stands on one side of a \+; a group is written 0\.0\+0\.1"),
+        ("1.0,0.0++0.1", r"`heads` '0\.0\+\+0\.1': no head stands on one side of a \+"),
+        ("0.0+x", r"`heads` '0\.0\+x' must be all, or heads written layer\.head .* \+ joins those"),
+        ("0.0+0.1+0.0", r"`heads` 0\.0\+0\.1\+0\.0: head 0\.0 stands in the group more than once; name it once"),
+        ([[]], r"`heads` has an empty group; a group is one head or more, such as 0\.0\+0\.1"),
+        ([(0, (1, 2))], r"`heads` \(0, \(1, 2\)\) must be a pair \(layer, head\), or a list of pairs"),
+        ("0.0+2.1", r"`heads` 2\.1: there is no such head; the model has 2 layers of 2 heads"),
+    ],
+)
+def test_groups_that_cannot_be(checkpoint, heads, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        find_causes(str(checkpoint), **QUICK, heads=heads)
+
+
+def test_groups_have_names_of_bounded_length():
+    heads = tuple(Head(0, number) for number in range(24))
+    assert str(HeadGroup(heads, "layer 0")) == "layer 0: 0.0+0.1+0.2+0.3+0.4+0.5+… (24 heads)"
+    assert str(HeadGroup(heads[:2])) == "0.0+0.1"
+    with pytest.raises(ConfigurationError, match="a group of heads is empty"):
+        HeadGroup(())
+    with pytest.raises(ConfigurationError, match=r"the group 0\.0\+0\.0 has a head twice"):
+        HeadGroup((heads[0], heads[0]))
