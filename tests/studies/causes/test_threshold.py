@@ -104,14 +104,14 @@ def test_small_effects_of_many_heads_are_decided(monkeypatch):
     """Sixty-four heads that do the same and each cost 0.002 nats; without all of them it is sixty times that."""
     monkeypatch.setattr("sinklab.results.intervals.RESAMPLES", 200)
     heads = [head(before=40.0, sink=20.0, write=0.28 / 64) for _ in range(64)]
-    samples = token_samples([("repeated", repeated(24, 0))])
+    samples = token_samples([("repeated", repeated(12, 0))])
     model = PlantedLM(heads).eval()
-    options = {"samples": samples, "readout": NextToken(), "sink": "none", "experiments": False, "batch_size": 24}
+    options = {"samples": samples, "readout": NextToken(), "sink": "none", "experiments": False, "heads": "0.0,0.63"}
     auto = find_causes(model, **options).summary
     costs = [one["effects"]["zero"]["repeated"]["mean"] for one in auto["heads"]]
     assert 0.0015 < min(costs) <= max(costs) < 0.0025
     assert auto["minimal_effect"] == auto["minimal_effect_from"]["value"] == 9e-5  # 0.11 / 64 / 20
-    assert auto["counts"]["semantic"] == 64
+    assert auto["counts"]["semantic"] == 2
     before = find_causes(model, **options, minimal_effect=0.01).summary
     assert before["counts"]["semantic"] == 0
     assert before["minimal_effect_from"] == given(0.01, 64, "nats")
@@ -121,14 +121,14 @@ def test_small_effects_of_many_heads_are_decided(monkeypatch):
 @pytest.mark.parametrize("above", [True, False])
 def test_a_minimal_effect_from_the_same_texts_makes_no_claim_false_more_often(goes_with, above):
     """Costs that rise or fall, text by text, with what attention is worth there; the minimal effect is not even rounded."""
-    generator, share, draws, level = np.random.default_rng(0), 1 / 240, 2000, 0.05
+    generator, share, draws, level = np.random.default_rng(0), 1 / 240, 1000, 0.05
     worth = generator.normal(3.0, 1.5, (draws, 320))
     costs = share * (3.0 + goes_with * (worth - 3.0)) + generator.normal(0.0, 0.5 * share, worth.shape)
     true = share * 3.0  # the mean of the costs, and of the minimal effect
     minimal = share * worth.mean(1)
     p = np.array([Evidence(row[None], bound, above).p[0] for row, bound in zip(costs, minimal, strict=True)])
     wrong = (p <= level) & ((true <= minimal) if above else (true >= minimal))
-    # 5 % and twice the standard error of a share of 2,000 draws.
+    # 5 % and twice the standard error of a share of 1,000 draws.
     assert wrong.mean() <= level + 2 * np.sqrt(level * (1 - level) / draws)
 
 
