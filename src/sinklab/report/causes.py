@@ -284,7 +284,7 @@ def _groups(causes: CausesSummary) -> dict[str, object] | None:
     beyond = [f"Output zeroed, beyond the sum of each alone{f', {domain}' if many else ''}" for domain in causes["domains"]]
     heading, label, *others = _headings(causes)
     return {
-        "headings": [f"{heading}s", label, "Each alone", *others, *beyond],
+        "headings": [f"{heading}s", label, "Each alone", *beyond, *others],
         "rows": [_group_row(group, causes) for group in groups],
         "reasons": [line for group in groups for line in _reasons(group["name"], group, causes["domains"])],
     }
@@ -294,7 +294,7 @@ def _group_row(group: ExaminedGroup, causes: CausesSummary) -> list[str]:
     label, *others = _cells(group, causes)
     alone = ", ".join(f"{count} {name}" for name, count in group["alone"].items())
     beyond = [_bounds(group["beyond_alone"]["zero"][domain], places=4) for domain in causes["domains"]]
-    return [group["name"], label, alone, *others, *beyond]
+    return [group["name"], label, alone, *beyond, *others]
 
 
 def _reasons(name: str, entry: Labelled, domains: Sequence[str]) -> list[str]:
