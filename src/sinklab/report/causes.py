@@ -293,7 +293,8 @@ def _groups(causes: CausesSummary) -> dict[str, object] | None:
 def _group_row(group: ExaminedGroup, causes: CausesSummary) -> list[str]:
     label, *others = _cells(group, causes)
     alone = ", ".join(f"{count} {name}" for name, count in group["alone"].items())
-    beyond = [_bounds(group["beyond_alone"]["zero"][domain], places=4) for domain in causes["domains"]]
+    differences = [group["beyond_alone"]["zero"][domain] for domain in causes["domains"]]
+    beyond = [_bounds({"mean": one["mean"], "low": one["low"], "high": one["high"]}, places=4) for one in differences]
     return [group["name"], label, alone, *beyond, *others]
 
 
