@@ -142,7 +142,7 @@ class _Substitute(seam.Observer):
     def owns(self, module: nn.Module) -> bool:
         return module is self.module
 
-    def on_attention(self, native: Callable[..., object], module: nn.Module, *args: object, **kwargs: object) -> object:
+    def on_attention(self, native: seam.Native, module: nn.Module, *args: object, **kwargs: object) -> seam.Attended:
         if self.turns.now != self.turn:
             return native(module, *args, **kwargs)
         return self.head_outputs, None
