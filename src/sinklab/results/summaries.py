@@ -298,7 +298,7 @@ class CausesSummary(TypedDict):
     sink: FoundSink
     texts: int
     texts_needed: int | None
-    mirrored: int
+    mirrored: dict[str, int]
     domains: list[str]
     unit: str
     clean_loss: dict[str, float]

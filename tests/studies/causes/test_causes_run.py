@@ -340,7 +340,7 @@ def test_the_example_of_the_document_runs(capsys):
 
 
 HEADS = [
-    {"layer": 3, "head": number, "label": label, "needs_sink": {"text": needs}}
+    {"layer": 3, "head": number, "label": label, "domains": {"text": label}, "needs_sink": {"text": needs}}
     for number, (label, needs) in enumerate(
         (("semantic", "yes"), ("semantic", "no"), ("dormant", "yes"), ("undecided", "undecided"))
     )
@@ -349,7 +349,8 @@ HEADS = [
 
 def test_sentences():
     counts = dict.fromkeys(LABELS, 0) | {"semantic": 2, "dormant": 1, "undecided": 1}
-    facts = {"counts": counts, "heads": HEADS, "sink": {"place": 0}, "texts": 16, "level": 0.05, "mirrored": 0}
+    facts = {"counts": counts, "heads": HEADS, "sink": {"place": 0}, "texts": 16, "level": 0.05}
+    facts["mirrored"] = {"text": 0}
     assert sentences({**facts, "texts_needed": 40}) == (
         "The sink is position 0. "
         "Of 4 heads, 2 say something of the text that the model misses, on every domain (semantic) and 1 is silent through its "
@@ -360,11 +361,21 @@ def test_sentences():
     )
     counts = dict.fromkeys(LABELS, 0) | {"undecided": 4}
     undecided = {**facts, "counts": counts, "heads": HEADS[3:] * 4, "sink": {"place": "null"}}
-    assert sentences({**undecided, "texts_needed": None, "mirrored": 2}) == (
+    assert sentences({**undecided, "texts_needed": None, "mirrored": {"text": 2}}) == (
         "The sink is the null score. No label can be given to any of 4 heads. For 2 it is the other way round: silencing them "
-        "lowers the loss in every way; in a model with random weights these are as many as the semantic ones. 4 are undecided "
-        "with 16 texts at a false discovery rate of 0.05; more texts of this kind would hardly decide any: the effects seen "
-        "are not those of one of these kinds."
+        "lowers the loss in every way, and none is semantic there; with random weights the two are alike, and so they may be "
+        "on texts that the model does not know. 4 are undecided with 16 texts at a false discovery rate of 0.05; more texts of "
+        "this kind would hardly decide any: the effects seen are not those of one of these kinds."
+    )
+
+
+def test_sentences_say_where_silence_helps():
+    head = {"layer": 5, "head": 0, "label": "switch", "needs_sink": {}, "domains": {"code": "semantic", "noise": "dormant"}}
+    counts = dict.fromkeys(LABELS, 0) | {"switch": 1}
+    facts = {"counts": counts, "heads": [head], "sink": {"place": 0}, "mirrored": {"code": 0, "noise": 1}}
+    assert sentences(facts).endswith(
+        "For 1 it is the other way round on noise: silencing it lowers the loss in every way, and none is semantic there; with "
+        "random weights the two are alike, and so they may be on texts that the model does not know."
     )
 
 

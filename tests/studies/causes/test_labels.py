@@ -76,7 +76,7 @@ def test_what_helps_costs_nothing():
     ]
     found = label_heads(made_up(heads), sink_of(3))
     assert [one.label for one in found] == ["dormant", "broadcast", "unneeded"]
-    assert mirrored(found, 0.01) == 1
+    assert mirrored(found, 0.01) == {"domain 0": 1}
 
 
 def test_over_domains():

@@ -60,7 +60,7 @@ def judged(family: str, seed: int, std: float, sharp: float, *, structured: bool
     effects = measure_effects(model, samples, NextToken(), make_variants(sink, samples, seed=seed), sink.heads)
     labels = label_heads(effects, sink)
     semantic = sum(label.label == "semantic" for label in labels)
-    return semantic, mirrored(labels, 0.01), np.abs(effects.of("redirect").mean((1, 2)))
+    return semantic, mirrored(labels, 0.01)["random"], np.abs(effects.of("redirect").mean((1, 2)))
 
 
 def check(cases) -> None:

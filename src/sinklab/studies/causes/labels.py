@@ -165,17 +165,18 @@ def label_heads(
     return labels
 
 
-def mirrored(labels: Sequence[HeadLabel], minimal_effect: float) -> int:
-    """Heads that would look semantic if gains were costs: all three edits help by more than the minimal effect, in some domain.
+def mirrored(labels: Sequence[HeadLabel], minimal_effect: float) -> dict[str, int]:
+    """By domain, heads that would look semantic if gains were costs: all three edits help by more than the minimal effect.
 
     What a head with random weights says helps as often as it harms. A trained model of whose heads as many are semantic as are
-    mirrored is no better than that on these texts.
+    mirrored in the same domain is no better than that on these texts; one that does not know the texts of a domain may have
+    mirrored heads there, and labels elsewhere that mean what they say.
     """
     names = [name for name in RULES["semantic"] if labels and name in labels[0].evidence]
-    return sum(
-        any(all(label.evidence[name][domain].interval.high < -minimal_effect for name in names) for domain in label.by_domain)
-        for label in labels
-    )
+    return {
+        domain: sum(all(label.evidence[name][domain].interval.high < -minimal_effect for name in names) for label in labels)
+        for domain in (labels[0].by_domain if labels else {})
+    }
 
 
 def texts_needed(labels: Sequence[HeadLabel]) -> int | None:

@@ -45,11 +45,17 @@ def sentences(summary: CausesSummary) -> str:
             f" Whatever {label}, {_listed(needing)} {'needs its' if len(needing) == 1 else 'need their'} sink: what it takes"
         )
         text += " costs more on other keys than on none."
-    if summary["mirrored"]:
-        text += (
-            f" For {summary['mirrored']} it is the other way round: silencing {'it' if summary['mirrored'] == 1 else 'them'}"
-        )
-        text += " lowers the loss in every way; in a model with random weights these are as many as the semantic ones."
+    for domain, count in summary["mirrored"].items():
+        if count:
+            semantic = sum(head["domains"][domain] == "semantic" for head in summary["heads"])
+            where = f" on {domain}" if len(summary["mirrored"]) > 1 else ""
+            text += (
+                f" For {count} it is the other way round{where}: silencing {'it' if count == 1 else 'them'} lowers the loss in"
+            )
+            text += (
+                f" every way, and {semantic or 'none'} {'is' if semantic < 2 else 'are'} semantic there; with random weights"
+            )
+            text += " the two are alike, and so they may be on texts that the model does not know."
     groups = summary.get("groups", [])
     if groups:
         labels = [_of_group(group) for group in groups[:GROUPS]]
