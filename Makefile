@@ -53,10 +53,10 @@ bench: install  ## every benchmark, as ratios measured in the same run; fails wh
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/import_time.py
 
-embedded: install  ## train the two embedded models again (about half an hour on one core; resumes)
+embedded: install  ## train the embedded models again, softmax and sigmoid from three seeds (an hour and a half on one core; resumes)
 	$(BIN)/python -m sinklab.training.embedded prepare
-	$(BIN)/python -m sinklab.training.embedded train softmax
-	$(BIN)/python -m sinklab.training.embedded train sigmoid
+	for seed in 0 1 2; do for operation in softmax sigmoid; do \
+	  $(BIN)/python -m sinklab.training.embedded train $$operation --seed $$seed || exit 1; done; done
 	$(BIN)/python -m sinklab.training.embedded ship
 
 emergence: install  ## watch a sink appear: softmax and sigmoid trained side by side, with a figure (minutes on two cores; resumes)

@@ -21,6 +21,7 @@ from sinklab.cli.app import app, make_app, versions
 from sinklab.cli.commands import find_commands
 from sinklab.cli.completion import WITH_COLONS, completer
 from sinklab.cli.following import lines_of, next_line
+from sinklab.models.embedded import embedded_names
 from sinklab.registry import KINDS
 from sinklab.results import bars
 from sinklab.results.environment import installed
@@ -326,7 +327,7 @@ def offered(text: str, typed: str) -> dict[str, str]:
 def test_names_come_from_the_help_text(tmp_path, monkeypatch):
     assert set(offered("Names from 'sinklab list probes'.", "")) == set(KINDS["probes"])
     assert set(offered("Names from 'sinklab claims'.", "")) == set(KINDS["claims"])
-    assert set(offered("embedded:softmax, or a hub id.", "")) == {"embedded:sigmoid", "embedded:softmax"}
+    assert set(offered("embedded:softmax, or a hub id.", "")) == set(embedded_names())
     assert {"sink_rate", "softmax", "embedded:softmax"} <= set(offered("A name from 'sinklab list'.", ""))
     assert "entropy,sink_rate" in offered("Names from 'sinklab list probes'.", "entropy,si")
     assert completer("Samples to average over.") is None

@@ -9,15 +9,17 @@ from sinklab.errors import UnknownNameError
 from sinklab.models.embedded import embedded_names, embedded_path
 from sinklab.models.loading import load_model
 
-NAMES = ["embedded:sigmoid", "embedded:softmax"]
+OPERATIONS = ("sigmoid", "softmax")
+NAMES = [f"embedded:{operation}{seed}" for operation in OPERATIONS for seed in ("", "-1", "-2")]
 
 
 def training(name: str) -> dict:
     return json.loads((embedded_path(name) / "training.json").read_text(encoding="utf-8"))
 
 
-def test_both_are_shipped():
+def test_both_operations_are_shipped_from_three_seeds():
     assert embedded_names() == NAMES
+    assert [training(name)["recipe"]["seed"] for name in NAMES] == [0, 1, 2] * 2
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -32,7 +34,7 @@ def test_the_weights_are_those_of_the_training_log(name):
 def test_they_load_generate_and_say_what_they_are(name):
     loaded = load_model(name)
     recipe = training(name)["recipe"]
-    assert loaded.operation == name.removeprefix("embedded:")
+    assert loaded.operation == training(name)["operation"]["name"]
     assert loaded.model.config.operation == training(name)["operation"]
     assert (loaded.model.config.num_hidden_layers, loaded.model.config.num_attention_heads) == (
         recipe["num_layers"],
@@ -45,12 +47,20 @@ def test_they_load_generate_and_say_what_they_are(name):
     assert len(text) > len("<|bos|>import ")
 
 
-def test_they_were_trained_alike_but_for_the_operation():
-    softmax, sigmoid = training("embedded:softmax"), training("embedded:sigmoid")
-    for key in ("recipe", "tokens_seen", "corpus", "held_out_sha256", "sink_rows_sha256", "versions"):
-        assert softmax[key] == sigmoid[key]
-    assert softmax["operation"] == {"name": "softmax"}
-    assert softmax["log"][-1]["step"] == sigmoid["log"][-1]["step"] == softmax["recipe"]["steps"]
+@pytest.mark.parametrize("name", NAMES)
+def test_they_were_trained_alike_but_for_operation_and_seed(name):
+    first, other = training("embedded:softmax"), training(name)
+    for key in ("tokens_seen", "corpus", "held_out_sha256", "sink_rows_sha256", "versions"):
+        assert first[key] == other[key]
+    assert {**first["recipe"], "seed": None} == {**other["recipe"], "seed": None}
+    assert other["operation"]["name"] == name.removeprefix("embedded:").partition("-")[0]
+    assert other["log"][-1]["step"] == other["recipe"]["steps"]
+
+
+def test_every_softmax_sinks_and_no_sigmoid_does():
+    last = {name: training(name)["log"][-1]["sink_rate_gu2024"] for name in NAMES}
+    for name, rate in last.items():
+        assert rate < 2 if "sigmoid" in name else rate > 10
 
 
 def test_an_unknown_one_suggests_the_nearest():

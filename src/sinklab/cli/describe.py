@@ -115,9 +115,10 @@ def _papers(text: str) -> list[str]:
 
 def _model_summary(name: str) -> str:
     config = json.loads((embedded_path(name) / "config.json").read_text(encoding="utf-8"))
+    _, again, seed = name.partition("-")  # a further training of the same recipe
     return (
         f"{config['operation']['name']} attention, {config['num_hidden_layers']} layers of {config['num_attention_heads']} "
-        f"heads, context {config['max_position_embeddings']}, trained on Python source"
+        f"heads, context {config['max_position_embeddings']}, trained on Python source{', seed ' + seed if again else ''}"
     )
 
 

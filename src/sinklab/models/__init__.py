@@ -1,1 +1,1 @@
-"""Models: our own configurable decoder, loading of any checkpoint, and the two embedded checkpoints."""
+"""Models: our own configurable decoder, loading of any checkpoint, and the embedded checkpoints."""

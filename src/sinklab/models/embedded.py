@@ -1,4 +1,4 @@
-"""The embedded models: two small decoders that come with the package, so that the first audit needs no download."""
+"""The embedded models: small decoders of two operations and three seeds that come with the package; no download is needed."""
 
 from __future__ import annotations
 
