@@ -78,6 +78,7 @@ CALLS = {
 class _Anatomy:
     attention = {"attention": torch.nn.Identity()}
     layers: dict = {}
+    shares_layers, depth = False, 1
     models = (torch.nn.Identity(),)
 
 
