@@ -33,7 +33,8 @@ def test_the_wheel_stays_small():
         for name in wheel.files(wheel.PACKAGE):
             archive.write(wheel.PACKAGE / name, name)
     weights = sum(path.stat().st_size for path in wheel.PACKAGE.rglob("*.safetensors"))
-    assert weights < packed.tell() < wheel.LARGEST
+    # Trained weights hardly compress: their exponents alone are alike.
+    assert 0.9 * weights < packed.tell() < wheel.LARGEST
 
 
 def test_environments_are_read():

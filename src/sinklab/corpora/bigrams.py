@@ -43,18 +43,19 @@ class Bigrams(Corpus):
     def __init__(self, of: str = "python_source", tokens: int = 500_000) -> None:
         if tokens < 2:
             raise ConfigurationError(f"`tokens` {tokens} hold no pair; take at least 2")
-        self.of, self.tokens = resolve_corpus(of), tokens
-        if isinstance(self.of, Bigrams):
+        self.of, self.tokens = of, tokens
+        self._source = resolve_corpus(of)
+        if isinstance(self._source, Bigrams):
             raise ConfigurationError("`of` bigrams: bigrams of bigrams follow the same law; name the text itself")
         self._known: tuple[Encoder, np.ndarray] | None = None
 
     @property
     def label(self) -> str:
-        return f"bigrams of {self.of.label}"
+        return f"bigrams of {self._source.label}"
 
     @property
     def identity(self) -> Identity:
-        text = self.of.identity
+        text = self._source.identity
         return Identity(
             source=f"tokens drawn by the bigram law of: {text.source}",
             revision=f"{text.revision}, {self.tokens} tokens",
@@ -88,11 +89,11 @@ class Bigrams(Corpus):
     def _text(self, encoder: Encoder, length: int) -> np.ndarray:
         """Rows of the text, int64 ``(rows, length)``."""
         if self._known is None or self._known[0] is not encoder or self._known[1].shape[1] != length:
-            rows = list(itertools.islice(self.of.rows(encoder, max(length, 2), LAW_SEED), -(-self.tokens // length)))
+            rows = list(itertools.islice(self._source.rows(encoder, max(length, 2), LAW_SEED), -(-self.tokens // length)))
             if not rows:
                 raise InputError(
-                    f"corpus {self.of.label!r} ({self.of.identity.source}) is too short: it gives no row of {length} tokens "
-                    "whose pairs could be counted; lower `seq_len`, or give a longer text"
+                    f"corpus {self._source.label!r} ({self._source.identity.source}) is too short: it gives no row of {length} "
+                    "tokens whose pairs could be counted; lower `seq_len`, or give a longer text"
                 )
             self._known = encoder, np.array(rows)
         return self._known[1]
