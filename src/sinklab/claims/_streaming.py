@@ -13,12 +13,26 @@ from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.checkpoint import Checkpoint
 from sinklab.jobs.claim import Cost, Measure, Numbers, OfCheckpoint, Scale
+from sinklab.models.embedded import SEEDS, embedded_called
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.policies.base import Policy
 from sinklab.streaming.perplexity import losses
 from sinklab.training.windowed import token_losses
 
-__all__ = ["COSTS", "DRAWS", "MARGIN", "MODELS", "LongTexts", "at_scale", "draw", "keep", "model_of", "on_checkpoint", "opened"]
+__all__ = [
+    "COSTS",
+    "DRAWS",
+    "MARGIN",
+    "MODELS",
+    "NOT_OF_TRAININGS",
+    "LongTexts",
+    "at_scale",
+    "draw",
+    "keep",
+    "model_of",
+    "on_checkpoint",
+    "opened",
+]
 
 MODELS: Mapping[Scale, str] = {
     "tiny": "embedded:softmax",
@@ -26,13 +40,14 @@ MODELS: Mapping[Scale, str] = {
     "1b": "EleutherAI/pythia-1b",
 }
 """Scales at which one model is measured, and a seed draws texts for it; at ``small`` a seed is a training."""
-TRAININGS = 3
-"""Of each embedded model, from the seeds 0, 1 and 2."""
 NUMBER: Mapping[Scale, int] = {"tiny": 16, "small": 16, "60m": 16, "1b": 16}
 """Texts of a draw."""
 
 COSTS: Mapping[Scale, Cost] = {"tiny": "minutes", "small": "minutes", "60m": "hours", "1b": "gpu"}
 """Of a claim about texts that a trained model reads."""
+
+NOT_OF_TRAININGS: Mapping[Scale, Cost] = {"tiny": "minutes", "60m": "hours", "1b": "gpu"}
+"""Of a claim that trainings of one recipe, all with BOS in front of every row, say nothing about."""
 
 MARGIN = 0.05
 """Nats per token: a difference below it is none. Published failures are of 0.4 to 7 nats, agreements of 0 to 0.05."""
@@ -108,12 +123,12 @@ def model_of(scale: Scale, seed: int, operation: str = "softmax") -> str:
     """
     if scale != "small":
         return MODELS[scale].replace("embedded:softmax", f"embedded:{operation}")
-    if not 0 <= seed < TRAININGS:
+    if seed not in SEEDS:
         raise ConfigurationError(
-            f"seed {seed}: at scale 'small' seeds are trainings of the embedded model, and there are {TRAININGS}, seeds 0 to "
-            f"{TRAININGS - 1}"
+            f"seed {seed}: at scale 'small' seeds are trainings of the embedded model, and there are {len(SEEDS)}, seeds "
+            f"{SEEDS[0]} to {SEEDS[-1]}"
         )
-    return f"embedded:{operation}-{seed}" if seed else f"embedded:{operation}"
+    return embedded_called(operation, seed)
 
 
 def draw(seed: int, scale: Scale) -> LongTexts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sinklab.claims._streaming import COSTS, DRAWS, MODELS, LongTexts, at_scale, keep, on_checkpoint
+from sinklab.claims._streaming import DRAWS, MODELS, NOT_OF_TRAININGS, LongTexts, at_scale, keep, on_checkpoint
 from sinklab.jobs.claim import Claim, Numbers, OnCheckpoint, Part, Rise
 from sinklab.registry import claims
 
@@ -25,7 +25,7 @@ def measured(texts: LongTexts) -> Numbers:
 def cache_size_not_monotone() -> Claim:
     """The largest cache stays inside the trained context, so that what is found is not a failure of positions.
 
-    A model for which every step lowers the loss is no evidence against it.
+    A model for which every step lowers the loss is no evidence against it, nor are several of one recipe.
     """
     return Claim(
         statement="A larger cache does not always lower the loss: there are models for which a step from an eighth of the "
@@ -39,6 +39,6 @@ def cache_size_not_monotone() -> Claim:
         measure=at_scale(measured),
         one_model=MODELS,
         checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
-        costs=COSTS,
+        costs=NOT_OF_TRAININGS,
         evidence=DRAWS,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, MODELS, LongTexts, at_scale, keep, on_checkpoint
+from sinklab.claims._streaming import DRAWS, MARGIN, MODELS, NOT_OF_TRAININGS, LongTexts, at_scale, keep, on_checkpoint
 from sinklab.errors import DoesNotApply
 from sinklab.jobs.claim import Claim, Difference, Numbers, OnCheckpoint, Part, Value
 from sinklab.models.loading import LoadedModel
@@ -73,7 +73,7 @@ def line_breaks_as_sinks() -> Claim:
             reads="long",
             remark="Whether BOS stood in front of every row of the training, which decides here, a checkpoint does not say.",
         ),
-        costs=COSTS,
+        costs=NOT_OF_TRAININGS,
         evidence={
             **DRAWS,
             "tiny": f"{DRAWS['tiny']}. Every row of its training began with BOS, which the line breaks replace: they are "

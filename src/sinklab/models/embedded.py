@@ -7,10 +7,17 @@ from pathlib import Path
 
 from sinklab.errors import UnknownNameError
 
-__all__ = ["PREFIX", "embedded_names", "embedded_path"]
+__all__ = ["PREFIX", "SEEDS", "embedded_called", "embedded_names", "embedded_path"]
 
 PREFIX = "embedded:"
+SEEDS = (0, 1, 2)
+"""From which each operation was trained."""
 FOLDER = Path(__file__).parent / "embedded_checkpoints"
+
+
+def embedded_called(operation: str, seed: int) -> str:
+    """Name of the training of an operation from a seed: ``embedded:softmax`` from 0, ``embedded:softmax-1`` from 1."""
+    return f"{PREFIX}{operation}-{seed}" if seed else f"{PREFIX}{operation}"
 
 
 def embedded_names() -> list[str]:

@@ -28,6 +28,7 @@ from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, Trai
 from sinklab.attention.session import attend
 from sinklab.corpora.base import Encoder, hash_tokens
 from sinklab.corpora.python_source import PythonSource
+from sinklab.models.embedded import FOLDER, PREFIX, SEEDS, embedded_called
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.training.tokenizer import encode, train_bpe
@@ -35,9 +36,6 @@ from sinklab.training.tokenizer import encode, train_bpe
 __all__ = ["OPERATIONS", "Recipe", "main"]
 
 BUILD = Path("build/embedded")
-SHIPPED = Path(__file__).parents[1] / "models" / "embedded_checkpoints"
-
-SEEDS = (0, 1, 2)
 
 OPERATIONS: dict[str, dict[str, object]] = {
     "softmax": {"name": "softmax"},
@@ -183,7 +181,7 @@ def train(operation: str, recipe: Recipe) -> None:
     model = SinkLM(config)
     if operation == "softmax":
         model.set_attn_implementation("eager")
-    folder = BUILD / trained_as(operation, recipe.seed)
+    folder = BUILD / folder_of(operation, recipe.seed)
     folder.mkdir(parents=True, exist_ok=True)
     resume = any(folder.glob("checkpoint-*"))
     trainer = Trainer(
@@ -232,19 +230,19 @@ def train(operation: str, recipe: Recipe) -> None:
     (folder / "training.json").write_text(json.dumps(run, indent=2) + "\n")
 
 
-def trained_as(operation: str, seed: int) -> str:
-    """What the model of a seed is called, and its folder: ``softmax``, ``softmax-1``."""
-    return f"{operation}-{seed}" if seed else operation
+def folder_of(operation: str, seed: int) -> str:
+    """Name of the folder of a training, here and in the package."""
+    return embedded_called(operation, seed).removeprefix(PREFIX)
 
 
 def ship() -> None:
     """Copy the finished checkpoints, their logs and hashes into the package; what was not trained here stays as it is there."""
-    names = [trained_as(operation, seed) for operation in OPERATIONS for seed in SEEDS]
+    names = [folder_of(operation, seed) for operation in OPERATIONS for seed in SEEDS]
     finished = [name for name in names if (BUILD / name / "training.json").exists()]
     left = [name for name in names if name not in finished]
     print(f"not trained to the end in {BUILD}, left as shipped: {', '.join(left) or 'none'}")
     for name in finished:
-        source, target = BUILD / name, SHIPPED / name
+        source, target = BUILD / name, FOLDER / name
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(source / "final", target)
         run = json.loads((source / "training.json").read_text())
