@@ -75,7 +75,6 @@ def line_breaks_as_sinks() -> Claim:
         ),
         costs=NOT_OF_TRAININGS,
         evidence={
-            **DRAWS,
             "tiny": f"{DRAWS['tiny']}. Every row of its training began with BOS, which the line breaks replace: they are "
             "no better than no sinks, in three draws by 0.006 to 0.026 nats worse",
         },

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sinklab.errors import UnknownNameError
 
-__all__ = ["PREFIX", "SEEDS", "embedded_called", "embedded_names", "embedded_path"]
+__all__ = ["FOLDER", "PREFIX", "SEEDS", "embedded_called", "embedded_names", "embedded_path"]
 
 PREFIX = "embedded:"
 SEEDS = (0, 1, 2)
