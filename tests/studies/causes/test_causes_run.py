@@ -26,17 +26,21 @@ from transformers import (
 from sinklab import find_causes
 from sinklab.corpora.base import Encoder
 from sinklab.corpora.random_tokens import RandomTokens
-from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.corpora.records import Records
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.interventions.zero_head import ZeroHead
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.results.table import read_run, read_table
 from sinklab.results.voice import duration
-from sinklab.sinks import Sinks
+from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes import measurement as causes_measure
 from sinklab.studies.causes import resumable
+from sinklab.studies.causes.effects import HeadEdit, one_by_one
+from sinklab.studies.causes.engine import measure_effects
 from sinklab.studies.causes.labels import LABELS
 from sinklab.studies.causes.readout import ClassLogits, NextToken, OutputDivergence, SquaredError
-from sinklab.studies.causes.samples import Samples
-from sinklab.studies.causes.texts import texts_of
+from sinklab.studies.causes.samples import Samples, token_samples
+from sinklab.studies.causes.texts import _padded, texts_of
 from sinklab.studies.causes.words import sentences
 
 QUICK = {"domains": ["random_tokens"], "texts": 10, "seq_len": 24, "sink": 0}
@@ -223,6 +227,41 @@ def test_a_masked_model_is_scored_at_masked_tokens(tokenizer):
     assert found.summary["clean_loss"]["random_tokens"] == pytest.approx(np.log(300), abs=0.3)
     with pytest.raises(ConfigurationError, match="predicts masked tokens, and its tokenizer has no mask token"):
         find_causes(wrap_model(model), **QUICK)
+
+
+def test_records_are_read_whole_and_no_padding_is_seen(checkpoint, tmp_path):
+    """Losses of padded records, unedited and with a head at 0, are those of each record alone."""
+    lines = ["def read(path):", "x = 1", "import os, sys", "return a + b", "for k in range(8): print(k)", "pass", "a = b", "y"]
+    (tmp_path / "lines.txt").write_text("\n\n".join(lines))
+    loaded = load_model(str(checkpoint))
+    texts = texts_of(loaded, [("lines", Records(tmp_path / "lines.txt"))], texts=6, seq_len=24, seed=3, bos=True)
+    lengths = texts.samples.inputs["attention_mask"].sum(1)
+    assert len(set(lengths.tolist())) > 1
+    edits = [HeadEdit("zero", (ZeroHead(),))]
+    found = measure_effects(loaded.model, texts.samples, texts.readout, edits, [Head(0, 1), Head(1, 0)])
+    for number, length in enumerate(lengths.tolist()):
+        row = texts.samples.inputs["input_ids"][number : number + 1, :length]
+        alone = one_by_one(loaded.model, token_samples([("one", row)]), texts.readout, edits, [Head(0, 1), Head(1, 0)])
+        # float32 losses of about 5.7: rounding of sums in another order is a few times 1e-7 of that.
+        assert found.clean_loss[number] == pytest.approx(alone.clean_loss[0], abs=1e-5)
+        assert found.loss[:, :, number] == pytest.approx(alone.loss[:, :, 0], abs=1e-5)
+
+
+def test_records_beside_text_and_of_a_masked_model(checkpoint, tmp_path):
+    (tmp_path / "lines.txt").write_text("\n".join(f"value_{number} = {number**number}" for number in range(1, 13)))
+    loaded = load_model(str(checkpoint))
+    corpora = [("text", RandomTokens()), ("lines", Records(tmp_path / "lines.txt"))]
+    texts = texts_of(loaded, corpora, texts=4, seq_len=40, seed=0, bos=True)
+    real = texts.samples.inputs["attention_mask"].bool()
+    ids = texts.samples.inputs["input_ids"]
+    assert real[:4].all()
+    assert not real[4:].all()
+    assert len(set(ids[~real].tolist())) == 1
+    assert not torch.isin(ids[~real][:1], ids[real])
+    assert [entry["texts"] for entry in texts.record] == [4, 4]
+    assert not (texts.samples.domains[~real] >= 0).any()
+    with pytest.raises(InputError, match=r"hold every one of the vocabulary"):
+        _padded([[list(range(5)), [0, 1]]], range(5))
 
 
 def test_a_vision_model_from_python():

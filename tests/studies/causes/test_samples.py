@@ -74,6 +74,15 @@ def test_padding_is_neither_masked_nor_scored():
             masked_samples([("one", wrong)], mask_token=3, padding=0)
 
 
+def test_next_tokens_of_texts_of_different_lengths_are_scored_up_to_the_end_of_each():
+    tokens = torch.tensor([[5, 6, 7, 9], [5, 8, 9, 9]])
+    samples = token_samples([("one", tokens)], padding=9)
+    assert samples.inputs["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 0, 0]]
+    assert samples.domains.tolist() == [[0, 0, -1, -1], [0, -1, -1, -1]]
+    with pytest.raises(ConfigurationError, match=r"padding 9 .* a text must have 2 tokens or more before it"):
+        token_samples([("one", torch.tensor([[5, 9]]))], padding=9)
+
+
 def test_one_output_a_sample():
     samples = whole_samples({"pixel_values": torch.zeros(3, 1, 4, 4)}, torch.tensor([1, 0, 1]), [("cats", 2), ("dogs", 1)])
     assert samples.domains.tolist() == [[0], [0], [1]]

@@ -195,10 +195,16 @@ def texts_of_budget(
 ) -> Texts:
     """Texts of every domain, by default as many and as long as the budget says.
 
+    A domain is called what its corpus is on tables and pages: by its registered name, or by the name of its file.
+
     Raises:
         SinklabError: see :func:`~sinklab.studies.causes.texts.texts_of`.
     """
-    corpora = [(domain if isinstance(domain, str) else domain.name, resolve_corpus(domain)) for domain in domains]
+    found = [resolve_corpus(domain) for domain in domains]
+    labels = [corpus.name if domain == corpus.name else corpus.label for domain, corpus in zip(domains, found, strict=True)]
+    if len(set(labels)) < len(labels):  # files of one name in two folders
+        labels = [domain if isinstance(domain, str) else domain.name for domain in domains]
+    corpora = list(zip(labels, found, strict=True))
     count, length = TEXTS[budget] if texts is None else texts, usual_length(loaded) if seq_len is None else seq_len
     return texts_of(loaded, corpora, texts=count, seq_len=length, seed=seed, bos=bos)
 

@@ -123,23 +123,19 @@ class Samples:
             )
 
 
-def token_samples(groups: Sequence[tuple[str, Tensor]]) -> Samples:
-    """Samples of a language model that predicts the next token: every position but the last is scored.
+def token_samples(groups: Sequence[tuple[str, Tensor]], *, padding: int | None = None) -> Samples:
+    """Samples of a language model that predicts the next token: every position of a text but its last is scored.
 
     Args:
-        groups: domain and its texts, int64 ``(texts, seq_len)``, all of one length, no padding.
+        groups: domain and its texts, int64 ``(texts, seq_len)``, all of one length, padding included.
+        padding: as of :func:`masked_samples`.
 
     Raises:
         ConfigurationError: lengths that differ, or texts of fewer than two tokens.
     """
-    lengths = {tokens.shape[1] for _, tokens in groups}
-    if len(lengths) != 1 or min(lengths) < 2:
-        raise ConfigurationError(f"texts of all domains must have one length of 2 tokens or more, got {sorted(lengths)}")
-    tokens = torch.cat([tokens for _, tokens in groups])
-    numbers = torch.cat([torch.full((len(tokens),), number) for number, (_, tokens) in enumerate(groups)])
-    domains = numbers[:, None].repeat(1, tokens.shape[1])
-    domains[:, -1] = -1
-    return Samples({"input_ids": tokens}, domains, tokens, tuple(name for name, _ in groups))
+    tokens, number, inputs = _together(groups, padding, least=2)
+    domains = _numbers(groups, tokens).masked_fill(torch.arange(tokens.shape[1], device=tokens.device) >= number - 1, -1)
+    return Samples({"input_ids": tokens, **inputs}, domains, tokens, tuple(name for name, _ in groups))
 
 
 def masked_samples(
@@ -163,23 +159,35 @@ def masked_samples(
     Raises:
         ConfigurationError: a share outside (0, 1], lengths that differ, or texts of fewer than three tokens.
     """
+    tokens, number, inputs = _together(groups, padding, least=3)
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    free = (places > 0) & (places < number - 1)
+    hidden, asked = hide_tokens(tokens, free, mask_token, share=share, seed=seed)
+    domains = _numbers(groups, tokens).masked_fill(asked == IGNORED, -1)
+    return Samples({"input_ids": hidden, **inputs}, domains, tokens, tuple(name for name, _ in groups))
+
+
+def _together(
+    groups: Sequence[tuple[str, Tensor]], padding: int | None, *, least: int
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Texts of all domains ``(texts, seq_len)``, the tokens of each ``(texts, 1)``, and the mask that padding needs."""
     lengths = {tokens.shape[1] for _, tokens in groups}
-    if len(lengths) != 1 or min(lengths) < 3:
-        raise ConfigurationError(f"texts of all domains must have one length of 3 tokens or more, got {sorted(lengths)}")
+    if len(lengths) != 1 or min(lengths) < least:
+        raise ConfigurationError(f"texts of all domains must have one length of {least} tokens or more, got {sorted(lengths)}")
     tokens = torch.cat([tokens for _, tokens in groups])
     real = torch.ones_like(tokens, dtype=torch.bool) if padding is None else tokens != padding
     number = real.sum(1, keepdim=True)
-    places = torch.arange(tokens.shape[1], device=tokens.device)
-    if not torch.equal(real, places < number) or int(number.min()) < 3:
+    if not torch.equal(real, torch.arange(tokens.shape[1], device=tokens.device) < number) or int(number.min()) < least:
         raise ConfigurationError(
-            f"padding {padding} must stand behind the end of a text, and a text must have 3 tokens or more before it"
+            f"padding {padding} must stand behind the end of a text, and a text must have {least} tokens or more before it"
         )
-    free = (places > 0) & (places < number - 1)
-    hidden, asked = hide_tokens(tokens, free, mask_token, share=share, seed=seed)
-    numbers = torch.cat([torch.full((len(texts),), number) for number, (_, texts) in enumerate(groups)]).to(tokens.device)
-    domains = numbers[:, None].repeat(1, tokens.shape[1]).masked_fill(asked == IGNORED, -1)
-    inputs = {"input_ids": hidden} if padding is None else {"input_ids": hidden, "attention_mask": real.long()}
-    return Samples(inputs, domains, tokens, tuple(name for name, _ in groups))
+    return tokens, number, {} if padding is None else {"attention_mask": real.long()}
+
+
+def _numbers(groups: Sequence[tuple[str, Tensor]], tokens: Tensor) -> Tensor:
+    """Number of the domain of every position, int64 of the shape of ``tokens``."""
+    numbers = torch.cat([torch.full((len(texts),), number) for number, (_, texts) in enumerate(groups)])
+    return numbers.to(tokens.device)[:, None].repeat(1, tokens.shape[1])
 
 
 def whole_samples(inputs: dict[str, Tensor], targets: Tensor | None = None, groups: Sequence[tuple[str, int]] = ()) -> Samples:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from sinklab.corpora.base import Corpus, hash_tokens
-from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.corpora.records import Records
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.studies.causes.readout import MaskedToken, NextToken, Readout, readout_for
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples
@@ -41,7 +45,11 @@ def texts_of(
     """As many texts of every corpus, each corpus a domain with a name.
 
     Models that predict the next token are scored at every position but the last. Of models of masked tokens
-    15 % of the tokens are replaced by the mask token, and scored there alone.
+    15 % of the tokens are replaced by the mask token, and scored there alone. Records are read whole, and all texts are then
+    padded to the longest, behind an attention mask.
+
+    Args:
+        seq_len: tokens of every text; of records the most.
 
     Raises:
         ConfigurationError: a corpus twice, or a mask token that the tokenizer has not.
@@ -63,14 +71,34 @@ def texts_of(
             f"{type(loaded.model).__name__} predicts masked tokens, and its tokenizer has no mask token to hide them with; "
             f"{FROM_PYTHON}"
         )
-    groups, record = [], []
-    for name, corpus in corpora:
-        tokens = corpus.sample(loaded.encoder, seq_len=seq_len, samples=texts, seed=seed, bos=bos)
-        groups.append((name, tokens))
-        record.append(
-            {"domain": name, "texts": texts, **dataclasses.asdict(corpus.identity), "token_sha256": hash_tokens(tokens)}
-        )
+    rows = []
+    for _, corpus in corpora:
+        if isinstance(corpus, Records):
+            rows.append(corpus.whole(loaded.encoder, seq_len=seq_len, samples=texts, seed=seed, bos=bos))
+        else:
+            rows.append(corpus.sample(loaded.encoder, seq_len=seq_len, samples=texts, seed=seed, bos=bos).tolist())
+    tokens, padding = _padded(rows, [*loaded.encoder.special_ids, *range(loaded.encoder.vocab_size)])
+    groups = list(zip(names, tokens, strict=True))
+    record = [
+        {"domain": name, "texts": texts, **dataclasses.asdict(corpus.identity), "token_sha256": hash_tokens(ids)}
+        for (name, corpus), ids in zip(corpora, tokens, strict=True)
+    ]
     if isinstance(readout, MaskedToken):
         assert mask is not None  # refused above
-        return Texts(masked_samples(groups, mask, seed=seed), readout, record)
-    return Texts(token_samples(groups), readout, record)
+        return Texts(masked_samples(groups, mask, padding=padding, seed=seed), readout, record)
+    return Texts(token_samples(groups, padding=padding), readout, record)
+
+
+def _padded(rows: Sequence[list[list[int]]], ids: Sequence[int]) -> tuple[list[Tensor], int | None]:
+    """Rows of every domain as int64 ``(texts, longest)``, and the id behind the end of the shorter ones: one that no text has.
+
+    ``None`` where all are of one length. The model does not see that id, so that any will do.
+    """
+    longest = max(len(row) for texts in rows for row in texts)
+    if all(len(row) == longest for texts in rows for row in texts):
+        return [torch.tensor(texts) for texts in rows], None
+    used = {token for texts in rows for row in texts for token in row}
+    padding = next((token for token in ids if token not in used), None)
+    if padding is None:
+        raise InputError("records of different lengths need an id to pad with, and these hold every one of the vocabulary")
+    return [torch.tensor([row + [padding] * (longest - len(row)) for row in texts]) for texts in rows], padding
