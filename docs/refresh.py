@@ -15,7 +15,7 @@ from pathlib import Path
 import sinklab
 from sinklab.cli.commands import find_commands
 from sinklab.cli.describe import describe
-from sinklab.jobs.claim import CHECKPOINT, RECORDED, SCALES, folder_names
+from sinklab.jobs.scale import CHECKPOINT, RECORDED, SCALES, folder_names
 from sinklab.jobs.verdict import OF_ONE_MODEL
 from sinklab.registry import KINDS
 from sinklab.report.claims_page import VerdictLine, VerdictList

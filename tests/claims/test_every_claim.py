@@ -8,7 +8,8 @@ import dataclasses
 import pytest
 
 from sinklab.errors import ContractError
-from sinklab.jobs.claim import BASELINE, Claim, Difference, OnCheckpoint, Part, Peak, Trend, Value, Variant
+from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
+from sinklab.jobs.effect import Difference, Peak, Trend, Value
 from sinklab.registry import claims
 from sinklab.results.source_text import file_of
 from sinklab.studies.reproduce import stated as stated_module

@@ -9,7 +9,8 @@ from sinklab.claims._embedded import embedded_model
 from sinklab.claims.massive_before_post_norm import norm_inputs
 from sinklab.claims.repeated_token_laws import measure
 from sinklab.errors import ConfigurationError
-from sinklab.jobs.claim import SCALES, Claim
+from sinklab.jobs.claim import Claim
+from sinklab.jobs.scale import SCALES
 from sinklab.jobs.verdict import judge
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims

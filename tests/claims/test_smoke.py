@@ -9,7 +9,8 @@ from tests.jobs.conftest import read_here, run_here
 from tests.studies.reproduce.made_results import numbers_of
 
 from sinklab.jobs import driver
-from sinklab.jobs.claim import Claim, Difference, Part, Variant
+from sinklab.jobs.claim import Claim, Part, Variant
+from sinklab.jobs.effect import Difference
 from sinklab.jobs.verdict import judge
 from sinklab.registry import claims
 from sinklab.studies.reproduce import work

@@ -17,7 +17,7 @@ from sinklab.claims.context_length import LONG, SHORT, first_tokens
 from sinklab.claims.entropy_bound import LENGTHS, NORMS, measure, trained_rows
 from sinklab.claims.massive_mean_against_zero import edited
 from sinklab.corpora import bigram_backcopy
-from sinklab.jobs.claim import SCALES
+from sinklab.jobs.scale import SCALES
 from sinklab.models.architecture import Architecture
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.studies.backcopy.training import BackcopySettings

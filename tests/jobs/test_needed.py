@@ -7,7 +7,8 @@ import statistics
 
 import pytest
 
-from sinklab.jobs.claim import Difference, Part, Ratio, Trend, Value
+from sinklab.jobs.claim import Part
+from sinklab.jobs.effect import Difference, Ratio, Trend, Value
 from sinklab.jobs.needed import MOST, leans_inside, needed_seeds
 from sinklab.jobs.verdict import judge_part
 

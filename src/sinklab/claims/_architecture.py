@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sinklab.jobs.claim import BASELINE, Changes, Difference, Part, Value, Variant
+from sinklab.jobs.claim import BASELINE, Changes, Part, Variant
+from sinklab.jobs.effect import Difference, Value
 from sinklab.training.config import PretrainingConfig
 
 __all__ = [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sinklab.jobs.claim import BASELINE, Changes, Part, Value, Variant
+from sinklab.jobs.claim import BASELINE, Changes, Part, Variant
+from sinklab.jobs.effect import Value
 from sinklab.training.config import PretrainingConfig
 
 __all__ = ["GATED", "HALF", "OUTLIERS", "SAME", "UNQUANTISABLE", "clipped"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from sinklab.jobs.claim import BASELINE, Difference, Part, Times, Variant
+from sinklab.jobs.claim import BASELINE, Part, Times, Variant
+from sinklab.jobs.effect import Difference
 from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs.training import numbers_of_table
 from sinklab.results.metric import Metric

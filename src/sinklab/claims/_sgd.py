@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from sinklab.claims.backcopy_dormant import LEARNED, SETTINGS
-from sinklab.jobs.claim import Numbers, Part, Scale, Value
+from sinklab.jobs.claim import Part
+from sinklab.jobs.effect import Numbers, Value
+from sinklab.jobs.scale import Scale
 from sinklab.registry import operations
 from sinklab.results.metric import Metric
 from sinklab.studies.backcopy.lab import run_backcopy

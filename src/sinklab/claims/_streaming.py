@@ -12,7 +12,9 @@ from torch import Tensor
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import Cost, Measure, Numbers, OfCheckpoint, Scale
+from sinklab.jobs.claim import Measure, OfCheckpoint
+from sinklab.jobs.effect import Numbers
+from sinklab.jobs.scale import Cost, Scale
 from sinklab.models.embedded import SEEDS, embedded_called
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.policies.base import Policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sinklab.jobs.claim import Scale
+from sinklab.jobs.scale import Scale
 from sinklab.results.metric import Metric
 from sinklab.studies.trigger.trigger import trigger
 

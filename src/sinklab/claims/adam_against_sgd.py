@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import MASSIVE
 from sinklab.claims._sgd import ADAM, SGD, adam_and_sgd, learns
-from sinklab.jobs.claim import Claim, Part, Value
+from sinklab.jobs.claim import Claim, Part
+from sinklab.jobs.effect import Value
 from sinklab.registry import claims
 
 __all__ = ["adam_against_sgd"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sinklab.jobs.claim import Claim, Difference, Numbers, Part, Scale, Value
+from sinklab.jobs.claim import Claim, Part
+from sinklab.jobs.effect import Difference, Numbers, Value
+from sinklab.jobs.scale import Scale
 from sinklab.registry import claims, operations
 from sinklab.studies.backcopy.lab import run_backcopy
 from sinklab.studies.backcopy.record import NUMBERS

@@ -6,7 +6,8 @@ import torch
 
 from sinklab.attention.session import attend
 from sinklab.claims._architecture import UNCHANGED
-from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Value
+from sinklab.jobs.claim import BASELINE, Claim, Part
+from sinklab.jobs.effect import Difference, Value
 from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
 from sinklab.results.metric import VALUE_RATIO, Metric

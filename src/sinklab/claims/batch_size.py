@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_sink
-from sinklab.jobs.claim import Claim, Difference, Part, Times, Variant
+from sinklab.jobs.claim import Claim, Part, Times, Variant
+from sinklab.jobs.effect import Difference
 from sinklab.registry import claims
 
 __all__ = ["batch_size"]

@@ -6,7 +6,8 @@ import torch
 
 from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part, Ratio, Value
+from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part
+from sinklab.jobs.effect import Ratio, Value
 from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import attention_numbers
 from sinklab.registry import claims

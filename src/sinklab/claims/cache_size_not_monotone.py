@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._streaming import DRAWS, MODELS, NOT_OF_TRAININGS, LongTexts, at_scale, keep, on_checkpoint
-from sinklab.jobs.claim import Claim, Numbers, OnCheckpoint, Part, Rise
+from sinklab.jobs.claim import Claim, OnCheckpoint, Part
+from sinklab.jobs.effect import Numbers, Rise
 from sinklab.registry import claims
 
 __all__ = ["cache_size_not_monotone"]

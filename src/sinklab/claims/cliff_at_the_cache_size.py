@@ -5,7 +5,9 @@ from __future__ import annotations
 from sinklab.claims._streaming import MODELS, model_of, opened
 from sinklab.errors import ConfigurationError, DoesNotApply, InputError
 from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import Claim, Numbers, OnCheckpoint, Part, Scale, Value
+from sinklab.jobs.claim import Claim, OnCheckpoint, Part
+from sinklab.jobs.effect import Numbers, Value
+from sinklab.jobs.scale import Scale
 from sinklab.models.loading import LoadedModel
 from sinklab.registry import claims, tasks
 from sinklab.results.metric import Metric

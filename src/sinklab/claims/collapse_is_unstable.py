@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._rates import BASE, COLLAPSED, HARM, LARGE, course
-from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Value
+from sinklab.jobs.claim import BASELINE, Claim, Part
+from sinklab.jobs.effect import Difference, Value
 from sinklab.registry import claims
 
 __all__ = ["collapse_is_unstable"]

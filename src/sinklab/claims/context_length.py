@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_sink
-from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Trend, Variant
+from sinklab.jobs.claim import BASELINE, Claim, Part, Variant
+from sinklab.jobs.effect import Difference, Trend
 from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs._attention import attention_numbers
 from sinklab.registry import claims

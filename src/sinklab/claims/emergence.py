@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED
-from sinklab.jobs.claim import Claim, Difference, Part, Value
+from sinklab.jobs.claim import Claim, Part
+from sinklab.jobs.effect import Difference, Value
 from sinklab.registry import claims
 
 __all__ = ["emergence"]

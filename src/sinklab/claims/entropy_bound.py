@@ -7,7 +7,9 @@ import torch
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
-from sinklab.jobs.claim import BASELINE, Claim, Numbers, Part, Scale, Value, Variant
+from sinklab.jobs.claim import BASELINE, Claim, Part, Variant
+from sinklab.jobs.effect import Numbers, Value
+from sinklab.jobs.scale import Scale
 from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
 from sinklab.results.metric import Metric

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._rates import BASE, COLLAPSED, TOO_LARGE, course, is_too_large
-from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Value
+from sinklab.jobs.claim import BASELINE, Claim, Part
+from sinklab.jobs.effect import Difference, Value
 from sinklab.registry import claims
 
 __all__ = ["entropy_collapse"]

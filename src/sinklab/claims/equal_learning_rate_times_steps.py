@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED
-from sinklab.jobs.claim import BASELINE, Changes, Claim, Difference, Extreme, Part, Slope, Times, Variant
+from sinklab.jobs.claim import BASELINE, Changes, Claim, Part, Times, Variant
+from sinklab.jobs.effect import Difference, Extreme, Slope
 from sinklab.registry import claims
 
 __all__ = ["equal_learning_rate_times_steps"]

@@ -8,7 +8,8 @@ import torch
 
 from sinklab.attention.session import attend
 from sinklab.claims._architecture import UNCHANGED, has_sink
-from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Times, Variant
+from sinklab.jobs.claim import BASELINE, Claim, Part, Times, Variant
+from sinklab.jobs.effect import Difference
 from sinklab.jobs.trained import TrainedModel
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.registry import claims

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._quantisation import OUTLIERS, clipped
-from sinklab.jobs.claim import BASELINE, Claim, Part, Trend, Variant
+from sinklab.jobs.claim import BASELINE, Claim, Part, Variant
+from sinklab.jobs.effect import Trend
 from sinklab.registry import claims
 
 __all__ = ["gamma_sweep"]

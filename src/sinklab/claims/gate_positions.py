@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, WEIGHT, has_sink
 from sinklab.claims._gates import ELEMENT_WISE, HEAD_WISE, INDEPENDENT, SHARED, SQUEEZED
-from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Ratio
+from sinklab.jobs.claim import BASELINE, Claim, Part
+from sinklab.jobs.effect import Difference, Ratio
 from sinklab.registry import claims
 
 __all__ = ["gate_positions"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._quantisation import GATED, HALF, OUTLIERS, SAME
-from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Ratio, Variant
+from sinklab.jobs.claim import BASELINE, Claim, Part, Variant
+from sinklab.jobs.effect import Difference, Ratio
 from sinklab.registry import claims
 
 __all__ = ["gated_cuts_outliers"]

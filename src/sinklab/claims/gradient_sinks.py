@@ -14,7 +14,8 @@ from sinklab.claims._architecture import has_sink
 from sinklab.claims._snapshots import ALONG, along_the_way
 from sinklab.errors import DoesNotApply
 from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Claim, Numbers, OnCheckpoint, Part, Ratio, Value
+from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part
+from sinklab.jobs.effect import Numbers, Ratio, Value
 from sinklab.jobs.trained import MeasuredModel, TrainedModel
 from sinklab.models.losses import cross_entropies
 from sinklab.probes.attention_received import AttentionReceived

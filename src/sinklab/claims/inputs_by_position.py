@@ -6,7 +6,8 @@ import dataclasses
 
 from sinklab.claims._architecture import UNCHANGED, has_no_sink, has_sink, position
 from sinklab.claims._positions import not_learned
-from sinklab.jobs.claim import Claim, OnCheckpoint, Part, Ratio
+from sinklab.jobs.claim import Claim, OnCheckpoint, Part
+from sinklab.jobs.effect import Ratio
 from sinklab.registry import claims
 
 __all__ = ["inputs_by_position"]

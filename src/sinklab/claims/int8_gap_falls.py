@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._quantisation import GATED, OUTLIERS, SAME, UNQUANTISABLE
-from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Variant
+from sinklab.jobs.claim import BASELINE, Claim, Part, Variant
+from sinklab.jobs.effect import Difference
 from sinklab.registry import claims
 
 __all__ = ["int8_gap_falls"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import KEY_BIAS, SINK, UNCHANGED, has_sink, operation
-from sinklab.jobs.claim import Claim, Difference, Part
+from sinklab.jobs.claim import Claim, Part
+from sinklab.jobs.effect import Difference
 from sinklab.registry import claims
 
 __all__ = ["learnable_coordinates"]

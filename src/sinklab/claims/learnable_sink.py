@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._first_tokens import LEFT, LOSS, SAME, first_tokens
-from sinklab.jobs.claim import Claim, Difference, Part, Value, Variant
+from sinklab.jobs.claim import Claim, Part, Variant
+from sinklab.jobs.effect import Difference, Value
 from sinklab.registry import claims
 
 __all__ = ["learnable_sink"]

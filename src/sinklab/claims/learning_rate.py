@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED
-from sinklab.jobs.claim import Claim, Extreme, Part, Slope, Times, Variant
+from sinklab.jobs.claim import Claim, Part, Times, Variant
+from sinklab.jobs.effect import Extreme, Slope
 from sinklab.registry import claims
 
 __all__ = ["learning_rate"]

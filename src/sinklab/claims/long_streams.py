@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._streaming import COSTS, DRAWS, LAST, MARGIN, MODELS, LongTexts, at_scale, keep, on_checkpoint
-from sinklab.jobs.claim import Claim, Difference, Numbers, OnCheckpoint, Part
+from sinklab.jobs.claim import Claim, OnCheckpoint, Part
+from sinklab.jobs.effect import Difference, Numbers
 from sinklab.registry import claims
 from sinklab.results.metric import LOSS, Metric
 

@@ -17,7 +17,9 @@ from sinklab.claims._embedded import embedded_model
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Claim, Numbers, OnCheckpoint, Part, Ratio, Scale, Value
+from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part
+from sinklab.jobs.effect import Numbers, Ratio, Value
+from sinklab.jobs.scale import Scale
 from sinklab.probes._accumulate import filled
 from sinklab.read_outs._attention import batches
 from sinklab.registry import claims, read_outs

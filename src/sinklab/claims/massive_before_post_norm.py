@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.claims._architecture import MASSIVE, POST_NORM, UNCHANGED, has_learned, has_massive, has_no_massive, has_sink
-from sinklab.jobs.claim import Claim, Part, Value
+from sinklab.jobs.claim import Claim, Part
+from sinklab.jobs.effect import Value
 from sinklab.jobs.trained import TrainedModel
 from sinklab.models.norms import Norm
 from sinklab.registry import claims

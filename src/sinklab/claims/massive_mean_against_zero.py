@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED
 from sinklab.errors import DoesNotApply
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part, Value
+from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part
+from sinklab.jobs.effect import Value
 from sinklab.jobs.trained import MeasuredModel
 from sinklab.models.losses import is_causal_lm
 from sinklab.registry import claims

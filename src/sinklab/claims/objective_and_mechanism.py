@@ -13,7 +13,8 @@ from sinklab.attention.probe import Watcher
 from sinklab.claims._architecture import SIGMOID, SINK, UNCHANGED
 from sinklab.claims._gates import HEAD_WISE
 from sinklab.claims.prefix_lm import PREFIX
-from sinklab.jobs.claim import Claim, Difference, Part, Value, Variant
+from sinklab.jobs.claim import Claim, Part, Variant
+from sinklab.jobs.effect import Difference, Value
 from sinklab.jobs.trained import TrainedModel
 from sinklab.probes._accumulate import filled
 from sinklab.read_outs._attention import THRESHOLD, first_rows, look

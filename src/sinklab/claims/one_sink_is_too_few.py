@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sinklab.claims._first_tokens import LEFT, LOSS, first_tokens
 from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import Claim, Difference, OnCheckpoint, Part, Value, Variant
+from sinklab.jobs.claim import Claim, OnCheckpoint, Part, Variant
+from sinklab.jobs.effect import Difference, Value
 from sinklab.registry import claims
 
 __all__ = ["begins_alike", "one_sink_is_too_few"]

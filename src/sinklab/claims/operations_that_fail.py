@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import operation
-from sinklab.jobs.claim import Claim, Part, Value
+from sinklab.jobs.claim import Claim, Part
+from sinklab.jobs.effect import Value
 from sinklab.registry import claims
 
 __all__ = ["operations_that_fail"]

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from sinklab.claims._architecture import has_sink
 from sinklab.claims._snapshots import ALONG, along_the_way
-from sinklab.jobs.claim import Claim, Part, Ratio
+from sinklab.jobs.claim import Claim, Part
+from sinklab.jobs.effect import Ratio
 from sinklab.jobs.trained import MeasuredModel, TrainedModel
 from sinklab.probes.query_key_angle import QueryKeyAngle
 from sinklab.read_outs._attention import first_rows, look

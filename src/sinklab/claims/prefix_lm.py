@@ -11,7 +11,8 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
-from sinklab.jobs.claim import Claim, Part, Value, Variant
+from sinklab.jobs.claim import Claim, Part, Variant
+from sinklab.jobs.effect import Value
 from sinklab.jobs.trained import TrainedModel
 from sinklab.probes._accumulate import filled
 from sinklab.registry import claims

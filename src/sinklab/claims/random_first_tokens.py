@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from sinklab.claims._architecture import SINK
-from sinklab.jobs.claim import Claim, Difference, Extreme, Part, Variant
+from sinklab.jobs.claim import Claim, Part, Variant
+from sinklab.jobs.effect import Difference, Extreme
 from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs._attention import attention_numbers, first_rows
 from sinklab.registry import claims

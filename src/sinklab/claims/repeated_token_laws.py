@@ -10,7 +10,9 @@ from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.claims._positions import not_rotary
 from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import Claim, Numbers, OnCheckpoint, Part, Scale, Value
+from sinklab.jobs.claim import Claim, OnCheckpoint, Part
+from sinklab.jobs.effect import Numbers, Value
+from sinklab.jobs.scale import Scale
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims
 from sinklab.results.metric import Metric

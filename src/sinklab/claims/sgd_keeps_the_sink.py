@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._sgd import ADAM, SGD, adam_and_sgd, learns
-from sinklab.jobs.claim import Claim, Part, Value
+from sinklab.jobs.claim import Claim, Part
+from sinklab.jobs.effect import Value
 from sinklab.registry import claims
 
 __all__ = ["sgd_keeps_the_sink"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._rates import BASE, HARM, TOO_LARGE, TOO_LARGE_SIGMA, course, is_too_large
-from sinklab.jobs.claim import Claim, Difference, Part
+from sinklab.jobs.claim import Claim, Part
+from sinklab.jobs.effect import Difference
 from sinklab.registry import claims
 
 __all__ = ["sigma_reparam_prevents"]

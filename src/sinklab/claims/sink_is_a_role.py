@@ -5,7 +5,8 @@ from __future__ import annotations
 from sinklab.claims.bos_removed import no_bos, without_bos
 from sinklab.claims.fixed_token import FIXED, METRICS_AT, TOKEN
 from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Claim, Difference, Numbers, OnCheckpoint, Part, Value, Variant
+from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
+from sinklab.jobs.effect import Difference, Numbers, Value
 from sinklab.registry import claims
 
 __all__ = ["moved", "sink_is_a_role"]

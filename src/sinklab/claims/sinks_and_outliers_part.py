@@ -12,7 +12,8 @@ from sinklab.claims._architecture import UNCHANGED, has_sink, operation
 from sinklab.interventions.clamp_activation import ClampActivation
 from sinklab.interventions.hide_key import HideKey
 from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Claim, Numbers, OnCheckpoint, Part, Ratio, Value, Variant
+from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
+from sinklab.jobs.effect import Numbers, Ratio, Value
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.read_outs._attention import FIRST_ATTENTION, FirstToken, batches, first_rows
 from sinklab.registry import claims, read_outs

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._quantisation import GATED, OUTLIERS, SAME
-from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Value, Variant
+from sinklab.jobs.claim import BASELINE, Claim, Part, Variant
+from sinklab.jobs.effect import Difference, Value
 from sinklab.registry import claims
 
 __all__ = ["six_bit_gap_falls"]

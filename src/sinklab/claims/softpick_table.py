@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_sink, operation
 from sinklab.claims._gates import ELEMENT_WISE
-from sinklab.jobs.claim import BASELINE, Claim, Difference, Part, Trend, Value
+from sinklab.jobs.claim import BASELINE, Claim, Part
+from sinklab.jobs.effect import Difference, Trend, Value
 from sinklab.registry import claims
 
 __all__ = ["softpick_table"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from sinklab.claims._streaming import COSTS, DRAWS, MARGIN, MODELS, LongTexts, at_scale, keep, on_checkpoint
-from sinklab.jobs.claim import Claim, Difference, Numbers, OnCheckpoint, Part
+from sinklab.jobs.claim import Claim, OnCheckpoint, Part
+from sinklab.jobs.effect import Difference, Numbers
 from sinklab.registry import claims
 
 __all__ = ["stable_over_long_texts"]

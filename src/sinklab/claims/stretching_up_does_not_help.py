@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._quantisation import HALF, OUTLIERS
-from sinklab.jobs.claim import BASELINE, Claim, Part, Ratio, Variant
+from sinklab.jobs.claim import BASELINE, Claim, Part, Variant
+from sinklab.jobs.effect import Ratio
 from sinklab.registry import claims
 
 __all__ = ["stretching_up_does_not_help"]

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from sinklab.claims._architecture import UNCHANGED, position
 from sinklab.claims.fixed_token import FIXED
 from sinklab.claims.learning_rate import QUARTER
-from sinklab.jobs.claim import BASELINE, Claim, Effect, Extreme, Numbers, OnCheckpoint, Part, Value
+from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part
+from sinklab.jobs.effect import Effect, Extreme, Numbers, Value
 from sinklab.jobs.trained import MeasuredModel
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.read_outs._attention import SAMPLES, look

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._trigger import DEEP, SOLVED, trained_numbers
-from sinklab.jobs.claim import Claim, Numbers, Part, Scale, Value
+from sinklab.jobs.claim import Claim, Part
+from sinklab.jobs.effect import Numbers, Value
+from sinklab.jobs.scale import Scale
 from sinklab.registry import claims
 from sinklab.studies.trigger.evaluation import SINK
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._trigger import SOLVED, trained_numbers
-from sinklab.jobs.claim import Claim, Numbers, Part, Scale, Trend, Value
+from sinklab.jobs.claim import Claim, Part
+from sinklab.jobs.effect import Numbers, Trend, Value
+from sinklab.jobs.scale import Scale
 from sinklab.registry import claims
 
 __all__ = ["trigger_softmax_single"]

@@ -8,7 +8,8 @@ from torch import Tensor
 from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.claims.fixed_token import FIXED
 from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import Claim, OnCheckpoint, Part, Ratio, Variant
+from sinklab.jobs.claim import Claim, OnCheckpoint, Part, Variant
+from sinklab.jobs.effect import Ratio
 from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import FIRST_ATTENTION, FirstToken, first_rows, look
 from sinklab.registry import claims

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
-from sinklab.jobs.claim import Claim, Part, Peak, Variant
+from sinklab.jobs.claim import Claim, Part, Variant
+from sinklab.jobs.effect import Peak
 from sinklab.registry import claims
 
 __all__ = ["weight_decay"]

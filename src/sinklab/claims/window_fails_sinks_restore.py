@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._first_tokens import LOSS, first_tokens
-from sinklab.jobs.claim import BASELINE, Claim, Difference, OnCheckpoint, Part, Value, Variant
+from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
+from sinklab.jobs.effect import Difference, Value
 from sinklab.registry import claims
 
 __all__ = ["window_fails_sinks_restore"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sinklab.claims._first_tokens import LOSS, SAME, first_tokens
 from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import Claim, Difference, OnCheckpoint, Part, Variant
+from sinklab.jobs.claim import Claim, OnCheckpoint, Part, Variant
+from sinklab.jobs.effect import Difference
 from sinklab.registry import claims
 
 __all__ = ["other_operation", "zero_sink"]

@@ -27,7 +27,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from sinklab.jobs.claim import Numbers, Part
+from sinklab.jobs.claim import Part
+from sinklab.jobs.effect import Numbers
 from sinklab.jobs.estimate import LEAST_FOR_A_MEDIAN, Estimate, Method
 from sinklab.results.summaries import ClaimPart
 

@@ -8,23 +8,9 @@ import re
 from collections.abc import Callable
 
 from sinklab.errors import ConfigurationError
-from sinklab.jobs.claim import (
-    COSTS,
-    SCALES,
-    Claim,
-    Difference,
-    Effect,
-    Extreme,
-    Numbers,
-    Part,
-    Peak,
-    Ratio,
-    Rise,
-    Slope,
-    Trend,
-    Value,
-    bases_at,
-)
+from sinklab.jobs.claim import Claim, Part
+from sinklab.jobs.effect import Difference, Effect, Extreme, Numbers, Peak, Ratio, Rise, Slope, Trend, Value
+from sinklab.jobs.scale import COSTS, SCALES, bases_at
 from sinklab.jobs.verdict import judge_part
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric

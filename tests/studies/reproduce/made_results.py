@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sinklab.jobs.claim import Difference, Part, Value
+from sinklab.jobs.claim import Part
+from sinklab.jobs.effect import Difference, Value
 from sinklab.jobs.verdict import judge
 from sinklab.results.table import make_table, write_json, write_table
 

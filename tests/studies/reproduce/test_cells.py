@@ -8,7 +8,8 @@ import pytest
 
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.cell import read_plan
-from sinklab.jobs.claim import BASELINE, Times, Variant, bases_at, folder_names
+from sinklab.jobs.claim import BASELINE, Times, Variant
+from sinklab.jobs.scale import bases_at, folder_names
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.studies.reproduce.cells import configure, make_cells, open_store, resolved_changes, train_cells
 from sinklab.studies.reproduce.scales import base_config

@@ -12,7 +12,8 @@ import pytest
 from tests.studies.reproduce.made_results import numbers_of
 
 from sinklab.errors import ConfigurationError
-from sinklab.jobs.claim import Claim, Difference, Part, Value, Variant
+from sinklab.jobs.claim import Claim, Part, Variant
+from sinklab.jobs.effect import Difference, Value
 from sinklab.results import sources
 from sinklab.results.table import read_run, read_table
 from sinklab.studies.reproduce import engine, work

@@ -21,7 +21,8 @@ from sinklab.errors import ConfigurationError, DoesNotApply, InputError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.jobs.checkpoint import LONGEST, Checkpoint, kind_of, not_about
-from sinklab.jobs.claim import Part, Value
+from sinklab.jobs.claim import Part
+from sinklab.jobs.effect import Value
 from sinklab.jobs.verdict import judge_model, judge_models
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.read_outs._attention import attention_numbers

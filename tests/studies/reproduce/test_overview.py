@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 import pytest
 from tests.studies.reproduce.made_results import write_claim
 
-from sinklab.jobs.claim import Difference, Part, Value
+from sinklab.jobs.claim import Part
+from sinklab.jobs.effect import Difference, Value
 from sinklab.report.claims_page import write_claims_page
 from sinklab.results.table import read_run
 from sinklab.studies.reproduce import kept

@@ -7,7 +7,8 @@ import math
 import pytest
 
 from sinklab.errors import ConfigurationError
-from sinklab.jobs.claim import Difference, Part, Ratio, Trend, Value
+from sinklab.jobs.claim import Part
+from sinklab.jobs.effect import Difference, Ratio, Trend, Value
 from sinklab.jobs.verdict import judge, judge_part
 
 # Three values m - d, m, m + d have the standard error d / sqrt(3), and t(0.975, 2) = 4.3026527.

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.jobs.claim import BASES, SCALES, Base, Scale, bases_at
+from sinklab.jobs.scale import BASES, SCALES, Base, Scale, bases_at
 from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, check_place
 from sinklab.results.run import Progress, Result, new_run_id, silent

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from sinklab.errors import ConfigurationError
-from sinklab.jobs.claim import Scale
+from sinklab.jobs.scale import Scale
 
 __all__ = ["FACTORS", "SELECTION_SEEDS", "Choice", "Losses", "check_apart"]
 

@@ -31,7 +31,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
-from sinklab.jobs.claim import Difference, Effect, Part, Value
+from sinklab.jobs.claim import Part
+from sinklab.jobs.effect import Difference, Effect, Value
 from sinklab.jobs.estimate import estimate_mean
 from sinklab.jobs.verdict import SEEDS, Finding, judge_part
 from sinklab.results.statistics import mean_interval

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.jobs.cell import SweepPlan
-from sinklab.jobs.claim import Base, Changes, Scale, Times, Variant
+from sinklab.jobs.claim import Changes, Times, Variant
 from sinklab.jobs.grid import Cell
+from sinklab.jobs.scale import Base, Scale
 from sinklab.registry import operations
 from sinklab.results.run import Progress
 from sinklab.studies.pathways.choosing import FACTORS, SELECTION_SEEDS, Choice, Losses, check_apart

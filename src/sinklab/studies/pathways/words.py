@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sinklab.jobs.claim import Base, Scale
+from sinklab.jobs.scale import Base, Scale
 from sinklab.studies.pathways.columns import COLUMNS, Column
 from sinklab.studies.pathways.judging import BOUNDS, MARGIN, Beside, Row, Summary
 from sinklab.studies.pathways.operations import REFERENCE, is_explicit

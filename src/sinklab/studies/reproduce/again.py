@@ -12,7 +12,9 @@ from typing import cast
 
 import pandas as pd
 
-from sinklab.jobs.claim import CHECKPOINT, Claim, Numbers
+from sinklab.jobs.claim import Claim
+from sinklab.jobs.effect import Numbers
+from sinklab.jobs.scale import CHECKPOINT
 from sinklab.jobs.verdict import Conclusion, judge, judge_model, judge_models
 from sinklab.registry import claims
 from sinklab.results.summaries import ClaimOfModel, ClaimRecord

@@ -12,9 +12,10 @@ from typing import Any
 
 from sinklab.errors import ConfigurationError, SinklabError
 from sinklab.jobs.cell import PLAN, SweepPlan, read_plan
-from sinklab.jobs.claim import Base, Changes, Scale, Times, Variant, bases_at
+from sinklab.jobs.claim import Changes, Times, Variant
 from sinklab.jobs.driver import check_machine, prepare_texts, run_waiting
 from sinklab.jobs.grid import Cell, short_label
+from sinklab.jobs.scale import Base, Scale, bases_at
 from sinklab.results.folder import FolderLock
 from sinklab.results.run import new_run_id
 from sinklab.studies.reproduce.scales import base_config

@@ -18,7 +18,9 @@ from sinklab.corpora._reading import read_samples
 from sinklab.corpora.base import Corpus
 from sinklab.errors import ConfigurationError, DoesNotApply, InputError
 from sinklab.jobs.checkpoint import Checkpoint, Kind, check_texts, kind_of, not_about
-from sinklab.jobs.claim import CHECKPOINT, Claim, Numbers, OnCheckpoint
+from sinklab.jobs.claim import Claim, OnCheckpoint
+from sinklab.jobs.effect import Numbers
+from sinklab.jobs.scale import CHECKPOINT
 from sinklab.jobs.verdict import Conclusion, judge_model, judge_models
 from sinklab.models.loading import load_model
 from sinklab.results.environment import environment

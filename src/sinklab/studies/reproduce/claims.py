@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from sinklab.errors import UnknownNameError
-from sinklab.jobs.claim import CHECKPOINT, RECORDED, Scale, bases_at
+from sinklab.jobs.scale import CHECKPOINT, RECORDED, Scale, bases_at
 from sinklab.registry import claims as registered
 from sinklab.results.folder import default_out
 from sinklab.results.run import Listing

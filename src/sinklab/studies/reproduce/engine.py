@@ -14,8 +14,10 @@ from rich.console import RenderableType
 
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.cell import SweepPlan
-from sinklab.jobs.claim import SCALES, Base, Claim, Numbers, Scale, bases_at, folder_name
+from sinklab.jobs.claim import Claim
+from sinklab.jobs.effect import Numbers
 from sinklab.jobs.grid import Cell
+from sinklab.jobs.scale import SCALES, Base, Scale, bases_at, folder_name
 from sinklab.jobs.verdict import Conclusion, judge
 from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, check_name

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable
 from typing import Literal, get_args
 
-from sinklab.jobs.claim import CHECKPOINT, RECORDED
 from sinklab.jobs.needed import leans_inside, needed_seeds
+from sinklab.jobs.scale import CHECKPOINT, RECORDED
 from sinklab.jobs.verdict import PLAIN, SEEDS
 from sinklab.report.forest import Kind
 from sinklab.results.summaries import ClaimOfModel, ClaimPart, ClaimRecord, Judged

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NotRequired, TypedDict, cast
 
 from sinklab.errors import InputError
-from sinklab.jobs.claim import CHECKPOINT, RECORDED, folder_names
+from sinklab.jobs.scale import CHECKPOINT, RECORDED, folder_names
 from sinklab.jobs.verdict import PLAIN, VERDICTS
 from sinklab.registry import claims
 from sinklab.results.sources import modules_behind

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast
 from rich.text import Text
 
 from sinklab.errors import ConfigurationError
-from sinklab.jobs.claim import CHECKPOINT, COSTS, SCALES, Scale, bases_at
+from sinklab.jobs.scale import CHECKPOINT, COSTS, SCALES, Scale, bases_at
 from sinklab.registry import claims as registered
 from sinklab.results.folder import default_out
 from sinklab.results.run import Result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sinklab.errors import ConfigurationError
-from sinklab.jobs.claim import Base, Scale, bases_at
+from sinklab.jobs.scale import Base, Scale, bases_at
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.recipes.emergence import emergence
 from sinklab.recipes.gu2024_1b import gu2024_1b

@@ -6,7 +6,8 @@ import ast
 import dataclasses
 from typing import Any
 
-from sinklab.jobs.claim import TRAINED_COSTS, Base, Claim
+from sinklab.jobs.claim import Claim
+from sinklab.jobs.scale import TRAINED_COSTS, Base
 from sinklab.registry import claims
 from sinklab.results.source_text import constants_of, file_of, text_of
 

@@ -26,9 +26,10 @@ from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, DoesNotApply, UnsupportedModelError
 from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import Claim, ReadOut, Scale
+from sinklab.jobs.claim import Claim, ReadOut
 from sinklab.jobs.grid import Cell
 from sinklab.jobs.processes import run_processes, serve
+from sinklab.jobs.scale import Scale
 from sinklab.jobs.trained import TrainedModel
 from sinklab.jobs.watch import watching
 from sinklab.models.loading import load_model
