@@ -25,8 +25,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: install  ## audit the embedded softmax model offline: summary here, report in build/demo
+demo: install  ## audit the embedded softmax model offline (report in build/demo), then see two of its heads rest where nothing can be said
 	$(BIN)/sinklab audit embedded:softmax --out build/demo --overwrite
+	$(BIN)/sinklab causes embedded:softmax --heads 4.0,5.0 --corpus python_source,bigrams --texts 256 --seq-len 64 \
+	  --no-experiments --out build/demo-causes --overwrite
 
 test: install  ## the test suite without the slow and the GPU tests
 	$(PYTEST)

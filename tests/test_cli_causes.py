@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from pathlib import Path
 
 import pytest
 from tests.command_line import CliRunner
@@ -91,3 +94,13 @@ def test_bad_input_is_one_line(checkpoint, arguments, complaint):
     last = result.stderr.splitlines()[-1]
     assert last.startswith("error: ")
     assert complaint in last
+
+
+@pytest.mark.slow
+def test_the_demo_shows_a_head_that_rests_where_nothing_can_be_said(tmp_path):
+    makefile = (Path(__file__).parents[1] / "Makefile").read_text().replace("\\\n", " ")
+    [line] = re.findall(r"^\t\$\(BIN\)/sinklab causes (.*) --out build/demo-causes --overwrite$", makefile, re.MULTILINE)
+    run(*shlex.split(line), "--out", tmp_path / "out", "--quiet")
+    heads = json.loads((tmp_path / "out" / "summary.json").read_text())["heads"]
+    assert {f"{head['layer']}.{head['head']}": head["label"] for head in heads} == {"4.0": "broadcast-switch", "5.0": "switch"}
+    assert heads[1]["needs_sink"] == {"python_source": "yes", "bigrams": "yes"}
