@@ -7,7 +7,6 @@ once for each, with the query heads that belong to it: no head stores more than 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import weakref
 from typing import TYPE_CHECKING, ClassVar, Unpack
@@ -23,21 +22,19 @@ from sinklab.attention.placement import input_device
 from sinklab.attention.state import state_of
 from sinklab.errors import ConfigurationError, SinklabError, UnsupportedModelError
 from sinklab.policies.per_head import PerHead
-from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.attending import AttendingCache, AwaitingTable, require_unordered
 from sinklab.streaming.decoding import Tokenizer
 from sinklab.streaming.fingerprint import fingerprint
 from sinklab.streaming.held import HeldLayer
 from sinklab.streaming.host import Arguments, tokens_of
 from sinklab.streaming.layer import SlotLayer
-from sinklab.streaming.ordered import has_ordered_bias
 from sinklab.streaming.rotation import Rotation, read_rotations
 from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.step import Step
-from sinklab.streaming.table import Table
 from sinklab.streaming.verify import TOKENS, require_close, some_tokens
 
 if TYPE_CHECKING:
-    from transformers.utils import ModelOutput
+    pass
 
 __all__ = ["PerHeadCache", "PerHeadLayer", "PerHeadStep", "PerHeadTable", "require_fit", "verify_groups"]
 
@@ -70,7 +67,7 @@ def _shape(heads: tuple[int, ...]) -> str:
     return f"{len(heads)} layers of {each} key-value heads"
 
 
-class PerHeadCache(PolicyCache, seam.Observer):
+class PerHeadCache(AttendingCache):
     """The cache of a :class:`~sinklab.policies.per_head.PerHead`, for one model; pass it as ``past_key_values``.
 
     The model's own attention function computes every group of heads, and has to be reached through the attention interface of
@@ -87,27 +84,15 @@ class PerHeadCache(PolicyCache, seam.Observer):
     table: PerHeadTable
     layers: list[PerHeadLayer]
 
-    def __init__(
-        self, policy: PerHead, model: PreTrainedModel | None = None, *, chunk: int = 128, rebase_at: int | None = None
-    ) -> None:
-        self._anatomy: Anatomy | None = None
-        self._looking = contextlib.ExitStack()
-        super().__init__(policy, model, chunk=chunk, rebase_at=rebase_at)
-
     def _fit(self, model: PreTrainedModel) -> None:
-        name = type(model).__name__
-        if has_ordered_bias(model):
-            raise UnsupportedModelError(
-                f"{name} adds a bias that counts the keys between key and query, which is another for every head once heads "
-                f"keep different tokens; policy {self.policy.name!r} needs rotary positions or none"
-            )
+        require_unordered(self.policy, model)
         rotations = self._fit_positions(model)
         require_fit(self.policy, model, rotations.kv_heads)
         self._anatomy = Anatomy(model)
         if not self._anatomy.attention:
             raise UnsupportedModelError(
-                f"{name} computes attention in its own code, for all heads together; policy {self.policy.name!r} needs it on "
-                "the attention interface of transformers"
+                f"{type(model).__name__} computes attention in its own code, for all heads together; policy "
+                f"{self.policy.name!r} needs it on the attention interface of transformers"
             )
         self._table = table = PerHeadTable(self.policy, input_device(model), model)
         self.layers = [PerHeadLayer(table, rotation, index) for index, rotation in enumerate(rotations.layers.values())]
@@ -126,7 +111,7 @@ class PerHeadCache(PolicyCache, seam.Observer):
         step, rows = self.table.step, len(tokens_of(arguments))
         assert step is not None
         step.masks = [self._mask(module, part.visible, rows) for part in step.parts]
-        self._looking.enter_context(seam.shadow(self))
+        self._look()
         return arguments
 
     def _require_unseen(self) -> None:
@@ -137,26 +122,6 @@ class PerHeadCache(PolicyCache, seam.Observer):
                 f"policy {self.policy.name!r} computes attention by groups of heads, and an attend() on this model is open, "
                 "which would see none of them; close it, or use sink_window"
             )
-
-    def close(self, output: ModelOutput | None) -> ModelOutput | None:
-        if output is not None and self.table.waiting is not None:
-            self.table.miss()
-        self._stop_looking()
-        return super().close(output)
-
-    def _stop_looking(self) -> None:
-        self._looking.close()
-        if self._table is not None:
-            self.table.waiting = None
-
-    def owns(self, module: nn.Module) -> bool:
-        """Whether the module is one of this model's attention modules."""
-        return self._anatomy is not None and id(module) in self._anatomy.names
-
-    @property
-    def running(self) -> bool:
-        """Whether the model is inside its forward."""
-        return self.step is not None
 
     def on_attention(
         self,
@@ -209,10 +174,6 @@ class PerHeadCache(PolicyCache, seam.Observer):
         columns = ["layer", "head", "num_sinks", "window", "held", "bytes"]
         return pd.DataFrame(lines, columns=columns).sort_values(["layer", "head"], ignore_index=True)
 
-    def reset(self) -> None:
-        self._stop_looking()
-        super().reset()
-
 
 @dataclasses.dataclass(eq=False)
 class PerHeadStep:
@@ -247,14 +208,14 @@ class PerHeadStep:
         return self.parts[0].position_ids
 
 
-class PerHeadTable(Table):
+class PerHeadTable(AwaitingTable):
     """The tables of the budgets that heads have, in step with each other.
 
     Attributes:
         parts: one for each distinct budget, from the one that holds least to the one that holds most.
-        waiting: the layer that has written keys, and whose attention comes next.
     """
 
+    without: ClassVar[str] = "could not compute it by groups of heads: it computes attention in its own code"
     policy: PerHead
     step: PerHeadStep | None
     waiting: PerHeadLayer | None = None
@@ -327,19 +288,6 @@ class PerHeadTable(Table):
                 {name.removeprefix(mine): count for name, count in counts.items() if name.startswith(mine)},
             )
         self._follow()
-
-    def wait_for(self, layer: PerHeadLayer) -> None:
-        """The next attention call is of this layer."""
-        if self.waiting is not None:
-            self.miss()
-        self.waiting = layer
-
-    def miss(self) -> None:
-        """Refuse to go on where the attention of a layer saw no more than its new keys."""
-        raise UnsupportedModelError(
-            f"a layer of {type(self.model).__name__} wrote keys and its attention was not seen, so policy {self.policy.name!r} "
-            "could not compute it by groups of heads: it computes attention in its own code"
-        )
 
 
 @dataclasses.dataclass(eq=False)

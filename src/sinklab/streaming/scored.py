@@ -7,8 +7,7 @@ after the other; see :mod:`sinklab.streaming.eviction`. Otherwise tokens are pro
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import pandas as pd
 import torch
@@ -24,21 +23,17 @@ from sinklab.attention.placement import input_device
 from sinklab.attention.state import state_of
 from sinklab.errors import UnsupportedModelError
 from sinklab.policies.base import ScoredPolicy
-from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.attending import AttendingCache, require_unordered
 from sinklab.streaming.decoding import Tokenizer
 from sinklab.streaming.eviction import Attention
 from sinklab.streaming.host import Arguments, split
-from sinklab.streaming.ordered import has_ordered_bias
 from sinklab.streaming.scored_layer import ScoredLayer
 from sinklab.streaming.scored_table import ScoredTable
-
-if TYPE_CHECKING:
-    from transformers.utils import ModelOutput
 
 __all__ = ["ScoredCache"]
 
 
-class ScoredCache(PolicyCache, seam.Observer):
+class ScoredCache(AttendingCache):
     """The cache of a :class:`~sinklab.policies.base.ScoredPolicy`, for one model; pass it as ``past_key_values``.
 
     Attention weights, where a policy needs them, are computed from what the model's own attention
@@ -64,25 +59,18 @@ class ScoredCache(PolicyCache, seam.Observer):
         chunk: int = 128,
         rebase_at: int | None = None,
     ) -> None:
-        self._anatomy: Anatomy | None = None
-        self._looking = contextlib.ExitStack()
         if rebase_at is not None and isinstance(policy, ScoredPolicy):
             chunk = max(1, min(chunk, rebase_at - policy.reach))
         super().__init__(policy, model, chunk=chunk, rebase_at=rebase_at)
 
     def _fit(self, model: PreTrainedModel) -> None:
-        name = type(model).__name__
-        if has_ordered_bias(model):
-            raise UnsupportedModelError(
-                f"{name} adds a bias that counts the keys between key and query, which is another for every head once heads "
-                f"keep different tokens; policy {self.policy.name!r} needs rotary positions or none"
-            )
+        require_unordered(self.policy, model)
         rotations = self._fit_positions(model)
         self._anatomy = Anatomy(model)
         if self.policy.needs_weights and not self._anatomy.attention:
             raise UnsupportedModelError(
-                f"{name} computes attention in its own code, where its weights cannot be seen; policy {self.policy.name!r} "
-                "needs them"
+                f"{type(model).__name__} computes attention in its own code, where its weights cannot be seen; policy "
+                f"{self.policy.name!r} needs them"
             )
         self._table = table = ScoredTable(self.policy, input_device(model), model)
         self.layers = [ScoredLayer(table, rotation) for rotation in rotations.layers.values()]
@@ -93,14 +81,8 @@ class ScoredCache(PolicyCache, seam.Observer):
         arguments = super().open(module, arguments)
         self._stop_looking()
         if self.policy.needs_weights or (self.table.step is not None and self.table.step.length > 1):
-            self._looking.enter_context(seam.shadow(self))
+            self._look()
         return arguments
-
-    def close(self, output: ModelOutput | None) -> ModelOutput | None:
-        if output is not None and self.table.waiting is not None:
-            self.table.miss()
-        self._stop_looking()
-        return super().close(output)
 
     def _room(self, mask: Tensor | None, batch: int, length: int) -> int:
         return super()._room(mask, batch, length) if length > 1 and self._takes_chunks() else 1
@@ -123,20 +105,6 @@ class ScoredCache(PolicyCache, seam.Observer):
             kind.head_outputs is Operation.head_outputs and (kind.features is Operation.features or not self.table.in_cache)
             for kind in kinds
         )
-
-    def _stop_looking(self) -> None:
-        self._looking.close()
-        if self._table is not None:
-            self.table.waiting = None
-
-    def owns(self, module: nn.Module) -> bool:
-        """Whether the module is one of this model's attention modules."""
-        return self._anatomy is not None and id(module) in self._anatomy.names
-
-    @property
-    def running(self) -> bool:
-        """Whether the model is inside its forward."""
-        return self.step is not None
 
     def on_attention(
         self,
@@ -178,10 +146,6 @@ class ScoredCache(PolicyCache, seam.Observer):
                 token, score = int(layer.tokens[row, head, slot]), float(layer.scores[row, head, slot])
                 lines.append((index, row, head, slot, token, score))
         return pd.DataFrame(lines, columns=["layer", "row", "head", "slot", "token", "score"])
-
-    def reset(self) -> None:
-        self._stop_looking()
-        super().reset()
 
 
 def _weights(

@@ -8,12 +8,12 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.errors import ConfigurationError
 from sinklab.policies.base import ScoredPolicy
+from sinklab.streaming.attending import AwaitingTable
 from sinklab.streaming.eviction import AT_ONCE, Attention
 from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.rotation_table import RotationTable
-from sinklab.streaming.table import Table
 
 __all__ = ["ScoredStep", "ScoredTable", "Waiting"]
 
@@ -54,17 +54,17 @@ class ScoredStep:
     position_ids: Tensor
 
 
-class ScoredTable(Table):
+class ScoredTable(AwaitingTable):
     """Which tokens are held is each layer's to say, and each head's.
 
     With in-cache positions a query is at its rank among the tokens that are held, which is that of the last slot as soon as the
     cache is full; so positions have an end and are never counted anew.
-
-    Attributes:
-        waiting: the layer that has written keys, and whose attention comes next.
     """
 
     counts_room: ClassVar[bool] = True
+    without: ClassVar[str] = (
+        "has no weights to go by: it computes attention in its own code, or an attend() on this model is open and sees it first"
+    )
     policy: ScoredPolicy
     step: ScoredStep | None
     waiting: Waiting | None = None
@@ -130,18 +130,4 @@ class ScoredTable(Table):
         raise ConfigurationError(
             f"cannot go back to {keep} tokens: scores of policy {self.policy.name!r} have the tokens since then in them. Save "
             "the state before, and load it"
-        )
-
-    def wait_for(self, layer: Waiting) -> None:
-        """The next attention call is of this layer."""
-        if self.waiting is not None:
-            self.miss()
-        self.waiting = layer
-
-    def miss(self) -> None:
-        """Refuse to go on without the attention of a layer."""
-        raise UnsupportedModelError(
-            f"a layer of {type(self.model).__name__} wrote keys and its attention was not seen, so policy {self.policy.name!r} "
-            "has no weights to go by: it computes attention in its own code, or an attend() on this model is open and sees it "
-            "first"
         )
