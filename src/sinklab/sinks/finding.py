@@ -21,7 +21,7 @@ from sinklab.sinks.places import LEAST_RATE, Hits, Place, enough_documents, plac
 from sinklab.sinks.value import DEFINITION, PROXY, Head, Sink, SinkPlace, Sinks, first_of_kind, sink_at
 from sinklab.sinks.weights import SinkWeights
 
-__all__ = ["SinkFinder", "find_sinks"]
+__all__ = ["SinkFinder", "find_sinks", "weigh_sinks"]
 
 LISTED = 8
 """Tokens and positions that are listed at most."""
@@ -84,9 +84,21 @@ def find_sinks(
     if found.main is None:
         unknown = np.full(len(found.heads), np.nan)
         return dataclasses.replace(found, weights=unknown, value_ratio=unknown)
-    measured = SinkWeights(found)
+    return weigh_sinks(model, inputs, found, batch_size=batch_size)
+
+
+@torch.no_grad()
+def weigh_sinks(model: nn.Module, inputs: Mapping[str, Tensor], sinks: Sinks, *, batch_size: int = 16) -> Sinks:
+    """The same sinks with what every head gives to the main one on these texts, and how long the value is that stands there.
+
+    Args:
+        inputs: of the model by name, the samples along the first axis.
+        sinks: with a main one.
+        batch_size: samples per forward.
+    """
+    measured = SinkWeights(sinks)
     with attend(model, [measured], verify=False):
-        _run(model, inputs, torch.arange(number), batch_size)
+        _run(model, inputs, torch.arange(len(next(iter(inputs.values())))), batch_size)
     return measured.completed()
 
 

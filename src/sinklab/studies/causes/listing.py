@@ -9,7 +9,7 @@ from torch import nn
 
 from sinklab.results.metric import VALUE_RATIO, Metric, Row
 from sinklab.results.summaries import ExaminedHead, FoundSink
-from sinklab.sinks import Sinks, find_sinks
+from sinklab.sinks import Sinks, weigh_sinks
 from sinklab.studies.causes.effects import Edited, Effects
 from sinklab.studies.causes.finding import LOSS_CHANGE, SINK_SHARE, number
 from sinklab.studies.causes.labels import HeadLabel
@@ -31,7 +31,7 @@ def by_domain(model: nn.Module, samples: Samples, sinks: Sinks, batch_size: int)
     for index, name in enumerate(samples.domain_names):
         rows = (samples.domains == index).any(1)
         inputs = {key: tensor[rows.to(tensor.device)] for key, tensor in samples.inputs.items()}
-        own[name] = find_sinks(model, inputs, place=sinks.main, batch_size=batch_size)
+        own[name] = weigh_sinks(model, inputs, sinks, batch_size=batch_size)
     return own
 
 
