@@ -80,7 +80,7 @@ PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
     },
     "sigmoid_has_no_sink": {
         "baseline": {RATE: 18.18, "held_out_loss": 3.73},
-        "sigmoid": {RATE: 0.44, "sink_rate_of_mass": 0, "held_out_loss": 3.70},
+        "sigmoid": {RATE: 0.44, "carried_rate": 0, "held_out_loss": 3.70},
         "sigmoid, normalised": {RATE: 30.24, "held_out_loss": 3.74},
     },
     "other_kernels": {
@@ -163,7 +163,7 @@ _REVERSED: dict[str, tuple[tuple[str, str, float], ...]] = {
     ),
     "sigmoid_has_no_sink": (
         ("sigmoid", RATE, 18),
-        ("sigmoid", "sink_rate_of_mass", 18),
+        ("sigmoid", "carried_rate", 18),
         ("sigmoid, normalised", RATE, 0),
         ("sigmoid", "held_out_loss", 4.0),
     ),

@@ -14,13 +14,13 @@ from sinklab.claims._snapshots import ALONG
 from sinklab.claims.false_sinks_in_a_prompt import COUNT, false_sinks
 from sinklab.claims.gradient_sinks import gradient_numbers
 from sinklab.claims.mass_thrown_on_content import Shares, _freed
-from sinklab.claims.objective_and_mechanism import carried
 from sinklab.claims.order_of_onset import half_way
 from sinklab.claims.threshold_and_length import LENGTHS, OTHERS, THRESHOLDS, USUAL, SameOrder, rates
 from sinklab.claims.weak_content import contents
 from sinklab.errors import DoesNotApply
 from sinklab.interventions.hide_key import HideKey
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.read_outs.carried import carried
 from sinklab.studies.reproduce.cells import configure
 from sinklab.studies.reproduce.scales import base_config
 from sinklab.training.windowed import token_losses

@@ -63,7 +63,7 @@ PLACES = {
     "sink_rate_1": " on the second token",
     "sink_rate_2": " on the third token",
     "sink_rate_star": " on the learned place",
-    "sink_rate_of_mass": " on the first token, by weights as they are,",
+    "carried_rate": " on one of the first tokens, by share and by weight,",
 }
 """Where a rate looks for the sink, in words."""
 

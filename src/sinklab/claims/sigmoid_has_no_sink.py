@@ -16,22 +16,22 @@ NORMALISED = operation("sigmoid, normalised", "sigmoid", normalize=True)
 def sigmoid_has_no_sink() -> Claim:
     """Without normalisation, the paper's rate is that of the rows divided by their sum, and says nothing of how small that is.
 
-    Of weights that sum to a hundredth, a head may have most on the first token and write nothing of it; so the same rate of the
-    weights themselves stands beside it.
+    Of weights that sum to a hundredth, a head may have most on the first token and write nothing of it; of weights of a half on
+    every key, much of it and no more than of any other. So the rate at which a head does both stands beside it.
     """
     return Claim(
         statement="Sigmoid attention has no sink at no worse a loss, and has one when its rows are divided by their sum.",
         source="gu2024",
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="Sink rate and validation loss: softmax 18.18 and 3.73, sigmoid 0.44 and 3.70, normalised sigmoid 30.24 and "
-        "3.74; the rate of weights that are not divided by their sum is not published.",
+        "3.74; a rate of the weights themselves is not published.",
         variants=(UNCHANGED, SIGMOID, NORMALISED),
         bases=("no-bos", "bos"),
-        read_outs=("sinks",),
+        read_outs=("sinks", "carried"),
         presupposes=(has_sink(),),
         parts=(
             has_no_sink(SIGMOID.label),
-            has_no_sink(SIGMOID.label, "sink_rate_of_mass"),
+            has_no_sink(SIGMOID.label, "carried_rate"),
             has_sink(NORMALISED.label),
             Part(
                 "the loss is no worse",
