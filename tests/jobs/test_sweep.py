@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ from sinklab.jobs import cell as cell_module
 from sinklab.jobs import driver, local
 from sinklab.jobs.cell import SweepPlan, read_plan, run_cell
 from sinklab.jobs.driver import run_sweep
+from sinklab.jobs.forks import Forks, can_fork
 from sinklab.jobs.grid import ALIASES, field_path, make_cells, parse_grid
 from sinklab.jobs.processes import REFUSED, last_line, run_processes, serve, stop_with_driver
 from sinklab.jobs.watch import Bars, Watch
@@ -174,19 +176,21 @@ class Events(Watch):
         self.events.append(("failed" if failed else "ended", name))
 
 
-@pytest.fixture
-def processes(tmp_path):
-    """Run small programs by name; gives the errors and what the watch saw."""
+@pytest.fixture(params=["interpreters", "forks"])
+def processes(tmp_path, request):
+    """Run small programs by name, in both ways; gives the errors and what the watch saw."""
+    forked = request.param == "forks"
+    if forked and not can_fork():
+        pytest.skip("this system has no handles of processes, so nothing is forked")
+    # -S and -I: an interpreter that starts in a hundredth of a second.
+    begin = ["-m", "tests.jobs.program"] if forked else ["-I", "-S", "-c"]
 
     def call(programs: dict[str, str], jobs=2, retries=2, outcome=lambda name: "done", watch=None, gpus=()):
         watch = watch or Events()
-        # -S and -I: an interpreter that starts in a hundredth of a second.
-        commands = {
-            name: [sys.executable, "-I", "-S", "-c", program, str(tmp_path / name)] for name, program in programs.items()
-        }
-        errors = run_processes(
-            commands, lambda name: tmp_path / f"{name}.log", outcome, jobs=jobs, retries=retries, watch=watch, gpus=gpus
-        )
+        commands = {name: [sys.executable, *begin, program, str(tmp_path / name)] for name, program in programs.items()}
+        logs = {name: tmp_path / f"{name}.log" for name in programs}
+        options = {"jobs": jobs, "retries": retries, "watch": watch, "gpus": gpus, "forked": forked}
+        errors = run_processes(commands, logs.__getitem__, outcome, **options)
         return errors, watch
 
     return call
@@ -301,6 +305,78 @@ def test_a_cell_stops_when_its_driver_is_gone(monkeypatch):
     waits.join(5)
     assert signals == [signal.SIGTERM]
     os.close(ours)
+
+
+@pytest.fixture
+def forks():
+    """Forks of the program of a string, if this system has any."""
+    if not can_fork():
+        pytest.skip("this system has no handles of processes, so nothing is forked")
+    made = Forks()
+    yield made
+    made.close()
+
+
+def fork(forks, tmp_path, program, name="a"):
+    return forks.start("tests.jobs.program", [program, str(tmp_path / name)], tmp_path / f"{name}.log", dict(os.environ))
+
+
+def test_forks_share_an_interpreter_and_are_processes_of_their_own(forks, tmp_path):
+    program = (
+        "import os, sys\n"
+        "sys.shared = getattr(sys, 'shared', 0) + 1\n"
+        "print(os.getppid(), os.getpid(), os.getsid(0), sys.shared, file=open(sys.argv[1], 'w'))"
+    )
+    assert [fork(forks, tmp_path, program, name).wait(60) for name in "ab"] == [0, 0]
+    (parent, one, session, shared), (other_parent, other, other_session, other_shared) = (
+        (tmp_path / name).read_text().split() for name in "ab"
+    )
+    assert parent == other_parent != str(os.getpid())
+    assert (one, other) == (session, other_session)
+    assert one != other
+    assert shared == other_shared == "1"  # what one changes is its own
+
+
+def test_a_fork_reads_the_end_when_the_interpreter_behind_it_is_gone(forks, tmp_path):
+    program = "import sys\nprint('up', flush=True)\nread = sys.stdin.read()\nopen(sys.argv[1], 'w').write(repr(read))"
+    forked = fork(forks, tmp_path, program)
+    wait_for(lambda: last_line(tmp_path / "a.log") == "up")
+    assert not (tmp_path / "a").exists()
+    assert forked.poll() is None
+    forks.close()
+    wait_for(lambda: (tmp_path / "a").exists() and (tmp_path / "a").read_text() == "''")  # it lives on, and knows
+    assert forked.poll() == -signal.SIGKILL
+
+
+def test_forks_whose_interpreter_was_killed_are_run_again_by_another(forks, tmp_path):
+    program = "import os, sys, time\nprint(os.getppid(), flush=True)\ntime.sleep(float(sys.argv[1].endswith('a')) * 60)"
+    first = fork(forks, tmp_path, program)
+    wait_for(lambda: last_line(tmp_path / "a.log"))
+    os.kill(int(last_line(tmp_path / "a.log")), signal.SIGKILL)
+    assert first.wait(60) == -signal.SIGKILL
+    assert fork(forks, tmp_path, program, "b").wait(60) == 0
+    assert last_line(tmp_path / "b.log") != last_line(tmp_path / "a.log")
+
+
+def test_what_a_module_of_forks_says_when_it_cannot_be_imported(forks, tmp_path):
+    forked = forks.start("tests.jobs.no_such_module", [], tmp_path / "a.log", dict(os.environ))
+    assert forked.wait(60) == 1
+    assert last_line(tmp_path / "a.log") == "ModuleNotFoundError: No module named 'tests.jobs.no_such_module'"
+
+
+def test_waiting_for_a_fork_ends(forks, tmp_path):
+    forked = fork(forks, tmp_path, "import time; time.sleep(60)")
+    with pytest.raises(subprocess.TimeoutExpired):
+        forked.wait(0.05)
+    forked.kill()
+    assert forked.wait(60) == -signal.SIGKILL
+
+
+def wait_for(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_cells_are_spread_over_the_gpus(processes, tmp_path):

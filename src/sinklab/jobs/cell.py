@@ -7,6 +7,7 @@ import datetime
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.record import Status
 from sinklab.training.train import run_training
 
-__all__ = ["ENDED", "NUMBERS", "PLAN", "SweepPlan", "read_plan", "run_cell", "text_of"]
+__all__ = ["ENDED", "NUMBERS", "PLAN", "SweepPlan", "main", "read_plan", "run_cell", "text_of"]
 
 PLAN = "sweep.json"
 
@@ -133,6 +134,11 @@ def text_of(data: PreparedData) -> dict[str, str]:
     return {part: facts["sha256"] for part, facts in parts.items()}
 
 
+def main(arguments: Sequence[str]) -> None:
+    """The process of the local driver or, with ``--no-driver``, one that anybody starts, also by torchrun."""
+    folder, name, *options = arguments
+    serve(lambda: run_cell(Path(folder), name), with_driver="--no-driver" not in options)
+
+
 if __name__ == "__main__":
-    # The process of the local driver or, with the option, one that anybody starts, also by torchrun.
-    serve(lambda: run_cell(Path(sys.argv[1]), sys.argv[2]), with_driver="--no-driver" not in sys.argv[3:])
+    main(sys.argv[1:])

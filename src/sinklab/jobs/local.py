@@ -52,6 +52,7 @@ def run_local(plan: SweepPlan, names: Sequence[str], *, jobs: int, retries: int,
         watch=watch,
         environments=environments,
         gpus=gpus,
+        forked=not gpus,
     )
 
 

@@ -1,4 +1,4 @@
-"""Processes of this machine: so many at a time, each with its own interpreter, run again when they die."""
+"""Processes of this machine: so many at a time, each apart from the others, run again when they die."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sinklab.errors import SinklabError
+from sinklab.jobs.forks import Forked, Forks, can_fork
 from sinklab.jobs.watch import Watch
 
 __all__ = ["REFUSED", "last_line", "lasts", "run_processes", "serve"]
@@ -43,17 +44,24 @@ def run_processes(
     watch: Watch,
     environments: Mapping[str, Mapping[str, str]] | None = None,
     gpus: Sequence[str] = (),
+    forked: bool = False,
 ) -> dict[str, str]:
     """Run commands by name, their output in logs; the errors of those that failed.
 
     One that exits with :data:`REFUSED` has failed; one that dies in another way, or exits well and has no ``outcome``, runs
     again up to ``retries`` times. Its standard input is a pipe that closes when this process is gone, however it goes.
+
+    Args:
+        commands: by name, each an interpreter and what it is given.
+        forked: all are ``python -m MODULE …``, none needs a GPU, and MODULE has a ``main(arguments)``. Where the system can,
+            they are forks of an interpreter that has imported the module (:mod:`sinklab.jobs.forks`).
     """
     waiting = collections.deque(commands)
     deaths = dict.fromkeys(commands, 0)
     free = list(range(min(jobs, len(commands))))
     running: dict[str, _Running] = {}
     errors: dict[str, str] = {}
+    forks = Forks() if forked and can_fork() else None
     try:
         while waiting or running:
             while waiting and free:
@@ -61,7 +69,7 @@ def run_processes(
                 environment = {**os.environ, **(environments or {}).get(name, {})}
                 if gpus:
                     environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
-                running[name] = _start(commands[name], log(name), slot, environment)
+                running[name] = _start(commands[name], log(name), slot, environment, forks)
                 watch.started(name)
             for name, one in list(running.items()):
                 status = one.process.poll()
@@ -87,6 +95,9 @@ def run_processes(
     except BaseException:
         _stop([one.process for one in running.values()], watch)
         raise
+    finally:
+        if forks is not None:
+            forks.close()
     return errors
 
 
@@ -141,19 +152,22 @@ def last_line(log: Path, start: int = 0) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Running:
-    process: subprocess.Popen
+    process: subprocess.Popen | Forked
     slot: int
     log_start: int
 
     def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        if isinstance(self.process, subprocess.Popen) and self.process.stdin is not None:
+            self.process.stdin.close()
 
 
-def _start(command: Sequence[str], log: Path, slot: int, environment: Mapping[str, str]) -> _Running:
+def _start(command: Sequence[str], log: Path, slot: int, environment: Mapping[str, str], forks: Forks | None) -> _Running:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         before = file.tell()
+        if forks is not None:
+            _interpreter, _option, module, *arguments = command
+            return _Running(forks.start(module, arguments, log, environment), slot, before)
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -165,7 +179,7 @@ def _start(command: Sequence[str], log: Path, slot: int, environment: Mapping[st
         return _Running(process, slot, before)
 
 
-def _stop(processes: Sequence[subprocess.Popen], watch: Watch) -> None:
+def _stop(processes: Sequence[subprocess.Popen | Forked], watch: Watch) -> None:
     """End processes with a checkpoint; at once when interrupted again, or when they do not come to it."""
     if not processes:
         return

@@ -44,6 +44,7 @@ __all__ = [
     "OfModel",
     "Reading",
     "claim_called",
+    "main",
     "name_of",
     "read_numbers",
     "run_missing",
@@ -372,6 +373,7 @@ def run_missing(
             retries=0,
             watch=watch,
             environments={name: {"OMP_NUM_THREADS": "1"} for name in commands},
+            forked=not torch.cuda.is_available(),
         )
 
 
@@ -406,5 +408,11 @@ def _work(cache: Path, batch: str) -> None:
         reading.take(trained)
 
 
+def main(arguments: Sequence[str]) -> None:
+    """The process of a batch: the directory of encoded text, and the batch as :func:`run_missing` writes it."""
+    cache, batch = arguments
+    serve(lambda: _work(Path(cache), batch))
+
+
 if __name__ == "__main__":
-    serve(lambda: _work(Path(sys.argv[1]), sys.argv[2]))
+    main(sys.argv[1:])
