@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sinklab.registry import claims
+from sinklab.results.table import read_table
 from sinklab.studies.reproduce import again
 from sinklab.studies.reproduce.again import judged_again, main
 from sinklab.studies.reproduce.kept import read_results
@@ -21,7 +22,7 @@ KEPT = read_results(RESULTS)
 @pytest.mark.parametrize("kept", KEPT, ids=[f"{one.record['scale']}-{one.record['claim']}" for one in KEPT])
 def test_a_committed_record_is_what_the_rule_makes_of_its_table(kept):
     """If this fails, run python -m sinklab.studies.reproduce.again results, and make docs."""
-    assert json.loads(json.dumps(judged_again(kept))) == kept.record
+    assert json.loads(json.dumps(judged_again(kept.record, read_table(kept.folder / "table.parquet")))) == kept.record
 
 
 def test_another_bound_is_another_verdict_and_the_numbers_stay(tmp_path, monkeypatch, capsys):

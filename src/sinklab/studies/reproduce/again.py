@@ -19,23 +19,21 @@ from sinklab.jobs.verdict import Conclusion, judge, judge_model, judge_models
 from sinklab.registry import claims
 from sinklab.results.summaries import ClaimOfModel, ClaimRecord
 from sinklab.results.table import read_table, write_json
-from sinklab.studies.reproduce.kept import StoredClaim, deciding_part, read_results
+from sinklab.studies.reproduce.kept import deciding_part, read_results
 
 __all__ = ["judged_again", "numbers_of_table"]
 
 
-def judged_again(kept: StoredClaim) -> ClaimRecord:
+def judged_again(record: ClaimRecord, table: pd.DataFrame) -> ClaimRecord:
     """The record of a claim with what its statement, its parts and the rule of verdicts are today.
 
     Args:
-        kept: a record and the folder with its ``table.parquet``, whose numbers are taken as they are.
+        table: its numbers, which are taken as they are.
 
     Raises:
         UnknownNameError: there is no such claim any more.
-        InputError, ResultError: the table is not there or is damaged.
     """
-    claim, record = claims[kept.record["claim"]](), kept.record
-    table = read_table(kept.folder / "table.parquet")
+    claim = claims[record["claim"]]()
     words = {name: getattr(claim, name) for name in ("statement", "source", "reference", "published")}
     if record["scale"] == CHECKPOINT:
         judgement, models = _of_checkpoints(claim, record, table)
@@ -99,7 +97,7 @@ def main(folder: Path) -> int:
     """Judge every record below a folder again, and write it; the number of verdicts that change."""
     changed = 0
     for kept in read_results(folder):
-        record = judged_again(kept)
+        record = judged_again(kept.record, read_table(kept.folder / "table.parquet"))
         if record != kept.record:
             write_json(record, kept.folder / "run.json")
         if record["verdict"] != kept.record["verdict"]:
