@@ -10,7 +10,7 @@ import scipy.stats
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import Interval, least_count_above, mean_over_items, means_over_items
-from sinklab.results.statistics import mean_interval
+from sinklab.results.statistics import CHANCE, mean_interval, shortfall
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,18 @@ def test_three_values_by_hand():
     mean, half = mean_interval([1.0, 2.0, 3.0])
     assert mean == 2.0
     assert half == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+
+
+@pytest.mark.parametrize(("seen", "total"), [(3, 5), (8, 9), (8, 400)])
+def test_the_mean_of_all_falls_short_of_that_of_the_first_by_no_more_with_that_chance(seen, total):
+    """Samples of populations whose mean may be anything: whatever it is, its place does not matter here."""
+    generator, trials = np.random.default_rng(1), 4000
+    values = generator.normal(generator.uniform(-9, 9, (trials, 1)), 2.0, (trials, total))
+    first, spread = values[:, :seen].mean(1), values[:, :seen].std(1, ddof=1)
+    held = np.mean(values.mean(1) >= first - shortfall(seen, total) * spread)
+    assert abs(held - CHANCE) < 4 * math.sqrt(CHANCE * (1 - CHANCE) / trials)
+    assert shortfall(seen, total, 0.5) == pytest.approx(0.0, abs=1e-12)
+    assert shortfall(seen, seen) == 0.0
 
 
 # Percentages of the bootstrap at 95 %: the normal tail at sqrt(n / (n - 1)) times the quantile of Student's t of n - 1 degrees.

@@ -1,23 +1,32 @@
-"""How many seeds would decide what is open: the count at which the interval clears the bound, if seeds go on to scatter so.
+"""How many seeds would decide what is open: the count at which the interval clears the bound with a chance of four in five.
 
-It is a forecast from what is there and no promise: with three seeds the spread is known to a factor of three. It is made on the
-scale on which the interval was taken (:mod:`sinklab.jobs.estimate`), with the middle and the spread that the seeds have shown.
+A count at which it would clear the bound *if the middle and the spread stayed as they are* is a coin's toss even then, and with
+three seeds both are hardly known. So the forecast is over all middles and spreads that the seeds leave possible, and over what
+later seeds may add (Spiegelhalter et al. 1986, doi 10.1016/0197-2456(86)90003-6), under normal scatter with the reference prior
+on the scale on which the interval was taken (:mod:`sinklab.jobs.estimate`); of counts, with the prior of Jeffreys.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from sinklab.jobs.estimate import LEAST_FOR_A_MEDIAN, estimate_counts
 from sinklab.jobs.verdict import SEEDS
+from sinklab.results.statistics import CHANCE
 from sinklab.results.summaries import ClaimPart
 
 __all__ = ["MOST", "leans_inside", "needed_seeds"]
 
 MOST = 1000
 """Seeds beyond which nothing is foretold: the middle is as good as on the bound."""
+
+DRAWS = 4096
+"""Of what may be true and may come, always the same ones; the chance is known to 0.006."""
 
 
 def leans_inside(part: ClaimPart) -> bool:
@@ -27,14 +36,14 @@ def leans_inside(part: ClaimPart) -> bool:
 
 
 def needed_seeds(part: ClaimPart) -> int | None:
-    """Fewest seeds, those that are there among them, that would decide a part.
+    """Seeds, those that are there among them, that decide a part on whichever side, with the chance of a forecast.
 
     Args:
         part: as in a record; one whose verdict is "inconclusive".
 
     Returns:
         More than there are, up to :data:`MOST`; ``None`` where no count within it would do, or none can be foretold: there is
-        no number, the middle lies on a bound, or an interval of order statistics reaches over it.
+        no number, or an interval of order statistics reaches over the bound.
     """
     values = [value for value in part["by_seed"].values() if value is not None]
     if not values:
@@ -66,38 +75,56 @@ def _of_t(
     least: float = -math.inf,
     most: float = math.inf,
 ) -> int | None:
-    """Fewest seeds with which Student's t interval, on its scale, reaches no bound; bounds off the scale are never reached."""
+    """Seeds with which Student's t interval, on its scale, reaches no bound; bounds off the scale are never reached."""
     import scipy.special
 
     there = [scale(value) for value in values]
-    middle, spread = statistics.fmean(there), statistics.stdev(there)
-    bounds = [scale(bound) for bound in _bounds(part) if math.isfinite(bound) and least <= bound <= most]
-    room = min((abs(middle - bound) for bound in bounds), default=math.inf)
+    seen, middle, squares = len(there), statistics.fmean(there), statistics.variance(there) * (len(there) - 1)
+    bounds = np.array([scale(bound) for bound in _bounds(part) if math.isfinite(bound) and least <= bound <= most])
+    generator = np.random.default_rng(0)
+    true_spread = np.sqrt(squares / generator.chisquare(seen - 1, DRAWS))
+    true_middle = middle + true_spread / math.sqrt(seen) * generator.standard_normal(DRAWS)
+    of_middle, of_spread = generator.standard_normal(DRAWS), generator.uniform(size=DRAWS)
 
     def decides(count: int) -> bool:
-        return float(scipy.special.stdtrit(count - 1, 0.975)) * spread / math.sqrt(count) < room
+        more = count - seen
+        later = true_middle + true_spread / math.sqrt(more) * of_middle
+        later_squares = true_spread**2 * (scipy.special.chdtri(more - 1, of_spread) if more > 1 else 0.0)
+        of_all = (seen * middle + more * later) / count
+        spread = np.sqrt((squares + later_squares + seen * more / count * (later - middle) ** 2) / (count - 1))
+        half = scipy.special.stdtrit(count - 1, 0.975) * spread / math.sqrt(count)
+        return bool((np.abs(of_all - bounds[:, None]) > half).all(0).mean() >= CHANCE)
 
-    return _fewest(decides, len(values) + 1)
+    return _fewest(decides, seen + 1)
 
 
 def _of_counts(part: ClaimPart, values: Sequence[float]) -> int | None:
-    """Fewest seeds with which the exact interval reaches no bound, where the shares stay as they are."""
+    """Seeds with which the exact interval reaches no bound."""
     low, high = _bounds(part)
     paired = part["interval"] is not None and part["interval"][0] < 0
-    ones, minus = (sum(value == sign for value in values) / len(values) for sign in (1, -1))
+    seen = [sum(value == kind for value in values) for kind in (1, -1, 0)]
+    kinds = [0, 1, 2] if paired else [0, 2]  # unpaired, there is no -1
+    generator = np.random.default_rng(0)
+    shares = generator.dirichlet([seen[kind] + 0.5 for kind in kinds], DRAWS)
 
-    def decides(count: int) -> bool:
-        happened, other = round(ones * count), round(minus * count)
-        alike = [1.0] * happened + [-1.0] * other + [0.0] * (count - happened - other)
+    @functools.cache
+    def decided(ones: int, minus: int, count: int) -> bool:
+        alike = [1.0] * ones + [-1.0] * minus + [0.0] * (count - ones - minus)
         interval = estimate_counts(alike, paired=paired).interval
         assert interval is not None, "that of counts is always there"
         return (low < interval[0] and interval[1] < high) or interval[1] <= low or interval[0] >= high
+
+    def decides(count: int) -> bool:
+        later = np.zeros((DRAWS, 3), int)
+        later[:, kinds] = np.random.default_rng(1).multinomial(count - len(values), shares)
+        cases, often = np.unique(later + seen, axis=0, return_counts=True)
+        return sum(often[row] for row, case in enumerate(cases) if decided(*map(int, case[:2]), count)) >= CHANCE * DRAWS
 
     return _fewest(decides, len(values) + 1)
 
 
 def _fewest(decides: Callable[[int], bool], least: int) -> int | None:
-    """The first count of seeds that decides; a range is halved, as more seeds of one kind never undo it."""
+    """The first count of seeds that decides, as far as a range can be halved: more seeds hardly ever undo it."""
     if least > MOST or not decides(MOST):
         return None
     most = MOST

@@ -1,4 +1,4 @@
-"""What several seeds say together: a mean and the interval it lies in."""
+"""What several values say together: a mean, the interval it lies in, and how far the mean of more of them may be off."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import math
 import statistics
 from collections.abc import Sequence
 
-__all__ = ["mean_interval"]
+__all__ = ["CHANCE", "mean_interval", "shortfall"]
+
+CHANCE = 0.8
+"""With which a count that is foretold decides (of seeds, of texts), as usual for the power of a study."""
 
 
 def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
@@ -20,3 +23,20 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
 
     error = statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values), float(scipy.special.stdtrit(len(values) - 1, (1 + level) / 2)) * error
+
+
+def shortfall(seen: int, total: int, chance: float = CHANCE) -> float:
+    """How far the mean of ``total`` values lies below that of the first ``seen`` of them, in standard deviations of one value.
+
+    It lies no lower than that with probability ``chance``, whatever the mean of the population is, under normal scatter: the
+    mean of all falls from that of the first by ``sqrt(1 / seen - 1 / total)`` in standard deviation, for what later values add
+    and for what is not known of the population together. To take a mean that was seen as the one that will be, as a forecast
+    with ``chance`` a half does, is to promise what comes true in half of the cases.
+
+    Args:
+        seen: two or more.
+        total: ``seen`` or more.
+    """
+    import scipy.special
+
+    return float(scipy.special.stdtrit(seen - 1, chance)) * math.sqrt(1 / seen - 1 / total)

@@ -396,15 +396,16 @@ def test_sentences():
         "sink and needs it to be silent (dormant). None is constant, broadcast, unneeded, switch, broadcast-switch or mixed. "
         "Whatever their labels, 3.0 and 3.2 need their sink: what it takes costs more on other keys than on none. "
         "1 is undecided with 16 texts at a false discovery rate of 0.05; about 40 texts of a domain would decide half of those "
-        "that more texts can decide, if effects stay as seen."
+        "of which that can be foretold, each with a chance of 80 %."
     )
     counts = dict.fromkeys(LABELS, 0) | {"undecided": 4}
     undecided = {**facts, "counts": counts, "heads": HEADS[3:] * 4, "sink": {"place": "null"}}
     assert sentences({**undecided, "texts_needed": None, "mirrored": {"text": 2}}) == (
         "The sink is the null score. No label can be given to any of 4 heads. For 2 it is the other way round: silencing them "
         "lowers the loss in every way, and none is semantic there; with random weights the two are alike, and so they may be "
-        "on texts that the model does not know. 4 are undecided with 16 texts at a false discovery rate of 0.05; more texts of "
-        "this kind would hardly decide any: the effects seen are not those of one of these kinds."
+        "on texts that the model does not know. 4 are undecided with 16 texts at a false discovery rate of 0.05; how many "
+        "texts would decide them cannot be foretold: what is seen is not the effects of one of these kinds, or too near the "
+        "minimal effect."
     )
 
 

@@ -10,9 +10,11 @@ import scipy.stats
 
 from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.results.intervals import mean_over_items, means_over_items
+from sinklab.results.statistics import CHANCE
 from sinklab.sinks import Head
 from sinklab.studies.causes.effects import Effects
 from sinklab.studies.causes.evidence import Evidence, benjamini_hochberg, contrasts_of, evidence_of, least_texts
+from sinklab.studies.causes.reasons import Claim, _needed
 
 SEEDED = np.random.default_rng(5)
 
@@ -82,6 +84,34 @@ def test_more_texts_of_the_same_kind_are_these_texts_again():
         assert (one.p_of_texts(40) == one.p).all()
     np.testing.assert_allclose(one.p_of_texts(80), twice.p, rtol=1e-12)
     assert (one.p_of_texts(400) < one.p).all()
+
+
+@pytest.mark.parametrize("above", [True, False])
+def test_texts_that_are_foretold_decide_in_four_of_five_cases(above):
+    """Heads whose means lie anywhere on the claim's side of the bound, undecided at 64 texts."""
+    generator, bound, seen, critical = np.random.default_rng(4), 0.01, 64, 0.01
+    spread, (low, high) = (0.05, (0.0, 0.03)) if above else (0.02, (-0.02, 0.0))
+    came_true: dict[float, list[bool]] = {0.5: [], CHANCE: []}
+    for _ in range(400):
+        values = generator.normal(bound + generator.uniform(low, high), spread, size=4096)[None]
+        first = Evidence(values[:, :seen], bound, above)
+        claim = Claim("zero" if above else "zero costs nothing", first, mean_over_items(values[0, :seen]), 0)
+        for chance, found in came_true.items():
+            needed = _needed([claim], critical, chance)
+            if first.p[0] > critical and needed is not None and needed <= values.shape[1]:
+                found.append(bool(Evidence(values[:, :needed], bound, above).p[0] <= critical))
+    assert len(came_true[CHANCE]) > 60
+    assert abs(np.mean(came_true[CHANCE]) - CHANCE) < 0.1
+    assert np.mean(came_true[0.5]) < np.mean(came_true[CHANCE]) - 0.05
+
+
+def test_a_bet_that_was_lost_stays_lost_in_every_forecast():
+    values = np.array([[0.0] * 40 + [1.0]])  # as much as was allowed for: the largest stake has nothing left
+    one = Evidence(values, 0.1, above=False)
+    for chance in (0.5, CHANCE):
+        p = one.p_of_texts(400, chance)
+        assert ((p > 0) & (p <= 1)).all()
+    assert one.p_of_texts(400, 0.5) < one.p_of_texts(400, CHANCE)
 
 
 def test_all_contrasts_by_hand():

@@ -220,7 +220,7 @@ def test_heads_that_are_dormant_are_called_so_with_the_texts_of_a_full_budget():
 def test_why_a_head_is_undecided_and_how_many_texts_would_decide():
     found = label_heads(made_up([[DORMANT], [BETWEEN]], texts=64), sink_of(2))
     reason = found[0].reasons["domain 0"]
-    assert (reason.nearest, reason.texts is not None and 200 < reason.texts < 400) == ("dormant", True)
+    assert (reason.nearest, reason.texts is not None and 200 < reason.texts < 500) == ("dormant", True)
     assert reason.why.startswith("looks dormant, which 64 texts do not show: sending all of its attention to the sink costs ")
     assert labels([[DORMANT], [BETWEEN]], texts=reason.texts + 20)[0] == "dormant"
     reason = found[1].reasons["domain 0"]
@@ -286,7 +286,7 @@ def test_texts_needed_would_decide_half_of_what_texts_can_decide():
     assert [found.label for found in before] == ["undecided"] * 4
     needed = texts_needed(before)
     assert needed is not None
-    assert 40 < needed < 20_000
+    assert 40 < needed < 100_000
     found = [one.label for one in label_heads(made_up(heads, texts=2 * needed, noise=0.6, seed=2), sink_of(4))]
     assert sum(label != "undecided" for label in found) >= 1
 

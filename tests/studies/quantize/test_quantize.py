@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 import yaml
 from tests.conftest import make_sinklm
@@ -272,10 +274,21 @@ def test_verdicts_look_at_intervals(interval, verdict):
 
 
 def test_the_number_of_texts_that_would_decide():
-    # Half the interval is 0.03; four times the texts halve it to 0.015, which leaves 0 out of a mean of 0.015.
-    assert texts_needed(Interval(0.015, -0.015, 0.045), 50, 0.01) == 200
-    # A mean of 0.002 is set apart from 0.01 by an interval of half 0.008.
-    assert texts_needed(Interval(0.002, -0.014, 0.018), 50, 0.01) == 200
+    # Half the interval is 0.03: a standard error of 0.0153 from 50 texts. Four times the texts would halve it to 0.015, and
+    # leave 0 out of a mean that stays at 0.015; with a chance of 80 % it falls by no more than 0.849 standard errors.
+    found = texts_needed(Interval(0.015, -0.015, 0.045), 50, 0.01)
+    assert found is not None
+    error = 0.03 / scipy.stats.norm.ppf(0.975)
+
+    def clear(count):
+        return 0.015 - scipy.stats.t.ppf(0.8, 49) * error * math.sqrt(1 - 50 / count) - 0.03 * math.sqrt(50 / count)
+
+    assert clear(found - 1) < 0 <= clear(found)
+    assert found > 200
+    # A mean of 0.002 is set apart from 0.01 as one of 0.008 is from 0.
+    assert texts_needed(Interval(0.002, -0.014, 0.018), 50, 0.01) == texts_needed(Interval(0.008, -0.008, 0.024), 50, -1)
+    # Its later values may leave it on either side of both bounds.
+    assert texts_needed(Interval(0.005, -0.03, 0.04), 50, 0.01) is None
 
 
 def test_the_cheapest_cure_that_cures_is_chosen_and_else_the_one_that_leaves_least():
@@ -300,8 +313,9 @@ def test_a_gap_in_the_noise_is_not_one():
     if entry["verdict"] == "not measurable":
         assert entry["low"] <= 0 < entry["high"]
         assert (
-            f"not measurable at this sample size; {entry['texts_needed']:,} texts would decide it (8 were measured)."
-            in (summary["text"])
+            f"{entry['texts_needed']:,} texts would decide it with a chance of 80 % (8 were measured)." in summary["text"]
+            if entry["texts_needed"]
+            else "how many texts would decide it cannot be foretold (8 were measured)." in summary["text"]
         )
         assert summary["sites"] == []
     assert entry["verdict"] == judged(Interval(entry["gap"], entry["low"], entry["high"]), 0.0)

@@ -10,6 +10,7 @@ import numpy as np
 
 from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.results.intervals import Interval, means_over_items
+from sinklab.results.statistics import shortfall
 from sinklab.studies.causes.effects import Edited, Effects
 
 __all__ = ["RARE", "Contrast", "Evidence", "benjamini_hochberg", "contrasts_of", "evidence_of", "least_texts"]
@@ -58,19 +59,31 @@ class Evidence:
         """Whether the mean that is seen lies on the claim's side of the bound, boolean ``(heads,)``."""
         return np.asarray(self._moments[0] > self.bound if self.above else self._moments[0] < self.bound)
 
-    def p_of_texts(self, texts: int) -> np.ndarray:
-        """The p-values that so many texts would give, if they were like those that were measured, ``(heads,)``."""
+    def p_of_texts(self, texts: int, chance: float = 0.5) -> np.ndarray:
+        """The p-values that so many texts would give, or less, with a chance, ``(heads,)``.
+
+        Args:
+            texts: those that were measured among them.
+            chance: with a half the others are like those measured; with more they speak less for the claim, by what their
+                scatter allows (:func:`~sinklab.results.statistics.shortfall`).
+        """
+        less = shortfall(self.values.shape[1], texts, chance)
         if self.above:
-            return _p_above(*self._moments, texts, self.bound)
-        return _p_below(self._gains, texts / self.values.shape[1])
+            mean, spread = self._moments
+            return _p_above(mean - less * spread, spread, texts, self.bound)
+        gain, scatter = self._gains
+        with np.errstate(invalid="ignore"):  # a stake that lost all it had stays there
+            return _p_below(np.where(np.isfinite(gain), gain - less * scatter, -np.inf) * texts)
 
     @functools.cached_property
     def _moments(self) -> tuple[np.ndarray, np.ndarray]:
         return self.values.mean(1), self.values.std(1, ddof=1)
 
     @functools.cached_property
-    def _gains(self) -> np.ndarray:
-        return _gains(self.values, self.bound)
+    def _gains(self) -> tuple[np.ndarray, np.ndarray]:
+        gains = _gains(self.values, self.bound)
+        with np.errstate(invalid="ignore"):
+            return gains.mean(2), gains.std(2, ddof=1)
 
 
 def evidence_of(effects: Effects[Edited], domain: int, minimal_effect: float) -> dict[str, Evidence]:
@@ -175,7 +188,7 @@ def _p_above(mean: np.ndarray, spread: np.ndarray, texts: int, bound: float) -> 
 
 
 def _gains(values: np.ndarray, bound: float) -> np.ndarray:
-    """Logarithm of what bets against a mean of the bound or more have gained by the texts, ``(stakes, heads)``.
+    """Logarithm of what bets against a mean of the bound or more gain by each text, ``(stakes, heads, texts)``.
 
     With a stake ``s`` a text of cost ``x`` multiplies what one has by ``1 + s (m - x)``, ``m`` being the bound, where ``s`` is
     at most ``1 / (c - m)`` and no text costs more than ``c``, here ``m / RARE`` or the largest cost that was seen.
@@ -183,11 +196,11 @@ def _gains(values: np.ndarray, bound: float) -> np.ndarray:
     largest = np.maximum(values.max(1), bound / RARE)[:, None]
     with np.errstate(divide="ignore"):
         return np.stack([
-            np.log(np.maximum(1 + share / (largest - bound) * (bound - values), 0.0)).sum(1) for share, _ in BETS
+            np.log(np.maximum(1 + share / (largest - bound) * (bound - values), 0.0)) for share, _ in BETS
         ])  # fmt: skip
 
 
-def _p_below(gains: np.ndarray, times: float) -> np.ndarray:
+def _p_below(gains: np.ndarray) -> np.ndarray:
     """p-values of a mean being below a bound, for effects that may be nothing in most texts and large in a few.
 
     If the mean is the bound or more, then no stake gains in expectation, and the chance of ever having ``1/p`` is at most
@@ -196,8 +209,7 @@ def _p_below(gains: np.ndarray, times: float) -> np.ndarray:
     Here such texts give ``(1 - m/c)^n``, which falls to 5 % at about ``3 c / m`` texts (the rule of three).
 
     Args:
-        gains: of some texts.
-        times: of how many times as many texts, that are like them.
+        gains: logarithm of what each stake has gained, ``(stakes, heads)``.
     """
     units = np.log([unit for _, unit in BETS])[:, None]
-    return np.asarray(np.exp(-np.maximum(np.logaddexp.reduce(units + gains * times), 0.0)))
+    return np.asarray(np.exp(-np.maximum(np.logaddexp.reduce(units + gains), 0.0)))

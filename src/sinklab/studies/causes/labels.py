@@ -180,7 +180,7 @@ def mirrored(labels: Sequence[HeadLabel], minimal_effect: float) -> dict[str, in
 
 
 def texts_needed(labels: Sequence[HeadLabel]) -> int | None:
-    """Texts of each domain that would decide half of what is undecided only for want of texts; ``None`` if nothing is.
+    """Texts of each domain that would decide half of what is undecided only for want of texts; ``None`` if none is foretold.
 
     A head counts, once for every domain, if its means fulfil all claims of a label there.
     """

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from sinklab.results.intervals import Interval
+from sinklab.results.statistics import CHANCE
 from sinklab.results.summaries import Undecided
 from sinklab.studies.causes.evidence import Evidence
 
@@ -31,7 +32,8 @@ class Reason:
     Attributes:
         nearest: the label that it may have: one whose claims all hold in the mean, or of which the fewest do not.
         why: in words.
-        texts: of the domain, that would decide for it if they were like those measured; ``None`` if no number of them would.
+        texts: of the domain, those measured among them, that decide for it with a chance of
+            :data:`~sinklab.results.statistics.CHANCE`; ``None`` if no number does, or none can be foretold.
     """
 
     nearest: str
@@ -57,9 +59,9 @@ class Claim:
         """Whether the mean that is seen fulfils it."""
         return bool(self.evidence.holds[self.head])
 
-    def p(self, texts: int | None = None) -> float:
-        """Its p-value; with as many texts that are like those measured."""
-        return float((self.evidence.p if texts is None else self.evidence.p_of_texts(texts))[self.head])
+    def p(self, texts: int | None = None, chance: float = 0.5) -> float:
+        """Its p-value; of so many texts one that it has, or less, with a chance."""
+        return float((self.evidence.p if texts is None else self.evidence.p_of_texts(texts, chance))[self.head])
 
     def __str__(self) -> str:
         """``an output of 0 costs +0.0042 [-0.0010, +0.0094]``."""
@@ -77,23 +79,24 @@ def reason_of(rules: Mapping[str, Sequence[Claim]], critical: float, decided: Se
     """
     if decided:
         return Reason(decided[0], f"the claims of {' and of '.join(decided)} all hold, and a head has one label", None)
-    texts = {rule: needed for rule, claims in rules.items() if (needed := _needed(claims, critical)) is not None}
+    texts = {rule: needed for rule, claims in rules.items() if (needed := _needed(claims, critical, 0.5)) is not None}
     if texts:
         nearest = min(texts, key=lambda rule: texts[rule])
+        foretold = _needed(rules[nearest], critical, CHANCE)
         not_shown = [str(claim) for claim in rules[nearest] if claim.p() > critical]
         measured = rules[nearest][0].evidence.values.shape[1]
-        return Reason(nearest, f"looks {nearest}, which {measured} texts do not show: {'; '.join(not_shown)}", texts[nearest])
+        return Reason(nearest, f"looks {nearest}, which {measured} texts do not show: {'; '.join(not_shown)}", foretold)
     against = {rule: [claim for claim in claims if not claim.holds] for rule, claims in rules.items()}
     nearest = min(against, key=lambda rule: len(against[rule]))
     claims = against[nearest] or [max(rules[nearest], key=Claim.p)]
     return Reason(nearest, f"not {nearest}, which comes nearest: {'; '.join(map(str, claims))}", None)
 
 
-def _needed(claims: Sequence[Claim], critical: float) -> int | None:
-    """Least number of texts at which all claims would be decided; ``None`` if no number of them would do."""
+def _needed(claims: Sequence[Claim], critical: float, chance: float) -> int | None:
+    """Least number of texts at which all claims are decided, each with a chance; ``None`` if no number of them does."""
 
     def decided(texts: int) -> bool:
-        return all(claim.p(texts) <= critical for claim in claims)
+        return all(claim.p(texts, chance) <= critical for claim in claims)
 
     low, high = claims[0].evidence.values.shape[1], SEARCHED
     if not all(claim.holds for claim in claims) or not decided(high):

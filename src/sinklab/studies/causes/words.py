@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sinklab.results.statistics import CHANCE
 from sinklab.results.summaries import CausesSummary, ExaminedGroup
 from sinklab.studies.causes.head_group import joined
 
@@ -67,11 +68,14 @@ def sentences(summary: CausesSummary) -> str:
         many = "is" if undecided == 1 else "are"
         text += f" {undecided} {many} undecided with {summary['texts']} texts at a false discovery rate of {summary['level']:g}"
         if needed is None:
-            text += "; more texts of this kind would hardly decide any: the effects seen are not those of one of these kinds."
+            text += (
+                "; how many texts would decide them cannot be foretold: what is seen is not the effects of one of these kinds, "
+                "or too near the minimal effect."
+            )
         else:
             text += (
-                f"; about {needed:,} texts of a domain would decide half of those that more texts can decide, if effects "
-                "stay as seen."
+                f"; about {needed:,} texts of a domain would decide half of those of which that can be foretold, each with a "
+                f"chance of {100 * CHANCE:.0f} %."
             )
     return text
 

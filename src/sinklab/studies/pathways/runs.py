@@ -36,10 +36,10 @@ LONGER: Changes = {"model.position": {"name": "alibi"}}
 LONGER_SEEDS = 3
 """Seeds of the evaluation, from the first on, that are trained with ALiBi positions too: it is one column, and no bound."""
 
-SECONDS_OF_A_TRAINING: Mapping[Scale, float] = {"tiny": 30.0, "small": 480.0}
+SECONDS_OF_A_TRAINING: Mapping[Scale, float] = {"tiny": 17.0, "small": 560.0}
 """Of one core, in round numbers; at the other scales it depends on the accelerator."""
 
-SECONDS_OF_READING, SECONDS_OF_A_TRIGGER = 20.0, 40.0
+SECONDS_OF_READING, SECONDS_OF_A_TRIGGER = 6.0, 15.0
 """Of one core: all read-outs of one tiny model, and one training on the trigger task."""
 
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Literal
 
 from sinklab.results.intervals import Interval
+from sinklab.results.statistics import CHANCE, shortfall
 from sinklab.results.summaries import CureEntry, QuantizeSummary, SiteEntry
 
 __all__ = ["Verdict", "best_cure", "carrier", "judged", "texts_needed", "verdict_text"]
 
 Verdict = Literal["gap", "none", "not measurable"]
+
+NORMAL = statistics.NormalDist().inv_cdf(0.975)
+"""Half a 95 % interval in standard errors."""
+
+SEARCHED = 2**20
+"""Texts up to which is looked for a number that decides."""
 
 
 def judged(gap: Interval, minimal_effect: float) -> Verdict:
@@ -21,14 +29,29 @@ def judged(gap: Interval, minimal_effect: float) -> Verdict:
     return "gap" if gap.low > 0 else "not measurable"
 
 
-def texts_needed(gap: Interval, texts: int, minimal_effect: float) -> int:
-    """How many texts would decide a gap that so many did not, if its mean stays as it is.
+def texts_needed(gap: Interval, texts: int, minimal_effect: float) -> int | None:
+    """How many texts decide a gap that so many did not, with a chance of :data:`~sinklab.results.statistics.CHANCE`.
 
-    The interval shrinks with the root of their number, until it leaves out 0 or lies below ``minimal_effect``, whichever takes
-    fewer texts.
+    The interval shrinks with the root of their number and its mean moves by what their scatter allows, until it leaves out 0 or
+    lies below ``minimal_effect``, whichever takes fewer texts. ``None`` if neither can be foretold.
+
+    Args:
+        gap: its mean with the 95 % interval, from two texts or more.
     """
     half = (gap.high - gap.low) / 2
-    return max(texts + 1, math.ceil(texts * (half / max(gap.mean, minimal_effect - gap.mean)) ** 2))
+    scatter = half * math.sqrt(texts) / NORMAL
+    room = max(gap.mean, minimal_effect - gap.mean)
+
+    def decided(count: int) -> bool:
+        return half * math.sqrt(texts / count) + shortfall(texts, count) * scatter <= room
+
+    low, high = texts + 1, SEARCHED
+    if not decided(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if decided(middle) else (middle + 1, high)
+    return low
 
 
 def carrier(sites: Sequence[SiteEntry]) -> SiteEntry | None:
@@ -65,10 +88,13 @@ def verdict_text(summary: QuantizeSummary) -> str:
     if entry["verdict"] == "none":
         return f"{opening}, not more than {least:g}: no cure needed."
     if entry["verdict"] == "not measurable":
-        return (
-            f"{opening}: not measurable at this sample size; {entry['texts_needed']:,} texts would decide it "
-            f"({summary['texts']} were measured)."
+        needed = entry["texts_needed"]
+        how_many = (
+            "how many texts would decide it cannot be foretold"
+            if needed is None
+            else f"{needed:,} texts would decide it with a chance of {100 * CHANCE:.0f} %"
         )
+        return f"{opening}: not measurable at this sample size; {how_many} ({summary['texts']} were measured)."
     return " ".join([f"{opening}.", _carried(summary), _cured(summary)])
 
 

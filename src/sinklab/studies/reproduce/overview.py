@@ -87,9 +87,9 @@ def _lists(entries: Sequence[Entry]) -> tuple[VerdictList, ...]:
         VerdictList(
             "Open",
             "The interval of the part shown, or of what the claim presupposes, reaches over the bound. The last column is how "
-            "many seeds there are, and at how many the interval would clear the bound if seeds go on to scatter as they do: on "
-            "the side that is claimed (for) or on the other (against). It is a forecast from few seeds; – where there is none."
-            + besides,
+            "many seeds there are, and at how many the interval clears the bound with a chance of four in five, as far as "
+            "they tell; and on which side their middle lies now, that of the claim (for) or the other (against). – is "
+            "beyond a thousand, or where nothing can be foretold." + besides,
             "seeds, and those that would decide",
             tuple(_line(entry) for entry in still_open if entry.own),
         ),
