@@ -140,10 +140,10 @@ def test_a_selection_that_is_not_whole_is_an_error(asked, monkeypatch, tmp_path)
 
 def test_how_much_it_is(asked):
     # 2 operations at 5 rates on 2 seeds; 8 evaluated and 6 with ALiBi; 8 more at the scale's rate at most.
-    # 34 (or 42) trainings of 30 s and 8 models of 60 s for read-outs and the trigger task.
+    # 34 (or 42) trainings of 17 s and 8 models of 21 s for read-outs and the trigger task.
     assert runs.foreseen(asked) == (
         "2 operations, base bos: 20 trainings to choose learning rates, then 14 to 22 to evaluate them, and 8 of the trigger "
-        "task; about 25 to 29 minutes of one core; what is there already is not done again"
+        "task; about 12 to 15 minutes of one core; what is there already is not done again"
     )
 
 

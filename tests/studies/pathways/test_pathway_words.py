@@ -96,6 +96,16 @@ def test_what_has_no_explicit_way_does_not_answer_the_question():
     assert "explicit" not in words(rows(softmax=SOFTMAX, **again))
 
 
+def test_where_softmax_has_no_distortion_nothing_is_said_to_replace_it():
+    text = words(rows(softmax=GATED, gated=GATED, softpick=GATED, relu=RELU))
+    assert (
+        "softmax itself is inside every bound here, so there is no sink to replace, and whether an explicit way to do nothing "
+        "would replace one is not tested: that gated and softpick are inside too says little." in text
+    )
+    assert "exists here" not in text
+    assert "would replace one is not tested." in words(rows(softmax=GATED, relu=RELU))
+
+
 def test_a_better_one_is_said():
     text = words(rows(softmax=SOFTMAX, softpick=SIGMA))
     assert "exists here: softpick; softpick has a lower loss too." in text

@@ -101,7 +101,7 @@ def paragraph(rows: Sequence[Row], cannot: Mapping[str, str], *, scale: Scale, b
             f"By the means, no other operation has both a lower loss and a lower distortion than {_list(best)}; neighbours on "
             "the plot may change places with other seeds."
         )
-    sentences += _of_robustness(rows) + _of_trigger(rows, cannot) + _of_cost(others) + _of_the_question(others)
+    sentences += _of_robustness(rows) + _of_trigger(rows, cannot) + _of_cost(others) + _of_the_question(rows)
     sentences.append(_limits(scale))
     return " ".join(sentences)
 
@@ -184,11 +184,24 @@ def _of_robustness(rows: Sequence[Row]) -> list[str]:
     )
 
 
-def _of_the_question(others: Sequence[Row]) -> list[str]:
-    """Whether there is an explicit low-distortion way to do nothing, as far as this can say."""
+def _of_the_question(rows: Sequence[Row]) -> list[str]:
+    """Whether there is an explicit low-distortion way to do nothing, as far as this can say.
+
+    Where softmax has no distortion either, a pathway without any has replaced nothing, and the question was not asked.
+    """
+    reference = next(row for row in rows if row.label == REFERENCE)
+    others = [row for row in rows if row is not reference]
     explicit = [row for row in others if is_explicit(row.label)]
     if not explicit:
         return []
+    if reference.answer == "yes":
+        inside = [row.label for row in explicit if row.answer == "yes"]
+        words = (
+            f"{REFERENCE} itself is inside every bound here, so there is no sink to replace, and whether an explicit way to do "
+            "nothing would replace one is not tested"
+        )
+        words += f": that {_list(inside)} {'is' if len(inside) == 1 else 'are'} inside too says little" if inside else ""
+        return [f"{words}."]
     good = [row.label for row in explicit if row.answer == "yes"]
     without = [row.label for row in others if row.answer == "yes" and not is_explicit(row.label)]
     left = [row.label for row in explicit if row.answer == "undecided"]
