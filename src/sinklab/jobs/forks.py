@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -177,6 +178,8 @@ def _settle(log: str, standard_input: int) -> None:
 
 
 if __name__ == "__main__":
+    # Python 3.12 warns of threads at a fork, and imports leave idle ones; none of them holds a lock, as nothing was computed.
+    warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
     work = _serve_forks(sys.argv[1], Connection(int(sys.argv[2])))
     if work is not None:
         work()
