@@ -10,7 +10,7 @@ import scipy.stats
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import Interval, least_count_above, mean_over_items, means_over_items
-from sinklab.results.statistics import CHANCE, mean_interval, shortfall
+from sinklab.results.statistics import CHANCE, fewest, mean_interval, shortfall
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,11 @@ def test_the_mean_of_all_falls_short_of_that_of_the_first_by_no_more_with_that_c
     assert abs(held - CHANCE) < 4 * math.sqrt(CHANCE * (1 - CHANCE) / trials)
     assert shortfall(seen, total, 0.5) == pytest.approx(0.0, abs=1e-12)
     assert shortfall(seen, seen) == 0.0
+
+
+def test_the_fewest_is_the_first_that_decides():
+    assert [fewest(lambda count, first=first: count >= first, 4, 9) for first in (1, 4, 5, 9, 10)] == [4, 4, 5, 9, None]
+    assert fewest(lambda count: True, 5, 4) is None
 
 
 # Percentages of the bootstrap at 95 %: the normal tail at sqrt(n / (n - 1)) times the quantile of Student's t of n - 1 degrees.

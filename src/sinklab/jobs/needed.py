@@ -17,7 +17,7 @@ import numpy as np
 
 from sinklab.jobs.estimate import LEAST_FOR_A_MEDIAN, estimate_counts
 from sinklab.jobs.verdict import SEEDS
-from sinklab.results.statistics import CHANCE
+from sinklab.results.statistics import CHANCE, fewest
 from sinklab.results.summaries import ClaimPart
 
 __all__ = ["MOST", "leans_inside", "needed_seeds"]
@@ -95,7 +95,7 @@ def _of_t(
         half = scipy.special.stdtrit(count - 1, 0.975) * spread / math.sqrt(count)
         return bool((np.abs(of_all - bounds[:, None]) > half).all(0).mean() >= CHANCE)
 
-    return _fewest(decides, seen + 1)
+    return fewest(decides, seen + 1, MOST)
 
 
 def _of_counts(part: ClaimPart, values: Sequence[float]) -> int | None:
@@ -120,15 +120,4 @@ def _of_counts(part: ClaimPart, values: Sequence[float]) -> int | None:
         cases, often = np.unique(later + seen, axis=0, return_counts=True)
         return sum(often[row] for row, case in enumerate(cases) if decided(*map(int, case[:2]), count)) >= CHANCE * DRAWS
 
-    return _fewest(decides, len(values) + 1)
-
-
-def _fewest(decides: Callable[[int], bool], least: int) -> int | None:
-    """The first count of seeds that decides, as far as a range can be halved: more seeds hardly ever undo it."""
-    if least > MOST or not decides(MOST):
-        return None
-    most = MOST
-    while least < most:
-        middle = (least + most) // 2
-        least, most = (least, middle) if decides(middle) else (middle + 1, most)
-    return most
+    return fewest(decides, len(values) + 1, MOST)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-__all__ = ["CHANCE", "mean_interval", "shortfall"]
+__all__ = ["CHANCE", "fewest", "mean_interval", "shortfall"]
 
 CHANCE = 0.8
 """With which a count that is foretold decides (of seeds, of texts), as usual for the power of a study."""
@@ -40,3 +40,17 @@ def shortfall(seen: int, total: int, chance: float = CHANCE) -> float:
     import scipy.special
 
     return float(scipy.special.stdtrit(seen - 1, chance)) * math.sqrt(1 / seen - 1 / total)
+
+
+def fewest(decides: Callable[[int], bool], least: int, most: int) -> int | None:
+    """The first count from ``least`` to ``most`` that decides, as far as a range can be halved; ``None`` if ``most`` does not.
+
+    Args:
+        decides: of a count, whether it does; larger ones hardly ever undo it.
+    """
+    if least > most or not decides(most):
+        return None
+    while least < most:
+        middle = (least + most) // 2
+        least, most = (least, middle) if decides(middle) else (middle + 1, most)
+    return most

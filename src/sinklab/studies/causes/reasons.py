@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from sinklab.results.intervals import Interval
-from sinklab.results.statistics import CHANCE
+from sinklab.results.statistics import CHANCE, fewest
 from sinklab.results.summaries import Undecided
 from sinklab.studies.causes.evidence import Evidence
 
@@ -98,10 +98,6 @@ def _needed(claims: Sequence[Claim], critical: float, chance: float) -> int | No
     def decided(texts: int) -> bool:
         return all(claim.p(texts, chance) <= critical for claim in claims)
 
-    low, high = claims[0].evidence.values.shape[1], SEARCHED
-    if not all(claim.holds for claim in claims) or not decided(high):
+    if not all(claim.holds for claim in claims):
         return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if decided(middle) else (middle + 1, high)
-    return low
+    return fewest(decided, claims[0].evidence.values.shape[1], SEARCHED)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from sinklab.results.intervals import Interval
-from sinklab.results.statistics import CHANCE, shortfall
+from sinklab.results.statistics import CHANCE, fewest, shortfall
 from sinklab.results.summaries import CureEntry, QuantizeSummary, SiteEntry
 
 __all__ = ["Verdict", "best_cure", "carrier", "judged", "texts_needed", "verdict_text"]
@@ -45,13 +45,7 @@ def texts_needed(gap: Interval, texts: int, minimal_effect: float) -> int | None
     def decided(count: int) -> bool:
         return half * math.sqrt(texts / count) + shortfall(texts, count) * scatter <= room
 
-    low, high = texts + 1, SEARCHED
-    if not decided(high):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if decided(middle) else (middle + 1, high)
-    return low
+    return fewest(decided, texts + 1, SEARCHED)
 
 
 def carrier(sites: Sequence[SiteEntry]) -> SiteEntry | None:

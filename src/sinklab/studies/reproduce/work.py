@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 BATCH = 12
-"""Models read in one process: enough that starting it, five seconds, is the smaller part."""
+"""Models read in one process: enough that starting it, five seconds where it is no fork, is the smaller part."""
 
 Numbers = dict[str, Any]
 """Plain JSON: ``numbers`` and the ``seconds`` that they took."""
