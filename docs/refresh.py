@@ -20,7 +20,7 @@ from sinklab.jobs.verdict import OF_ONE_MODEL
 from sinklab.registry import KINDS
 from sinklab.report.claims_page import VerdictLine, VerdictList
 from sinklab.results.metric import Metric, catalogue, metrics_of
-from sinklab.results.summaries import ClaimPart
+from sinklab.results.summaries.claims import ClaimPart
 from sinklab.results.table import COLUMNS
 from sinklab.studies.reproduce.display import format_effect
 from sinklab.studies.reproduce.entries import Entry, entries_of, in_group

@@ -30,7 +30,7 @@ from typing import Literal
 from sinklab.jobs.claim import Part
 from sinklab.jobs.effect import Numbers
 from sinklab.jobs.estimate import LEAST_FOR_A_MEDIAN, Estimate, Method
-from sinklab.results.summaries import ClaimPart
+from sinklab.results.summaries.claims import ClaimPart
 
 __all__ = [
     "PLAIN",

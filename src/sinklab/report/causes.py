@@ -11,7 +11,7 @@ from sinklab.report.causes_figure import SHOWN, effect_of, figure_of, interval, 
 from sinklab.report.page import write_command_page
 from sinklab.report.schema import require_causes
 from sinklab.report.words import number
-from sinklab.results.summaries import CausesSummary, ExaminedGroup, ExaminedHead, Labelled
+from sinklab.results.summaries.causes import CausesSummary, ExaminedGroup, ExaminedHead, Labelled
 
 __all__ = ["LABELS", "causes_section", "write_causes_report"]
 

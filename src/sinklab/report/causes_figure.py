@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from sinklab.results.summaries import CausesSummary, ExaminedHead, Labelled
+from sinklab.results.summaries.causes import CausesSummary, ExaminedHead, Labelled
 
 __all__ = ["SHOWN", "effect_of", "figure_of", "interval", "name_of"]
 

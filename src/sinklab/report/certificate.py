@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeGuard
 
 from sinklab.report.words import number
-from sinklab.results.summaries import Certificate
+from sinklab.results.summaries.certificate import Certificate
 
 __all__ = ["certificate_plot", "certificate_rows", "certificate_section"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.report.image import write_image
-from sinklab.results.summaries import ClaimPart, ClaimRecord
+from sinklab.results.summaries.claims import ClaimPart, ClaimRecord
 from sinklab.results.table import read_run, read_table
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from sinklab.report.claim_figure import VERDICT_COLOURS
 from sinklab.report.page import render, write_page
 from sinklab.report.words import number
-from sinklab.results.summaries import ClaimOfModel, ClaimPart, ClaimRecord
+from sinklab.results.summaries.claims import ClaimOfModel, ClaimPart, ClaimRecord
 
 __all__ = ["ClaimsSummary", "VerdictLine", "VerdictList", "effect_words", "write_claims_page"]
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sinklab.report.data import Audit, Maps
+from sinklab.report.data import Audit
+from sinklab.report.maps import Maps
 from sinklab.report.pack import bins_of, pack_maps, pack_unsigned, pool_positions
 from sinklab.report.words import loss_unit, number, percent, quote, sink_name, sink_positions, sinks_of
 

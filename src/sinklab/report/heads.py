@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sinklab.errors import InputError
-from sinklab.report.data import GridRow, Maps, Numbers, labelled, part_order
 from sinklab.report.figures import HEAD_NUMBERS, add_maps, round_matrix
+from sinklab.report.maps import Maps
+from sinklab.report.numbers import GridRow, Numbers, labelled, part_order
 from sinklab.report.pack import bins_of, pack_unsigned, pool_positions
 from sinklab.report.page import json_text, render, write_page
 from sinklab.report.pictures import data_address

@@ -7,8 +7,9 @@ from typing import Any
 
 from sinklab.report.causes import causes_section, write_causes_report
 from sinklab.report.certificate import certificate_plot, certificate_section
-from sinklab.report.data import Audit, Maps, read_audit
+from sinklab.report.data import Audit, read_audit
 from sinklab.report.figures import add_maps, cards, head_data, layer_figures, layer_table, part_cards
+from sinklab.report.maps import Maps
 from sinklab.report.origin import origin_section, write_origin_report
 from sinklab.report.page import environment, facts_of, json_text, render, write_page
 from sinklab.report.pictures import picture_data

@@ -9,7 +9,8 @@ from typing import TypeGuard
 from sinklab.report.page import write_command_page
 from sinklab.report.schema import require_origin
 from sinklab.report.words import number
-from sinklab.results.summaries import Difference, OriginFound, OriginSummary
+from sinklab.results.summaries.origin import OriginFound, OriginSummary
+from sinklab.results.summaries.shared import Difference
 
 __all__ = ["HEADINGS", "edit_rows", "origin_section", "origin_title", "write_origin_report"]
 

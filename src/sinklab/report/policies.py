@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypedDict, TypeGuard
 
 from sinklab.report.image import write_image
 from sinklab.report.words import number
-from sinklab.results.summaries import Comparison, Difference
+from sinklab.results.summaries.cache import Comparison
+from sinklab.results.summaries.shared import Difference
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

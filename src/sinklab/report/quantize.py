@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sinklab.report.image import write_image
-from sinklab.results.summaries import QuantizeSummary, SchemeEntry
+from sinklab.results.summaries.quantize import QuantizeSummary, SchemeEntry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,8 @@ from sinklab.attention.probe import Probe
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.results.run import Progress, silent
-from sinklab.results.summaries import Certificate, CertifiedHead, Refused
+from sinklab.results.summaries.certificate import Certificate, CertifiedHead
+from sinklab.results.summaries.shared import Refused
 from sinklab.results.table import make_table
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import labelled, run_probes

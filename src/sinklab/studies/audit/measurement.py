@@ -31,7 +31,8 @@ from sinklab.report.pictures import PICTURES_FILE
 from sinklab.report.words import bos_words
 from sinklab.results.metric import definitions
 from sinklab.results.run import Progress
-from sinklab.results.summaries import Comparison, Refused
+from sinklab.results.summaries.cache import Comparison
+from sinklab.results.summaries.shared import Refused
 from sinklab.results.table import append, make_table
 from sinklab.sinks import SinkFinder, Sinks, SinkWeights
 from sinklab.studies.audit.certificate import certified

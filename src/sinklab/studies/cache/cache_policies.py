@@ -22,7 +22,8 @@ from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.registry import policies as policy_registry
 from sinklab.results.metric import LOSS, Coordinates, Metric, Row
 from sinklab.results.run import Progress, silent
-from sinklab.results.summaries import Comparison, Difference, PolicyEntry
+from sinklab.results.summaries.cache import Comparison, PolicyEntry
+from sinklab.results.summaries.shared import Difference
 from sinklab.results.table import make_table
 from sinklab.sinks import Sinks
 from sinklab.streaming.perplexity import Decoding, Estimate, decoding, estimate, losses

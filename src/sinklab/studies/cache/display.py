@@ -11,7 +11,7 @@ from rich.text import Text
 
 from sinklab.report.policies import HEADINGS, left_out_lines, policy_rows
 from sinklab.results.run import Result
-from sinklab.results.summaries import Comparison, PerHeadEntry, QuantizedEntry
+from sinklab.results.summaries.cache import Comparison, PerHeadEntry, QuantizedEntry
 from sinklab.studies.export.display import display_exports
 from sinklab.studies.export.writing import FOLDER
 

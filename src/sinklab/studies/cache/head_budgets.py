@@ -22,7 +22,7 @@ from sinklab.registry import policies as policy_registry
 from sinklab.results.head_map import Budgets, HeadMap
 from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.results.run import Progress, silent
-from sinklab.results.summaries import PerHeadEntry
+from sinklab.results.summaries.cache import PerHeadEntry
 from sinklab.results.table import make_table
 from sinklab.streaming.fingerprint import fingerprint
 from sinklab.streaming.per_head import require_fit

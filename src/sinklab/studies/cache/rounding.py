@@ -16,7 +16,7 @@ from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.results.run import Progress, silent
-from sinklab.results.summaries import QuantizedEntry
+from sinklab.results.summaries.cache import QuantizedEntry
 from sinklab.results.table import make_table
 from sinklab.sinks import find_sinks
 from sinklab.streaming.cache import PolicyCache

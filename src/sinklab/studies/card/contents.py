@@ -12,7 +12,7 @@ from sinklab.report.card import Card, CardNumber
 from sinklab.report.policies import HEADINGS, is_comparison, left_out_lines, policy_rows
 from sinklab.report.runs import IndexedRun, index_run
 from sinklab.report.words import condition_name, is_number, loss_unit, number, percent, unit_of
-from sinklab.results.summaries import Comparison
+from sinklab.results.summaries.cache import Comparison
 from sinklab.results.table import read_run
 from sinklab.studies.card.reproduction import command_of, public_name
 

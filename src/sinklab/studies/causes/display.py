@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sinklab.results.run import Result
-from sinklab.results.summaries import ExaminedGroup, ExaminedHead, Labelled
+from sinklab.results.summaries.causes import ExaminedGroup, ExaminedHead, Labelled
 
 __all__ = ["display"]
 

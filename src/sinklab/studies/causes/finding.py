@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import Coordinates, Metric, Row
-from sinklab.results.summaries import Difference
+from sinklab.results.summaries.shared import Difference
 from sinklab.sinks import Head
 
 __all__ = ["LOSS_CHANGE", "SINK_SHARE", "ExperimentResult", "bounds", "head_rows", "interval_rows", "number", "plain", "signed"]

@@ -10,7 +10,8 @@ import numpy as np
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import means_over_items
 from sinklab.results.metric import Row
-from sinklab.results.summaries import Difference, ExaminedGroup, ExaminedHead
+from sinklab.results.summaries.causes import ExaminedGroup, ExaminedHead
+from sinklab.results.summaries.shared import Difference
 from sinklab.sinks import Head
 from sinklab.studies.causes.effects import Effects
 from sinklab.studies.causes.finding import LOSS_CHANGE, bounds

@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from sinklab.results.metric import VALUE_RATIO, Metric, Row
-from sinklab.results.summaries import ExaminedHead, FoundSink
+from sinklab.results.summaries.causes import ExaminedHead, FoundSink
 from sinklab.sinks import Sinks, weigh_sinks
 from sinklab.studies.causes.effects import Edited, Effects
 from sinklab.studies.causes.finding import LOSS_CHANGE, SINK_SHARE, number

@@ -21,7 +21,7 @@ from sinklab.models.loading import LoadedModel
 from sinklab.results.metric import Row
 from sinklab.results.run import Progress, silent
 from sinklab.results.store import Store
-from sinklab.results.summaries import CausesSummary
+from sinklab.results.summaries.causes import CausesSummary
 from sinklab.results.table import make_table
 from sinklab.sinks import Sinks, find_sinks
 from sinklab.sinks.value import SinkPlace

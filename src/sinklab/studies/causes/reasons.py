@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from sinklab.results.intervals import Interval
 from sinklab.results.statistics import CHANCE, fewest
-from sinklab.results.summaries import Undecided
+from sinklab.results.summaries.causes import Undecided
 from sinklab.studies.causes.evidence import Evidence
 
 __all__ = ["Reason", "reason_of"]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from sinklab.results.intervals import Interval, means_over_items
-from sinklab.results.summaries import MinimalEffect
+from sinklab.results.summaries.causes import MinimalEffect
 from sinklab.studies.causes.effects import Effects
 from sinklab.studies.causes.finding import bounds
 from sinklab.studies.causes.head_group import HeadGroup

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sinklab.results.statistics import CHANCE
-from sinklab.results.summaries import CausesSummary, ExaminedGroup
+from sinklab.results.summaries.causes import CausesSummary, ExaminedGroup
 from sinklab.studies.causes.head_group import joined
 
 __all__ = ["place_name", "sentences"]

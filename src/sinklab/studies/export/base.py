@@ -15,7 +15,7 @@ from typing import ClassVar
 from sinklab.errors import UnknownNameError
 from sinklab.policies.base import BoundedPolicy, Policy
 from sinklab.registry import policies
-from sinklab.results.summaries import ExportEntry, ExportPart, HowExported
+from sinklab.results.summaries.cache import ExportEntry, ExportPart, HowExported
 
 __all__ = [
     "PAST_TRAINING",

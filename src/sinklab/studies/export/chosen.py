@@ -8,7 +8,8 @@ from typing import Literal, cast
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.registry import policies
-from sinklab.results.summaries import Comparison, Difference, IntegerChoice, PolicyEntry, QuantizedEntry
+from sinklab.results.summaries.cache import Comparison, IntegerChoice, PolicyEntry, QuantizedEntry
+from sinklab.results.summaries.shared import Difference
 from sinklab.studies.export.base import Plan
 
 __all__ = ["INTEGER_MARGIN", "plan_of", "require_advice"]

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sinklab.results.summaries import ExportEntry
+from sinklab.results.summaries.cache import ExportEntry
 
 __all__ = ["display_exports"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sinklab.results.run import Listing
-from sinklab.results.summaries import IntegerChoice
+from sinklab.results.summaries.cache import IntegerChoice
 from sinklab.studies.arguments import command
 
 __all__ = ["export"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from sinklab.errors import InputError
-from sinklab.results.summaries import Comparison
+from sinklab.results.summaries.cache import Comparison
 from sinklab.results.table import read_run
 
 __all__ = ["comparison_of"]

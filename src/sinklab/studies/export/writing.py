@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.results.summaries import Comparison, ExportEntry
+from sinklab.results.summaries.cache import Comparison, ExportEntry
 from sinklab.results.table import write_text
 from sinklab.studies.export.base import Engine, Plan, engine_called, exported
 from sinklab.studies.export.chosen import plan_of

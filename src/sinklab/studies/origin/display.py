@@ -11,7 +11,7 @@ from rich.text import Text
 
 from sinklab.report.origin import HEADINGS, edit_rows, origin_title
 from sinklab.results.run import Result
-from sinklab.results.summaries import OriginSummary
+from sinklab.results.summaries.origin import OriginSummary
 
 __all__ = ["display"]
 

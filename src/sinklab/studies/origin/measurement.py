@@ -18,7 +18,8 @@ from sinklab.models.loading import LoadedModel
 from sinklab.results.intervals import Interval, mean_over_items
 from sinklab.results.metric import Row
 from sinklab.results.run import Progress, silent
-from sinklab.results.summaries import Difference, OriginEdit, OriginFound, OriginHead, OriginSummary, OriginUnit
+from sinklab.results.summaries.origin import OriginEdit, OriginFound, OriginHead, OriginSummary, OriginUnit
+from sinklab.results.summaries.shared import Difference
 from sinklab.results.table import make_table
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from sinklab.results.metric import Coordinates, Metric, Row
-from sinklab.results.summaries import OriginFound
+from sinklab.results.summaries.origin import OriginFound
 from sinklab.studies.origin.ablation import Measured
 
 __all__ = ["origin_rows"]

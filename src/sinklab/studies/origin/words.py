@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinklab.report.words import number
-from sinklab.results.summaries import Difference, OriginEdit, OriginFound, OriginHead, OriginSummary
+from sinklab.results.summaries.origin import OriginEdit, OriginFound, OriginHead, OriginSummary
+from sinklab.results.summaries.shared import Difference
 
 __all__ = ["sentences", "verdict"]
 

@@ -20,6 +20,7 @@ from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, Source
 from sinklab.studies.pathways.operations import Pathway
 from sinklab.studies.reproduce import work
 from sinklab.studies.reproduce.cells import make_cells
+from sinklab.studies.reproduce.scales import SECONDS_OF_A_TRAINING
 from sinklab.studies.trigger.expressible import obstacle
 from sinklab.studies.trigger.lab import label_of
 from sinklab.studies.trigger.problem import TriggerProblem
@@ -35,9 +36,6 @@ LONGER: Changes = {"model.position": {"name": "alibi"}}
 
 LONGER_SEEDS = 3
 """Seeds of the evaluation, from the first on, that are trained with ALiBi positions too: it is one column, and no bound."""
-
-SECONDS_OF_A_TRAINING: Mapping[Scale, float] = {"tiny": 17.0, "small": 560.0}
-"""Of one core, in round numbers; at the other scales it depends on the accelerator."""
 
 SECONDS_OF_READING, SECONDS_OF_A_TRIGGER = 6.0, 15.0
 """Of one core: all read-outs of one tiny model, and one training on the trigger task."""

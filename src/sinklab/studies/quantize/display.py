@@ -13,7 +13,7 @@ from rich.text import Text
 from sinklab.report.policies import size
 from sinklab.report.quantize import scheme_name
 from sinklab.results.run import Result
-from sinklab.results.summaries import QuantizeSummary
+from sinklab.results.summaries.quantize import QuantizeSummary
 
 __all__ = ["display"]
 

@@ -18,7 +18,7 @@ from sinklab.models.losses import is_causal_lm, loss_kind
 from sinklab.results.intervals import Interval, means_over_items
 from sinklab.results.metric import LOSS, Coordinates, Metric, Row
 from sinklab.results.run import Progress, silent
-from sinklab.results.summaries import CureEntry, QuantizeSummary, SchemeEntry, SiteEntry, TokenRise, WorstChannel
+from sinklab.results.summaries.quantize import CureEntry, QuantizeSummary, SchemeEntry, SiteEntry, TokenRise, WorstChannel
 from sinklab.sinks import find_sinks
 from sinklab.studies.quantize.cures import Cure, cost_of, modules_whole, of_activations, spike_positions, token_bytes
 from sinklab.studies.quantize.scheme import WHOLE_BITS, Scheme

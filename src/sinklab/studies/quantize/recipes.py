@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sinklab.models.integer_linear import GROUP
-from sinklab.results.summaries import QuantizeRecipe, QuantizeSummary
+from sinklab.results.summaries.quantize import QuantizeRecipe, QuantizeSummary
 from sinklab.results.table import write_text
 from sinklab.studies.quantize.scheme import WHOLE_BITS, Scheme, parse_schemes
 from sinklab.studies.quantize.verdict import best_cure

@@ -9,7 +9,7 @@ from typing import Literal
 
 from sinklab.results.intervals import Interval
 from sinklab.results.statistics import CHANCE, fewest, shortfall
-from sinklab.results.summaries import CureEntry, QuantizeSummary, SiteEntry
+from sinklab.results.summaries.quantize import CureEntry, QuantizeSummary, SiteEntry
 
 __all__ = ["Verdict", "best_cure", "carrier", "judged", "texts_needed", "verdict_text"]
 

@@ -17,7 +17,7 @@ from sinklab.jobs.effect import Numbers
 from sinklab.jobs.scale import CHECKPOINT
 from sinklab.jobs.verdict import Conclusion, judge, judge_model, judge_models
 from sinklab.registry import claims
-from sinklab.results.summaries import ClaimOfModel, ClaimRecord
+from sinklab.results.summaries.claims import ClaimOfModel, ClaimRecord
 from sinklab.results.table import read_table, write_json
 from sinklab.studies.reproduce.kept import deciding_part, read_results
 

@@ -27,7 +27,7 @@ from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, check_name
 from sinklab.results.metric import catalogue
 from sinklab.results.run import Result, new_run_id
-from sinklab.results.summaries import ClaimOfModel
+from sinklab.results.summaries.claims import ClaimOfModel
 from sinklab.results.table import make_table, write_json, write_table
 from sinklab.studies.reproduce.display import display_models, display_parts
 from sinklab.studies.reproduce.engine import answer, undeclared

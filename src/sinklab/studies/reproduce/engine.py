@@ -27,7 +27,7 @@ from sinklab.results.table import make_table, read_run, write_json, write_table
 from sinklab.studies.reproduce.cells import make_cells, open_store, resolved_changes
 from sinklab.studies.reproduce.display import display_parts
 from sinklab.studies.reproduce.kept import ClaimAnswer, deciding_part
-from sinklab.studies.reproduce.scales import base_config
+from sinklab.studies.reproduce.scales import SECONDS_OF_A_TRAINING, base_config
 from sinklab.studies.reproduce.work import Measurement, claim_called, name_of, read_numbers, train_and_read
 from sinklab.training.process import default_cache
 
@@ -39,8 +39,8 @@ __all__ = ["answer", "foreseen", "plan_runs", "reproduce", "undeclared"]
 DIVERGED = Metric("diverged", "fraction", "1 for a training that diverged, else 0; of several the share.", outcome=True)
 OF_A_CLAIM = Metric("of_a_claim", "number", "Stands for a number that the claim of another package declares nowhere.")
 
-SECONDS_OF_A_TINY_CELL = 35
-"""Of one core, for a training or a measurement at the tiny scale: 291 of them took 10,300 (docs/claims.md)."""
+SECONDS_OF_A_MEASUREMENT = 35.0
+"""Of one core, in round numbers, for a claim that trains its own models or none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,8 +152,9 @@ def foreseen(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Bas
     requests = _requests(names, scale, seeds, base)
     trainings = len({cell.name for request in requests for cell in request.cells.values()})
     measurements = len(seeds) * sum(request.claim.measure is not None and request.runnable for request in requests)
-    minutes = (trainings + measurements) * SECONDS_OF_A_TINY_CELL / 60
-    time = f", in all about {minutes:.0f} minutes of one core" if scale == "tiny" and minutes >= 1 else ""
+    seconds = SECONDS_OF_A_TRAINING.get(scale)
+    minutes = 0.0 if seconds is None else (trainings * seconds + measurements * SECONDS_OF_A_MEASUREMENT) / 60
+    time = f", in all about {minutes:,.0f} minutes of one core" if minutes >= 1 else ""
     return (
         f"claims: {len(requests)}, trainings: {trainings}, measurements: {measurements}{time}; what is there already is not "
         "done again"

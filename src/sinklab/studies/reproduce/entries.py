@@ -14,7 +14,7 @@ from sinklab.jobs.needed import leans_inside, needed_seeds
 from sinklab.jobs.scale import CHECKPOINT, RECORDED
 from sinklab.jobs.verdict import PLAIN, SEEDS
 from sinklab.report.forest import Kind
-from sinklab.results.summaries import ClaimOfModel, ClaimPart, ClaimRecord, Judged
+from sinklab.results.summaries.claims import ClaimOfModel, ClaimPart, ClaimRecord, Judged
 from sinklab.studies.reproduce.kept import Evidence, StoredClaim, deciding_part, evidence_of
 from sinklab.studies.reproduce.published import Published, published_effect
 

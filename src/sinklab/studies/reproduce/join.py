@@ -19,7 +19,7 @@ from sinklab.errors import InputError, ResultError
 from sinklab.jobs.scale import CHECKPOINT
 from sinklab.report.claim_figure import write_claim_figure
 from sinklab.results.run import new_run_id
-from sinklab.results.summaries import ClaimRecord
+from sinklab.results.summaries.claims import ClaimRecord
 from sinklab.results.table import append, read_table, write_json, write_table
 from sinklab.studies.reproduce.again import judged_again
 from sinklab.studies.reproduce.kept import StoredClaim, read_results

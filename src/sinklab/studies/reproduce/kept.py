@@ -12,7 +12,7 @@ from sinklab.jobs.scale import CHECKPOINT, RECORDED, folder_names
 from sinklab.jobs.verdict import PLAIN, VERDICTS
 from sinklab.registry import claims
 from sinklab.results.sources import modules_behind
-from sinklab.results.summaries import ClaimOfModel, ClaimPart, ClaimRecord, Judged
+from sinklab.results.summaries.claims import ClaimOfModel, ClaimPart, ClaimRecord, Judged
 from sinklab.results.table import read_run
 
 __all__ = [

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from sinklab.report.forest import Mark, Row, draw_forest
-from sinklab.results.summaries import ClaimPart
+from sinklab.results.summaries.claims import ClaimPart
 from sinklab.studies.reproduce.entries import ANSWERS, ROWS, Entry
 from sinklab.studies.reproduce.published import published_effect
 

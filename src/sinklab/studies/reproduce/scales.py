@@ -12,7 +12,7 @@ from sinklab.recipes.gu2024_1b import gu2024_1b
 from sinklab.recipes.gu2024_60m import gu2024_60m
 from sinklab.training.config import PretrainingConfig
 
-__all__ = ["DESCRIPTIONS", "base_called", "base_config"]
+__all__ = ["DESCRIPTIONS", "SECONDS_OF_A_TRAINING", "base_called", "base_config"]
 
 
 def _backcopy_tiny_no_bos() -> PretrainingConfig:
@@ -36,6 +36,9 @@ DESCRIPTIONS: Mapping[Scale, str] = {
     "60m": "59 million parameters and embeddings on the Pile, 21 billion tokens, no BOS (Gu et al. 2024); GPUs",
     "1b": "a billion parameters on the Pile, 42 billion tokens, no BOS (Gu et al. 2024); GPUs",
 }
+
+SECONDS_OF_A_TRAINING: Mapping[Scale, float] = {"tiny": 17.0, "small": 560.0}
+"""Of one core, in round numbers; at the other scales it depends on the accelerator."""
 
 
 def base_config(scale: Scale, base: Base | None = None) -> PretrainingConfig:

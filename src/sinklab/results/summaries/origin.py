@@ -1,0 +1,101 @@
+"""``sinklab origin``: where a sink's norm is written, and what edits of the writer do."""
+
+from __future__ import annotations
+
+from typing import NotRequired, TypedDict
+
+from sinklab.results.summaries.shared import Difference
+
+__all__ = [
+    "OriginEdit",
+    "OriginFound",
+    "OriginHead",
+    "OriginSummary",
+    "OriginUnit",
+]
+
+
+class OriginUnit(TypedDict):
+    """One neuron, head or neuron of an expert that writes a sink's norm."""
+
+    unit: int
+    name: str
+    along: float
+    size: float
+    in_channel: float
+
+
+class OriginEdit(TypedDict):
+    """What one edit does, on ``units``, ``controls`` (random units, mean over draws), the ``write`` or ``channels``."""
+
+    edit: str
+    on: str
+    what: str
+    loss: Difference | None
+    weight: float | None
+    weight_kept: Difference | None
+    spike: float
+    spike_kept: Difference
+
+
+class OriginHead(TypedDict):
+    """What one head gives to the place: as the model is, if attention were uniform, and under edits by their names."""
+
+    layer: int
+    head: int
+    module: str
+    own: bool
+    weight: float | None
+    uniform: float | None
+    edited: dict[str, float | None]
+
+
+class OriginFound(TypedDict):
+    """Where one sink, or a spike that is no sink of its own, is born; ``null`` where that is not known."""
+
+    place: str
+    kind: str
+    positions: list[int]
+    description: str
+    by: str
+    stage: int | None
+    block: int | None
+    module: str | None
+    sublayer: str | None
+    before: float
+    after: float
+    peak: float
+    pull: float | None
+    pull_lost: Difference | None
+    norms: dict[str, list[float]]
+    norm: float | None
+    rest: float | None
+    error: float | None
+    against_others: bool
+    not_split: str
+    channels: list[dict[str, float]]
+    unit_kind: str | None
+    num_units: int | None
+    units: list[OriginUnit]
+    weights: list[dict[str, object]]
+    weight: float | None
+    uniform: float | None
+    weight_by_block: list[float | None]
+    spike: float
+    edits: list[OriginEdit]
+    heads: list[OriginHead]
+    verdict: str
+
+
+class OriginSummary(TypedDict):
+    """``summary.json`` of ``sinklab origin`` besides what the model is, and the entry ``origin`` of that of an audit."""
+
+    samples: int
+    positions: int
+    blocks: int
+    loss: float | None
+    controls: int
+    seed: int
+    origins: list[OriginFound]
+    notes: list[str]
+    text: NotRequired[str]
