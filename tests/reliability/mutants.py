@@ -58,6 +58,7 @@ TESTED: dict[str, tuple[str, ...]] = {
     "attention/statistics/columns.py": ("attention/test_column_choice.py", "attention/test_columns.py"),
     "attention/statistics/fused.py": ("attention/test_columns.py", "attention/test_columns_precision.py"),
     "attention/statistics/tiles.py": ("attention/test_tiles.py", "attention/test_visibility.py", "attention/test_columns.py"),
+    "sinks/finder.py": ("test_sinks.py", "studies/causes/test_finding_sinks.py"),
     "sinks/finding.py": ("test_sinks.py", "studies/causes/test_finding_sinks.py"),
     "sinks/value.py": ("test_sinks.py", "studies/causes/test_finding_sinks.py"),
     "sinks/weights.py": ("test_sinks.py", "studies/causes/test_finding_sinks.py"),

@@ -16,8 +16,9 @@ from synthetic import HOSTILE, TableMaker, write_audit
 
 from sinklab.errors import InputError, ResultError
 from sinklab.report.data import read_audit
-from sinklab.report.figures import cards, layer_figures
 from sinklab.report.html import FRAME_BUDGET, PAGE_BUDGET, frame_report, write_report
+from sinklab.report.layers import layer_figures
+from sinklab.report.summary_cards import cards
 from sinklab.report.words import TITLES, display_token, number, percent, verdict
 from sinklab.results.frame import framed
 from sinklab.results.metric import metrics_of

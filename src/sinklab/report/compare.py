@@ -12,16 +12,11 @@ import pandas as pd
 
 from sinklab.errors import ConfigurationError
 from sinklab.report.data import Audit, read_audit
-from sinklab.report.figures import (
-    head_rates,
-    largest_by_layer,
-    layer_figures,
-    mean_by_head,
-    round_matrix,
-    share_of_sinking_heads,
-    sink_column,
-)
+from sinklab.report.head_data import head_rates
+from sinklab.report.layers import layer_figures
+from sinklab.report.pack import round_matrix
 from sinklab.report.page import render
+from sinklab.report.summary_cards import largest_by_layer, mean_by_head, share_of_sinking_heads
 from sinklab.report.words import (
     TITLES,
     bos_words,
@@ -32,6 +27,7 @@ from sinklab.report.words import (
     named_rate,
     number,
     percent,
+    sink_column,
     sinks_of,
     verdict,
 )

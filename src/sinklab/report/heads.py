@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sinklab.errors import InputError
-from sinklab.report.figures import HEAD_NUMBERS, add_maps, round_matrix
+from sinklab.report.head_data import HEAD_NUMBERS, add_maps
 from sinklab.report.maps import Maps
 from sinklab.report.numbers import GridRow, Numbers, labelled, part_order
-from sinklab.report.pack import bins_of, pack_unsigned, pool_positions
+from sinklab.report.pack import bins_of, pack_unsigned, pool_positions, round_matrix
 from sinklab.report.page import json_text, render, write_page
 from sinklab.report.pictures import data_address
 from sinklab.report.words import number, position_name, quote

@@ -8,12 +8,14 @@ from typing import Any
 from sinklab.report.causes import causes_section, write_causes_report
 from sinklab.report.certificate import certificate_plot, certificate_section
 from sinklab.report.data import Audit, read_audit
-from sinklab.report.figures import add_maps, cards, head_data, layer_figures, layer_table, part_cards
+from sinklab.report.head_data import add_maps, head_data
+from sinklab.report.layers import layer_figures, layer_table
 from sinklab.report.maps import Maps
 from sinklab.report.origin import origin_section, write_origin_report
 from sinklab.report.page import environment, facts_of, json_text, render, write_page
 from sinklab.report.pictures import picture_data
 from sinklab.report.policies import Curves, is_comparison, policy_curves, policy_section
+from sinklab.report.summary_cards import cards, part_cards
 from sinklab.report.words import (
     TITLES,
     bos_words,

@@ -5,12 +5,25 @@ from __future__ import annotations
 import base64
 import dataclasses
 import itertools
+import math
 import zlib
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MapPlan", "PackedMaps", "bins_of", "pack_bytes", "pack_maps", "pack_unsigned", "pool_positions", "pool_tiles"]
+__all__ = [
+    "MapPlan",
+    "PackedMaps",
+    "bins_of",
+    "pack_bytes",
+    "pack_maps",
+    "pack_unsigned",
+    "pool_positions",
+    "pool_tiles",
+    "round_list",
+    "round_matrix",
+    "rounded",
+]
 
 MAX_BINS = 256
 """Most positions that a curve shows one by one or in groups."""
@@ -150,3 +163,18 @@ def pack_maps(weights: NDArray[np.uint8], scores: NDArray[np.uint8], budget: int
         if len(texts) >= wanted:
             return PackedMaps(texts, plan, (len(texts), modules, heads, *small_weights.shape[-2:]))
     return None
+
+
+def round_matrix(values: NDArray[np.float64]) -> list[list[float | None]]:
+    """Rows of numbers with five significant digits; ``None`` for NaN."""
+    return [round_list(row) for row in values]
+
+
+def round_list(values: NDArray[np.float64]) -> list[float | None]:
+    """Numbers with five significant digits; ``None`` for NaN."""
+    return [rounded(float(value)) for value in values]
+
+
+def rounded(value: float | None) -> float | None:
+    """Five significant digits; ``None`` for what is no finite number."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")

@@ -24,6 +24,8 @@ __all__ = [
     "position_name",
     "reads_text",
     "rest_sentence",
+    "sink_column",
+    "sink_columns",
     "sink_name",
     "sink_positions",
     "sinks_of",
@@ -143,6 +145,18 @@ def followed_and_weak(summary: Mapping[str, Any]) -> tuple[list[dict[str, Any]],
     record = summary.get("sinks")
     record = record if isinstance(record, dict) else {}
     return list(record.get("followed", ())), list(record.get("weak", ()))
+
+
+def sink_column(audit: Audit) -> int | None:
+    """The position of the strongest sink; ``None`` when that is no position, or there is no sink."""
+    sinks = sinks_of(audit.summary)
+    return int(sinks[0]["position"]) if sinks and sinks[0]["kind"] == "position" else None
+
+
+def sink_columns(audit: Audit) -> list[int]:
+    """Positions of the strongest sink: one, or those of a group; empty when that is no position, or there is no sink."""
+    sinks, column = sinks_of(audit.summary), sink_column(audit)
+    return [column] if column is not None else list(sinks[0].get("positions") or []) if sinks else []
 
 
 def sink_name(audit: Audit) -> str:

@@ -1,6 +1,7 @@
 """Sinks: where the sinks of a model are, found once, as a value that is given to everything that speaks of a sink."""
 
-from sinklab.sinks.finding import SinkFinder, find_sinks, weigh_sinks
+from sinklab.sinks.finder import SinkFinder
+from sinklab.sinks.finding import find_sinks, weigh_sinks
 from sinklab.sinks.value import LEAST_SHARE, Head, Sink, SinkPlace, Sinks
 from sinklab.sinks.weights import SinkWeights
 

@@ -18,7 +18,7 @@ from sinklab.models.loading import LoadedModel, wrap_model
 from sinklab.models.losses import IGNORED
 from sinklab.report.compare import comparison_table, write_comparison
 from sinklab.report.data import read_audit
-from sinklab.report.figures import head_data
+from sinklab.report.head_data import head_data
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 VOCABULARY = {word: number for number, word in enumerate(["<pad>", "</s>", "<unk>", "<s>", *LETTERS])}

@@ -16,7 +16,7 @@ from sinklab.errors import ResultError
 from sinklab.models.loading import wrap_model
 from sinklab.report import pictures as page_pictures
 from sinklab.report.data import read_audit
-from sinklab.report.figures import head_data
+from sinklab.report.head_data import head_data
 from sinklab.report.pictures import picture_data
 from sinklab.report.words import sinks_of
 

@@ -1,0 +1,216 @@
+"""What the script of a page draws from: the sink map, the numbers of every head, and the attention maps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sinklab.report.data import Audit
+from sinklab.report.maps import Maps
+from sinklab.report.pack import bins_of, pack_maps, pack_unsigned, pool_positions, round_list, round_matrix, rounded
+from sinklab.report.words import sink_column, sink_columns, sink_name, sink_positions, sinks_of
+
+__all__ = ["HEAD_NUMBERS", "add_maps", "head_data", "head_rates", "last_candidate"]
+
+HEAD_NUMBERS: list[tuple[str, str, str, str, str]] = [
+    ("Sink score", "score_gap", "sink_score", "", "before the softmax"),
+    ("Other scores", "score_gap", "other_score", "", "mean, before the softmax"),
+    ("Gap", "score_gap", "gap", "", "sink score minus the others"),
+    ("Sink weight", "score_gap", "sink_weight", "", "after the softmax"),
+    ("Entropy", "entropy", "entropy", "nats", "of a row of weights"),
+    ("Entropy without sink", "entropy", "entropy_without_sink", "nats", "renormalised"),
+    ("Null mass", "null_mass", "null_mass", "", "goes to no key"),
+    ("Mass on keys", "null_mass", "row_mass", "", "sum of a row of weights"),
+    ("Output / residual", "head_output", "relative_norm", "", "near 0: nearly a no-op"),
+    ("Output norm", "head_output", "output_norm", "", "after the output projection"),
+    ("First-token share", "sink_rate", "first_token_share", "unit", ""),
+    ("Arg-max is first", "sink_rate", "kaul2024_first_argmax", "unit", "share of queries"),
+]
+"""Label, probe, metric, unit ("unit": the table's own), note."""
+
+
+def head_data(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the script needs for the sink map and the panel of a head, without the maps; and packed arrays by element id."""
+    numbers, positions = audit.numbers, audit.num_positions
+    exact = frozenset(int(sink["position"]) for sink in sink_positions(audit.summary))
+    bins = bins_of(positions, exact)
+    blobs: dict[str, str] = {}
+    arrays: dict[str, dict[str, Any]] = {}
+    shape = [len(numbers.grid), numbers.num_heads, len(bins)]
+    rates = numbers.by_head_and_position("sink_rate", "gu2024", positions)
+    received = numbers.by_head_and_position("attention_received", "mean_weight", positions)
+    for name, values in (("rate", rates), ("received", received)):
+        if values is not None:
+            blobs[f"blob-{name}"], scale = pack_unsigned(pool_positions(values, bins))
+            arrays[name] = {"shape": shape, "scale": scale}
+    own = _own_sinks(audit, rates, received)
+    data: dict[str, Any] = {
+        "threshold": audit.threshold,
+        "grid": [dataclasses.asdict(row) for row in numbers.grid],
+        "heads": numbers.num_heads,
+        "bins": bins,
+        "arrays": arrays,
+        "lastCandidate": last_candidate(audit),
+        "sinks": [
+            {
+                "kind": sink["kind"],
+                "position": sink["position"],
+                "token": str(sink.get("token") or (sink.get("called") if sink["kind"] == "position" else "") or ""),
+                "rate": rounded(float(sink["rate"])),
+                **({} if sink["kind"] == "position" else {"name": sink["name"], "rates": head_rates(audit, sink["heads"])}),
+            }
+            for sink in sinks_of(audit.summary)
+        ],
+        "ownSink": own.tolist(),
+        "headNumbers": [],
+        "angle": _angle(audit, own),
+        "sample": audit.summary.get("kind") or "text",
+        "positionRate": None,
+        "maps": None,
+        "tokens": [],
+        "targets": [],
+    }
+    if parts:
+        data["sinks"] = [
+            {
+                "position": None,
+                "name": f"{sink['name']} of the {part}" if part != "cross-attention" else f"{sink['name']} of {part}",
+                "token": str(sink.get("token") or ""),
+                "rate": rounded(float(sink["rate"])),
+                "rates": head_rates(audit, sink["heads"], part),
+            }
+            for part, view in parts
+            for sink in sinks_of(view.summary)
+        ]
+    lines = [
+        {
+            "name": name or "sink rate",
+            "kind": f"audit{index}" if name else "sink",
+            "y": round_list(pool_positions(profile, bins)),
+        }
+        for index, (name, view) in enumerate(parts or [("", audit)])
+        if (profile := view.numbers.by_position("sink_rate", "gu2024", positions)) is not None
+    ]
+    data["positionRate"] = lines or None
+    for label, probe, metric, unit, note in HEAD_NUMBERS:
+        values = numbers.by_head(probe, metric)
+        if values is not None:
+            rows = numbers.rows(probe, metric)
+            shown = (rows.unit if rows and rows.unit != "fraction" else "") if unit == "unit" else unit
+            about = (
+                f"{sink_name(audit)}{'; ' if note else ''}" if probe == "score_gap" or metric == "entropy_without_sink" else ""
+            )
+            data["headNumbers"].append({"label": label, "unit": shown, "note": about + note, "values": round_matrix(values)})
+    return data, blobs
+
+
+def add_maps(data: dict[str, Any], blobs: dict[str, str], maps: Maps, budget: int, *, scores: bool = True) -> None:
+    """Add the attention maps, and the tokens unless they are there, to what :func:`head_data` gave.
+
+    Args:
+        data, blobs: changed in place.
+        maps: what to add, as finely as the budget allows.
+        budget: characters that the packed maps may take.
+        scores: keep them; without, all that is kept of them is which tiles no query sees.
+    """
+    if not scores:
+        maps = dataclasses.replace(maps, scores=np.where(maps.scores > 0, 255, 0).astype(np.uint8))
+    packed = pack_maps(maps.weights, maps.scores, budget)
+    if packed is None:
+        return
+    samples, modules, heads, rows, columns = packed.shape
+    for sample, texts in enumerate(packed.texts):
+        for module, text in enumerate(texts):
+            blobs[f"blob-map-{sample}-{module}"] = text
+    names = {name: index for index, name in enumerate(maps.modules)}
+    by_name = [names.get(row["module"], -1) for row in data["grid"]]
+    # Layers may be named by the layer and not by its attention; as long as both lists are complete, order decides.
+    by_order = list(range(len(data["grid"]))) if len(data["grid"]) == modules else by_name
+    data["maps"] = {
+        "samples": samples,
+        "heads": heads,
+        "rows": rows,
+        "columns": columns,
+        "seqLen": maps.seq_len,
+        # Tiles are of one size; the last may be smaller. Each was pooled in the file, and here again when space was short.
+        "tile": -(-maps.seq_len // maps.weights.shape[-1]) * packed.plan.pool,
+        "place": by_name if any(index >= 0 for index in by_name) else by_order,
+        "ranges": [[round_matrix(module) for module in sample] for sample in maps.ranges[:samples].astype(float)]
+        if scores
+        else None,
+        "reduced": _reduction(maps, samples, packed.plan.pool, packed.plan.score_bits if scores else 8),
+    }
+    data["tokens"] = data["tokens"] or maps.tokens[:samples]
+    data["targets"] = data["targets"] or maps.targets[:samples]
+
+
+def _reduction(maps: Maps, samples: int, pool: int, bits: int) -> str:
+    parts = []
+    if samples < maps.weights.shape[0]:
+        parts.append(f"{samples} of {maps.weights.shape[0]} samples")
+    if pool > 1:
+        parts.append("tiles twice as wide" if pool == 2 else f"tiles {pool} times as wide")
+    if bits < 8:
+        parts.append(f"scores in {2**bits - 1} steps")
+    return f"To keep this page small it shows {', '.join(parts)}." if parts else ""
+
+
+def last_candidate(audit: Audit) -> int:
+    """Positions below it are seen by at least a quarter of the queries."""
+    candidates = audit.summary.get("candidate_positions")
+    if isinstance(candidates, int) and candidates >= audit.num_positions:  # every query sees every key
+        return audit.num_positions
+    return max(1, math.ceil(0.75 * audit.num_positions))
+
+
+def _own_sinks(audit: Audit, rates: NDArray[np.float64] | None, received: NDArray[np.float64] | None) -> NDArray[np.int64]:
+    """Each head's own sink position; the model's strongest where the head has none. ``(modules, num_heads)``.
+
+    Of a sink that is several positions together, it is the one that gets most of the head.
+    """
+    column = sink_column(audit) or 0
+    own = np.full((len(audit.numbers.grid), audit.numbers.num_heads), column, dtype=np.int64)
+    if rates is not None and rates.size:
+        # The last keys are seen by a few queries only, their own among them: a high mean there is not a sink.
+        filled = np.nan_to_num(rates[..., : last_candidate(audit)])
+        if column >= filled.shape[-1]:
+            return own
+        together = np.asarray(sink_columns(audit))
+        if sink_column(audit) is None and together.size and received is not None:
+            own = together[np.nan_to_num(received[..., together]).argmax(axis=-1)]
+            strongest = np.asarray(head_rates(audit, sinks_of(audit.summary)[0]["heads"]))
+        else:
+            strongest = filled[..., column]
+        own = np.where(filled.max(axis=-1) > strongest, filled.argmax(axis=-1), own)
+    return own
+
+
+def head_rates(audit: Audit, heads: list[list[Any]], part: str = "") -> list[list[float]]:
+    """Rates of a sink that is no position, or is of one part of the model, ``(modules, num_heads)``."""
+    rates = np.zeros((len(audit.numbers.grid), audit.numbers.num_heads))
+    rows = {row.layer: number for number, row in enumerate(audit.numbers.grid) if not part or row.part == part}
+    for layer, head, rate in heads:
+        rates[rows[layer], head] = rate
+    return [[float(f"{value:.5g}") for value in row] for row in rates]
+
+
+def _angle(audit: Audit, own: NDArray[np.int64]) -> dict[str, Any] | None:
+    """Cosine and norm product of queries with the head's sink key and, as a mean, with the other keys."""
+    result = {}
+    for name, metric in (("cosine", "cosine"), ("product", "norm_product")):
+        values = audit.numbers.by_head_and_position("query_key_angle", metric, audit.num_positions)
+        if values is None:
+            return None
+        at = np.take_along_axis(values, own[..., None], axis=-1)
+        others = values.copy()
+        np.put_along_axis(others, own[..., None], np.nan, axis=-1)
+        known = np.isfinite(others)
+        with np.errstate(invalid="ignore"):
+            rest = np.where(known.any(axis=-1), np.nansum(others, axis=-1) / known.sum(axis=-1), np.nan)
+        result[f"{name}Sink"], result[f"{name}Rest"] = round_matrix(at[..., 0]), round_matrix(rest)
+    return result

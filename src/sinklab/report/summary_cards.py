@@ -1,0 +1,137 @@
+"""The cards above a report: the numbers of the whole model, most important first."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from sinklab.report.data import Audit
+from sinklab.report.words import loss_unit, number, percent, quote, sink_column, sink_name, sinks_of
+
+__all__ = ["Card", "cards", "largest_by_layer", "mean_by_head", "part_cards", "share_of_sinking_heads"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """One number of the summary; ``value`` is ``None`` when it was not measured."""
+
+    label: str
+    value: str | None
+    note: str
+
+
+def share_of_sinking_heads(audit: Audit) -> tuple[int, int] | None:
+    """Heads that sink at the strongest sink, and all heads.
+
+    An audit that was made before heads were decided by an interval counts those that sink in at least half of the samples.
+    """
+    recorded, cells = audit.summary.get("sink_heads"), audit.numbers.num_cells
+    if isinstance(audit.summary.get("sinks"), dict) and "weak" in audit.summary["sinks"] and isinstance(recorded, int):
+        return recorded, cells
+    rates = audit.numbers.by_head_and_position("sink_rate", "gu2024", audit.num_positions)
+    sinks, column = sinks_of(audit.summary), sink_column(audit) or 0
+    if rates is None or column >= rates.shape[-1]:
+        return None
+    elsewhere = sinks and sinks[0]["kind"] != "position"
+    strong = sum(rate >= 50 for _, _, rate in sinks[0]["heads"]) if elsewhere else int((rates[..., column] >= 50).sum())
+    return strong, int(np.isfinite(rates).any(axis=-1).sum())
+
+
+def mean_by_head(audit: Audit, probe: str, metric: str) -> float | None:
+    """The whole model's number, or else the mean over all heads."""
+    whole = audit.numbers.whole(probe, metric)
+    if whole is not None:
+        return whole
+    values = audit.numbers.by_head(probe, metric)
+    return None if values is None or np.isnan(values).all() else float(np.nanmean(values))
+
+
+def largest_by_layer(audit: Audit, probe: str, metric: str) -> tuple[float, int] | None:
+    """The largest per-layer number and its layer; the embedding output is left out."""
+    values = {layer: value for layer, value in (audit.numbers.by_layer(probe, metric) or {}).items() if layer >= 0}
+    if not values:
+        return None
+    layer = max(values, key=values.__getitem__)
+    return values[layer], layer
+
+
+def mass_card(audit: Audit, null: float | None) -> Card:
+    """Null mass; where that is not defined (rows need not sum to one), the mass of a row."""
+    mass = mean_by_head(audit, "null_mass", "row_mass") if null is None else None
+    if mass is None:
+        return Card(
+            "Null mass", None if null is None else percent(100 * null), "attention that goes to no key, mean over heads"
+        )
+    return Card("Mass of a row", number(mass), "sum of a query's weights, mean over heads; it need not be 1 here")
+
+
+def cards(audit: Audit) -> list[Card]:
+    """The summary cards, most important first; a card without a number says that it was not measured."""
+    summary, threshold = audit.summary, f"{audit.threshold:g}"
+    rate = summary.get("sink_rate_gu2024")
+    sinks = sinks_of(audit.summary)
+    heads = share_of_sinking_heads(audit)
+    loss = summary.get("loss")
+    null, entropy = mean_by_head(audit, "null_mass", "null_mass"), mean_by_head(audit, "entropy", "entropy")
+    without = mean_by_head(audit, "entropy", "entropy_without_sink")
+    massive = largest_by_layer(audit, "massive_activation", "max_to_median")
+    ratio = largest_by_layer(audit, "hidden_norm", "first_to_rest_ratio")
+    role = summary.get("sink_role")
+    strongest = Card("Strongest sink", None, "")
+    if sinks and summary.get("normalized") is False and summary.get("sink_heads_by_weight") == 0:
+        strongest = Card("Strongest sink", "None", "by weight; rows divided by their sums pass the threshold")
+    elif sinks:
+        top, name = sinks[0], str(sinks[0]["name"])
+        token = f"{quote(top['token'])} · " if top.get("token") and top["kind"] == "position" else ""
+        strongest = Card("Strongest sink", name[0].upper() + name[1:], f"{token}{percent(top['rate'])}")
+    elif isinstance(summary.get("sink_positions"), list):
+        strongest = Card("Strongest sink", "None", "no position passes the threshold")
+    return [
+        Card("Sink rate", None if rate is None else percent(rate), f"Gu et al., first position, threshold {threshold}"),
+        dataclasses.replace(strongest, note=" · ".join(filter(None, [strongest.note, str(role) if role and sinks else ""]))),
+        Card(
+            "Heads that sink",
+            f"{number(heads[0])} of {number(heads[1])}" if heads else None,
+            f"more than 1 in 10 samples, with 95 % confidence, at {sink_name(audit)}",
+        ),
+        Card(
+            "Loss",
+            number(float(loss), 4) if isinstance(loss, (int, float)) else None,
+            f"{loss_unit(summary)}; perplexity {number(math.exp(loss))}"
+            if isinstance(loss, (int, float)) and loss < 100 and summary.get("loss_kind", "next token") == "next token"
+            else loss_unit(summary),
+        ),
+        mass_card(audit, null),
+        Card(
+            "Entropy",
+            None if entropy is None else f"{number(entropy)} nats",
+            f"{number(without)} without {sink_name(audit)}" if without is not None else "mean over heads",
+        ),
+        Card(
+            "Largest activation",
+            f"{number(massive[0])} ×" if massive else None,
+            f"the median of its layer; layer {massive[1]}" if massive else "against the median of its layer",
+        ),
+        Card(
+            "First hidden norm",
+            f"{number(ratio[0])} ×" if ratio else None,
+            f"the mean of the others; layer {ratio[1]}" if ratio else "against the mean of the other positions",
+        ),
+    ]
+
+
+def part_cards(parts: Sequence[tuple[str, Audit]], audit: Audit) -> list[Card]:
+    """The cards of an encoder–decoder: about sinks a set for each part, and what is of the whole model once."""
+    about = [
+        dataclasses.replace(card, label=f"{part[0].upper()}{part[1:]}: {card.label[0].lower()}{card.label[1:]}")
+        for part, view in parts
+        for card in cards(view)[:SINK_CARDS]
+    ]
+    return [*about, *(card for card in cards(audit)[SINK_CARDS:] if card.label != "Entropy")]
+
+
+SINK_CARDS = 3
+"""How many cards are about sinks; they come first."""

@@ -1,0 +1,396 @@
+"""The watcher that finds sinks: hits by position, by token and on the null score, added up over forwards; one rule picks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, Self, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sinklab.attention.call import AttentionCall, Part, Statistics
+from sinklab.attention.chosen_keys import weights_on_own_keys
+from sinklab.attention.operation import repeat_groups
+from sinklab.attention.positions import by_position
+from sinklab.attention.probe import Watcher
+from sinklab.errors import ConfigurationError, SessionError
+from sinklab.sinks.places import LEAST_RATE, Hits, Place, enough_documents, places
+from sinklab.sinks.value import DEFINITION, PROXY, Head, Sink, Sinks, first_of_kind
+
+__all__ = ["SinkFinder"]
+
+LISTED = 8
+"""Tokens and positions that are listed at most."""
+
+_NULLS = {"softmax": "learned sink logit", "sink_logit": "learned sink logit"}
+"""Operation to what its null score is, where that is not the operation's own name."""
+
+
+class _Module:
+    """Sums over the documents of one attention module, float64 by head and position ``(heads, length)`` unless said.
+
+    Attributes:
+        weight, seen: of the column, and how many queries see it.
+        share, asked: the same of rows divided by their sums, without the queries that stand on the key.
+        keys, early: documents that have the position, and those in which half of the queries see it ``(1, length)``.
+        null, null_hits: mean null mass summed over documents, and documents in which it passes the threshold ``(heads, 1)``.
+        documents: how many there are.
+        codes, counts: of (head, token, position, first of its kind, first sink on this token), each with the documents that
+            sink there; the last says of a token on which a head sinks twice in one document which of the two it is.
+        ratios: norm of the value there over the mean norm of the others in its document, summed over the same documents.
+    """
+
+    def __init__(self, heads: list[Head]) -> None:
+        self.heads, self.documents, self.has_null, self.operation = heads, 0.0, False, ""
+        self.sums: dict[str, Tensor] = {}
+        self.codes, self.counts = np.zeros((0, 5), dtype=np.int64), np.zeros(0, dtype=np.int64)
+        self.ratios: np.ndarray = np.zeros(0)
+
+    def add(
+        self, sums: Mapping[str, Tensor], documents: float, codes: np.ndarray, counts: np.ndarray, ratios: np.ndarray
+    ) -> None:
+        """Add what was seen of some more documents."""
+        for name, values in sums.items():
+            known = self.sums.get(name, values.new_zeros(*values.shape[:-1], 0))
+            more = values.shape[-1] - known.shape[-1]
+            self.sums[name] = nn.functional.pad(known, (0, max(more, 0))) + nn.functional.pad(values, (0, max(-more, 0)))
+        self.documents += documents
+        codes = np.concatenate((self.codes, codes))
+        self.codes, index = np.unique(codes, axis=0, return_inverse=True)
+        self.counts = np.bincount(index.ravel(), np.concatenate((self.counts, counts)), len(self.codes)).astype(np.int64)
+        self.ratios = np.bincount(index.ravel(), np.concatenate((self.ratios, ratios)), len(self.codes))
+
+    def mean(self, value: str, count: str) -> np.ndarray:
+        """Mean by head and position; 0 where nothing was counted."""
+        return np.asarray((self.sums[value] / self.sums[count].clamp_min(1.0)).numpy())
+
+    def candidates(self) -> np.ndarray:
+        """Boolean ``(length,)``: positions that half of the queries see, in half of the documents that have them."""
+        return np.asarray(((self.sums["early"] > 0) & (2 * self.sums["early"] >= self.sums["keys"]))[0].numpy())
+
+
+class SinkFinder(Watcher):
+    """Finds the sinks of the self-attention that a session sees; whole documents, each in one call.
+
+    State is a few numbers for each head and position, and for each (head, token, position) that is a sink in some document.
+
+    Args:
+        threshold: mean weight above which a head sinks in a document, in [0, 1).
+        part: of an encoder–decoder, whose sinks to find, cross-attention too; all self-attention where it is empty.
+        names: what each position is, where positions are no tokens of a text.
+        together: positions that have a role in common, by what they are called together; their weight is added before it is
+            compared. Such a group is the place if it accounts for more sinks than each of its positions by itself.
+
+    Raises:
+        ConfigurationError: another threshold.
+    """
+
+    name, needs = "sink_finder", frozenset({"columns", "mass", "log_sum_exp"})
+
+    def __init__(
+        self,
+        threshold: float = 0.3,
+        *,
+        part: Part = "",
+        names: Sequence[str] | None = None,
+        together: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        if not 0.0 <= threshold < 1.0:
+            raise ConfigurationError(
+                f"threshold {threshold} must be in [0, 1): a mean weight is compared with it; usual is 0.3"
+            )
+        self.threshold, self.part = threshold, part
+        self._names = names
+        self._together = {called: tuple(sorted(positions)) for called, positions in (together or {}).items()}
+        self._modules: dict[str, _Module] = {}
+        self._normalized = True
+        self._samples = self._seq_len = 0
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        if call.site.part != self.part if self.part else call.site.kind != "self":
+            return
+        if call.cached_keys:
+            raise SessionError(f"{call.site.module}: sinks are found on whole texts; run the model without a cache")
+        known = self._modules.get(call.site.module)
+        if known is None:
+            heads = [Head(call.site.layer, number, call.site.module) for number in range(call.num_heads)]
+            known = self._modules[call.site.module] = _Module(heads)
+        known.operation = call.operation.name
+        self._normalized &= call.operation.normalized
+        if known is next(iter(self._modules.values())):
+            self._samples, self._seq_len = self._samples + len(call.queries), max(self._seq_len, call.q_len)
+        weight, share, count = statistics.column_sum, statistics.column_share, statistics.column_count
+        assert weight is not None  # asked for in ``needs``
+        assert share is not None
+        assert count is not None
+        seen, real = count.expand_as(share), call.key_positions >= 0
+        queries = _by_document(call, call.counted[:, None].to(share.dtype))[:, 0]
+        cross = call.site.kind == "cross"  # there a query stands on no key
+        early = seen >= (queries // 2).clamp(min=1).gather(1, call.key_documents.clamp(min=0))[:, None]
+        # In float32, like the statistics: the nearest float64 of a mean of exactly 0.3 may lie above 0.3.
+        hits = self._above(share / seen.clamp_min(1.0)) & early & real[:, None]
+        own = 0.0 if cross else nn.functional.pad(self._own(call, statistics), (call.kv_len - call.q_len, 0))
+        other = share - own
+        standing = (
+            torch.zeros_like(seen[:, :1])
+            if cross
+            else nn.functional.pad(call.counted.to(share.dtype), (call.kv_len - call.q_len, 0))[:, None]
+        )
+        sums = {
+            "weight": weight, "seen": seen, "share": other, "asked": seen - standing, "keys": torch.ones_like(seen[:, :1]),
+            "early": early.to(share.dtype).mean(1, keepdim=True),
+        }  # fmt: skip
+        found = {name: by_position(values, call.key_positions) for name, values in sums.items()}
+        if call.sink_scores is not None and statistics.null_mass is not None:
+            mean = _by_document(call, statistics.null_mass) / queries[:, None].clamp_min(1.0)
+            found["null"] = mean.double().sum((0, 2)).cpu()[:, None]
+            found["null_hits"] = self._above(mean).double().sum((0, 2)).cpu()[:, None]
+            known.has_null = True
+        for called, positions in self._together.items():
+            member = torch.isin(call.key_positions, torch.tensor(positions, device=call.key_positions.device))
+            of_keys = (share / seen.clamp_min(1.0)).masked_fill(~(early & (member & real)[:, None]), 0.0)
+            alpha = of_keys.new_zeros(*of_keys.shape[:2], int(call.key_documents.max()) + 1)
+            alpha = alpha.scatter_add(2, call.key_documents.clamp(min=0)[:, None].expand(of_keys.shape), of_keys)
+            found[called] = self._above(alpha).double().sum((0, 2)).cpu()[:, None]
+        known.add(found, float((queries > 0).sum()), *_codes(call, hits))
+
+    def _above(self, means: Tensor) -> Tensor:
+        return means.float() > torch.tensor(self.threshold, dtype=torch.float32)
+
+    def _own(self, call: AttentionCall, statistics: Statistics) -> Tensor:
+        """Share of its row that each counted query gives to its own key, ``(batch, heads, q_len)``."""
+        own = weights_on_own_keys(call, statistics.log_sum_exp)
+        if not call.operation.normalized:
+            assert statistics.row_mass is not None
+            own = own / (statistics.row_mass + PROXY)
+        return own.masked_fill(~call.counted[:, None], 0.0)
+
+    def merge(self, other: Self) -> None:
+        """Add what another one with the same threshold has seen."""
+        for name, module in other._modules.items():
+            mine = self._modules.setdefault(name, _Module(module.heads))
+            mine.operation, mine.has_null = module.operation, module.has_null
+            mine.add(module.sums, module.documents, module.codes, module.counts, module.ratios)
+        self._normalized &= other._normalized
+        self._samples, self._seq_len = self._samples + other._samples, max(self._seq_len, other._seq_len)
+
+    @property
+    def has_null(self) -> bool:
+        """Whether every module has a null score."""
+        return all(module.has_null for module in self._modules.values())
+
+    @property
+    def _length(self) -> int:
+        return max(module.sums["keys"].shape[1] for module in self._modules.values())
+
+    @property
+    def candidates(self) -> int:
+        """Positions up to the last one that half of the queries see in half of the documents: those that can be a sink."""
+        return max((int(module.candidates().nonzero()[0].max(initial=-1)) + 1 for module in self._modules.values()), default=0)
+
+    def tried(self) -> dict[int | Literal["null"], float]:
+        """Positions, and the null score where every module has one, with the largest mean share that a head gives to them."""
+        best = np.zeros(self._length)
+        for module in self._modules.values():
+            shares = np.where(module.candidates(), module.mean("share", "asked"), 0.0).max(0)
+            best[: len(shares)] = np.maximum(best[: len(shares)], shares)
+        shares = {position: float(share) for position, share in enumerate(best)}
+        if self.has_null:
+            nulls = [float((module.sums["null"] / module.documents).max()) for module in self._modules.values()]
+            return {**shares, "null": max(nulls)}
+        return {**shares}
+
+    def rates(self) -> dict[int, float]:
+        """Percent of (document, head) that sink at each position, whether or not it is the place that counts as the sink."""
+        hits = np.zeros(self._length)
+        for module in self._modules.values():
+            np.add.at(hits, module.codes[:, 2], module.counts)
+        return {position: float(100 * count / self._cases().sum()) for position, count in enumerate(hits)}
+
+    def sinks(self, *, decode: Callable[[int], str] | None = None, corpus: str | None = None, bos: int | None = None) -> Sinks:
+        """What was found, without the numbers of all heads (:class:`SinkWeights`).
+
+        Args:
+            decode: token id to text.
+            corpus, bos: of the texts, for the record.
+        """
+        modules = list(self._modules.values())
+        heads = [head for module in modules for head in module.heads]
+        codes, counts, ratios = (
+            np.concatenate([getattr(module, name) for module in modules]) for name in ("codes", "counts", "ratios")
+        )
+        before = np.cumsum([0, *(len(module.heads) for module in modules)])[:-1]
+        number = codes[:, 0] + np.repeat(before, [len(module.codes) for module in modules])  # of the head, of all modules
+        hits = Hits(number, codes[:, 1], codes[:, 2], codes[:, 3] > 0, codes[:, 4] > 0, counts, ratios)
+        groups = list(self._groups(hits, heads))
+        alone = ~np.isin(hits.position, [position for group in groups for position in group.positions])
+        hits = Hits(*(getattr(hits, field.name)[alone] for field in dataclasses.fields(Hits)))
+        listed = groups + [self._sink(place, hits, heads, decode) for place in places(hits, self._cases())]
+        if any(module.has_null for module in modules):
+            null = self._null(heads)
+            if null.sinking or (null.rate or 0.0) >= LEAST_RATE:
+                listed.append(null)
+        listed.sort(key=lambda sink: -(sink.rate or 0.0))
+        weights = [np.where(module.candidates(), module.mean("weight", "seen"), 0.0) for module in modules]
+        loud = sum(int((_with_groups(weight, groups) > self.threshold).any(1).sum()) for weight in weights)
+        by_weight = {position for weight in weights for position in np.flatnonzero(weight.max(0) > self.threshold).tolist()}
+
+        def kind(sink: Sink) -> str:
+            # A row that is nearly empty, divided by its sum, may show a sink where no head gives anything much.
+            if not (self._normalized or (sink.position in by_weight if sink.kind == "position" else loud > 0)):
+                return "silent"
+            return "weak" if not sink.sinking else "followed" if sink.anywhere else "sinks"
+
+        sinks, followed, weak, silent = (
+            tuple(sink for sink in listed if kind(sink) == name) for name in ("sinks", "followed", "weak", "silent")
+        )
+        return Sinks(
+            sinks=sinks, followed=followed, weak=weak, silent=silent, threshold=self.threshold,
+            definition=DEFINITION, corpus=corpus, bos=bos, samples=self._samples,
+            seq_len=self._seq_len, heads=tuple(heads), length=self._length, heads_by_weight=loud,
+        )  # fmt: skip
+
+    def by_token(self, decode: Callable[[int], str]) -> list[dict[str, object]]:
+        """Tokens that play the sink, wherever they stand, most frequent first: text, share of all sinks, positions."""
+        modules = self._modules.values()
+        codes, counts = (np.concatenate([getattr(module, name) for module in modules]) for name in ("codes", "counts"))
+        codes, counts = codes[codes[:, 1] >= 0], counts[codes[:, 1] >= 0]
+        ids, index = np.unique(codes[:, 1], return_inverse=True)
+        totals = np.bincount(index, counts, len(ids))
+        return [
+            {
+                "token": decode(int(ids[number])),
+                "share_of_sinks": float(totals[number] / totals.sum()),
+                "positions": np.unique(codes[index == number, 2]).tolist()[:LISTED],
+            }
+            for number in np.argsort(-totals, kind="stable")[:LISTED]
+        ]
+
+    def _sink(self, place: Place, hits: Hits, heads: Sequence[Head], decode: Callable[[int], str] | None) -> Sink:
+        kind, number = place
+        chosen = hits.at(place)
+        once = chosen & hits.once if kind == "anywhere" else chosen
+        by_head = np.bincount(hits.head[once], hits.count[once], len(heads))
+        value = float(hits.ratio[chosen].sum() / hits.count[chosen].sum())
+        ratio = value if np.isfinite(value) else None
+        if kind != "position":
+            cases = self._cases()
+            return Sink(
+                kind="token", token=number, anywhere=kind == "anywhere", text=None if decode is None else decode(number),
+                **_by_head(by_head, cases, heads),
+                value_ratio=ratio,
+            )  # fmt: skip
+        columns = [_column(module, number) for module in self._modules.values()]
+        cases = np.concatenate([np.full(len(weight), keys) for weight, _, keys in columns])
+        weight, seen = (np.concatenate([column[which] for column in columns]) for which in (0, 1))
+        ids, index = np.unique(hits.token[chosen], return_inverse=True)
+        share = np.bincount(index, hits.count[chosen]) / max(hits.count[chosen].sum(), 1)
+        common = int(ids[share.argmax()])
+        return Sink(
+            kind="position", position=number, token=common if common >= 0 else None,
+            text=decode(common) if decode is not None and common >= 0 else None,
+            token_share=float(share.max()) if common >= 0 else None,
+            mass=float(weight.sum() / seen.sum()), **_by_head(by_head, cases, heads),
+            value_ratio=ratio, called=self._called(number),
+        )  # fmt: skip
+
+    def _called(self, position: int) -> str | None:
+        return self._names[position] if self._names is not None and position < len(self._names) else None
+
+    def _groups(self, hits: Hits, heads: Sequence[Head]) -> Iterator[Sink]:
+        """Groups that are the place: each accounts for more sinks than any of its positions, and enough heads sink there."""
+        cases = self._cases()
+        for called, positions in self._together.items():
+            modules = [module for module in self._modules.values() if called in module.sums]
+            if len(modules) < len(self._modules) or positions[-1] >= self._length:
+                continue
+            by_head = np.concatenate([module.sums[called][:, 0].double().numpy() for module in modules])
+            most = max(hits.count[hits.position == position].sum() for position in positions)
+            columns = [_column(module, position) for module in modules for position in positions]
+            weight, seen = (float(np.sum([part.sum() for part in parts])) for parts in list(zip(*columns, strict=True))[:2])
+            sink = Sink(
+                kind="group", positions=positions, called=called, mass=len(positions) * weight / max(seen, 1.0),
+                **_by_head(by_head, cases, heads),
+            )  # fmt: skip
+            if by_head.sum() > most and (sink.sinking or (sink.rate or 0.0) >= LEAST_RATE):
+                yield sink
+
+    def _cases(self) -> np.ndarray:
+        """Documents by head, all modules together."""
+        return np.concatenate([np.full(len(module.heads), module.documents) for module in self._modules.values()])
+
+    def _null(self, heads: Sequence[Head]) -> Sink:
+        modules, cases = list(self._modules.values()), self._cases()
+        none = [torch.zeros(len(module.heads), 1) for module in modules]
+        hits, mass = (
+            torch.cat([module.sums.get(name, zero) for module, zero in zip(modules, none, strict=True)])[:, 0].double().numpy()
+            for name in ("null_hits", "null")
+        )
+        operation = next(module.operation for module in modules if module.has_null)
+        return Sink(
+            kind="null", text=_NULLS.get(operation, operation.replace("_", " ")),
+            mass=float(mass.sum() / cases.sum()), **_by_head(hits, cases, heads),
+        )  # fmt: skip
+
+
+def _codes(call: AttentionCall, hits: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes, counts and ratios of all sinks of a call, ``(n, 5)``, ``(n,)`` and ``(n,)``; see :class:`_Module`."""
+    tokens = torch.full_like(call.key_positions, -1) if call.key_tokens is None else call.key_tokens
+    first = first_of_kind(call.key_positions, call.key_documents, tokens)
+    documents = call.key_documents.clamp(min=0)
+    norms = call.values.double().norm(dim=-1)
+    index = documents[:, None].expand(norms.shape)
+    real = (call.key_positions >= 0)[:, None].double().expand(norms.shape)
+    sums, number = (
+        norms.new_zeros(*norms.shape[:2], int(documents.max()) + 1).scatter_add(2, index, part) for part in (norms * real, real)
+    )
+    others = (sums.gather(2, index) - norms) / (number.gather(2, index) - 1.0)
+    ratio = repeat_groups(norms / others, call.groups).cpu()
+    row, head, key = (index.cpu() for index in torch.where(hits))
+    tokens, positions, documents, first = (part.cpu()[row, key] for part in (tokens, call.key_positions, documents, first))
+    again = np.ones(len(row), dtype=np.int64)
+    again[np.unique(torch.stack((row, head, documents, tokens), 1).numpy(), axis=0, return_index=True)[1]] = 0
+    codes = torch.stack((head, tokens, positions, first.long(), 1 - torch.from_numpy(again)), dim=1).numpy()
+    unique, which, counts = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
+    return unique, counts, np.bincount(which.ravel(), ratio[row, head, key].numpy(), len(unique))
+
+
+def _by_document(call: AttentionCall, values: Tensor) -> Tensor:
+    """Sums of ``(batch, heads, q_len)`` over the counted queries of each document: ``(batch, heads, documents)``."""
+    documents = call.query_documents.clamp(min=0)
+    size = max(int(call.query_documents.max()), int(call.key_documents.max()), 0) + 1
+    sums = values.new_zeros(*values.shape[:2], size)
+    return sums.scatter_add(2, documents[:, None].expand(values.shape), values.masked_fill(~call.counted[:, None], 0.0))
+
+
+def _with_groups(weights: np.ndarray, groups: Sequence[Sink]) -> np.ndarray:
+    """Mean weights ``(heads, positions)`` with a column more for each group: the sum of its positions."""
+    columns = [weights[:, list(group.positions)].sum(1, keepdims=True) for group in groups]
+    return np.concatenate([weights, *columns], axis=1)
+
+
+def _column(module: _Module, position: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Weight and queries by head at a position, and the documents that have it; 0 past the end."""
+    if position >= module.sums["keys"].shape[1]:
+        return np.zeros(len(module.heads)), np.zeros(len(module.heads)), 0.0
+    weight, seen = (module.sums[name][:, position].numpy() for name in ("weight", "seen"))
+    return weight, seen, float(module.sums["keys"][0, position])
+
+
+class _Counted(TypedDict):
+    rate: float
+    heads: tuple[tuple[Head, float], ...]
+    sinking: int
+
+
+def _by_head(hits: np.ndarray, cases: np.ndarray, heads: Sequence[Head]) -> _Counted:
+    """What a sink says of its heads, from the documents in which each sinks and those in which it could."""
+    rates = 100.0 * hits / np.maximum(cases, 1.0)
+    order = np.argsort(-rates, kind="stable")
+    return {
+        "rate": float(100.0 * hits.sum() / max(cases.sum(), 1.0)),
+        "heads": tuple((heads[number], float(rates[number])) for number in order if rates[number] > 0),
+        "sinking": int((hits >= enough_documents(cases)).sum()),
+    }
