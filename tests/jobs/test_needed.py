@@ -74,15 +74,21 @@ def test_ratios_and_rates_are_foretold_on_the_scale_of_their_intervals():
     numbers = {seed: {"a": {"loss": value}, "b": {"loss": 1.0}} for seed, value in enumerate((0.1, 0.4, 0.7))}
     ratio = judge_part(Part("it halves", Ratio("loss", "a", "b"), less_than=0.5), numbers)
     logs = found(Part("it falls", Value("loss", "a"), less_than=math.log(0.5)), *(math.log(value) for value in (0.1, 0.4, 0.7)))
-    rate = found(Part("there is a sink", RATE, more_than=5), 4.0, 20.0, 12.0)
-    angles = found(Part("it rises", Value("loss", "a"), more_than=_angle(5)), *map(_angle, (4.0, 20.0, 12.0)))
-    for one, same in ((ratio, logs), (rate, angles)):
-        assert one.verdict == same.verdict == "inconclusive"
-        assert needed_seeds(one.to_dict()) == needed_seeds(same.to_dict()) is not None
+    assert ratio.verdict == logs.verdict == "inconclusive"
+    assert needed_seeds(ratio.to_dict()) == needed_seeds(logs.to_dict()) is not None
 
 
-def _angle(percent: float) -> float:
-    return math.asin(math.sqrt(percent / 100))
+def test_a_rate_seen_from_the_other_end_takes_as_many_seeds():
+    values = (4.0, 20.0, 12.0)
+    rate = found(Part("there is a sink", RATE, more_than=5), *values)
+    other = found(Part("hardly any has none", RATE, less_than=95), *(100 - value for value in values))
+    plain = found(Part("it rises", Value("loss", "a"), more_than=5), *values)
+    assert rate.verdict == other.verdict == plain.verdict == "inconclusive"
+    needed = needed_seeds(rate.to_dict())
+    assert needed is not None
+    assert needed_seeds(other.to_dict()) == pytest.approx(needed, rel=0.15)  # by how much 4096 draws scatter it
+    # Near its end the interval of a rate is shorter towards it, so that a bound there is cleared later than by plain t.
+    assert needed != needed_seeds(plain.to_dict())
 
 
 def test_what_never_happens_is_decided_by_the_exact_interval():

@@ -64,8 +64,11 @@ PLACES = {
     "sink_rate_2": " on the third token",
     "sink_rate_star": " on the learned place",
     "carried_rate": " on one of the first tokens, by share and by weight,",
+    "first_text_sink_rate": " on text of the first training",
+    "sink_rate_repeated_no_bos": " on one token repeated, with nothing in front,",
+    "sink_rate_without": " on the first token, BOS taken away,",
 }
-"""Where a rate looks for the sink, in words."""
+"""Where and on what a rate looks for the sink, in words: one that is missing here would read as the rate on plain text."""
 
 
 def operation(label: str, name: str, **settings: object) -> Variant:
@@ -99,12 +102,12 @@ IDENTITY = operation("identity", "identity")
 
 def has_sink(label: str = BASELINE, metric: str = "sink_rate") -> Part:
     """The sink rate of a variant is above :data:`SINK`."""
-    return Part(f"there is a sink{PLACES.get(metric, '')} with {label}", Value(metric, label), more_than=SINK)
+    return Part(f"there is a sink{PLACES[metric]} with {label}", Value(metric, label), more_than=SINK)
 
 
 def has_no_sink(label: str, metric: str = "sink_rate") -> Part:
     """The sink rate of a variant is below :data:`SINK`."""
-    return Part(f"there is no sink{PLACES.get(metric, '')} with {label}", Value(metric, label), less_than=SINK)
+    return Part(f"there is no sink{PLACES[metric]} with {label}", Value(metric, label), less_than=SINK)
 
 
 def has_learned(label: str) -> Part:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sinklab.claims._architecture import UNCHANGED, has_sink
+from sinklab.claims._architecture import UNCHANGED, has_no_sink, has_sink
 from sinklab.jobs.checkpoint import Checkpoint
 from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part
 from sinklab.jobs.effect import Ratio, Value
@@ -79,6 +79,7 @@ def bos_removed() -> Claim:
                 Ratio("at_first_without", BASELINE, BASELINE, other="strongest"),
                 less_than=0.5,
             ),
+            has_no_sink(BASELINE, "sink_rate_without"),
             Part("the loss rises", Value("loss_without", BASELINE), more_than=0.02),
         ),
         variants=(UNCHANGED,),

@@ -38,6 +38,7 @@ def cache_size_not_monotone() -> Claim:
         "9.08, 9.59.",
         parts=(Part("a larger cache is worse", Rise("loss", tuple(PARTS)), more_than=LEAST, of_some=True),),
         measure=at_scale(measured),
+        natural_text=True,
         one_model=MODELS,
         checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
         costs=NOT_OF_TRAININGS,

@@ -112,6 +112,7 @@ def cliff_at_the_cache_size() -> Claim:
             Part("what has left the larger is not found", Value("held by none", "larger cache"), less_than=CHANCE),
         ),
         measure=measure,
+        natural_text=True,
         one_model=MODELS,
         checkpoint=OnCheckpoint(measure=of_checkpoint),
         costs={"tiny": "minutes", "small": "minutes"},

@@ -49,7 +49,7 @@ def fine_tuning_keeps_the_sink() -> Claim:
         published="Base and chat: Mistral-7B 97.49 and 88.34, LLaMA2-7B 92.47 and 92.88, LLaMA2-13B 91.69 and 90.94, LLaMA3-8B "
         "99.02 and 98.85.",
         variants=(UNCHANGED, Variant(tuned, tune, after=BASELINE)),
-        bases=("no-bos", "bos"),
+        bases=("bos", "no-bos"),
         read_outs=(on_the_first_text,),
         presupposes=(
             has_sink(metric="first_text_sink_rate"),

@@ -24,7 +24,7 @@ def hidden_key_value_norms() -> Claim:
         "with queries 0.5 and -0.2 in the head shown.",
         variants=(UNCHANGED,),
         checkpoint=OnCheckpoint(about="text"),
-        bases=("no-bos", "bos"),
+        bases=("bos", "no-bos"),
         read_outs=("sinks", "norms"),
         presupposes=(has_sink(),),
         parts=stands_out(BASELINE),

@@ -23,8 +23,8 @@ REPEATED = "sink_rate_repeated_no_bos"
 def inputs_by_position() -> Claim:
     """Learned positions against three schemes of which ``repeated_token_laws`` says what one token repeated does to them.
 
-    Random tokens have the start that the training had; repeated ones have nothing before them, or they would not all be equal.
-    Where the training had BOS, a sink that is at that token and not at its position is lost with it.
+    Rows of both kinds have nothing in front: where the training had BOS, a sink that is at that token and not at its position
+    is lost with it, and would be kept by any row that begins with it.
     Rotary positions, with which the paper measured, have a claim of their own, ``inputs_with_rotary_positions``.
     """
     return Claim(
@@ -56,6 +56,6 @@ def inputs_by_position() -> Claim:
 
 
 def keeps_half(label: str) -> Part:
-    """Random tokens keep more than half of the sink rate."""
-    says = f"random tokens keep most of the sink with {label}"
-    return Part(says, Ratio("sink_rate_random", label, label, other="sink_rate"), more_than=0.5)
+    """Random tokens, with nothing in front, keep more than half of the sink rate."""
+    says = f"random tokens, with nothing in front, keep most of the sink with {label}"
+    return Part(says, Ratio("sink_rate_random_no_bos", label, label, other="sink_rate"), more_than=0.5)

@@ -67,6 +67,7 @@ def line_breaks_as_sinks() -> Claim:
             ),
         ),
         measure=at_scale(measured),
+        natural_text=True,
         one_model=MODELS,
         checkpoint=OnCheckpoint(
             measure=on_checkpoint(measured),

@@ -55,6 +55,7 @@ def long_streams() -> Claim:
             ),
         ),
         measure=at_scale(measured),
+        natural_text=True,
         one_model=MODELS,
         checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
         costs=COSTS,

@@ -134,6 +134,7 @@ def mass_thrown_on_content() -> Claim:
             Part("its weight handed to nothing, it costs less than half", Ratio("cost", BARE, HIDDEN), less_than=0.5),
         ),
         measure=measure,
+        natural_text=True,
         costs={"tiny": "seconds", "small": "seconds"},
         one_model={"tiny": "embedded:softmax"},
         evidence={

@@ -26,6 +26,7 @@ def norms_of_a_deeper_model() -> Claim:
         published="LLaMA3-8B: |h_1| 370 where others have 1 to 60; |k_1| 3 to 5 and 20; |v_1| below 1 and 2 to 5.7; cosine "
         "with queries 0.5 and -0.2 in the head shown.",
         measure=measure,
+        natural_text=True,
         one_model={"tiny": MODEL},
         costs=COSTS,
         presupposes=(has_sink(MODEL),),

@@ -32,6 +32,7 @@ def number_of_sinks() -> Claim:
             Part("eight are no better than four", Difference("loss", "4 sinks", "8 sinks"), less_than=MARGIN),
         ),
         measure=at_scale(measured),
+        natural_text=True,
         one_model=MODELS,
         checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
         costs=COSTS,

@@ -47,6 +47,7 @@ def position_inside_the_cache() -> Claim:
             ),
         ),
         measure=at_scale(measured),
+        natural_text=True,
         one_model=MODELS,
         checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
         costs=COSTS,

@@ -27,6 +27,7 @@ def sigmoid_in_a_deeper_model() -> Claim:
         reference="Gu et al. 2024 (arXiv 2410.10781), section 7",
         published="A billion parameters: sink rates 45.11 and 2.46; |h_1| over the mean of others at most 23.3 and 1.5.",
         measure=measure,
+        natural_text=True,
         one_model={"tiny": "embedded:softmax beside embedded:sigmoid"},
         costs=COSTS,
         presupposes=(has_sink(SOFTMAX),),

@@ -58,6 +58,7 @@ def stable_over_long_texts() -> Claim:
             Part("without them it costs more", Difference("loss", BARE, FRESH), more_than=MARGIN),
         ),
         measure=at_scale(measured),
+        natural_text=True,
         one_model=MODELS,
         checkpoint=OnCheckpoint(measure=on_checkpoint(measured), reads="long"),
         costs=COSTS,

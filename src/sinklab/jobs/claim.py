@@ -176,6 +176,9 @@ class Claim:
             verdict, then others to compare with.
         one_model: scale to the name of the model that is measured there, where a seed draws texts for it and trains nothing: a
             verdict is then about this model, and says so.
+        natural_text: of one that measures by itself, whether the models have read text that people wrote, which makes it
+            natural evidence; else they have read a made-up language or a task of a theory. Of what is trained the scale
+            decides.
         evidence: scale to a remark about the result there that other numbers support; never a guess.
         checkpoint: how it is measured on a model as it is; ``None`` where it takes training.
 
@@ -195,6 +198,7 @@ class Claim:
     costs: Mapping[Scale, Cost] = dataclasses.field(default_factory=lambda: dict(TRAINED_COSTS))
     bases: tuple[Base, ...] = ("bos",)
     one_model: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
+    natural_text: bool = False
     evidence: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
     checkpoint: OnCheckpoint | None = None
 
@@ -216,6 +220,8 @@ class Claim:
             problem = f"bases are {', '.join(self.bases) or 'none'}; expected one or more of {known}, each once"
         elif len(self.bases) > 1 and self.measure is not None:
             problem = "measures by itself, which no base decides, and names several bases"
+        elif self.natural_text and self.measure is None:
+            problem = "says `natural_text` and measures nothing by itself; of what is trained the scale says it"
         else:
             for variant in self.variants:
                 if variant.after is not None and variant.after not in labels:

@@ -18,6 +18,7 @@ __all__ = [
     "Difference",
     "Effect",
     "Extreme",
+    "Least",
     "Numbers",
     "Peak",
     "Ratio",
@@ -103,6 +104,29 @@ class Value(Effect):
     @property
     def words(self) -> str:
         return f"{self.metric} of {self.of}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Least(Effect):
+    """The smallest of several numbers of one variant: a rate at which all of several things are so is at most the least."""
+
+    metrics: tuple[str, ...]
+    of: str
+
+    def __post_init__(self) -> None:
+        if len(self.metrics) < 2:
+            raise ConfigurationError(f"a least needs two metrics or more, got {', '.join(self.metrics) or 'none'}")
+
+    def __call__(self, numbers: Numbers) -> float | None:
+        found = [_of(numbers, self.of, metric) for metric in self.metrics]
+        return None if any(value is None for value in found) else min(value for value in found if value is not None)
+
+    def needs(self) -> frozenset[tuple[str, str]]:
+        return frozenset((self.of, metric) for metric in self.metrics)
+
+    @property
+    def words(self) -> str:
+        return f"smallest of {', '.join(self.metrics)} of {self.of}"
 
 
 @dataclasses.dataclass(frozen=True)

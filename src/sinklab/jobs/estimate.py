@@ -12,9 +12,12 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from sinklab.results.statistics import mean_interval
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = [
     "LEAST_FOR_A_MEDIAN",
@@ -25,11 +28,19 @@ __all__ = [
     "estimate_median",
     "estimate_ratio",
     "estimate_share",
+    "on_arcsine_scale",
 ]
 
 Method = Literal[
-    "Student's t", "Student's t of logarithms", "Student's t of arcsines", "exact, of counts", "exact, of the median", "range"
-]  # fmt: skip
+    "Student's t",
+    "Student's t of logarithms",
+    "Student's t on the arcsine scale",
+    "exact, of counts",
+    "exact, of the median",
+    "range",
+]
+
+_Numbers = TypeVar("_Numbers", float, "np.ndarray")
 
 LEAST_FOR_A_MEDIAN = 6
 """Fewest values between whose extremes the median of a population lies in 95 % of draws: all miss it with a chance of 2**-5."""
@@ -80,17 +91,34 @@ def estimate_ratio(values: Sequence[float], level: float = 0.95) -> Estimate:
 
 
 def estimate_share(values: Sequence[float], whole: float, level: float = 0.95) -> Estimate:
-    """Mean of rates, with the t interval of the arcsines of their roots, whose spread does not depend on the rate.
+    """Mean of rates, with a t interval of that mean which is symmetric in the arcsine of its root and stays between the ends.
+
+    The standard error is that of the mean, carried over by the slope of the arcsine there. The mean of the arcsines of single
+    rates is another number, and a smaller one where some trainings have a sink and others none: of rates that are near 0 in
+    seven of ten trainings and 25 % in the others, its interval from eight trainings lies below their mean in 24 % of draws,
+    this one in 6 %.
 
     Args:
         values: two or more, from 0 to ``whole``.
         whole: 1, or 100 for percent.
     """
-    angles = estimate_mean([math.asin(math.sqrt(value / whole)) for value in values], level)
-    if angles.method != "Student's t" or angles.interval is None:
-        return estimate_mean(values, level)
-    low, high = (whole * math.sin(min(max(angle, 0.0), math.pi / 2)) ** 2 for angle in angles.interval)
-    return Estimate(statistics.fmean(values), (low, high), "Student's t of arcsines", angles.standardized)
+    plain = estimate_mean(values, level)
+    if plain.method != "Student's t" or plain.interval is None:
+        return plain
+    half = on_arcsine_scale((plain.interval[1] - plain.interval[0]) / 2, plain.middle, whole)
+    angle = math.asin(math.sqrt(plain.middle / whole))
+    low, high = (whole * math.sin(min(max(end, 0.0), math.pi / 2)) ** 2 for end in (angle - half, angle + half))
+    return Estimate(plain.middle, (low, high), "Student's t on the arcsine scale", plain.standardized)
+
+
+def on_arcsine_scale(half: _Numbers, middle: _Numbers, whole: float) -> _Numbers:
+    """Half the width of an interval of a rate, as an angle: the slope of the arcsine of the root is that at the middle.
+
+    Args:
+        half, middle: in the unit of ``whole``; the middle between its ends, and at neither.
+    """
+    share = middle / whole
+    return half / whole / (2 * (share * (1 - share)) ** 0.5)
 
 
 def estimate_counts(values: Sequence[float], level: float = 0.95, *, paired: bool = False) -> Estimate:

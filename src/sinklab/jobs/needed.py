@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sinklab.jobs.estimate import LEAST_FOR_A_MEDIAN, estimate_counts
+from sinklab.jobs.estimate import LEAST_FOR_A_MEDIAN, estimate_counts, on_arcsine_scale
 from sinklab.jobs.verdict import SEEDS
 from sinklab.results.statistics import CHANCE, fewest
 from sinklab.results.summaries.claims import ClaimPart
@@ -56,11 +56,13 @@ def needed_seeds(part: ClaimPart) -> int | None:
     if method == "exact, of counts":
         return _of_counts(part, values)
     if method == "Student's t of logarithms":
-        return _of_t(part, values, math.log, least=math.ulp(0.0))  # no ratio passes a bound at 0 or below
-    if method == "Student's t of arcsines":
+        bounds = [math.log(bound) for bound in _finite_bounds(part) if bound > 0]  # no ratio passes one at 0 or below
+        return _of_t([math.log(value) for value in values], bounds, _apart)
+    if method == "Student's t on the arcsine scale":
         whole = 100.0 if part["unit"] == "percent" else 1.0
-        return _of_t(part, values, lambda value: math.asin(math.sqrt(value / whole)), least=0.0, most=whole)
-    return _of_t(part, values, float) if method == "Student's t" else None
+        bounds = [bound for bound in _finite_bounds(part) if 0 <= bound <= whole]
+        return _of_t(values, bounds, functools.partial(_apart_in_angle, whole=whole))
+    return _of_t(values, _finite_bounds(part), _apart) if method == "Student's t" else None
 
 
 def _bounds(part: ClaimPart) -> tuple[float, float]:
@@ -68,19 +70,31 @@ def _bounds(part: ClaimPart) -> tuple[float, float]:
     return -math.inf if low is None else low, math.inf if high is None else high
 
 
-def _of_t(
-    part: ClaimPart,
-    values: Sequence[float],
-    scale: Callable[[float], float],
-    least: float = -math.inf,
-    most: float = math.inf,
-) -> int | None:
-    """Seeds with which Student's t interval, on its scale, reaches no bound; bounds off the scale are never reached."""
+def _finite_bounds(part: ClaimPart) -> list[float]:
+    return [bound for bound in _bounds(part) if math.isfinite(bound)]
+
+
+_Clears = Callable[[np.ndarray, np.ndarray, float], np.ndarray]
+"""Whether intervals reach no bound, from their middles and half widths ``(DRAWS,)`` and the bound."""
+
+
+def _apart(middle: np.ndarray, half: np.ndarray, bound: float) -> np.ndarray:
+    return np.abs(middle - bound) > half
+
+
+def _apart_in_angle(middle: np.ndarray, half: np.ndarray, bound: float, *, whole: float) -> np.ndarray:
+    """The same of a rate, whose interval is taken on the scale of angles; a middle that no rate has is moved to the end."""
+    share = np.clip(middle / whole, 1e-6, 1 - 1e-6)
+    return np.abs(np.arcsin(np.sqrt(share)) - math.asin(math.sqrt(bound / whole))) > on_arcsine_scale(
+        half, share * whole, whole
+    )
+
+
+def _of_t(values: Sequence[float], bounds: Sequence[float], clears: _Clears) -> int | None:
+    """Seeds with which Student's t interval reaches no bound."""
     import scipy.special
 
-    there = [scale(value) for value in values]
-    seen, middle, squares = len(there), statistics.fmean(there), statistics.variance(there) * (len(there) - 1)
-    bounds = np.array([scale(bound) for bound in _bounds(part) if math.isfinite(bound) and least <= bound <= most])
+    seen, middle, squares = len(values), statistics.fmean(values), statistics.variance(values) * (len(values) - 1)
     generator = np.random.default_rng(0)
     true_spread = np.sqrt(squares / generator.chisquare(seen - 1, DRAWS))
     true_middle = middle + true_spread / math.sqrt(seen) * generator.standard_normal(DRAWS)
@@ -93,7 +107,7 @@ def _of_t(
         of_all = (seen * middle + more * later) / count
         spread = np.sqrt((squares + later_squares + seen * more / count * (later - middle) ** 2) / (count - 1))
         half = scipy.special.stdtrit(count - 1, 0.975) * spread / math.sqrt(count)
-        return bool((np.abs(of_all - bounds[:, None]) > half).all(0).mean() >= CHANCE)
+        return bool(np.all([clears(of_all, half, bound) for bound in bounds], 0).mean() >= CHANCE)
 
     return fewest(decides, seen + 1, MOST)
 

@@ -15,7 +15,10 @@ from sinklab.studies.pathways import benchmark
 from sinklab.studies.pathways.display import display
 from sinklab.studies.pathways.judging import judged
 
-GOOD = {"held_out_loss": 2.0, "effective_sink_rate": 0.0, "hidden_ratio": 1.0, "window_gap": 0.001, "int8_gap": 0.002}
+GOOD = {"held_out_loss": 2.0, "effective_sink_rate": 0.0, "sink_rate": 0.0, "hidden_ratio": 1.0} | {
+    "window_gap": 0.001,
+    "int8_gap": 0.002,
+}
 
 
 def invoke(*arguments):

@@ -13,6 +13,7 @@ from sinklab.studies.pathways.judging import BOUNDS, MARGIN, compared, judged, p
 GOOD = {
     "held_out_loss": 2.0,
     "effective_sink_rate": 0.0,
+    "sink_rate": 0.0,
     "hidden_ratio": 1.0,
     "window_gap": 0.001,
     "int8_gap": 0.002,
@@ -33,7 +34,7 @@ def numbers(**rows):
 
 def answer(**changes):
     """The answer for an operation that is good but for the changes, beside a softmax that is not."""
-    softmax = {**GOOD, "effective_sink_rate": 40.0, "window_gap": 0.5, "distortion": 0.502}
+    softmax = {**GOOD, "effective_sink_rate": 40.0, "sink_rate": 40.0, "window_gap": 0.5, "distortion": 0.502}
     rows = judged(["softmax", "other"], numbers(softmax=softmax, other={**GOOD, **changes}), {})
     return rows[1]
 
@@ -48,7 +49,6 @@ def test_all_bounds_must_hold():
     ("column", "value", "name"),
     [
         ("held_out_loss", 2.03, "loss"),
-        ("effective_sink_rate", 5.0, "sink"),
         ("hidden_ratio", 2.5, "activations"),
         ("window_gap", 0.02, "window"),
         ("int8_gap", 0.1, "int8"),
@@ -80,7 +80,7 @@ def test_an_interval_over_the_bound_is_undecided():
 
 
 def test_a_failure_outweighs_what_is_open():
-    assert answer(window_gap=[0.005, 0.015, 0.025], effective_sink_rate=20.0).answer == "no"
+    assert answer(window_gap=[0.005, 0.015, 0.025], hidden_ratio=20.0).answer == "no"
 
 
 def test_a_number_that_is_missing_leaves_it_open():
@@ -96,11 +96,11 @@ def test_softmax_is_not_compared_with_itself():
     assert softmax.beside is None
 
 
-def test_a_shut_gate_is_no_sink():
-    """The map points at the first token and the gate lets nothing through: what is bounded is the product."""
-    row = answer(sink_rate=60.0, effective_sink_rate=0.5)
-    assert row.answer == "yes"
-    assert answer(sink_rate=0.5, effective_sink_rate=60.0).named("not reproduced") == ["sink"]
+def test_neither_a_shut_gate_nor_weights_that_are_large_everywhere_are_a_sink():
+    """The map points at the first token and the gate lets nothing through; or every key has a half. Both together fail."""
+    assert answer(sink_rate=60.0, effective_sink_rate=0.5).answer == "yes"
+    assert answer(sink_rate=0.5, effective_sink_rate=60.0).answer == "yes"
+    assert answer(sink_rate=5.0, effective_sink_rate=60.0).named("not reproduced") == ["sink"]
 
 
 def beside(*losses):

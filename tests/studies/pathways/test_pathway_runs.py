@@ -154,7 +154,15 @@ def test_the_whole_comparison(tmp_path, short):
     assert result.summary["errors"] == []
     columns = {
         *("held_out_loss", "effective_sink_rate", "sink_rate", "kurtosis", "int8_gap", "window_gap", "distortion", "noise_gap"),
-        *("scale_rate_loss", "tuning_gain", "chosen_factor", "rate_range", "longer_gap"),
+        *(
+            "scale_rate_loss",
+            "scale_rate_sink",
+            "scale_rate_window",
+            "tuning_gain",
+            "chosen_factor",
+            "rate_range",
+            "longer_gap",
+        ),
     }
     for row in rows:
         assert columns <= set(row["numbers"])

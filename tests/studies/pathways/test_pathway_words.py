@@ -13,6 +13,7 @@ from sinklab.studies.pathways.words import cell, markdown, paragraph
 SOFTMAX = {
     "held_out_loss": 1.9,
     "effective_sink_rate": 40.0,
+    "sink_rate": 40.0,
     "hidden_ratio": 3.0,
     "window_gap": 0.5,
     "int8_gap": 0.01,
@@ -24,6 +25,7 @@ SOFTMAX = {
 GATED = {
     **SOFTMAX,
     "effective_sink_rate": 0.0,
+    "sink_rate": 0.0,
     "hidden_ratio": 1.0,
     "window_gap": 0.0,
     "int8_gap": 0.001,
@@ -104,6 +106,34 @@ def test_where_softmax_has_no_distortion_nothing_is_said_to_replace_it():
     )
     assert "exists here" not in text
     assert "would replace one is not tested." in words(rows(softmax=GATED, relu=RELU))
+
+
+def test_at_one_rate_for_all_a_sink_is_there_or_not_or_open_by_its_interval():
+    scale = {"softmax": [26.0] * 6, "gated": [0.0, 0.0, 1.0, 0.5, 0.0, 0.0], "relu": [0.0, 10.0, 4.0, 9.0, 1.0, 3.0]}
+    found = {"softmax": SOFTMAX, "gated": GATED, "relu": RELU}
+    numbers = {
+        seed: {label: {**values, "scale_rate_sink": scale[label][seed]} for label, values in found.items()} for seed in range(6)
+    }
+    text = words(judged(list(found), numbers, {}))
+    assert (
+        "At one rate for all, that of the scale, by the heads that carry a first token: a sink is there with softmax (26.0 %); "
+        "there is none with gated (0.2 %); it is open with relu (4.5 %)." in text
+    )
+    assert "At one rate for all" not in words(rows(softmax=SOFTMAX, gated=GATED))
+
+
+def test_where_the_sink_of_softmax_is_open_nothing_is_put_down_to_the_operation_alone():
+    rates = [0.5, 8.0, 3.0, 9.0, 1.0, 4.0]
+    numbers = {
+        seed: {
+            "softmax": {**GATED, "effective_sink_rate": rates[seed], "sink_rate": rates[seed]},
+            "relu": {**RELU, "effective_sink_rate": 40.0, "sink_rate": 40.0},
+        }
+        for seed in range(6)
+    }
+    text = words(judged(["softmax", "relu"], numbers, {}))
+    assert "Whether softmax itself has a sink at its own rate is open" in text
+    assert "is open, so that" not in words(rows(softmax=SOFTMAX, relu=RELU))
 
 
 def test_a_better_one_is_said():

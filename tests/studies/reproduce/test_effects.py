@@ -7,7 +7,7 @@ import math
 import pytest
 
 from sinklab.errors import ConfigurationError
-from sinklab.jobs.effect import Difference, Effect, Extreme, Peak, Ratio, Rise, Slope, Trend, Value
+from sinklab.jobs.effect import Difference, Effect, Extreme, Least, Peak, Ratio, Rise, Slope, Trend, Value
 
 NUMBERS = {"a": {"x": 1.0, "y": 4.0}, "b": {"x": 3.0}, "c": {"x": 2.0}, "d": {"x": 2.0}}
 
@@ -34,6 +34,7 @@ NUMBERS = {"a": {"x": 1.0, "y": 4.0}, "b": {"x": 3.0}, "c": {"x": 2.0}, "d": {"x
         (Slope("x", ("a", "b"), at=(1.0, 4.0)), 1.0),
         # Over -1, 0 and 1: (1.0 · -1 + 3.0 · 0 + 2.0 · 1) / 2.
         (Slope("x", ("a", "b", "c"), at=(0.5, 1.0, 2.0)), 0.5),
+        (Least(("y", "x"), "a"), 1.0),
         (Extreme("x", ("a", "b", "c")), 3.0),
         (Extreme("x", ("a", "b", "c"), largest=False), 1.0),
     ],
@@ -59,6 +60,7 @@ def test_equal_values_have_no_trend() -> None:
         Rise("x", ("a", "lost")),
         Slope("x", ("a", "lost"), at=(1.0, 2.0)),
         Extreme("x", ("a", "lost")),
+        Least(("x", "y"), "b"),
     ],
 )
 def test_without_a_number_there_is_no_effect(effect: Effect) -> None:
@@ -69,7 +71,7 @@ def test_without_a_number_there_is_no_effect(effect: Effect) -> None:
     "effect",
     [Value("x", "a"), Difference("x", "a", "b"), Difference("y", "a", "b", other="x"), Ratio("y", "a", "b", other="x")]
     + [kind("x", ("a", "b", "c")) for kind in (Trend, Peak, Rise, Extreme)]
-    + [Slope("x", ("a", "b"), at=(1.0, 2.0))],
+    + [Slope("x", ("a", "b"), at=(1.0, 2.0)), Least(("x", "y"), "a")],
 )
 def test_needs_names_exactly_what_is_read(effect: Effect) -> None:
     assert effect(NUMBERS) is not None
@@ -98,3 +100,5 @@ def test_orders_that_are_none_are_refused() -> None:
             Slope("x", ("a", "b"), at=at)
     with pytest.raises(ConfigurationError, match="at least one variant"):
         Extreme("x", ())
+    with pytest.raises(ConfigurationError, match="a least needs two metrics or more, got x"):
+        Least(("x",), "a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -75,3 +76,30 @@ def test_a_share_is_the_same_seen_from_the_other_end():
         tuple(end / 100 for end in found.interval)
     )
     assert estimate_share([0.0, 0.0, 0.0], 100.0).interval is None
+
+
+def test_the_interval_of_a_share_is_around_its_mean_and_that_of_t_where_the_scatter_is_small():
+    found = estimate_share([49.0, 50.0, 51.0], 100.0)
+    assert found.interval == pytest.approx(stats.t.interval(0.95, 2, loc=50, scale=1 / math.sqrt(3)), rel=1e-3)
+    # Half the angle between the ends is the t interval's half width over the slope at the mean: 2 sqrt(0.04 * 0.96).
+    values = [0.0, 1.0, 2.0, 13.0]
+    angles = [math.asin(math.sqrt(end / 100)) for end in estimate_share(values, 100.0).interval]
+    half = stats.t.ppf(0.975, 3) * statistics.stdev(values) / 2 / 100
+    assert angles[0] == 0 < 0.04 == statistics.fmean(values) / 100
+    assert angles[1] - math.asin(math.sqrt(0.04)) == pytest.approx(half / (2 * math.sqrt(0.04 * 0.96)))
+
+
+@pytest.mark.parametrize("count", [6, 8, 16])
+def test_the_mean_of_rates_that_are_of_two_kinds_is_missed_by_no_more_than_a_t_interval_does(count):
+    # Most trainings have no sink and some have 25 %: the mean of arcsines is not the arcsine of the mean.
+    generator, draws = np.random.default_rng(0), 2000
+    rates = np.where(generator.random((draws, count)) < 0.3, generator.normal(0.25, 0.03, (draws, count)).clip(0, 1), 0.002)
+    truth = 0.3 * 0.25 + 0.7 * 0.002
+    missed = {"below": 0, "t": 0}
+    for row in rates:
+        if np.ptp(row) == 0:
+            continue
+        interval = estimate_share(row.tolist(), 1.0).interval
+        missed["below"] += interval[1] < truth
+        missed["t"] += stats.t.interval(0.95, count - 1, loc=row.mean(), scale=stats.sem(row))[1] < truth
+    assert missed["below"] <= missed["t"] < 0.1 * draws

@@ -13,7 +13,6 @@ from sinklab.jobs.claim import Part
 from sinklab.jobs.effect import Difference, Value
 from sinklab.report.claims_page import write_claims_page
 from sinklab.results.table import read_run
-from sinklab.studies.reproduce import kept
 from sinklab.studies.reproduce.entries import entries_of, in_group
 from sinklab.studies.reproduce.kept import StoredClaim
 from sinklab.studies.reproduce.overview import summary_of_entries
@@ -45,7 +44,7 @@ def kept_in(out: Path) -> list[StoredClaim]:
 def planted(tmp_path_factory) -> Path:
     """Records of every kind, in folders as ``reproduce`` leaves them."""
     out = tmp_path_factory.mktemp("planted")
-    trained = {"conditions": TRAINED, "base": "no-bos"}
+    trained = {"conditions": TRAINED, "base": "no-bos", "source_base": "no-bos"}
     write_claim(out / "tiny" / "toy_holds", (RISES,), HIGH, **trained)
     write_claim(out / "tiny" / "toy_fails", (RISES,), LOW, **trained)
     write_claim(out / "tiny" / "toy_open", (RISES,), WIDE, **trained)
@@ -54,7 +53,7 @@ def planted(tmp_path_factory) -> Path:
     write_claim(out / "tiny" / "untested", (RISES,), LOW, verdict="not tested at this scale", **trained)
     write_claim(out / "tiny" / "one_holds", (RISES,), HIGH, verdict="holds for this model", one_model="embedded:softmax")
     write_claim(out / "tiny" / "one_fails", (RISES,), LOW, verdict="does not hold for this model", one_model="embedded:softmax")
-    write_claim(out / "tiny" / "read_text", (RISES,), HIGH)
+    write_claim(out / "tiny" / "read_text", (RISES,), HIGH, natural_text=True)
     write_claim(out / "tiny" / "proof", (RISES,), HIGH, verdict="agrees with the proof")
     record = write_claim(
         out / "checkpoint" / "few", (RISES,), HIGH, verdict="inconclusive", reason="2 models; a verdict needs 3"
@@ -74,15 +73,6 @@ def planted(tmp_path_factory) -> Path:
     write_claim(out / "checkpoint" / "few", (RISES,), HIGH, verdict="inconclusive", models=models)
     write_claim(out / "checkpoint" / "many", (RISES,), HIGH, models=[{**models[0], "name": f"org/{name}"} for name in "abc"])
     return out
-
-
-@pytest.fixture(scope="module", autouse=True)
-def sources():
-    """The claims are made up, so nothing is known of what their files import."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept, "claims", {"read_text"})
-        patch.setattr(kept, "modules_behind", lambda module: ["sinklab.claims._embedded"] if ".read_" in module else [])
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +111,7 @@ def test_the_evidence_is_what_the_models_have_read(entries):
 def test_the_strongest_evidence_and_the_base_of_the_source_come_first(entries):
     assert [entry.evidence for entry in in_group(entries, "holds")] == ["checkpoint", "natural", "natural", "toy"]
     of_claim = [(entry.folder, entry.own) for entry in entries if entry.claim == "toy_holds"]
-    assert of_claim == [("tiny", True), ("tiny-bos", False), ("small", True)]
+    assert of_claim == [("tiny", True), ("tiny-bos", False), ("small", False)]
 
 
 def test_counts_are_those_of_the_lists(entries):
@@ -129,10 +119,10 @@ def test_counts_are_those_of_the_lists(entries):
     assert columns == ("evidence", "reproduced", "not reproduced", "open", "not tested")
     assert {row[0].split(":")[0]: row[1:] for row in rows if "source" not in row[0]} == {
         "◆ checkpoint": ("1", "0", "0", "0"),
-        "■ natural": ("2", "0", "0", "0"),
+        "■ natural": ("1", "0", "0", "0"),
         "● toy": ("1", "1", "1", "1"),
     }
-    assert [row[1:] for row in rows if "source" in row[0]] == [("0", "0", "1", "0")]
+    assert [row[1:] for row in rows if "source" in row[0]] == [("1", "0", "0", "0"), ("0", "0", "1", "0")]
     counted = {row[0]: row[1:3] for row in apart}
     assert counted["□ natural: `embedded:softmax`"] == ("1", "1")
     assert counted["◇ checkpoint: `org/yes`"] == ("1", "0")
@@ -163,6 +153,35 @@ def test_an_open_premise_is_what_is_open(tmp_path):
     entry = next(entry for entry in entries_of(kept_in(tmp_path)) if entry.claim == "held_up")
     assert (entry.premise, entry.part["says"]) == (True, "there is room")
     assert entry.deciding == record["parts"][0]
+
+
+def test_a_claim_that_waits_for_a_premise_and_fails_in_a_part_is_foretold_to_fail(tmp_path):
+    premise = write_claim(tmp_path / "tiny" / "other", (ROOM,), numbers(1.0, 1.0, 1.0, room=(0.5, 2.0, 5.0)))["parts"]
+    waits = {"conditions": TRAINED, "verdict": "inconclusive", "presupposes": premise}
+    write_claim(tmp_path / "tiny" / "fails", (RISES,), LOW, **waits)
+    write_claim(tmp_path / "tiny" / "holds", (RISES,), HIGH, **waits)
+    found = {entry.claim: entry for entry in entries_of(kept_in(tmp_path))}
+    assert [(found[name].premise, found[name].leans, found[name].fails) for name in ("fails", "holds")] == [
+        (True, False, "it rises"),
+        (True, True, ""),
+    ]
+    lists = {one.title: one.lines for one in summary_of_entries(entries_of(kept_in(tmp_path))).lists}
+    lines = {line.claim: line for line in lists["Open"]}
+    assert lines["fails"].says == "premise: there is room (once shown, the claim fails: it rises)"
+    assert lines["fails"].count.endswith(", against")
+    assert (lines["holds"].says, lines["holds"].count[-5:]) == ("premise: there is room", ", for")
+
+
+def test_what_a_scale_has_on_another_base_alone_is_open_in_the_list(tmp_path):
+    """Where the scale has the base of the source too, the other stands beside it; where it has not, it is all there is."""
+    elsewhere = {"conditions": TRAINED, "base": "bos", "source_base": "no-bos", "scale": "tiny"}
+    write_claim(tmp_path / "tiny-bos" / "beside", (RISES,), WIDE, **elsewhere)
+    write_claim(tmp_path / "small" / "alone", (RISES,), WIDE, **{**elsewhere, "scale": "small"})
+    summary = summary_of_entries(entries_of(kept_in(tmp_path)))
+    (line,) = next(one.lines for one in summary.lists if one.title == "Open")
+    assert (line.claim, line.on) == ("alone", "■ natural: `small`, with BOS (the other base)")
+    (_, _, rows), _ = summary.counts
+    assert {row[0].partition(":")[0]: row[3] for row in rows} == {"■ natural": "1", "● toy": "1"}
 
 
 def test_of_several_open_parts_the_one_on_which_the_verdict_waits_is_shown(tmp_path):

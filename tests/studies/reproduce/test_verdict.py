@@ -165,7 +165,7 @@ def test_no_interval_of_a_rate_leaves_its_range() -> None:
     assert finding.mean == pytest.approx(39.5 / 3)
     assert finding.interval is not None
     assert 0.0 <= finding.interval[0] < finding.mean < finding.interval[1] <= 100.0
-    assert finding.method == "Student's t of arcsines"
+    assert finding.method == "Student's t on the arcsine scale"
 
 
 def test_a_rank_correlation_over_three_conditions_needs_six_seeds() -> None:

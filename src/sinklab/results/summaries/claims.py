@@ -64,6 +64,8 @@ class ClaimRecord(Judged):
     published: str
     scale: str
     base: NotRequired[str | None]
+    source_base: NotRequired[str | None]
+    natural_text: NotRequired[bool]
     cost: str
     reason: str
     created: str

@@ -15,9 +15,10 @@ __all__ = ["DEFINITION", "beside", "cell", "figure_title", "markdown", "paragrap
 DEFINITION = (
     "A pathway is low-distortion if, in a model trained with it on the same data for the same number of steps, with as many"
     " parameters as softmax's and at its own best of five learning rates, the held-out loss is less than 0.02 nats above "
-    "that of softmax with the same seed; fewer than 5 % of heads sink on the first token by weight times gate; the first "
-    "hidden state is less than 2 times as long as others; a window of a quarter of the context without sinks costs less "
-    "than 0.02 nats; and 8-bit weights and activations cost less than 0.02 nats. Each holds if its 95 % interval over seeds"
+    "that of softmax with the same seed; fewer than 5 % of heads sink on the first token, both by weight times gate "
+    "and by the share of a row; the first hidden state is less than 2 times as long as others; a window of a quarter of the "
+    "context without sinks costs less than 0.02 nats; and 8-bit weights and activations cost less than 0.02 nats. "
+    "Each holds if its 95 % interval over seeds"
     " lies inside the bound, fails if it lies outside, and is undecided otherwise. Its loss is equivalent to softmax's if "
     "the 90 % interval of the differences at the same seed lies within 0.02 nats of 0 (two one-sided tests at 5 %), better "
     "or worse if it lies wholly beyond, and undecided otherwise."
@@ -88,7 +89,7 @@ def paragraph(rows: Sequence[Row], cannot: Mapping[str, str], *, scale: Scale, b
         f"seed{'s' if seeds != 1 else ''}:"
     ]
     sentences += _of_reference(next(row for row in rows if row.label == REFERENCE))
-    sentences += _of_loss(others) + _of_rates(rows)
+    sentences += _of_loss(others) + _of_rates(rows) + _of_one_rate(rows)
     failing = [f"{row.label} ({', '.join(row.named('not reproduced'))})" for row in others if row.answer == "no"]
     if failing:
         sentences.append(f"Not low-distortion, with what fails in brackets: {_list(failing)}.")
@@ -157,6 +158,23 @@ def _of_rates(rows: Sequence[Row]) -> list[str]:
     return sentences
 
 
+def _of_one_rate(rows: Sequence[Row]) -> list[str]:
+    """Which operations have a sink at the learning rate of the scale, where no difference of rates is behind it."""
+    bound = next(bound.less_than for bound in BOUNDS if bound.name == "sink")
+    found = {row.label: row.numbers["scale_rate_sink"] for row in rows if "scale_rate_sink" in row.numbers}
+    if REFERENCE not in found or len(found) < 2:
+        return []
+    groups: dict[str, list[str]] = {"a sink is there": [], "there is none": [], "it is open": []}
+    for label, summary in found.items():
+        if summary.low is None or summary.high is None:
+            place = "it is open"
+        else:
+            place = "a sink is there" if summary.low > bound else "there is none" if summary.high < bound else "it is open"
+        groups[place].append(f"{label} ({summary.mean:.1f} %)")
+    parts = [f"{words} with {_list(named)}" for words, named in groups.items() if named]
+    return [f"At one rate for all, that of the scale, by the heads that carry a first token: {'; '.join(parts)}."]
+
+
 ROBUSTNESS = {
     "noise_gap": "a tenth of the tokens replaced",
     "other_language_gap": "another language",
@@ -218,6 +236,11 @@ def _of_the_question(rows: Sequence[Row]) -> list[str]:
         )
     else:
         words = f"None of the {len(explicit)} explicit ways to do nothing leaves little distortion here."
+    if reference.findings["sink"].verdict == "inconclusive":
+        words += (
+            f" Whether {REFERENCE} itself has a sink at its own rate is open, so that an operation which has one at another "
+            "rate may have it by that rate."
+        )
     if without:
         words += f" Without one, {_list(without)} {'is' if len(without) == 1 else 'are'} low-distortion."
     return [words]

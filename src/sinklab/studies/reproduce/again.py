@@ -17,9 +17,10 @@ from sinklab.jobs.effect import Numbers
 from sinklab.jobs.scale import CHECKPOINT
 from sinklab.jobs.verdict import Conclusion, judge, judge_model, judge_models
 from sinklab.registry import claims
+from sinklab.report.claim_figure import write_claim_figure
 from sinklab.results.summaries.claims import ClaimOfModel, ClaimRecord
 from sinklab.results.table import read_table, write_json
-from sinklab.studies.reproduce.kept import deciding_part, read_results
+from sinklab.studies.reproduce.kept import deciding_part, read_results, words_of
 
 __all__ = ["judged_again", "numbers_of_table"]
 
@@ -34,7 +35,7 @@ def judged_again(record: ClaimRecord, table: pd.DataFrame) -> ClaimRecord:
         UnknownNameError: there is no such claim any more.
     """
     claim = claims[record["claim"]]()
-    words = {name: getattr(claim, name) for name in ("statement", "source", "reference", "published")}
+    words = words_of(claim)
     if record["scale"] == CHECKPOINT:
         judgement, models = _of_checkpoints(claim, record, table)
         remark = "" if claim.checkpoint is None else claim.checkpoint.remark
@@ -94,12 +95,14 @@ def _of_checkpoints(claim: Claim, record: ClaimRecord, table: pd.DataFrame) -> t
 
 
 def main(folder: Path) -> int:
-    """Judge every record below a folder again, and write it; the number of verdicts that change."""
+    """Judge every record below a folder again, and write it, with its figure if it has one; the number of changed verdicts."""
     changed = 0
     for kept in read_results(folder):
         record = judged_again(kept.record, read_table(kept.folder / "table.parquet"))
         if record != kept.record:
             write_json(record, kept.folder / "run.json")
+            if (kept.folder / "figure.png").is_file():
+                write_claim_figure(kept.folder)
         if record["verdict"] != kept.record["verdict"]:
             changed += 1
             print(f"{record['scale']}/{record['claim']}: {kept.record['verdict']} → {record['verdict']}  {record['reason']}")

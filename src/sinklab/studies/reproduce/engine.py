@@ -26,7 +26,7 @@ from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import make_table, read_run, write_json, write_table
 from sinklab.studies.reproduce.cells import make_cells, open_store, resolved_changes
 from sinklab.studies.reproduce.display import display_parts
-from sinklab.studies.reproduce.kept import ClaimAnswer, deciding_part
+from sinklab.studies.reproduce.kept import ClaimAnswer, deciding_part, words_of
 from sinklab.studies.reproduce.scales import SECONDS_OF_A_TRAINING, base_config
 from sinklab.studies.reproduce.work import Measurement, claim_called, name_of, read_numbers, train_and_read
 from sinklab.training.process import default_cache
@@ -340,10 +340,7 @@ def _record(
         "kind": "claim",
         "run_id": run_id,
         "claim": request.name,
-        "statement": claim.statement,
-        "source": claim.source,
-        "reference": claim.reference,
-        "published": claim.published,
+        **words_of(claim),
         "scale": scale,
         "base": request.shown_base,
         "cost": claim.costs[scale],

@@ -29,6 +29,7 @@ SIGNS: dict[Kind, str] = {
     "toy": "●",
     "toy, other base": "●",
     "natural": "■",
+    "natural, other base": "■",
     "natural, one model": "□",
     "checkpoint": "◆",
     "checkpoint, one model": "◇",
@@ -49,14 +50,15 @@ class Entry:
     Attributes:
         folder: that of the scale, such as ``tiny`` or ``tiny-bos``; with the claim it is where the details are.
         base: what the rows of trained models begin with, ``bos`` or ``no-bos``; ``None`` where nothing is trained.
-        own: whether that is as in the source, so that the verdict is that of the claim.
+        own: whether that is as in the source; where a scale has no such base, the verdict is about the one that it has.
         model: name of the model that it is about, if it is about one.
         part: what makes the verdict; of one that is open what is open, which may be a premise; ``None`` without any.
         others: how many parts there are besides, of a claim all of whose parts hold.
         premise: whether ``part`` is something that the claim presupposes.
         seeds: trainings, draws of texts, or models.
         needed: of what is open, how many of these would decide it; ``None`` where that cannot be foretold.
-        leans: of what is open, whether its middle is in the claimed region.
+        leans: of what is open, whether its middle is in the claimed region, so that the claim would come to hold.
+        fails: of a claim that waits for a premise, the part that fails once the premise is shown; empty where none does.
         deciding: the part of the claim itself that makes the verdict, never a premise.
         parts: all that the claim says.
     """
@@ -78,6 +80,7 @@ class Entry:
     seeds: int
     needed: int | None
     leans: bool
+    fails: str
     deciding: ClaimPart | None
     parts: tuple[ClaimPart, ...]
 
@@ -121,7 +124,14 @@ class Entry:
             return "natural, one model" if self.evidence == "natural" else "checkpoint, one model"
         if self.evidence == "toy":
             return "toy" if self.own else "toy, other base"
+        if self.evidence == "natural":
+            return "natural" if self.own else "natural, other base"
         return self.evidence
+
+    @property
+    def beside(self) -> bool:
+        """Whether the scale has a result on the base of the source too, beside which this one stands."""
+        return not self.own and self.folder != self.folder.partition("-")[0]
 
 
 def entries_of(results: Iterable[StoredClaim]) -> list[Entry]:
@@ -168,7 +178,7 @@ def _entry(record: ClaimRecord, judged: Judged, folder: str, model: ClaimOfModel
         reference=record["reference"],
         folder=folder,
         base=record.get("base") if record["conditions"] else None,
-        own=folder == record["scale"],
+        own=_is_own(record, folder),
         evidence=evidence_of(record),
         about=about,
         model=one or "",
@@ -180,9 +190,16 @@ def _entry(record: ClaimRecord, judged: Judged, folder: str, model: ClaimOfModel
         seeds=seeds,
         needed=None if waits is None else waits.needed,
         leans=waits is not None and waits.leans,
+        fails="" if waits is None else waits.fails,
         deciding=deciding,
         parts=tuple(judged["parts"]),
     )
+
+
+def _is_own(record: ClaimRecord, folder: str) -> bool:
+    """Whether the base is that of the source; of a record that does not say which that is, the folder tells."""
+    base = record.get("base")
+    return base is None or (base == record["source_base"] if "source_base" in record else folder == record["scale"])
 
 
 def _deciding(judged: Judged) -> ClaimPart | None:
@@ -205,19 +222,21 @@ class _Forecast:
     part: ClaimPart
     needed: int | None
     leans: bool
+    fails: str = ""
 
 
 def _forecast(judged: Judged, open_premise: ClaimPart | None) -> _Forecast | None:
     """Of what is open the part on which a verdict waits.
 
-    That is a premise that is open. Otherwise one part that lies outside is enough against a claim, so it is the one of these
-    that is decided first; and for a claim all have to be decided, so it is the last.
+    That is a premise that is open; where a part lies outside already, the claim fails as soon as the premise is shown.
+    Otherwise one part that lies outside is enough against a claim, so it is the one of these that is decided first; and for a
+    claim all have to be decided, so it is the last.
     """
+    if open_premise is not None:
+        outside = next((part["says"] for part in judged["parts"] if part["verdict"] == "not reproduced"), "")
+        return _Forecast(open_premise, needed_seeds(open_premise), leans_inside(open_premise) and not outside, outside)
     open_parts = [part for part in judged["parts"] if part["verdict"] == "inconclusive"]
-    waits = [
-        _Forecast(part, needed_seeds(part), leans_inside(part))
-        for part in ([open_premise] if open_premise is not None else open_parts)
-    ]
+    waits = [_Forecast(part, needed_seeds(part), leans_inside(part)) for part in open_parts]
     against = [wait for wait in waits if not wait.leans and wait.needed is not None]
     if against:
         return min(against, key=lambda wait: wait.needed or 0)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict, cast
 
 from sinklab.errors import InputError
 from sinklab.jobs.scale import CHECKPOINT, RECORDED, folder_names
 from sinklab.jobs.verdict import PLAIN, VERDICTS
-from sinklab.registry import claims
-from sinklab.results.sources import modules_behind
 from sinklab.results.summaries.claims import ClaimOfModel, ClaimPart, ClaimRecord, Judged
 from sinklab.results.table import read_run
+
+if TYPE_CHECKING:
+    from sinklab.jobs.claim import Claim
 
 __all__ = [
     "ClaimAnswer",
@@ -28,13 +29,11 @@ __all__ = [
     "hardware_of",
     "read_results",
     "summary_of",
+    "words_of",
 ]
 
 Evidence = Literal["toy", "natural", "checkpoint"]
 """A made-up language or a theory's task; models of ours on text that people wrote; models that others trained."""
-
-READ_TEXT = {"sinklab.claims._embedded", "sinklab.claims._streaming"}
-"""Files through which a claim measures models of ours that have read text that people wrote."""
 
 
 FIELDS = {
@@ -182,6 +181,18 @@ def summary_of(record: ClaimRecord) -> KeptVerdict:
     return row
 
 
+def words_of(claim: Claim) -> dict[str, object]:
+    """What the record of a claim repeats of it, at whatever scale: its words, the base of its source, and what is read."""
+    return {
+        "statement": claim.statement,
+        "source": claim.source,
+        "reference": claim.reference,
+        "published": claim.published,
+        "source_base": claim.bases[0] if claim.variants else None,
+        "natural_text": claim.natural_text,
+    }
+
+
 def evidence_of(record: ClaimRecord) -> Evidence:
     """What the models of a record have read."""
     if record["scale"] == CHECKPOINT:
@@ -190,8 +201,7 @@ def evidence_of(record: ClaimRecord) -> Evidence:
         return "toy" if record["scale"] == "tiny" else "natural"
     if record.get("one_model"):
         return "natural"  # the embedded models, which have read Python source
-    known = record["claim"] in claims  # of one that is no longer there the record is all there is
-    return "natural" if known and READ_TEXT & set(modules_behind(f"sinklab.claims.{record['claim']}")) else "toy"
+    return "natural" if record.get("natural_text") else "toy"
 
 
 def hardware_of(record: ClaimRecord) -> str:

@@ -28,6 +28,7 @@ def _counts(entries: Sequence[Entry]) -> tuple[tuple[str, tuple[str, ...], tuple
     kinds: dict[Kind, str] = {
         "checkpoint": "models that others trained, all together",
         "natural": "trainings of ours on text that people wrote",
+        "natural, other base": "the same on a base that the source does not have, as the scale has no other",
         "toy": "trainings of ours on a made-up language",
         "toy, other base": "the same on the base that the source does not have",
     }
@@ -68,7 +69,7 @@ def _tally(entries: Sequence[Entry], groups: Sequence[Group]) -> list[str]:
 
 def _lists(entries: Sequence[Entry]) -> tuple[VerdictList, ...]:
     still_open = in_group(entries, "open")
-    elsewhere = sum(not entry.own for entry in still_open)
+    elsewhere = sum(entry.beside for entry in still_open)
     besides = f" Open on the base that the source does not have, and not in the list: {elsewhere}." if elsewhere else ""
     return (
         VerdictList(
@@ -91,7 +92,7 @@ def _lists(entries: Sequence[Entry]) -> tuple[VerdictList, ...]:
             "they tell; and on which side their middle lies now, that of the claim (for) or the other (against). – is "
             "beyond a thousand, or where nothing can be foretold." + besides,
             "seeds, and those that would decide",
-            tuple(_line(entry) for entry in still_open if entry.own),
+            tuple(_line(entry) for entry in still_open if not entry.beside),
         ),
         VerdictList(
             "One model does, or does not",
@@ -108,6 +109,8 @@ def _line(entry: Entry) -> VerdictLine:
     if entry.group == "one model":
         plain = PLAIN.get(entry.verdict, entry.verdict)
         says = f"{ANSWERS.get(plain, 'open')}: {says}"
+    if entry.fails:
+        says += f" (once shown, the claim fails: {entry.fails})"
     if entry.others:
         says += f" (and {entry.others} more)"
     if entry.about == "models" and part is not None and part.get("method") == "range":

@@ -67,7 +67,7 @@ def _mark(entry: Entry, part: ClaimPart) -> Mark:
     of = entry.model.rpartition("/")[2].partition(":")[0] if entry.model else entry.folder
     if entry.about == "models":
         of = f"{entry.seeds} {'model' if entry.seeds == 1 else 'models'}"
-    elif not entry.own and entry.base is not None:
+    elif entry.beside and entry.base is not None:
         of = ROWS[entry.base].removeprefix("with ")
     return Mark(entry.kind, of[:12], part["mean"], interval, _word(entry, part))
 

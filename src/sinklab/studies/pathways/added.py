@@ -1,0 +1,151 @@
+"""Adding to a kept comparison of pathways the columns that it lacks, because they are newer than it is.
+
+``python -m sinklab.studies.pathways.added results/tiny/pathways --store store`` trains again what a missing column is read
+from, with the seeds and the learning rates of the comparison, reads that column, and judges the comparison again. A training
+whose loss is not the one in the table is another training: then nothing is added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sinklab.errors import InputError, ResultError
+from sinklab.results.run import new_run_id
+from sinklab.results.table import append, make_table, read_run, read_table, write_table
+from sinklab.studies.pathways.again import judge_again
+from sinklab.studies.pathways.choosing import Choice
+from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, Column, Source
+from sinklab.studies.pathways.judging import PROTOCOL
+from sinklab.studies.pathways.operations import pathways_of
+from sinklab.studies.pathways.runs import Asked, evaluation_cells
+from sinklab.studies.reproduce import work
+from sinklab.training.process import default_cache
+
+__all__ = ["add_columns", "missing_columns"]
+
+SAME_LOSS = 1e-4
+"""Nats by which the loss of a training may differ from the one in the table: another order of sums, and no other training."""
+
+LOSS: Mapping[Source, str] = {"chosen": "held_out_loss", "scale": "scale_rate_loss"}
+"""Column of the table that the loss of a training must equal; others have none, and nothing is added to them."""
+
+
+def missing_columns(table: pd.DataFrame) -> dict[Source, list[Column]]:
+    """Columns that are read from trained models and that a table does not have, by the training that they are read from."""
+    there = set(table["metric"])
+    lacking: dict[Source, list[Column]] = {}
+    for column in COLUMNS:
+        if column.name not in there and column.source in LOSS and READ_OUTS[column.source]:
+            lacking.setdefault(column.source, []).append(column)
+    return lacking
+
+
+def add_columns(folder: Path, *, store: Path, jobs: int | None = None, progress: bool = True) -> list[str]:
+    """Train, read and add what a kept comparison lacks, and judge it again.
+
+    Args:
+        folder: with ``run.json`` and ``table.parquet``.
+        store: output directory of ``sinklab reproduce``, whose trained models are used and added to.
+
+    Returns:
+        Names of the columns that are new; without any nothing is trained or written.
+
+    Raises:
+        InputError: a comparison by another protocol, or of operations with settings of their own.
+        ResultError: trainings that failed, or whose losses are not those of the comparison.
+    """
+    record, table = read_run(folder), read_table(folder / "table.parquet")
+    lacking = missing_columns(table)
+    if not lacking:
+        return []
+    asked, factors = _asked(record, folder)
+    rows: list[dict[str, Any]] = []
+    for source, columns in lacking.items():
+        cells = evaluation_cells(asked, factors)[source]
+        if {label: {str(seed): cells[label, seed].name for seed in asked.seeds} for label, _ in cells} != record["cells"][
+            source
+        ]:
+            raise InputError(f"{folder}: its trainings are not those of today's code; make another with sinklab pathways")
+        plan, errors = work.train_and_read(
+            {cell.name: cell for cell in cells.values()},
+            [(cell.name, read_out) for cell in cells.values() for read_out in READ_OUTS[source]],
+            scale=asked.scale,
+            store=store,
+            cache=default_cache(),
+            jobs=jobs,
+            retries=2,
+            ray=None,
+            progress=progress,
+        )
+        if errors:
+            listed = "; ".join(f"{name}: {why}" for name, why in errors.items())
+            raise ResultError(f"{folder}: nothing is added, since trainings failed: {listed}")
+        losses = table[table["metric"] == LOSS[source]].set_index(["model", "seed"])["value"]
+        for (label, seed), cell in cells.items():
+            found = work.read_numbers(plan.folder / cell.name, READ_OUTS[source])
+            if not _same(found["held_out_loss"], float(losses.get((label, seed), math.nan))):
+                raise ResultError(
+                    f"{folder}: {label} with seed {seed} ends at a loss of {found['held_out_loss']:.6f} nats here, and at "
+                    f"{float(losses.get((label, seed), math.nan)):.6f} in the table: another training, so nothing is added"
+                )
+            rows += [
+                {"model": label, "metric": column.metric, "seed": seed, "value": found[column.of], "count": 1}
+                for column in columns
+                if column.of in found
+            ]
+    operation = {str(model): name for model, name in table[["model", "operation"]].itertuples(index=False)}
+    corpus = record["config"]["data"]["corpus"]
+    new = make_table(
+        [{**row, "operation": operation[row["model"]], "corpus": corpus} for row in rows], run_id=new_run_id(), probe="pathways"
+    )
+    write_table(append([table, new]), folder / "table.parquet")
+    judge_again(folder)
+    return [column.name for columns in lacking.values() for column in columns]
+
+
+def _asked(record: Mapping[str, Any], folder: Path) -> tuple[Asked, dict[str, float]]:
+    """What was compared, and the learning rates that were chosen."""
+    if record.get("protocol") != PROTOCOL:
+        raise InputError(f"{folder}: made by protocol {record.get('protocol', 1)}, and today's is {PROTOCOL}")
+    known = {pathway.label: pathway for pathway in pathways_of()}
+    if other := [label for label in record["operations"] if label not in known]:
+        raise InputError(f"{folder}: {other[0]} has settings of its own, which a record does not tell; make another comparison")
+    choices = {label: Choice.of_dict(choice) for label, choice in record["rates"].items()}
+    asked = Asked(
+        [known[label] for label in record["operations"]],
+        {label: of["intermediate_size"] for label, of in record["operations"].items()},
+        record["scale"],
+        record["base"],
+        record["seeds"],
+    )
+    return asked, {label: choice.factor for label, choice in choices.items() if choice.factor is not None}
+
+
+def _same(loss: float, kept: float) -> bool:
+    return abs(loss - kept) <= SAME_LOSS or (math.isnan(loss) and math.isnan(kept))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Add what a comparison lacks, and print the names of its new columns."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sinklab.studies.pathways.added", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("folder", type=Path, help="of a comparison, with run.json and table.parquet")
+    parser.add_argument("--store", type=Path, default=Path("sinklab-claims"), help="where trained models are kept")
+    parser.add_argument("--jobs", type=int, help="processes at a time; by default one per GPU or core")
+    given = parser.parse_args(arguments)
+    try:
+        names = add_columns(given.folder, store=given.store.absolute(), jobs=given.jobs)
+    except (InputError, ResultError) as error:
+        parser.exit(2, f"error: {error}\n")
+    print(f"added: {', '.join(names) or 'nothing, every column is there'}")
+
+
+if __name__ == "__main__":
+    main()
