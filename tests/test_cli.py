@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -188,6 +189,26 @@ def test_report_is_made_again_from_the_table(audits):
 
 def test_report_of_nothing(tmp_path):
     assert run("report", tmp_path, status=2).stderr.startswith(f"error: {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        *itertools.product(("report", "compare"), ("cache", "trigger", "measure")),
+        ("compare", "causes"),
+    ],
+)
+def test_runs_without_a_page_are_refused_and_nothing_is_written(command, kind, tmp_path):
+    found = "table.parquet" if kind == "measure" else "summary.json"
+    (tmp_path / found).write_text("{}")
+    (tmp_path / "run.json").write_text(json.dumps({"kind": kind}))
+    before = sorted(tmp_path.iterdir())
+    expected = "audit, causes or origin" if command == "report" else "audit"
+    folders = [tmp_path] if command == "report" else [tmp_path, tmp_path]
+    assert run(command, *folders, status=2).stderr == (
+        f"error: {tmp_path} holds a run of kind '{kind}', expected {expected}; what it found is in {tmp_path / found}\n"
+    )
+    assert sorted(tmp_path.iterdir()) == before
 
 
 class TestList:

@@ -35,7 +35,7 @@ def compare(folders: list[Path], *, out: Path | None = None, overwrite: Overwrit
     """Put audits side by side.
 
     Args:
-        folders: Output directories of two or more audits.
+        folders: Output directories of two or more runs of 'sinklab audit'.
         out: Write the comparison as one HTML page too.
 
     Examples:
@@ -125,10 +125,10 @@ def index(folder: Path, *, out: Path | None = None, watch: float | None = None, 
 
 @command
 def report(folder: Path) -> Path:
-    """Make report.html again from the table of an audit; needs no model.
+    """Make report.html again from what an audit wrote; needs no model.
 
     Args:
-        folder: Output directory of an audit, or of causes.
+        folder: Output directory of 'sinklab audit', 'causes' or 'origin'; runs of other commands have no page.
 
     Examples:
         sinklab report sinklab-audit/embedded-softmax

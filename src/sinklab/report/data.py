@@ -8,7 +8,7 @@ from typing import Any
 
 from sinklab.report.maps import Maps, read_maps
 from sinklab.report.numbers import Numbers
-from sinklab.report.schema import require_audit
+from sinklab.report.schema import require_audit, require_kind
 from sinklab.results.table import read_run
 
 __all__ = ["Audit", "read_audit"]
@@ -79,11 +79,14 @@ def read_audit(folder: Path) -> Audit:
     """Read the output directory of an audit.
 
     Raises:
-        InputError: a file is missing or is not what its name says; ``maps.safetensors`` may be absent.
+        InputError: the run is of another command; a file is missing or is not what its name says (``maps.safetensors`` may be
+            absent).
         ResultError: the summary, the table or the maps do not follow their schema.
     """
     folder = Path(folder)
-    run, summary = read_run(folder), read_run(folder, "summary.json")
+    run = read_run(folder)
+    require_kind(run, folder, "audit")
+    summary = read_run(folder, "summary.json")
     require_audit(summary, folder / "summary.json")
     config = run.get("config")
     numbers = Numbers(folder / "table.parquet", config if isinstance(config, dict) else {})

@@ -15,6 +15,7 @@ from sinklab.report.origin import origin_section, write_origin_report
 from sinklab.report.page import environment, facts_of, json_text, render, write_page
 from sinklab.report.pictures import picture_data
 from sinklab.report.policies import Curves, is_comparison, policy_curves, policy_section
+from sinklab.report.schema import require_kind
 from sinklab.report.summary_cards import cards, part_cards
 from sinklab.report.words import (
     TITLES,
@@ -38,6 +39,9 @@ PAGE_BUDGET = 10_000_000
 FRAME_BUDGET = 2 * 1024 * 1024
 """Bytes that the page of an audit stays below in a notebook, with 32 × 32 heads; larger models have no maps there."""
 
+_WRITERS = {"causes": write_causes_report, "origin": write_origin_report}
+"""Commands besides the audit whose runs have a page, to what writes it."""
+
 _RESERVE = 300_000
 """Bytes kept free for the template, the style, the script and what surrounds the packed arrays."""
 
@@ -55,13 +59,13 @@ def write_report(folder: Path) -> Path:
         The path of the page.
 
     Raises:
-        InputError: a file is missing or is not what its name says.
-        ResultError: the table or the maps do not follow their schema.
+        InputError: the run is of another command; a file is missing or is not what its name says.
+        ResultError: the summary, the table or the maps do not follow their schema.
     """
     folder = Path(folder)
-    kind = read_run(folder).get("kind")
-    if kind in ("causes", "origin"):
-        return write_causes_report(folder) if kind == "causes" else write_origin_report(folder)
+    kind = require_kind(read_run(folder), folder, "audit", *_WRITERS)
+    if kind in _WRITERS:
+        return _WRITERS[kind](folder)
     return write_page(render_report(read_audit(folder)), folder / "report.html")
 
 

@@ -15,6 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from sinklab.errors import InputError
+from sinklab.report.schema import require_kind
 from sinklab.report.words import display_token, number, percent, position_name
 from sinklab.results.table import read_run, write_text
 
@@ -77,10 +78,7 @@ def write_command_page(
         InputError: a file is missing, or is of another command.
     """
     run = read_run(folder)
-    if run.get("kind") != command:
-        raise InputError(
-            f"{folder} holds a run of kind {run.get('kind')!r}, expected {command}; give what sinklab {command} wrote"
-        )
+    require_kind(run, folder, command)
     summary = read_run(folder, "summary.json")
     require(summary, folder / "summary.json")
     context = {

@@ -5,15 +5,15 @@ Fields that a page does without may be missing (older versions of sinklab did no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from sinklab.errors import ResultError
+from sinklab.errors import InputError, ResultError
 
-__all__ = ["require_audit", "require_causes", "require_origin"]
+__all__ = ["require_audit", "require_causes", "require_kind", "require_origin"]
 
 
 class Record(BaseModel):
@@ -364,6 +364,29 @@ class OriginRun(Origins):
 
     model: str
     operation: str | None
+
+
+def require_kind(run: Mapping[str, Any], folder: Path, *expected: str) -> str:
+    """Refuse a run of a command that a page does not know, and say where what it found is.
+
+    Args:
+        run: its ``run.json``; without a kind, as older versions wrote it, it is an audit's.
+        folder: its output directory.
+        expected: names of commands.
+
+    Returns:
+        The command that made the run.
+
+    Raises:
+        InputError: it is none of those expected.
+    """
+    kind = str(run.get("kind", "audit"))
+    if kind not in expected:
+        known = [name for name in ("summary.json", "table.parquet") if (folder / name).is_file()]
+        found = f"; what it found is in {folder / known[0]}" if known else ""
+        commands = (", ".join(expected[:-1]), expected[-1])
+        raise InputError(f"{folder} holds a run of kind {kind!r}, expected {' or '.join(filter(None, commands))}{found}")
+    return kind
 
 
 def require_audit(summary: dict[str, Any], path: Path) -> None:
