@@ -179,6 +179,14 @@ def test_every_command_has_help_for_every_option(name):
     assert f"sinklab {name} " in f"{examples} "
 
 
+def test_further_names_of_options_are_words():
+    derived = [derive(place.load(), name) for name, place in commands.find_commands().items()]
+    further = {name for app in derived for argument in app.assemble_argument_collection() for name in argument.names[1:]}
+    singular = {"--cache-bit", "--domain", "--layer", "--model", "--name", "--policy", "--probe", "--scheme", "--sink"}
+    declared = {"--domains", "--tasks", "--text", "--windows", "-q"}
+    assert {name for name in further if not name.startswith("--no-")} == singular | declared
+
+
 def test_an_unknown_command_suggests_the_nearest():
     done = CliRunner().invoke(app, ["mesure", "x"])
     assert done.exit_code == 2

@@ -209,6 +209,9 @@ def _by_position(parameter: inspect.Parameter) -> bool:
 
 
 def _singular(name: str) -> str:
+    """What one item of a list is called; words such as ``corpus``, ``bos`` and ``loss`` are singular as they are."""
+    if name.endswith(("us", "os", "ss")):
+        return name
     return f"{name[:-3]}y" if name.endswith("ies") else name.removesuffix("s")
 
 
