@@ -214,7 +214,7 @@ class TestMissing:
         assert "failed</span> calls" in text
 
     def test_not_an_audit(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match=r"run\.json is not there; is .* the output directory of an audit"):
+        with pytest.raises(InputError, match=r"run\.json is not there; is .* the output directory of a finished run"):
             write_report(tmp_path)
 
     def test_a_table_without_its_columns(self, tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_json_is_strict(tmp_path):
 
 
 def test_what_cannot_be_read_says_so(tmp_path):
-    with pytest.raises(InputError, match=r"table\.parquet is not there; is .* the output directory of an audit"):
+    with pytest.raises(InputError, match=r"table\.parquet is not there; is .* the output directory of a finished run"):
         read_table(tmp_path / "table.parquet")
     with pytest.raises(InputError, match=r"summary\.json is not there"):
         read_run(tmp_path, "summary.json")

@@ -185,7 +185,7 @@ def read_table(path: Path) -> pd.DataFrame:
         ResultError: the file does not follow the schema.
     """
     if not path.is_file():
-        raise InputError(f"{path} is not there; is {path.parent} the output directory of an audit?")
+        raise InputError(f"{path} is not there; is {path.parent} the output directory of a finished run of sinklab?")
     try:
         table = pd.read_parquet(path)
     except Exception as error:
@@ -231,4 +231,4 @@ def read_run(folder: Path, name: str = "run.json") -> dict[str, Any]:
     try:
         return read_object(path)
     except FileNotFoundError:
-        raise InputError(f"{path} is not there; is {folder} the output directory of an audit?") from None
+        raise InputError(f"{path} is not there; is {folder} the output directory of a finished run of sinklab?") from None
