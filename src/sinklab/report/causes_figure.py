@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
-from sinklab.results.summaries.causes import CausesSummary, ExaminedHead, Labelled
+from sinklab.results.summaries.causes import CausesSummary, Effect, ExaminedHead, Labelled
 
 __all__ = ["SHOWN", "effect_of", "figure_of", "interval", "name_of"]
 
@@ -79,10 +78,9 @@ class _Scale:
         return sorted([0.0, *(value for value in ticks if self._bounds[0] <= value <= self._bounds[1])])
 
 
-def effect_of(head: Labelled, name: str, domain: str) -> Mapping[str, float] | None:
+def effect_of(head: Labelled, name: str, domain: str) -> Effect | None:
     """Mean and interval of an intervention on a domain, where it was measured."""
-    effect = head["effects"].get(name, {}).get(domain)
-    return effect if isinstance(effect, dict) and effect.get("mean") is not None else None
+    return head["effects"].get(name, {}).get(domain)
 
 
 def _size(head: ExaminedHead, domain: str) -> float:
@@ -90,10 +88,11 @@ def _size(head: ExaminedHead, domain: str) -> float:
     return max(map(abs, means), default=0.0)
 
 
-def interval(effect: Mapping[str, float], least: float) -> str:
+def interval(effect: Effect, least: float) -> str:
     """Mean and interval with two digits more than the minimal effect has: what lies behind them decides nothing."""
     places = max(0, 2 - math.floor(math.log10(least)) - 1)
-    mean, low, high = (f"{effect[end]:z.{places}f}".replace("-", "\u2212") for end in ("mean", "low", "high"))
+    ends = (effect["mean"], effect["low"], effect["high"])
+    mean, low, high = (f"{end:z.{places}f}".replace("-", "\u2212") for end in ends)
     return f"{mean} [{low}, {high}]"
 
 

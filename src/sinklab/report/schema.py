@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from sinklab.errors import InputError, ResultError
+from sinklab.results.summaries.causes import Label
 
 __all__ = ["require_audit", "require_causes", "require_kind", "require_origin"]
 
@@ -94,7 +95,7 @@ class Policy(Record):
     against_window: Interval | None = None
     against_recompute: Interval | None = None
     tokens_per_second: float
-    bytes_held: int | float
+    bytes_held: float
     loss_by_position: list[float | None]
 
 
@@ -134,8 +135,8 @@ class CertifiedHead(Record):
     layer: int
     head: int
     gap: float
-    least_output: float | None
-    output: float | None
+    least_output: float
+    output: float
     sink_weight: float
     needed_sink_weight: float | None
     forced: bool
@@ -151,7 +152,7 @@ class Certificate(Record):
     sink_heads: int
     forced_heads: int
     normalized: bool
-    sink_position: int | str | None
+    sink_position: int | str
 
 
 class Undecided(Record):
@@ -161,18 +162,24 @@ class Undecided(Record):
     texts: int | None
 
 
+class Effect(Record):
+    """A change of the loss with its bounds."""
+
+    mean: float
+    low: float
+    high: float
+
+
 class Labelled(Record):
     """A head or a group with its label."""
 
-    label: Literal[
-        "semantic", "constant", "dormant", "broadcast", "unneeded", "switch", "broadcast-switch", "mixed", "undecided"
-    ]  # fmt: skip
+    label: Label
     domains: dict[str, str]
     needs_sink: dict[str, str] = Field(default_factory=dict)
     undecided: dict[str, Undecided] = Field(default_factory=dict)
     sink_weight: float | None
     value_ratio: float | None
-    effects: dict[str, dict[str, Interval | None]]
+    effects: dict[str, dict[str, Effect]]
 
 
 class ExaminedHead(Labelled):
@@ -203,6 +210,7 @@ class Shown(Record):
     weight: float
     head: str
     token: int | None
+    position: int | None
 
 
 class Arrangement(Record):

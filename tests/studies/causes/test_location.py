@@ -16,6 +16,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
+from sinklab.results.summaries.causes import Arrangement, SinkLocation
 from sinklab.results.table import make_table
 from sinklab.studies.causes._runs import ids_by_position, most_frequent
 from sinklab.studies.causes.location import location
@@ -175,7 +176,10 @@ def test_real_architectures_and_the_table(name):
     table = make_table(found.rows())
     assert set(table["intervention"]) == {f"sink: {one.name}" for one in found.conditions}
     assert {"weight_at_place", "weight_at_first_token", "strong_position", "loss_change_low"} <= set(table["metric"])
-    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["left_out"] == {}
+    record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert record["left_out"] == {}
+    assert record.keys() == SinkLocation.__annotations__.keys()
+    assert record["conditions"]["hidden"].keys() == Arrangement.__annotations__.keys()
 
 
 def test_an_encoder_can_hide_its_sink_and_says_what_it_leaves_out():

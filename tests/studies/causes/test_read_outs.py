@@ -19,6 +19,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.redirect import Redirect
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.results.summaries.causes import MetricsSideBySide
 from sinklab.results.table import make_table
 from sinklab.studies.causes.effects import Effects, HeadEdit, one_by_one
 from sinklab.studies.causes.read_outs import _resampled, read_outs
@@ -184,6 +185,7 @@ def test_the_table_and_the_record():
         table["metric"]
     )
     record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert record.keys() == MetricsSideBySide.__annotations__.keys()
     assert set(record["heads"]["0.0"]) == {"concentration", "outliers", "need of the sink", "use of the head"}
     # Pairs of different kinds: 5 over heads, and 8 over layers, where there are two kinds of outliers.
     assert sum(one["over"] == "heads" for one in record["correlations"]) == 5

@@ -13,6 +13,7 @@ __all__ = [
     "HeadCost",
     "HowExported",
     "IntegerChoice",
+    "LeftOut",
     "PerHeadEntry",
     "PolicyEntry",
     "QuantizedEntry",
@@ -25,6 +26,14 @@ class Size(TypedDict):
 
     num_sinks: int
     window: int
+
+
+class LeftOut(TypedDict):
+    """A policy that was not measured."""
+
+    policy: str
+    label: str
+    reason: str
 
 
 class PolicyEntry(TypedDict):
@@ -135,7 +144,7 @@ class Comparison(TypedDict):
     trained_length: int | None
     positions: list[list[int]]
     policies: list[PolicyEntry]
-    left_out: list[dict[str, str]]
+    left_out: list[LeftOut]
     sinks_needed: str | None
     recommended: Size | None
     recommendation: str

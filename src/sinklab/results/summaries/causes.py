@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from typing import NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
-from sinklab.results.summaries.shared import Difference
+from sinklab.results.summaries.shared import Difference, Refused
 
 __all__ = [
+    "Arrangement",
     "CausesSummary",
+    "Effect",
     "ExaminedGroup",
     "ExaminedHead",
     "FoundSink",
+    "Label",
     "Labelled",
+    "MetricsSideBySide",
     "MinimalEffect",
+    "SinkLocation",
+    "Strongest",
     "Undecided",
 ]
+
+Label = Literal["semantic", "constant", "dormant", "broadcast", "unneeded", "switch", "broadcast-switch", "mixed", "undecided"]
+"""What a head is, or a group of heads."""
 
 
 class Undecided(TypedDict):
@@ -25,10 +34,19 @@ class Undecided(TypedDict):
     texts: int | None
 
 
+class Effect(TypedDict):
+    """A mean change of the loss with its interval, and the p-value of what it is to show."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
+
+
 class Labelled(TypedDict):
     """What is known of a head, or of a group; effects and divergences by intervention and domain."""
 
-    label: str
+    label: Label
     domains: dict[str, str]
     needs_sink: dict[str, str]
     undecided: dict[str, Undecided]
@@ -36,7 +54,7 @@ class Labelled(TypedDict):
     value_ratio: float | None
     sink_weights: dict[str, float | None]
     value_ratios: dict[str, float | None]
-    effects: dict[str, dict[str, dict[str, float]]]
+    effects: dict[str, dict[str, Effect]]
     divergence: dict[str, dict[str, float | None]]
 
 
@@ -88,8 +106,65 @@ class FoundSink(TypedDict):
     heads: dict[str, dict[str, float | None]]
 
 
+class MetricsSideBySide(TypedDict):
+    """Concentration, outliers and need of the sink: by head and by layer, each by its name, and how they correlate."""
+
+    statement: str
+    heads: dict[str, dict[str, float | None]]
+    layers: dict[str, dict[str, float | None]]
+    correlations: list[dict[str, object]]
+    quiet: list[str]
+    needy: list[str]
+    threshold: float
+    minimal_effect: float
+    texts: int
+    unit: str
+
+
+class Strongest(TypedDict):
+    """A position, or a token wherever it stands, and the head that gives it most."""
+
+    weight: float
+    head: str
+    token: int | None
+    position: int | None
+
+
+class Arrangement(TypedDict):
+    """The texts as they are, or changed so that the sink can move: shares by head, and the change of the loss."""
+
+    name: str
+    first_token_at: int | None
+    at_place: list[float | None]
+    at_first_token: list[float | None]
+    strongest: list[Strongest]
+    tokens: list[Strongest]
+    loss: Difference | None
+    scored: int
+
+
+class SinkLocation(TypedDict):
+    """Where the sink goes when it is hidden or its token moved, by condition."""
+
+    statement: str
+    place: int | str
+    head: str
+    heads: list[str]
+    conditions: dict[str, Arrangement]
+    left_out: dict[str, str]
+    secondary: list[int]
+    threshold: float
+    texts: int
+    unit: str
+    follows: str | None
+
+
 class CausesSummary(TypedDict):
-    """``summary.json`` of ``sinklab causes``, and the entry ``causes`` of that of an audit; experiments add sections."""
+    """``summary.json`` of ``sinklab causes``, and the entry ``causes`` of that of an audit.
+
+    Experiments add sections, of which pages show two as tables: ``read_outs`` and ``location``; ``null`` where the budget has
+    none.
+    """
 
     heads: list[ExaminedHead]
     counts: dict[str, int]
@@ -107,3 +182,5 @@ class CausesSummary(TypedDict):
     budget: str
     variants: list[str]
     text: NotRequired[str]
+    read_outs: NotRequired[MetricsSideBySide | Refused | None]
+    location: NotRequired[SinkLocation | Refused | None]

@@ -10,8 +10,10 @@ __all__ = [
     "OriginEdit",
     "OriginFound",
     "OriginHead",
+    "OriginNorms",
     "OriginSummary",
     "OriginUnit",
+    "OriginWeight",
 ]
 
 
@@ -36,6 +38,27 @@ class OriginEdit(TypedDict):
     weight_kept: Difference | None
     spike: float
     spike_kept: Difference
+
+
+class OriginNorms(TypedDict):
+    """Norms of the residual stream in front of each block, at the place and at the other tokens."""
+
+    place: list[float]
+    others: list[float]
+
+
+class OriginWeight(TypedDict):
+    """A part of a parameter behind a unit: its norm, absolute and over the median, and its largest entry."""
+
+    unit: int
+    parameter: str
+    part: str
+    role: str
+    norm: float
+    times_median: float
+    channel: int
+    value: float
+    rank: int
 
 
 class OriginHead(TypedDict):
@@ -67,7 +90,7 @@ class OriginFound(TypedDict):
     peak: float
     pull: float | None
     pull_lost: Difference | None
-    norms: dict[str, list[float]]
+    norms: OriginNorms
     norm: float | None
     rest: float | None
     error: float | None
@@ -77,7 +100,7 @@ class OriginFound(TypedDict):
     unit_kind: str | None
     num_units: int | None
     units: list[OriginUnit]
-    weights: list[dict[str, object]]
+    weights: list[OriginWeight]
     weight: float | None
     uniform: float | None
     weight_by_block: list[float | None]

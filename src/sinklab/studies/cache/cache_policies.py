@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 import torch
@@ -22,7 +22,7 @@ from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.registry import policies as policy_registry
 from sinklab.results.metric import LOSS, Coordinates, Metric, Row
 from sinklab.results.run import Progress, silent
-from sinklab.results.summaries.cache import Comparison, PolicyEntry
+from sinklab.results.summaries.cache import Comparison, LeftOut, PolicyEntry
 from sinklab.results.summaries.shared import Difference
 from sinklab.results.table import make_table
 from sinklab.sinks import Sinks
@@ -105,7 +105,7 @@ def compared(
         )
     trained = trained_length(loaded.model)
     first = scored_from(loaded, length, held)
-    left_out: list[dict[str, str]] = []
+    left_out: list[LeftOut] = []
     measured: list[_Measured] = []
     plan = list(plan_policies(loaded, rows, names, budgets, sinks, found, bos, left_out, briefly=briefly))
     for number, (policy, budget) in enumerate(plan, start=1):
@@ -116,7 +116,7 @@ def compared(
                 _require_positions(loaded, length)
             measured.append(_measure(loaded.model, rows, policy, budget, first, report))
         except (ConfigurationError, UnsupportedModelError) as error:
-            left_out.append(left_out_row(policy.name, str(error)) | {"label": label(policy)})
+            left_out.append({**left_out_row(policy.name, str(error)), "label": label(policy)})
     if not measured:
         raise UnsupportedModelError(
             f"no policy can be had with {loaded.name}; {left_out[0]['policy'] if left_out else 'none'}: "
@@ -189,7 +189,7 @@ def _summary(
     rows: Tensor,
     measured: list[_Measured],
     timed: list[Decoding],
-    left_out: list[dict[str, str]],
+    left_out: list[LeftOut],
     first: int,
     trained: int | None,
     budgets: Sequence[int],
@@ -282,7 +282,7 @@ def _completed(sampled: Tensor, reference: Tensor, first: int, edges: Sequence[i
     return result
 
 
-def _no_advice(by_sinks: dict[int, dict[int, Tensor]], left_out: Sequence[Mapping[str, str]]) -> str:
+def _no_advice(by_sinks: dict[int, dict[int, Tensor]], left_out: Sequence[LeftOut]) -> str:
     have = sorted({number for sizes in by_sinks.values() for number in sizes})
     refused = dict.fromkeys(entry["reason"] for entry in left_out if entry["policy"] in ("window", "sink_window"))
     if not have and refused:

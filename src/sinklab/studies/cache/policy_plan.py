@@ -13,6 +13,7 @@ from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy
 from sinklab.registry import policies as policy_registry
+from sinklab.results.summaries.cache import LeftOut
 from sinklab.sinks import Sinks, find_sinks
 
 __all__ = ["checked_budgets", "checked_names", "default_length", "label", "left_out_row", "plan_policies", "scored_from"]
@@ -81,7 +82,7 @@ def plan_policies(
     sinks: Sequence[int],
     found: Sinks | None,
     bos: bool,
-    left_out: list[dict[str, str]],
+    left_out: list[LeftOut],
     *,
     briefly: bool = False,
 ) -> Iterator[tuple[Policy, int | None]]:
@@ -158,7 +159,7 @@ def _settings(
         yield {}
 
 
-def left_out_row(name: str, reason: str) -> dict[str, str]:
+def left_out_row(name: str, reason: str) -> LeftOut:
     """Why a policy is not compared."""
     return {"policy": name, "label": name, "reason": reason}
 

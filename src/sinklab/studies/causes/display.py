@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sinklab.results.run import Result
-from sinklab.results.summaries.causes import ExaminedGroup, ExaminedHead, Labelled
+from sinklab.results.summaries.causes import Effect, ExaminedGroup, ExaminedHead, Labelled
 
 __all__ = ["display"]
 
@@ -93,8 +93,8 @@ def _beside_alone(group: ExaminedGroup, domain: str) -> str:
     return f"{alone}; an output of 0 costs {more['mean']:+z.4f} [{more['low']:+z.4f}, {more['high']:+z.4f}] more at once"
 
 
-def _effect(effect: Mapping[str, float] | None) -> str:
-    if effect is None or effect["mean"] is None:
+def _effect(effect: Effect | None) -> str:
+    if effect is None:
         return "–"
     interval = f"[{effect['low']:+z.4f}, {effect['high']:+z.4f}]"
     return f"{effect['mean']:+z.4f} {escape(interval)}"

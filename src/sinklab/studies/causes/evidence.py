@@ -11,6 +11,7 @@ import numpy as np
 from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.results.intervals import Interval, means_over_items
 from sinklab.results.statistics import shortfall
+from sinklab.results.summaries.causes import Effect
 from sinklab.studies.causes.effects import Edited, Effects
 
 __all__ = ["RARE", "Contrast", "Evidence", "benjamini_hochberg", "contrasts_of", "evidence_of", "least_texts"]
@@ -31,9 +32,9 @@ class Contrast:
     interval: Interval
     p: float
 
-    def to_dict(self) -> dict[str, float]:
+    def to_dict(self) -> Effect:
         """For JSON."""
-        return {**self.interval.to_dict(), "p": self.p}
+        return {"mean": self.interval.mean, "low": self.interval.low, "high": self.interval.high, "p": self.p}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Generic
+from typing import Generic, cast, get_args
 
 import numpy as np
 
 from sinklab.errors import ConfigurationError
+from sinklab.results.summaries.causes import Effect, Label
 from sinklab.sinks import Sinks
 from sinklab.studies.causes.effects import Edited, Effects
 from sinklab.studies.causes.evidence import Contrast, Evidence, benjamini_hochberg, contrasts_of, evidence_of, least_texts
@@ -27,7 +28,7 @@ __all__ = [
     "texts_needed",
 ]
 
-LABELS = ("semantic", "constant", "dormant", "broadcast", "unneeded", "switch", "broadcast-switch", "mixed", "undecided")
+LABELS: tuple[Label, ...] = get_args(Label)
 
 MINIMAL_EFFECT = 0.01
 """In nats; 1 % of perplexity. Models of many heads have a smaller one (:mod:`~sinklab.studies.causes.threshold`)."""
@@ -69,7 +70,7 @@ class HeadLabel(Generic[Edited]):
     """
 
     head: Edited
-    label: str
+    label: Label
     by_domain: dict[str, str]
     needs_sink: dict[str, str]
     p: dict[str, dict[str, float]]
@@ -88,7 +89,7 @@ class HeadLabel(Generic[Edited]):
             "within": self.within,
         }
 
-    def evidence_dict(self) -> dict[str, dict[str, dict[str, float]]]:
+    def evidence_dict(self) -> dict[str, dict[str, Effect]]:
         """The evidence for JSON: by contrast and domain."""
         return {
             name: {domain: contrast.to_dict() for domain, contrast in domains.items()}
@@ -255,14 +256,14 @@ class _Decided:
         return (rule for rule, decided in zip(self.rules, self.decided[head, domain], strict=True) if decided)
 
 
-def overall(by_domain: Mapping[str, str]) -> str:
+def overall(by_domain: Mapping[str, str]) -> Label:
     """The label of a head, from those that it has in every domain."""
     labels = set(by_domain.values())
     if len(labels) > 1:
         halves = {"switch": {"semantic", "dormant"}, "broadcast-switch": {"semantic", "broadcast"}}
         labels = {part for label in labels for part in halves.get(label, {label})}
     if len(labels) == 1 or "undecided" in labels:
-        return labels.pop() if len(labels) == 1 else "undecided"
+        return cast(Label, labels.pop()) if len(labels) == 1 else "undecided"
     if labels == RESTING:
         return "broadcast"
     if "semantic" in labels and labels - {"semantic"} <= RESTING:

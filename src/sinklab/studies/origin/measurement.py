@@ -18,7 +18,7 @@ from sinklab.models.loading import LoadedModel
 from sinklab.results.intervals import Interval, mean_over_items
 from sinklab.results.metric import Row
 from sinklab.results.run import Progress, silent
-from sinklab.results.summaries.origin import OriginEdit, OriginFound, OriginHead, OriginSummary, OriginUnit
+from sinklab.results.summaries.origin import OriginEdit, OriginFound, OriginHead, OriginSummary, OriginUnit, OriginWeight
 from sinklab.results.summaries.shared import Difference
 from sinklab.results.table import make_table
 from sinklab.sinks import Sink, Sinks
@@ -29,7 +29,7 @@ from sinklab.studies.origin.rows import origin_rows
 from sinklab.studies.origin.structure import Block, Structure, Sublayer, find_structure
 from sinklab.studies.origin.tracing import Birth, Growth, Place, birth_of, measure_growth, spike_places
 from sinklab.studies.origin.words import sentences, verdict
-from sinklab.studies.origin.writers import Writer, writer_of
+from sinklab.studies.origin.writers import Weight, Writer, writer_of
 
 __all__ = ["ROWS_AT_ONCE", "Located", "decoded", "locate_origins", "origin_section", "require_settings"]
 
@@ -433,7 +433,6 @@ def _entry(
 ) -> OriginFound:  # fmt: skip
     blocks = setting.structure.blocks
     embedded = by != "none" and sublayer is None
-    norms = {"place": at, "others": setting.others}
     by_block: list[float | None] = []
     for block in blocks:
         inside = [values for label, values in clean.weights.items() if setting.block_of(label) == block.number]
@@ -453,7 +452,7 @@ def _entry(
         "peak": birth.peak,
         "pull": None if pull is None else pull[0],
         "pull_lost": None if pull is None or pull[1] is None else _interval(pull[1]),
-        "norms": {name: setting.growth.means(mask, blocks=True).nanmean(0).tolist() for name, mask in norms.items()},
+        "norms": {"place": _by_block(setting, at), "others": _by_block(setting, setting.others)},
         "norm": None if split is None else split.norm,
         "rest": None if split is None else split.rest,
         "error": None if split is None else split.error,
@@ -473,10 +472,21 @@ def _entry(
         "verdict": "",
     }
     if writer is not None and split is not None:
-        entry["weights"] = [
-            {"unit": part.unit, **dataclasses.asdict(weight)} for part in split.parts for weight in writer.weights(part.unit)
-        ]
+        entry["weights"] = [_weight(part.unit, weight) for part in split.parts for weight in writer.weights(part.unit)]
     return entry
+
+
+def _by_block(setting: _Setting, mask: Tensor) -> list[float]:
+    """Mean norm in front of each block at the tokens of a mask, ``(samples, seq_len)``."""
+    norms: list[float] = setting.growth.means(mask, blocks=True).nanmean(0).tolist()
+    return norms
+
+
+def _weight(unit: int, weight: Weight) -> OriginWeight:
+    return {
+        "unit": unit, "parameter": weight.parameter, "part": weight.part, "role": weight.role, "norm": weight.norm,
+        "times_median": weight.times_median, "channel": weight.channel, "value": weight.value, "rank": weight.rank,
+    }  # fmt: skip
 
 
 def _unit(part: Part) -> OriginUnit:
