@@ -279,6 +279,19 @@ class TestShow:
     def test_an_unknown_name(self):
         assert "Did you mean 'entropy'" in run("show", "entropi", status=2).stderr
 
+    @pytest.mark.parametrize("name", ["embedded:softmax", "openai-community/gpt2", "checkpoint"])
+    def test_show_of_a_model_says_what_to_do_with_it(self, name, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "checkpoint").mkdir()
+        (tmp_path / "checkpoint" / "config.json").write_text("{}")
+        assert run("show", name, status=2).stderr == (
+            f"error: '{name}' is a model, and this says what plug-ins and metrics are. 'sinklab audit {name}' measures it; in "
+            f"Python sinklab.show('{name}', TEXT) draws its heads\n"
+        )
+
+    def test_show_of_a_directory_without_a_model_is_of_nothing(self, tmp_path):
+        assert run("show", tmp_path, status=2).stderr == f"error: nothing is called '{tmp_path}'. See: sinklab list\n"
+
 
 class TestTop:
     def test_version(self):

@@ -74,7 +74,7 @@ def describe(name: str) -> list[Description]:
     """The plug-ins (of any kind) called ``name``, or the probes and read-outs with a metric of that name.
 
     Raises:
-        UnknownNameError: nothing is called so; the message suggests the nearest name.
+        UnknownNameError: nothing is called so; the message suggests the nearest name, or what can be done with a model.
     """
     descriptions = [_read(registry.kind, plural, name) for plural, registry in KINDS.items() if name in registry]
     if not descriptions:
@@ -82,12 +82,23 @@ def describe(name: str) -> list[Description]:
         declared = metrics()
         if name in declared:
             descriptions = [_metric(declared[name])]
+        elif _is_model(name):
+            raise UnknownNameError(
+                f"{name!r} is a model, and this says what plug-ins and metrics are. 'sinklab audit {name}' measures it; in "
+                f"Python sinklab.show({name!r}, TEXT) draws its heads"
+            )
         else:
             known += declared
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise UnknownNameError(f"nothing is called {name!r}.{hint} See: sinklab list")
     return descriptions
+
+
+def _is_model(name: str) -> bool:
+    """Whether a name is that of an embedded model, of a checkpoint in a directory, or of one on the hub."""
+    folder = Path(name)
+    return (folder / "config.json").is_file() if folder.is_dir() else name.startswith("embedded:") or "/" in name
 
 
 def _metric(declared: Declared) -> Description:
