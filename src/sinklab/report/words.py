@@ -279,9 +279,8 @@ def rest_sentence(audit: Audit) -> str:
         parts.append(audit.summary["tier"])
     if audit.numbers.main:
         parts.append(condition_name(*audit.numbers.main, audit.summary))
-    for key in ("dtype",):
-        if audit.run.get(key):
-            parts.append(str(audit.run[key]))
+    if audit.run.get("dtype"):
+        parts.append(str(audit.run["dtype"]))
     if is_number(config.get("seed")):
         parts.append(f"seed {config['seed']}")
     return " · ".join(parts)

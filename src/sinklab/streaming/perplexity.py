@@ -23,6 +23,9 @@ from sinklab.streaming.reader import open_reader
 
 __all__ = ["Decoding", "Estimate", "decoding", "estimate", "losses", "unit_means"]
 
+CHUNK = 64
+"""Tokens of a row that are read at once."""
+
 LOGITS_AT_ONCE = 2**26
 """Logits that are held at once: 256 MiB in float32."""
 
@@ -36,7 +39,7 @@ def losses(
     policy: PolicySpec,
     *,
     first: int = 1,
-    chunk: int = 64,
+    chunk: int = CHUNK,
     quantized: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
@@ -147,7 +150,6 @@ def decoding(
     *,
     steps: int = 128,
     warm_up: int = 16,
-    chunk: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Decoding]:
     """Time single-token steps at the end of a text, under several policies by turns, so that a busy machine slows all alike.
@@ -167,11 +169,11 @@ def decoding(
         raise InputError(
             f"decoding is timed on one row of more than {warm_up} + {steps} tokens; got {len(tokens)} of {tokens.shape[1]}"
         )
-    readers = [open_reader(model, policy, chunk=chunk) for policy in policies]
+    readers = [open_reader(model, policy, chunk=CHUNK) for policy in policies]
     begin, length = tokens.shape[1] - warm_up - steps, tokens.shape[1]
     for reader in readers:
-        for start in range(max(0, begin - reader.policy.max_held(begin)), begin, chunk):
-            reader.pass_over(tokens[:, start : min(start + chunk, begin)])
+        for start in range(max(0, begin - reader.policy.max_held(begin)), begin, CHUNK):
+            reader.pass_over(tokens[:, start : min(start + CHUNK, begin)])
     times: list[list[float]] = [[] for _ in readers]
     device = input_device(model)
     for position in range(begin, length):

@@ -19,6 +19,9 @@ from sinklab.studies.backcopy.problem import BackcopyProblem
 
 __all__ = ["BY_HEAD", "BY_LAYER", "BackcopyNumbers", "HeadNumbers", "evaluate", "risks"]
 
+EVALUATION_SEED = 1_000_003
+"""Seed of the evaluated samples; seeds of training are small numbers."""
+
 _GUO = "Guo et al. 2024 (arXiv 2410.13835)"
 
 BY_HEAD: dict[str, Metric] = {
@@ -150,19 +153,16 @@ def risks(model: SinkLM, problem: BackcopyProblem, tokens: Tensor) -> tuple[Tens
 
 
 @torch.no_grad()
-def evaluate(
-    model: SinkLM, problem: BackcopyProblem, samples: int = 128, seed: int = 1_000_003, *, knock_out: bool = False
-) -> BackcopyNumbers:
+def evaluate(model: SinkLM, problem: BackcopyProblem, samples: int = 128, *, knock_out: bool = False) -> BackcopyNumbers:
     """Evaluate a model on fresh samples.
 
     Args:
         samples: how many.
-        seed: of these; seeds of training are small numbers.
         knock_out: measure the excess without each head in turn, too.
     """
     was_training = model.training
     model.eval()
-    tokens = problem.draw(samples, torch.Generator().manual_seed(seed))[:, :-1]
+    tokens = problem.draw(samples, torch.Generator().manual_seed(EVALUATION_SEED))[:, :-1]
     probe = HeadNumbers(problem.is_trigger(tokens), model.tokens_in_front)
     # Of a model that diverged there is nothing to verify; its numbers are no numbers, and say so.
     sound = bool(model(tokens, use_cache=False).logits.isfinite().all())

@@ -26,7 +26,7 @@ from sinklab.results.summaries.cache import Comparison, LeftOut, PolicyEntry
 from sinklab.results.summaries.shared import Difference
 from sinklab.results.table import make_table
 from sinklab.sinks import Sinks
-from sinklab.streaming.perplexity import Decoding, Estimate, decoding, estimate, losses
+from sinklab.streaming.perplexity import Decoding, decoding, estimate, losses
 from sinklab.streaming.rotation import read_rotations
 from sinklab.studies.cache.policy_plan import label, left_out_row, plan_policies, scored_from
 from sinklab.studies.cache.recommendation import recommend
@@ -304,10 +304,6 @@ def _num_sinks(policy: Policy) -> int | None:
         return len(policy.pinned)
     number = getattr(policy, "num_sinks", None)
     return number if isinstance(number, int) else None
-
-
-def _estimated(name: str, estimate: Estimate) -> dict[str, object]:
-    return {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
 def _difference(part: Tensor, other: Tensor | None) -> Difference | None:

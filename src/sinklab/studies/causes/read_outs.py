@@ -170,7 +170,6 @@ def read_outs(
     *,
     threshold: float = 0.3,
     minimal_effect: float = 0.01,
-    level: float = 0.95,
     batch_size: int = 16,
 ) -> ReadOuts:
     """Set concentration, outliers and usefulness side by side, with their rank correlations over heads and over layers.
@@ -178,8 +177,8 @@ def read_outs(
     Weight concentration, activation outliers and functional usefulness are related and not the same: norms at the ends of
     sublayers bound outliers and leave sinks (Sun et al. 2026, arXiv 2603.05498), softmax plus one takes sinks away and leaves
     outliers (Kaul et al. 2024, arXiv 2410.17174), gates on values shrink activations and leave sinks (Qiu et al. 2025, arXiv
-    2505.06708). The interval of a correlation resamples heads (layers), 2,000 times; with few of them it is wide, and so it
-    should be.
+    2505.06708). The 95 % interval of a correlation resamples heads (layers), 2,000 times; with few of them it is wide, and so
+    it should be.
 
     Args:
         samples: for the outliers.
@@ -187,7 +186,6 @@ def read_outs(
         effects: with the variants ``hide`` or ``redirect`` or both; means are taken over texts and domains.
         threshold: concentration from which on a head has its sink there.
         minimal_effect: change of the loss that counts as a need, in the unit of the effects.
-        level: of the intervals.
 
     Raises:
         ConfigurationError: no sink, effects with neither variant, or of a head that the sink was not measured in.
@@ -232,7 +230,7 @@ def read_outs(
         by_head=by_head,
         layers=[site.layer for site in sites],
         by_layer=by_layer,
-        correlations=[*_correlations(by_head, "heads", level), *_correlations(by_layer, "layers", level)],
+        correlations=[*_correlations(by_head, "heads"), *_correlations(by_layer, "layers")],
         quiet=[
             head for head, sinks_there, cost in zip(heads, strong, need, strict=True) if sinks_there and cost < minimal_effect
         ],
@@ -306,7 +304,7 @@ def _kurtosis(values: Tensor) -> float:
     return float(centred.pow(4).mean()) / variance**2 if variance else float("nan")
 
 
-def _correlations(values: dict[str, np.ndarray], over: str, level: float) -> list[Correlation]:
+def _correlations(values: dict[str, np.ndarray], over: str) -> list[Correlation]:
     """Of all pairs of metrics but those of one kind: the two of outliers, the two of usefulness."""
     import scipy.stats
 
@@ -320,7 +318,7 @@ def _correlations(values: dict[str, np.ndarray], over: str, level: float) -> lis
         rho = low = high = float("nan")
         if len(left) > 2 and np.ptp(left) and np.ptp(right):
             rho = float(scipy.stats.spearmanr(left, right).statistic)
-            low, high = np.nanquantile(_resampled(left, right), [(1 - level) / 2, (1 + level) / 2])
+            low, high = np.nanquantile(_resampled(left, right), [0.025, 0.975])
         listed.append(Correlation(first, second, over, rho, float(low), float(high), len(left)))
     return listed
 

@@ -15,6 +15,9 @@ __all__ = ["Judgement", "Verdict", "effective_length", "judge", "useful_context"
 
 Verdict = Literal["yes", "no", "undecided"]
 
+MINIMAL_GAIN = 0.01
+"""Mean paired gain, in the unit of the score, from which a longer context is of use."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
@@ -88,18 +91,18 @@ def effective_length(curves: Mapping[str, Sequence[tuple[int, np.ndarray]]], *, 
     return {policy: _last(curve, threshold) for policy, curve in means.items()}
 
 
-def useful_context(curve: Sequence[tuple[int, np.ndarray]], *, minimal_gain: float = 0.01, level: float = 0.95) -> int:
+def useful_context(curve: Sequence[tuple[int, np.ndarray]]) -> int:
     """The longest context that was of use: each one up to it raised the score over the one before.
 
-    A longer context is of use if the paired gain is ``minimal_gain`` or more on average and its interval is above 0.
+    A longer context is of use if the paired gain is :data:`MINIMAL_GAIN` or more on average and its 95 % interval is above 0.
 
     Args:
         curve: (tokens of context, one score an item, larger is better), contexts ascending.
     """
     highest = curve[0][0]
     for (_, before), (context, after) in pairwise(curve):
-        gain = mean_over_items(after - before, level=level)
-        if gain.mean < minimal_gain or gain.low <= 0.0:
+        gain = mean_over_items(after - before)
+        if gain.mean < MINIMAL_GAIN or gain.low <= 0.0:
             break
         highest = context
     return highest

@@ -167,9 +167,9 @@ def run_probes(
 
 
 @torch.inference_mode()
-def sample_losses(model: PreTrainedModel, samples: Samples, *, batch_size: int | None = None) -> Tensor:
+def sample_losses(model: PreTrainedModel, samples: Samples) -> Tensor:
     """The loss of every scored position of every sample in nats, float32 ``(samples, positions)``; NaN where none is taken."""
-    size = batch_size or max(1, TOKENS_PER_BATCH // (samples.positions or UNKNOWN_POSITIONS))
+    size = max(1, TOKENS_PER_BATCH // (samples.positions or UNKNOWN_POSITIONS))
     losses = []
     for batch in samples.batches(size):
         logits, targets = scored_pairs(model(**forward_arguments(model, batch, full_logits=True)).logits, batch)

@@ -81,12 +81,10 @@ class RetrievalNumbers:
 
 
 @torch.no_grad()
-def evaluate_retrieval(
-    model: TriggerModel, problem: RetrievalProblem, samples: int = 1000, seed: int = EVALUATION_SEED
-) -> RetrievalNumbers:
+def evaluate_retrieval(model: TriggerModel, problem: RetrievalProblem, samples: int = 1000) -> RetrievalNumbers:
     """Run a model over fresh samples with the trigger at ``problem.position``."""
     at = problem.position
-    batch = problem.draw(samples, torch.Generator().manual_seed(seed), at)
+    batch = problem.draw(samples, torch.Generator().manual_seed(EVALUATION_SEED), at)
     outputs, (weights,), _ = model.with_weights(batch.inputs)
     weights = weights[:, 0, len(model.front) :, len(model.front) :]
     behind = weights[:, at + 1 :]

@@ -118,9 +118,9 @@ class TriggerNumbers:
 
 
 @torch.no_grad()
-def evaluate(model: TriggerModel, problem: TriggerProblem, samples: int = 1000, seed: int = EVALUATION_SEED) -> TriggerNumbers:
+def evaluate(model: TriggerModel, problem: TriggerProblem, samples: int = 1000) -> TriggerNumbers:
     """Run a model over fresh samples with a trigger at ``problem.position``; 1,000 of them in the paper."""
-    batch = problem.draw(samples, torch.Generator().manual_seed(seed), problem.position)
+    batch = problem.draw(samples, torch.Generator().manual_seed(EVALUATION_SEED), problem.position)
     outputs, per_layer, null_masses = model.with_weights(batch.inputs)
     weights = torch.stack(per_layer, dim=1)  # (batch, layers, heads, query, key)
     masses = [mass for mass in null_masses if mass is not None]
