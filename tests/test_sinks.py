@@ -17,7 +17,8 @@ from sinklab.attention.probe import Watcher
 from sinklab.errors import ConfigurationError, SessionError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.report.words import finding
-from sinklab.sinks import LEAST_SHARE, Head, Sink, SinkFinder, Sinks, find_sinks
+from sinklab.results.intervals import LEAST_SHARE
+from sinklab.sinks import Head, Sink, SinkFinder, Sinks, find_sinks
 from sinklab.sinks.places import Hits, enough_documents, places
 
 LOUD = 7

@@ -213,6 +213,10 @@ class TestMissing:
         assert "done</span> logits unchanged" in text
         assert "failed</span> calls" in text
 
+    def test_the_card_of_heads_states_the_rule_by_which_they_are_counted(self, audit_folder: Path) -> None:
+        card = next(card for card in cards(read_audit(audit_folder)) if card.label == "Heads that sink")
+        assert card.note == "in more than 10.0\u202f% of samples, with 95 % confidence, at position 0"
+
     def test_not_an_audit(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"run\.json is not there; is .* the output directory of a finished run"):
             write_report(tmp_path)

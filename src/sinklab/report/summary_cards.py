@@ -10,6 +10,7 @@ import numpy as np
 
 from sinklab.report.data import Audit
 from sinklab.report.words import loss_unit, number, percent, quote, sink_column, sink_name, sinks_of
+from sinklab.results.intervals import LEAST_SHARE, LEVEL
 
 __all__ = ["Card", "cards", "largest_by_layer", "mean_by_head", "part_cards", "share_of_sinking_heads"]
 
@@ -95,7 +96,7 @@ def cards(audit: Audit) -> list[Card]:
         Card(
             "Heads that sink",
             f"{number(heads[0])} of {number(heads[1])}" if heads else None,
-            f"more than 1 in 10 samples, with 95 % confidence, at {sink_name(audit)}",
+            f"in more than {percent(100 * LEAST_SHARE)} of samples, with {100 * LEVEL:g} % confidence, at {sink_name(audit)}",
         ),
         Card(
             "Loss",

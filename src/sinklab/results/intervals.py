@@ -12,7 +12,21 @@ import numpy as np
 
 from sinklab.errors import ConfigurationError
 
-__all__ = ["Interval", "function_over_items", "least_count_above", "mean_over_items", "means_over_items"]
+__all__ = [
+    "LEAST_SHARE",
+    "LEVEL",
+    "Interval",
+    "function_over_items",
+    "least_count_above",
+    "mean_over_items",
+    "means_over_items",
+]
+
+LEVEL = 0.95
+"""Confidence level of intervals where no other is given."""
+
+LEAST_SHARE = 0.1
+"""Share of documents that the interval of a sinking head must exceed: less often than in one of ten, it reads that text."""
 
 RESAMPLES = 10_000
 ROWS = 64
@@ -32,7 +46,7 @@ class Interval:
         return dataclasses.asdict(self)
 
 
-def mean_over_items(values: Sequence[float] | np.ndarray, *, level: float = 0.95, scale: float | None = None) -> Interval:
+def mean_over_items(values: Sequence[float] | np.ndarray, *, level: float = LEVEL, scale: float | None = None) -> Interval:
     """Mean of one number an item, with its bootstrap interval.
 
     The percentile interval is too short for few items by the factor ``sqrt(n / (n - 1))`` and by Student's t against the normal
@@ -51,7 +65,7 @@ def mean_over_items(values: Sequence[float] | np.ndarray, *, level: float = 0.95
     return means_over_items(np.asarray(values, dtype=np.float64)[None], level=level, scale=scale)[0]
 
 
-def means_over_items(values: np.ndarray, *, level: float = 0.95, scale: float | None = None) -> list[Interval]:
+def means_over_items(values: np.ndarray, *, level: float = LEVEL, scale: float | None = None) -> list[Interval]:
     """:func:`mean_over_items` of many numbers an item, which are resampled together.
 
     Args:
@@ -73,7 +87,7 @@ def means_over_items(values: np.ndarray, *, level: float = 0.95, scale: float | 
     return intervals
 
 
-def function_over_items(values: np.ndarray, function: Callable[[np.ndarray], np.ndarray], *, level: float = 0.95) -> Interval:
+def function_over_items(values: np.ndarray, function: Callable[[np.ndarray], np.ndarray], *, level: float = LEVEL) -> Interval:
     """A function of several means over the same items, such as their ratio, with its bootstrap interval.
 
     Items are resampled with all their numbers together, and the interval is widened as that of :func:`mean_over_items`.
@@ -104,7 +118,7 @@ def _resampled(count: int, level: float) -> tuple[np.ndarray, float]:
 
 
 @functools.cache
-def least_count_above(share: float, cases: int, *, level: float = 0.95) -> int:
+def least_count_above(share: float, cases: int, *, level: float = LEVEL) -> int:
     """The least number of cases that puts the whole interval of a share above some share.
 
     Wilson's score interval, which holds its level for few cases and shares near 0 and 1 (Brown, Cai and DasGupta 2001,

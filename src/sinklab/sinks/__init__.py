@@ -2,7 +2,7 @@
 
 from sinklab.sinks.finder import SinkFinder
 from sinklab.sinks.finding import find_sinks, weigh_sinks
-from sinklab.sinks.value import LEAST_SHARE, Head, Sink, SinkPlace, Sinks
+from sinklab.sinks.value import Head, Sink, SinkPlace, Sinks
 from sinklab.sinks.weights import SinkWeights
 
-__all__ = ["LEAST_SHARE", "Head", "Sink", "SinkFinder", "SinkPlace", "SinkWeights", "Sinks", "find_sinks", "weigh_sinks"]
+__all__ = ["Head", "Sink", "SinkFinder", "SinkPlace", "SinkWeights", "Sinks", "find_sinks", "weigh_sinks"]

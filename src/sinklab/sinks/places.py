@@ -8,8 +8,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from sinklab.results.intervals import least_count_above
-from sinklab.sinks.value import LEAST_SHARE
+from sinklab.results.intervals import LEAST_SHARE, least_count_above
 
 __all__ = ["LEAST_RATE", "Hits", "Place", "enough_documents", "places"]
 

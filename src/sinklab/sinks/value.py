@@ -18,13 +18,10 @@ from sinklab.attention.call import AttentionCall
 from sinklab.attention.chosen_keys import first_keys, keys_of_document
 from sinklab.errors import ConfigurationError
 
-__all__ = ["DEFINITION", "LEAST_SHARE", "PROXY", "Head", "Sink", "SinkPlace", "Sinks", "first_of_kind", "sink_at"]
+__all__ = ["DEFINITION", "PROXY", "Head", "Sink", "SinkPlace", "Sinks", "first_of_kind", "sink_at"]
 
 SinkPlace: TypeAlias = "int | Literal['null'] | Sink"
 """A position in the document, the null score, or a sink that was found elsewhere."""
-
-LEAST_SHARE = 0.1
-"""Share of documents that the interval of a sinking head must exceed: less often than in one of ten, it reads that text."""
 
 DEFINITION = (
     "percent of (document, head) in which the mean row-normalised weight on the key, over the queries that see it, exceeds the "
@@ -64,8 +61,8 @@ class Sink:
         rate: percent of (document, head) that have their sink there (:data:`DEFINITION`).
         mass: mean weight on it, over all heads and the queries that see it.
         heads: those with a rate above 0, strongest first, each with its rate.
-        sinking: how many of them sink there: the share of documents in which they do is above :data:`LEAST_SHARE` with its
-            whole 95 % interval; ``None`` where a place was given and not found.
+        sinking: how many of them sink there: the whole 95 % interval of the share of documents in which they do is above
+            :data:`~sinklab.results.intervals.LEAST_SHARE`; ``None`` where a place was given and not found.
         value_ratio: norm of the value that stands there over the mean norm of the document's other values, mean over its sinks:
             near 0 for a no-op, about 1 for a token like others; ``None`` where no value stands (null score) or all are 0, and
             of a group.

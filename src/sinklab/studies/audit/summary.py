@@ -15,7 +15,8 @@ from sinklab.models.lengths import length_warning
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, loss_kind
 from sinklab.report.words import bos_words, finding, percent
-from sinklab.sinks import LEAST_SHARE, Sink, Sinks
+from sinklab.results.intervals import LEAST_SHARE, LEVEL
+from sinklab.sinks import Sink, Sinks
 
 __all__ = ["Condition", "summarize"]
 
@@ -238,7 +239,7 @@ def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
     if main is not None:
         sentences.append(
             f"{summary['sink_heads']} of {heads} heads sink at {main.name}: in more than {percent(100 * LEAST_SHARE)} of "
-            f"samples like these {summary['samples']} of {summary['seq_len']} {unit}, with 95 % confidence."
+            f"samples like these {summary['samples']} of {summary['seq_len']} {unit}, with {100 * LEVEL:g} % confidence."
         )
         if main.kind == "position" and main.token is not None:
             sentences.append(f"The token there is {_mostly(main)}.")
