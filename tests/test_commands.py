@@ -54,6 +54,9 @@ def planted(
         tensors: For those who call it from Python.
         say: Told how it goes.
 
+    In Python:
+        Sizes may be tensors.
+
     Raises:
         ConfigurationError: never shown.
 
@@ -106,6 +109,8 @@ def test_help_comes_from_the_function(planted):
     assert "--out PATH Where it grows. By default grown/<model>." in shown
     assert not {"--progress", "--tensors", "--say"} & set(shown.split())
     assert "never shown" not in shown
+    assert "may be tensors" not in shown
+    assert "In Python" not in shown
     assert shown.endswith("Examples: sinklab planted rose --size 1,2")
 
 
@@ -185,6 +190,11 @@ def test_further_names_of_options_are_words():
     singular = {"--cache-bit", "--domain", "--layer", "--model", "--name", "--policy", "--probe", "--scheme", "--sink"}
     declared = {"--domains", "--tasks", "--text", "--windows", "-q"}
     assert {name for name in further if not name.startswith("--no-")} == singular | declared
+
+
+@pytest.mark.parametrize("name", commands.find_commands())
+def test_help_is_for_those_who_type_a_line(name):
+    assert "Python" not in CliRunner().invoke(app, [name, "--help"]).stdout.replace("Python source", "")
 
 
 def test_an_unknown_command_suggests_the_nearest():

@@ -150,7 +150,7 @@ def test_mass_that_is_missing_or_too_much_is_refused(lost):
     verify_statistics(call, statistics)
     statistics.column_sum = statistics.column_sum.clone()
     statistics.column_sum[1, 2, 7] += lost
-    message = r"layers\.0\.attention: the mass on keys and on nothing differs from the 37 units that its queries spend by 0\.02"
+    message = r"layers\.0\.attention: mass on keys and null mass differ from the 37 units that its queries spend by 0\.02"
     with pytest.raises(MeasurementError, match=message):
         verify_statistics(call, statistics)
 
@@ -192,7 +192,7 @@ def test_null_mass_counts_and_its_absence_proves_nothing():
     verify_statistics(call, statistics)
     unknown = dataclasses.replace(statistics, null_mass=None)
     verify_statistics(call, unknown)
-    with pytest.raises(MeasurementError, match="the mass on keys and on nothing"):
+    with pytest.raises(MeasurementError, match="mass on keys and null mass"):
         verify_statistics(dataclasses.replace(call, sink_scores=None), unknown)
     sigmoid = make_call(dtype=torch.float32, operation={"name": "sigmoid"})
     verify_statistics(sigmoid, column_statistics(sigmoid))  # rows that need not sum to one

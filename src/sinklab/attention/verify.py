@@ -98,7 +98,7 @@ def verify_statistics(call: AttentionCall, statistics: Statistics) -> None:
     """Check that no mass lies on padding and that every counted query has spent exactly one unit of it.
 
     Raises:
-        MeasurementError: padding received weight, or the mass on keys and on nothing does not add up to the number of queries.
+        MeasurementError: padding received weight, or mass on keys and null mass do not add up to the number of queries.
     """
     if statistics.column_sum is None:
         return
@@ -120,6 +120,6 @@ def verify_statistics(call: AttentionCall, statistics: Statistics) -> None:
     if worst > 0:
         difference = float((total - queries).abs().amax())
         raise MeasurementError(
-            f"{call.site.module}: the mass on keys and on nothing differs from the {int(queries.max())} units that its queries "
-            f"spend by {difference:.3g}; a query sees no key at all, or the statistics are wrong, so they are withheld"
+            f"{call.site.module}: mass on keys and null mass differ from the {int(queries.max())} units that its queries spend "
+            f"by {difference:.3g}; a query sees no key at all, or the statistics are wrong, so they are withheld"
         )

@@ -109,7 +109,7 @@ def option_names(function: Callable[..., object]) -> dict[str, str]:
 
 def read_docstring(text: str) -> tuple[str, dict[str, str], str]:
     """What a docstring in Google's style says: the description, what is under ``Args:`` by name, and the examples."""
-    heading = re.compile(r"^(Args|Attributes|Examples?|Next|Raises|Returns|Yields):$", re.MULTILINE)
+    heading = re.compile(r"^(Args|Attributes|Examples?|In Python|Next|Raises|Returns|Yields):$", re.MULTILINE)
     description, *rest = heading.split(_plain(text))
     sections = dict(zip(rest[::2], rest[1::2], strict=True))
     entries = re.split(r"^(\w+(?:, \w+)*): ?", _dedented(sections.get("Args", "")), flags=re.MULTILINE)

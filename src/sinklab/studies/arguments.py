@@ -159,6 +159,7 @@ def command(function: Any) -> Any:
     - With a :class:`WrittenTo` in the annotation of a path, the command line always writes a folder.
     - Every command has ``--quiet``; a function that takes ``quiet`` is given it.
     - ``Next:`` in the docstring says what a user does next; see :func:`sinklab.cli.following.next_line`.
+    - ``In Python:`` in the docstring says what a line cannot give; help does not show it.
     - What only Python can give (a callback, a tensor) is no option; ``say`` is handed in too, and prints a sentence on stderr.
     - With :data:`WHOLE` in its annotation a list is taken as it is given: one part each time, whatever commas are in it.
     - A :class:`~sinklab.results.run.Result` or :class:`~sinklab.results.run.Listing` is shown, and gives the command

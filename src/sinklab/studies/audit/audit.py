@@ -72,7 +72,10 @@ def audit(
         certificate: Certify on a few samples which heads could not be silent without their sink (docs/theory.md).
         causes: Find out what every head does with the sink, by taking it away (docs/causes.md); a minute or more.
         origin: Find out where the sinks are born, and what goes without it (docs/origin.md).
-        out: Output directory, whole or not at all; a result in Python is written nowhere without it.
+        out: Output directory, whole or not at all.
+
+    In Python:
+        Without ``out`` nothing is written; the page is in the result.
 
     Raises:
         SinklabError: see the errors of loading, corpora and sessions.

@@ -82,10 +82,9 @@ def find_causes(
     asked for, with the reason. Beside the label stands whether a head needs its sink. docs/causes.md has the rules.
 
     Args:
-        model: embedded:softmax, embedded:sigmoid, a directory, or a hub id; from Python also a model in memory, and with
-            ``samples`` any module.
+        model: embedded:softmax, embedded:sigmoid, a directory, or a hub id.
         heads: Heads to examine, written layer.head from 0 with commas between, or all; 0.0+3.1 edits two at once, after each
-            alone, and layers all of each layer; from Python also pairs, and lists of pairs for groups.
+            alone, and layers all of each layer.
         together: Edit all heads of a label at once too, of each but semantic: heads that can stand in for each other.
         sink: Where the sink is: auto finds it, a position of the document, null for the null score, or none (heads are then
             zeroed).
@@ -105,6 +104,10 @@ def find_causes(
         batch_size: Texts a forward pass.
         out: Directory for report.html, summary.json, table.parquet and run.json, whole or not at all.
         say: called with a sentence: how long it will take.
+
+    In Python:
+        ``model`` may be one in memory, and with ``samples`` any module; ``heads`` may be pairs of layer and head, and lists of
+        pairs for groups.
 
     Raises:
         SinklabError: see the errors of loading and corpora. No sink, heads that are not there, an error rate that so few texts

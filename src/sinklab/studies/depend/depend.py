@@ -76,7 +76,7 @@ def depend(
     visible and hidden; --cross takes every combination. docs/scores-that-depend-on-the-sink.md has the rules.
 
     Args:
-        tasks: From 'sinklab list tasks', with settings if need be: needle:corpus=FILE; or lm_eval:TASK. From Python also tasks.
+        tasks: From 'sinklab list tasks', with settings if need be: needle:corpus=FILE; or lm_eval:TASK.
         bos: Beginning-of-sequence tokens in front: auto (what the tokenizer does), none, one, two; or several.
         visibility: Of the sink, away from the reference, where both are measured: visible, hidden.
         policies: What to run besides the two that are compared: full, 8+1016 (sinks+window), or a name with settings; by
@@ -90,6 +90,9 @@ def depend(
         level: Of all intervals.
         out: Directory for table.parquet, summary.json, run.json and plots; a run that was killed goes on from what it had done.
         say: called with a sentence: how many cells there are, and how long they take.
+
+    In Python:
+        ``tasks`` may be objects too.
 
     Raises:
         SinklabError: see the errors of loading, tasks and policies. A policy other than the two compared that the model

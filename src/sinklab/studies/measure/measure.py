@@ -63,8 +63,11 @@ def measure(
     """Run chosen probes over a model. With --json: one row of the table a line.
 
     Args:
-        probes: Names from 'sinklab list probes', with settings if need be: entropy:sink_position=2. From Python also probes.
+        probes: Names from 'sinklab list probes', with settings if need be: entropy:sink_position=2.
         out: Directory for table.parquet and run.json; nothing is written without.
+
+    In Python:
+        ``probes`` may be objects too.
 
     Returns:
         The table is the answer; there is no summary.

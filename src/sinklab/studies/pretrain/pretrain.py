@@ -34,14 +34,16 @@ def pretrain(
     Fields for --set: sinklab show RECIPE. What comes out: sinklab audit OUT/model.
 
     Args:
-        recipe: A name from 'sinklab list recipes', FILE.py[:FUNCTION], or the run.json or YAML of a run; in Python also a
-            configuration.
+        recipe: A name from 'sinklab list recipes', FILE.py[:FUNCTION], or the run.json or YAML of a run.
         changes: Change a field, such as training.steps=500; repeatable.
         out: Output directory; by default sinklab-runs/<recipe>.
         resume: Go on with the run in the output directory, if there is one.
         init_from: Start from the weights of a run, a checkpoint or a model; its operation may differ.
         overwrite: Replace an earlier run in the output directory.
         cache: Directory for encoded text, shared by runs; by default ~/.cache/sinklab.
+
+    In Python:
+        ``recipe`` may be a configuration.
 
     Raises:
         ConfigurationError: fields that cannot take effect here, or a run to resume that has another configuration.

@@ -36,8 +36,7 @@ def sweep(
     diverges is a result. Status 1: cells failed, and the others' results are kept.
 
     Args:
-        recipe: A name from 'sinklab list recipes', FILE.py[:FUNCTION], or the run.json or YAML of a run; in Python also a
-            configuration.
+        recipe: A name from 'sinklab list recipes', FILE.py[:FUNCTION], or the run.json or YAML of a run.
         grid: Values of a field, in YAML; repeatable, all combinations are run. The last parts of a path will do where they name
             one field; lr, operation, position, optimizer, schedule, layers, heads and context are short names.
         seeds: Run every combination with each of these seeds (of initialisation and data); both ends included; by default the
@@ -47,6 +46,9 @@ def sweep(
         ray: Run on a Ray cluster; the output directory must be shared by its nodes.
         resume: Go on with the sweep in the output directory; what has ended is kept.
         cache: Directory for encoded text; by default ~/.cache/sinklab, with --ray OUT/cache.
+
+    In Python:
+        ``recipe`` may be a configuration.
 
     Raises:
         ConfigurationError, InputError: as :func:`~sinklab.jobs.driver.run_sweep`, which also takes values that are no text.
