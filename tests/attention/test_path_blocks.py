@@ -372,7 +372,7 @@ def test_no_tensor_has_the_size_of_the_score_matrix():
 def test_counts_are_those_of_the_mask():
     for visible in masks().values():
         whole = visible.expand(2, 4, 50, 50)
-        plan = row_plan.Plan(*tensors()[:2], visible[(None,) * (4 - visible.ndim)], False, torch.float64)
+        plan = row_plan.RowPlan(*tensors()[:2], visible[(None,) * (4 - visible.ndim)], False, torch.float64)
         for sample in range(2):
             found = torch.zeros(4, 50, 50, dtype=torch.bool)
             counts = torch.zeros(4, 50, 1, dtype=torch.float64)

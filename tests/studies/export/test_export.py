@@ -22,7 +22,7 @@ from sinklab.registry import policies
 from sinklab.results.table import read_run, write_json
 from sinklab.streaming.perplexity import losses
 from sinklab.studies.cache.long_texts import long_texts
-from sinklab.studies.export.base import Plan, engines, exported
+from sinklab.studies.export.base import ExportPlan, engines, exported
 from sinklab.studies.export.chosen import plan_of, require_advice
 from sinklab.studies.export.display import display_exports
 from sinklab.studies.export.writing import advised_exports, checked_engines, exports_of
@@ -47,8 +47,8 @@ SPECS = [
 ]  # fmt: skip
 
 
-def plan(spec: str, quantized: str | None = None, *, bos: bool = True, model: str = "org/model") -> Plan:
-    return Plan(model, None, bos, policies.make(spec), quantized, ("Found out.",), 0.25)
+def plan(spec: str, quantized: str | None = None, *, bos: bool = True, model: str = "org/model") -> ExportPlan:
+    return ExportPlan(model, None, bos, policies.make(spec), quantized, ("Found out.",), 0.25)
 
 
 def answers(engine: str, spec: str, quantized: str | None = None) -> dict[str, str]:

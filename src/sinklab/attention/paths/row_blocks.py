@@ -15,7 +15,7 @@ from torch import Tensor
 from sinklab.attention.matmul_precision import fast_float32
 from sinklab.attention.operation import Operation
 from sinklab.attention.paths.row_kernel import RowKernel, Rows
-from sinklab.attention.paths.row_plan import Block, HeadSlices, Plan
+from sinklab.attention.paths.row_plan import Block, HeadSlices, RowPlan
 from sinklab.errors import ConfigurationError
 from sinklab.registry import operations
 
@@ -86,7 +86,7 @@ class _Work:
     A matrix is ``(num_kv_heads, rows, columns)``, the rows of the query heads of a group following one another.
     """
 
-    def __init__(self, kernel: RowKernel, plan: Plan, queries: Tensor, scaling: float) -> None:
+    def __init__(self, kernel: RowKernel, plan: RowPlan, queries: Tensor, scaling: float) -> None:
         self.kernel, self.plan, self.scaling = kernel, plan, scaling
         self.narrow, self.wide = queries.dtype, plan.dtype
         self.device = queries.device
@@ -169,7 +169,7 @@ class _Work:
         return scores, scratch, weights.view(scores.shape), rows_of_block
 
 
-def _fast_products(queries: Tensor, values: Tensor, plan: Plan) -> contextlib.AbstractContextManager[bool]:
+def _fast_products(queries: Tensor, values: Tensor, plan: RowPlan) -> contextlib.AbstractContextManager[bool]:
     if queries.dtype != torch.float32 or queries.device.type != "cpu":
         return contextlib.nullcontext(False)
     # Lengths are rounded up to powers of two: one comparison serves a whole range of them.
@@ -207,7 +207,7 @@ def row_attention(
         ``(batch, num_heads, q_len)``, empty without null scores. Extra memory is O(kv_len) for each row of one block.
     """
     outputs, null_mass = _empty(queries, values, null_scores)
-    plan = Plan(queries, keys, visible, causal, torch.promote_types(queries.dtype, torch.float32))
+    plan = RowPlan(queries, keys, visible, causal, torch.promote_types(queries.dtype, torch.float32))
     work = _Work(_kernel(operation), plan, queries, scaling)
     with _fast_products(queries, values, plan):
         for sample in range(queries.shape[0]):
@@ -255,7 +255,7 @@ def _row_attention_backward(
     """Gradients with respect to queries, keys, values and null scores (empty without them)."""
     gradients = _empty_gradients(queries, keys, values, null_scores)
     query_gradient, key_gradient, value_gradient, null_score_gradient = gradients
-    plan = Plan(queries, keys, visible, causal, torch.promote_types(queries.dtype, torch.float32))
+    plan = RowPlan(queries, keys, visible, causal, torch.promote_types(queries.dtype, torch.float32))
     work = _Work(_kernel(operation), plan, queries, scaling)
     kernel = work.kernel
     with _fast_products(queries, values, plan):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["Block", "HeadSlices", "Plan"]
+__all__ = ["Block", "HeadSlices", "RowPlan"]
 
 _ROWS = 256
 """Rows of a block, over the heads of a group. Fewer make slower products, more waste arithmetic above the diagonal."""
@@ -53,7 +53,7 @@ class HeadSlices:
         return self.kv_heads.stop - self.kv_heads.start
 
 
-class Plan:
+class RowPlan:
     """The parts of every sample; blocks are planned once for each mask that differs.
 
     Args:

@@ -21,7 +21,7 @@ from sinklab.studies.depend.words import bos_name
 __all__ = [
     "Cell",
     "Condition",
-    "Plan",
+    "ConditionPlan",
     "Sight",
     "counts_of",
     "make_plan",
@@ -88,7 +88,7 @@ class Cell:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ConditionPlan:
     """Everything that is read, each once.
 
     Attributes:
@@ -129,7 +129,7 @@ class Plan:
 
 def make_plan(
     contenders: Contenders, bos: Sequence[int], sights: Sequence[Sight], bits: Sequence[int], model_bits: int, *, cross: bool
-) -> Plan:
+) -> ConditionPlan:
     """The plan of a grid.
 
     Args:
@@ -155,7 +155,7 @@ def make_plan(
         for sight in get_args(Sight)
         if number == 0 or sight in sights
     )
-    return Plan(contenders, tuple(bos), model_bits, tuple(cells), grid)
+    return ConditionPlan(contenders, tuple(bos), model_bits, tuple(cells), grid)
 
 
 def _cell(contenders: Contenders, bos: int, family: str, sight: Sight, bits: int, model_bits: int) -> Cell:

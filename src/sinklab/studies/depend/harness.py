@@ -20,7 +20,7 @@ from sinklab.results.metric import Metric, Row
 from sinklab.results.sources import digest_of
 from sinklab.results.store import Store
 from sinklab.studies.depend.clock import Clock
-from sinklab.studies.depend.conditions import Condition, Plan
+from sinklab.studies.depend.conditions import Condition, ConditionPlan
 from sinklab.studies.depend.lm_eval import MAX_NEW_TOKENS, PolicyLM, TaskManager, evaluate
 from sinklab.studies.depend.outcome import Measured, outcome
 
@@ -79,7 +79,7 @@ class PreparedHarness:
         return sum(document.tokens + bos * document.choices for document in self.documents)
 
 
-def prepare_harness(loaded: LoadedModel, task: str, plan: Plan, items: int, seed: int) -> PreparedHarness:
+def prepare_harness(loaded: LoadedModel, task: str, plan: ConditionPlan, items: int, seed: int) -> PreparedHarness:
     """Load a task and look at its texts.
 
     Only documents that are longer than the window are counted: in the others nothing is evicted, and all policies agree.
@@ -139,7 +139,7 @@ def prepare_harness(loaded: LoadedModel, task: str, plan: Plan, items: int, seed
 def run_harness(
     loaded: LoadedModel,
     prepared: PreparedHarness,
-    plan: Plan,
+    plan: ConditionPlan,
     level: float,
     store: Store,
     identity: Mapping[str, object],

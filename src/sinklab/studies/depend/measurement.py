@@ -8,7 +8,7 @@ from sinklab.corpora.base import hash_tokens
 from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.results.metric import Row
-from sinklab.studies.depend.conditions import Plan
+from sinklab.studies.depend.conditions import ConditionPlan
 from sinklab.studies.depend.outcome import Facts, Measured, outcome
 from sinklab.studies.depend.runner import ScoredTask, curve, effective_lengths, per_item, table_rows
 from sinklab.studies.depend.score import METRICS
@@ -22,7 +22,9 @@ def default_window(loaded: LoadedModel) -> int:
     return min(1024, trained // 2) if trained else 1024
 
 
-def summarise_task(scored: ScoredTask, plan: Plan, level: float) -> tuple[dict[str, object], list[Row], dict[str, object]]:
+def summarise_task(
+    scored: ScoredTask, plan: ConditionPlan, level: float
+) -> tuple[dict[str, object], list[Row], dict[str, object]]:
     """The summary, the rows of the table and the record of one task."""
     prepared = scored.prepared
     task, counted = prepared.task, prepared.counted
@@ -59,7 +61,7 @@ def summarise_task(scored: ScoredTask, plan: Plan, level: float) -> tuple[dict[s
     return summary, table_rows(scored), _record(scored, plan)
 
 
-def _record(scored: ScoredTask, plan: Plan) -> dict[str, object]:
+def _record(scored: ScoredTask, plan: ConditionPlan) -> dict[str, object]:
     task = scored.prepared.task
     return {
         **task.settings,

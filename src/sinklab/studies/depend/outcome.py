@@ -9,7 +9,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from sinklab.results.intervals import Interval, mean_over_items
-from sinklab.studies.depend.conditions import Cell, Condition, Plan, pairs
+from sinklab.studies.depend.conditions import Cell, Condition, ConditionPlan, pairs
 from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.dependence import Dependence, measure_dependence
 from sinklab.studies.depend.judge import Judgement, judge
@@ -56,7 +56,7 @@ class Measured:
 def outcome(
     facts: Facts,
     measured: Measured,
-    plan: Plan,
+    plan: ConditionPlan,
     *,
     means: Mapping[str, Mapping[str, float]],
     curves: Mapping[str, Sequence[tuple[int, np.ndarray]]],
@@ -116,7 +116,7 @@ def outcome(
     }
 
 
-def _grid(measured: Measured, plan: Plan, reference: np.ndarray, floor: np.ndarray) -> list[dict[str, Any]]:
+def _grid(measured: Measured, plan: ConditionPlan, reference: np.ndarray, floor: np.ndarray) -> list[dict[str, Any]]:
     """Pairs of cells, with the sink visible and hidden."""
     entries = []
     for visible, hidden in pairs(plan.cells):

@@ -19,7 +19,7 @@ from sinklab.results.sources import digest_of
 from sinklab.results.store import Store
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.depend.clock import Clock
-from sinklab.studies.depend.conditions import Condition, Plan
+from sinklab.studies.depend.conditions import Condition, ConditionPlan
 from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.judge import effective_length, useful_context
 from sinklab.studies.depend.score import METRICS, Scores, score_sheet
@@ -77,7 +77,7 @@ class ScoredTask:
     refused: dict[Condition, str]
 
 
-def prepare_task(loaded: LoadedModel, task: Task, label: str, plan: Plan, items: int, seed: int) -> PreparedTask:
+def prepare_task(loaded: LoadedModel, task: Task, label: str, plan: ConditionPlan, items: int, seed: int) -> PreparedTask:
     """The sheets of a task for every number of tokens in front.
 
     Raises:
@@ -108,7 +108,7 @@ def _with_bos(sheet: Sheet, more: int, bos_token_id: int | None) -> Sheet:
 
 
 def run_task(
-    loaded: LoadedModel, prepared: PreparedTask, plan: Plan, store: Store, identity: Mapping[str, object], clock: Clock
+    loaded: LoadedModel, prepared: PreparedTask, plan: ConditionPlan, store: Store, identity: Mapping[str, object], clock: Clock
 ) -> ScoredTask:
     """Score every sheet under every condition; one that the model refuses is noted, unless the verdict needs it.
 

@@ -21,7 +21,7 @@ __all__ = [
     "PAST_TRAINING",
     "Answer",
     "Engine",
-    "Plan",
+    "ExportPlan",
     "approximated",
     "engine_called",
     "engines",
@@ -58,7 +58,7 @@ def not_expressible(says: str = "it has no such setting") -> Answer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ExportPlan:
     """A policy to be written for engines, and what was measured of it.
 
     Attributes:
@@ -156,40 +156,40 @@ class Engine(abc.ABC):
     file: ClassVar[str]
     checked: ClassVar[str]
 
-    def everything(self, plan: Plan) -> Answer:
+    def everything(self, plan: ExportPlan) -> Answer:
         """Nothing is evicted."""
         return expressed("what it does by itself")
 
-    def stay(self, plan: Plan) -> Answer:
-        """The tokens of :attr:`Plan.pinned` are never evicted."""
+    def stay(self, plan: ExportPlan) -> Answer:
+        """The tokens of :attr:`ExportPlan.pinned` are never evicted."""
         return not_expressible()
 
-    def window(self, plan: Plan) -> Answer:
-        """The last :attr:`Plan.recent` tokens before the query are held."""
+    def window(self, plan: ExportPlan) -> Answer:
+        """The last :attr:`ExportPlan.recent` tokens before the query are held."""
         return not_expressible()
 
-    def evicts(self, plan: Plan) -> bool:
+    def evicts(self, plan: ExportPlan) -> bool:
         """Whether its file has a window; where the tokens that stay cannot be had, a window alone would be another policy."""
         return plan.policy.bounded and (not plan.pinned or self.stay(plan).how != "not expressible")
 
-    def rule(self, plan: Plan) -> Answer:
+    def rule(self, plan: ExportPlan) -> Answer:
         """What else a policy does; an engine that cannot do that is given nothing at all."""
         return not_expressible("it has no such rule")
 
-    def positions(self, plan: Plan) -> Answer:
+    def positions(self, plan: ExportPlan) -> Answer:
         """Positions of keys are ranks in the cache, or indices in the text."""
         return not_expressible()
 
-    def integers(self, plan: Plan) -> Answer:
+    def integers(self, plan: ExportPlan) -> Answer:
         """Keys and values are kept as integers, those of pinned and newest tokens are not."""
         return not_expressible()
 
     @abc.abstractmethod
-    def text(self, plan: Plan) -> str:
+    def text(self, plan: ExportPlan) -> str:
         """The file without its head."""
 
     @abc.abstractmethod
-    def command(self, plan: Plan) -> str:
+    def command(self, plan: ExportPlan) -> str:
         """The line by which the file is used."""
 
 
@@ -218,7 +218,7 @@ def engine_called(name: str) -> Engine:
     return known[name]
 
 
-def exported(engine: Engine, plan: Plan) -> ExportEntry:
+def exported(engine: Engine, plan: ExportPlan) -> ExportEntry:
     """What an engine makes of a plan, and its file; ``refused`` says why where it can do nothing of it."""
     parts: list[ExportPart] = []
     refused = ""
@@ -245,7 +245,7 @@ def exported(engine: Engine, plan: Plan) -> ExportEntry:
     return entry
 
 
-def _head(engine: Engine, plan: Plan, parts: list[ExportPart]) -> str:
+def _head(engine: Engine, plan: ExportPlan, parts: list[ExportPart]) -> str:
     """Comment lines that say what the file is, what was measured, and what the engine makes of each part."""
     # What a name of a model holds must not end the comment.
     lines = [f"{plan.label} for {json.dumps(plan.model)[1:-1]}, written by sinklab for {engine.name}.", *plan.found, ""]

@@ -10,7 +10,7 @@ from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.registry import policies
 from sinklab.results.summaries.cache import Comparison, IntegerChoice, PolicyEntry, QuantizedEntry
 from sinklab.results.summaries.shared import Difference
-from sinklab.studies.export.base import Plan
+from sinklab.studies.export.base import ExportPlan
 
 __all__ = ["INTEGER_MARGIN", "plan_of", "require_advice"]
 
@@ -18,7 +18,7 @@ INTEGER_MARGIN = 0.02
 """Nats per token that integers may cost at most (upper end of the interval) before they are taken; as of sinks."""
 
 
-def plan_of(summary: Comparison, policy: str | None = None, quantized: IntegerChoice = "auto") -> Plan:
+def plan_of(summary: Comparison, policy: str | None = None, quantized: IntegerChoice = "auto") -> ExportPlan:
     """A policy of a comparison, by default the recommended one.
 
     Args:
@@ -43,7 +43,7 @@ def plan_of(summary: Comparison, policy: str | None = None, quantized: IntegerCh
         )
     if kind is not None:
         found.append(_integers(measured, kind))
-    return Plan(
+    return ExportPlan(
         model=summary["model"], revision=summary["revision"], bos=bool(summary["bos"]), policy=made,
         quantized=cast(Literal["int8", "int4"] | None, kind), found=tuple(found),
         without=_without(summary, made, entry), all_rounded="" if kind is None else _all_rounded(summary, kind),

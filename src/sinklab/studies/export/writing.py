@@ -8,7 +8,7 @@ from pathlib import Path
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.summaries.cache import Comparison, ExportEntry
 from sinklab.results.table import write_text
-from sinklab.studies.export.base import Engine, Plan, engine_called, exported
+from sinklab.studies.export.base import Engine, ExportPlan, engine_called, exported
 from sinklab.studies.export.chosen import plan_of
 
 __all__ = ["FOLDER", "advised_exports", "checked_engines", "exports_of", "write_exports"]
@@ -26,7 +26,7 @@ def checked_engines(names: Sequence[str]) -> list[Engine]:
     return [engine_called(name) for name in dict.fromkeys(names)]
 
 
-def exports_of(plan: Plan, engines: Sequence[Engine]) -> list[ExportEntry]:
+def exports_of(plan: ExportPlan, engines: Sequence[Engine]) -> list[ExportEntry]:
     """What every engine makes of a plan.
 
     Raises:

@@ -13,7 +13,7 @@ from sinklab.studies.origin.structure import Structure, Sublayer
 from sinklab.studies.origin.tap import Tap
 from sinklab.studies.origin.writers import Experts, Routing, Writer
 
-__all__ = ["Channel", "Decomposition", "Part", "decompose"]
+__all__ = ["Channel", "Decomposition", "UnitShare", "decompose"]
 
 COVERED, MOST = 0.9, 8
 """Units are named until they write this share of the whole, and no more than so many."""
@@ -27,7 +27,7 @@ rounding grows with the number of terms (of half precision each write has three 
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class UnitShare:
     """What one unit writes, mean over samples and places.
 
     Attributes:
@@ -70,7 +70,7 @@ class Decomposition:
 
     norm: float
     channels: tuple[Channel, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[UnitShare, ...]
     rest: float
     error: float
     against_others: bool
@@ -259,7 +259,7 @@ def decompose(
         return Decomposition(norm, channels, (), norm, error, against_others, why)
     parts = []
     for unit in along.argsort(descending=True)[:MOST].tolist():
-        parts.append(Part(unit, writer.name(unit), float(along[unit]), products.size(unit), float(channel[unit])))
+        parts.append(UnitShare(unit, writer.name(unit), float(along[unit]), products.size(unit), float(channel[unit])))
         if sum(part.along for part in parts) >= COVERED * norm:
             break
     return Decomposition(norm, channels, tuple(parts), rest, error, against_others, "")

@@ -24,7 +24,7 @@ from sinklab.results.table import make_table
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments
 from sinklab.studies.origin.ablation import MODES, Edit, Measured, Mode, new_values, read_columns, run_edits
-from sinklab.studies.origin.decomposition import Decomposition, Part, decompose
+from sinklab.studies.origin.decomposition import Decomposition, UnitShare, decompose
 from sinklab.studies.origin.rows import origin_rows
 from sinklab.studies.origin.structure import Block, Structure, Sublayer, find_structure
 from sinklab.studies.origin.tracing import Birth, Growth, Place, birth_of, measure_growth, spike_places
@@ -489,7 +489,7 @@ def _weight(unit: int, weight: Weight) -> OriginWeight:
     }  # fmt: skip
 
 
-def _unit(part: Part) -> OriginUnit:
+def _unit(part: UnitShare) -> OriginUnit:
     return {
         "unit": part.unit, "name": part.name, "along": part.along, "size": part.size, "in_channel": part.in_channel,
     }  # fmt: skip

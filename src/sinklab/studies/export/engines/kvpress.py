@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sinklab.studies.export.base import PAST_TRAINING, Answer, Engine, Plan, approximated, expressed, not_expressible
+from sinklab.studies.export.base import PAST_TRAINING, Answer, Engine, ExportPlan, approximated, expressed, not_expressible
 
 __all__ = ["ENGINE", "Kvpress"]
 
@@ -18,18 +18,18 @@ class Kvpress(Engine):
     file: ClassVar[str] = "kvpress_cache.py"
     checked: ClassVar[str] = "kvpress 0.5.5 with transformers 5.2.0, its README and source, and run with them on 2026-11-22"
 
-    def stay(self, plan: Plan) -> Answer:
+    def stay(self, plan: ExportPlan) -> Answer:
         if plan.num_first is None:
             return not_expressible("StreamingLLMPress keeps first tokens only")
         return expressed(f"StreamingLLMPress(n_sink={plan.num_first}), with scores that keep the order of the text")
 
-    def window(self, plan: Plan) -> Answer:
+    def window(self, plan: ExportPlan) -> Answer:
         return approximated(
             f"DecodingPress(target_size={plan.held - 1}, compression_interval=1) while decoding; the tokens of the prompt see "
             "all that is before them, and it is cut when all of it has been read"
         )
 
-    def rule(self, plan: Plan) -> Answer:
+    def rule(self, plan: ExportPlan) -> Answer:
         if plan.policy.name == "per_head":
             return not_expressible("DuoAttentionPress splits heads in two by scores of its own, and takes no map of heads")
         if plan.policy.name == "heavy_hitter":
@@ -38,7 +38,7 @@ class Kvpress(Engine):
             )
         return not_expressible("it has no such press")
 
-    def positions(self, plan: Plan) -> Answer:
+    def positions(self, plan: ExportPlan) -> Answer:
         if plan.policy.positions == "original":
             return expressed("keys keep the positions of the text")
         return not_expressible(
@@ -46,7 +46,7 @@ class Kvpress(Engine):
             f"{PAST_TRAINING}"
         )
 
-    def integers(self, plan: Plan) -> Answer:
+    def integers(self, plan: ExportPlan) -> Answer:
         if plan.policy.bounded:
             return not_expressible("QuantizedCache has not been seen to work with DecodingPress")
         return approximated(
@@ -54,7 +54,7 @@ class Kvpress(Engine):
             f"newest 128; none of the others stays whole{plan.all_rounded}"
         )
 
-    def text(self, plan: Plan) -> str:
+    def text(self, plan: ExportPlan) -> str:
         if self.evicts(plan):
             names = "DecodingPress, PrefillDecodingPress, StreamingLLMPress"
             press = f'''
@@ -117,7 +117,7 @@ if __name__ == "__main__":
     main()
 '''
 
-    def command(self, plan: Plan) -> str:
+    def command(self, plan: ExportPlan) -> str:
         return f"python {self.file} MODEL 'a prompt'"
 
 

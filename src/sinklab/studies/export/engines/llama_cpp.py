@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sinklab.studies.export.base import Answer, Engine, Plan, approximated, expressed, not_expressible
+from sinklab.studies.export.base import Answer, Engine, ExportPlan, approximated, expressed, not_expressible
 
 __all__ = ["ENGINE", "LlamaCpp"]
 
@@ -24,10 +24,10 @@ class LlamaCpp(Engine):
         "in the source of its server, read on 2026-11-22"
     )
 
-    def everything(self, plan: Plan) -> Answer:
+    def everything(self, plan: ExportPlan) -> Answer:
         return approximated("--ctx-size 0: up to the length that the model was trained on, where the server stops")
 
-    def stay(self, plan: Plan) -> Answer:
+    def stay(self, plan: ExportPlan) -> Answer:
         keep = _kept(plan)
         bos = ", and BOS, which it counts apart" if plan.bos else ""
         if plan.num_first is not None:
@@ -36,7 +36,7 @@ class LlamaCpp(Engine):
             return not_expressible("it keeps first tokens only, and the last of these stands too far behind them")
         return approximated(f"--keep {keep}{bos}: all tokens up to the last of them")
 
-    def window(self, plan: Plan) -> Answer:
+    def window(self, plan: ExportPlan) -> Answer:
         size = _context(plan)
         padded = -(-size // PADDED) * PADDED
         rounded = "" if padded == size else f", which the server rounds up to {padded}"
@@ -46,19 +46,19 @@ class LlamaCpp(Engine):
             f"half and all of it is held; a longer prompt is refused{bos}"
         )
 
-    def positions(self, plan: Plan) -> Answer:
+    def positions(self, plan: ExportPlan) -> Answer:
         if plan.policy.positions == "in_cache":
             return expressed("the shift rotates keys to their new places")
         return not_expressible("the shift rotates keys to their new places in the context")
 
-    def integers(self, plan: Plan) -> Answer:
+    def integers(self, plan: ExportPlan) -> Answer:
         kind = TYPES[str(plan.quantized)]
         return approximated(
             f"--cache-type-k {kind} --cache-type-v {kind}: of all tokens, in blocks of 32 numbers; none stays "
             f"whole{plan.all_rounded}, and keys are rounded again at every shift"
         )
 
-    def text(self, plan: Plan) -> str:
+    def text(self, plan: ExportPlan) -> str:
         flags = ["--parallel 1"]
         if self.evicts(plan):
             flags += [f"--ctx-size {_context(plan)}", f"--keep {_kept(plan)}", "--context-shift"]
@@ -70,17 +70,17 @@ class LlamaCpp(Engine):
         lines = ['exec llama-server --model "${1:?the first argument is the model as a GGUF file}"', *flags]
         return " \\\n  ".join(lines) + "\n"
 
-    def command(self, plan: Plan) -> str:
+    def command(self, plan: ExportPlan) -> str:
         return f"sh {self.file} model.gguf"
 
 
-def _kept(plan: Plan) -> int:
+def _kept(plan: ExportPlan) -> int:
     """Tokens behind BOS that are kept; the server adds one for BOS where the tokenizer puts it in front."""
     last = plan.pinned[-1] + 1 if plan.pinned else 0
     return max(0, last - int(plan.bos))
 
 
-def _context(plan: Plan) -> int:
+def _context(plan: ExportPlan) -> int:
     """Tokens of the context, the kept ones included."""
     return max(plan.held, plan.held - len(plan.pinned) + (plan.pinned[-1] + 1 if plan.pinned else 0))
 

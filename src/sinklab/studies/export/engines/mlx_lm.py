@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sinklab.studies.export.base import PAST_TRAINING, Answer, Engine, Plan, approximated, expressed, not_expressible
+from sinklab.studies.export.base import PAST_TRAINING, Answer, Engine, ExportPlan, approximated, expressed, not_expressible
 
 __all__ = ["ENGINE", "MlxLm"]
 
@@ -18,30 +18,30 @@ class MlxLm(Engine):
     file: ClassVar[str] = "mlx_lm_cache.py"
     checked: ClassVar[str] = "mlx-lm 0.32.2, its README and mlx_lm/models/cache.py, and run with it on 2026-11-22"
 
-    def stay(self, plan: Plan) -> Answer:
+    def stay(self, plan: ExportPlan) -> Answer:
         if plan.num_first is None:
             return not_expressible("a RotatingKVCache keeps first tokens only")
         return expressed(f"RotatingKVCache(keep={plan.num_first})")
 
-    def window(self, plan: Plan) -> Answer:
+    def window(self, plan: ExportPlan) -> Answer:
         prompt = "prefill_step_size=1: in a longer piece of a prompt the mask would hide the first tokens from its later ones"
         return expressed(f"RotatingKVCache(max_size={plan.held}), {prompt}")
 
-    def positions(self, plan: Plan) -> Answer:
+    def positions(self, plan: ExportPlan) -> Answer:
         if plan.policy.positions == "original":
             return expressed("keys keep the positions of the text")
         return not_expressible(
             f"keys keep the positions of the text, so the distance to the first tokens grows; {PAST_TRAINING}"
         )
 
-    def integers(self, plan: Plan) -> Answer:
+    def integers(self, plan: ExportPlan) -> Answer:
         if plan.policy.bounded:
             return not_expressible("a RotatingKVCache refuses to be quantised (NotImplementedError)")
         return approximated(
             f"kv_bits={BITS[str(plan.quantized)]}: of all tokens, in groups of 64 channels; none stays whole{plan.all_rounded}"
         )
 
-    def text(self, plan: Plan) -> str:
+    def text(self, plan: ExportPlan) -> str:
         cache = f"[RotatingKVCache(max_size={plan.held}, keep={plan.num_first}) for _ in model.layers]"
         if not self.evicts(plan):
             cache = "[KVCache() for _ in model.layers]"
@@ -74,7 +74,7 @@ if __name__ == "__main__":
     main()
 '''
 
-    def command(self, plan: Plan) -> str:
+    def command(self, plan: ExportPlan) -> str:
         return f"python {self.file} MODEL 'a prompt'"
 
 

@@ -7,7 +7,7 @@ import re
 from typing import ClassVar
 
 from sinklab.policies.base import SlotPolicy
-from sinklab.studies.export.base import Answer, Engine, Plan, expressed, not_expressible
+from sinklab.studies.export.base import Answer, Engine, ExportPlan, expressed, not_expressible
 
 __all__ = ["ENGINE", "Transformers"]
 
@@ -21,24 +21,24 @@ class Transformers(Engine):
         "this release of sinklab; transformers itself has no cache that keeps first tokens since its release 4.53"
     )
 
-    def stay(self, plan: Plan) -> Answer:
+    def stay(self, plan: ExportPlan) -> Answer:
         return expressed("sinklab's cache")
 
-    def window(self, plan: Plan) -> Answer:
+    def window(self, plan: ExportPlan) -> Answer:
         return expressed("sinklab's cache")
 
-    def rule(self, plan: Plan) -> Answer:
+    def rule(self, plan: ExportPlan) -> Answer:
         return expressed("sinklab's cache")
 
-    def positions(self, plan: Plan) -> Answer:
+    def positions(self, plan: ExportPlan) -> Answer:
         return expressed("sinklab's cache")
 
-    def integers(self, plan: Plan) -> Answer:
+    def integers(self, plan: ExportPlan) -> Answer:
         if isinstance(plan.policy, SlotPolicy):
             return expressed("sinklab's cache")
         return not_expressible(f"a cache of integers is for policies of slots, and {plan.policy.name} is none")
 
-    def text(self, plan: Plan) -> str:
+    def text(self, plan: ExportPlan) -> str:
         quantized = plan.quantized if isinstance(plan.policy, SlotPolicy) else None
         settings = ", ".join(f"{json.dumps(name)}: {value!r}" for name, value in plan.settings.items())
         return f'''
@@ -72,11 +72,11 @@ if __name__ == "__main__":
     main()
 '''
 
-    def command(self, plan: Plan) -> str:
+    def command(self, plan: ExportPlan) -> str:
         return f"python {self.file} 'a prompt'"
 
 
-def _commit(plan: Plan) -> str | None:
+def _commit(plan: ExportPlan) -> str | None:
     """The commit of a hub repository; what was measured of a folder has a hash of its weights instead."""
     return plan.revision if plan.revision is not None and re.fullmatch("[0-9a-f]{40}", plan.revision) else None
 

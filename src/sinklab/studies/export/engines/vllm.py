@@ -6,7 +6,7 @@ import json
 import shlex
 from typing import ClassVar
 
-from sinklab.studies.export.base import Answer, Engine, Plan, approximated, not_expressible
+from sinklab.studies.export.base import Answer, Engine, ExportPlan, approximated, not_expressible
 
 __all__ = ["ENGINE", "Vllm"]
 
@@ -23,22 +23,22 @@ class Vllm(Engine):
         "0.25), read on 2026-11-22"
     )
 
-    def stay(self, plan: Plan) -> Answer:
+    def stay(self, plan: ExportPlan) -> Answer:
         return not_expressible("it has no cache that keeps some tokens and evicts others (issue 1304 of vLLM, closed)")
 
-    def window(self, plan: Plan) -> Answer:
+    def window(self, plan: ExportPlan) -> Answer:
         return approximated(
             f"--hf-overrides sliding_window={plan.held}, the query counted: for models whose configuration has one window "
             "for all layers; others ignore it"
         )
 
-    def integers(self, plan: Plan) -> Answer:
+    def integers(self, plan: ExportPlan) -> Answer:
         return approximated(
             f"--kv-cache-dtype {TYPES[str(plan.quantized)]}: of all tokens, a scale for each token and head; none stays "
             f"whole{plan.all_rounded}"
         )
 
-    def text(self, plan: Plan) -> str:
+    def text(self, plan: ExportPlan) -> str:
         flags = [f"exec vllm serve {shlex.quote(plan.model)}"]
         if self.evicts(plan):
             flags.append(f"--hf-overrides {shlex.quote(json.dumps({'sliding_window': plan.held}))}")
@@ -46,7 +46,7 @@ class Vllm(Engine):
             flags.append(f"--kv-cache-dtype {TYPES[plan.quantized]}")
         return " \\\n  ".join(flags) + "\n"
 
-    def command(self, plan: Plan) -> str:
+    def command(self, plan: ExportPlan) -> str:
         return f"sh {self.file}"
 
 
