@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sinklab.attention.paths.row_kernel import RowKernel
 from sinklab.errors import ConfigurationError
 
-__all__ = ["EMPTY", "HeadShape", "Operation", "State", "repeat_groups"]
+__all__ = ["EMPTY", "ROW_SUM", "TIE", "HeadShape", "Operation", "State", "is_largest", "repeat_groups", "row_share"]
 
 State = Mapping[str, Tensor]
 """What an operation is given besides queries, keys and values: its learned parameters by name and, when it
@@ -21,6 +21,13 @@ State = Mapping[str, Tensor]
 
 EMPTY: dict[str, Tensor] = {}
 """State of an operation without parameters."""
+
+ROW_SUM = 1e-8
+"""Added to the sum of a row before its weights are divided by it, as in the released code of Gu et al. 2024
+(arXiv 2410.10781); a row of zeros stays one."""
+
+TIE = 1e-5
+"""Relative distance within which two float32 weights are the same: the noise of two kernels that compute one number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,3 +238,19 @@ class Operation(abc.ABC):
 def repeat_groups(states: Tensor, groups: int) -> Tensor:
     """Keys or values of grouped-query attention, repeated so that every query head has its own."""
     return states if groups == 1 else states.repeat_interleave(groups, dim=1)
+
+
+def row_share(weights: Tensor, row_mass: Tensor, operation: Operation) -> Tensor:
+    """Weights as shares of their rows: as they are where rows sum to one, and else over the sum of their row.
+
+    Args:
+        weights: of some keys, of any shape.
+        row_mass: sum of the absolute weights of each row, that broadcasts to ``weights``.
+        operation: whose weights they are.
+    """
+    return weights if operation.normalized else weights / (row_mass + ROW_SUM)
+
+
+def is_largest(weights: Tensor, row_max: Tensor) -> Tensor:
+    """Whether a weight is the largest of its row, or as large but for rounding; no weight of zero is."""
+    return (weights > 0) & (weights >= row_max * (1.0 - TIE))

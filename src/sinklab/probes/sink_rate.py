@@ -9,6 +9,7 @@ import torch
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
+from sinklab.attention.operation import TIE, is_largest, row_share
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Probe
 from sinklab.errors import ConfigurationError
@@ -20,10 +21,6 @@ from sinklab.results.metric import Metric, Row
 __all__ = ["SinkRate"]
 
 _GU = "Gu et al. 2024 (arXiv 2410.10781)"
-_PROXY = 1e-8
-"""Added to row sums before dividing, as in the released code of Gu et al."""
-_TIE = 1e-5
-"""Relative distance within which two float32 weights are the same: the noise of two kernels that compute one number."""
 
 
 GU2024 = Metric(
@@ -53,7 +50,7 @@ QIU2025_FIRST_ATTENTION = Metric(
 KAUL2024_FIRST_ARGMAX = Metric(
     "kaul2024_first_argmax",
     "percent",
-    f"Percent of (query, head) pairs whose largest weight is on the first token; a tie within {_TIE} counts for it.",
+    f"Percent of (query, head) pairs whose largest weight is on the first token; a tie within {TIE} counts for it.",
     paper="Kaul et al. 2024 (arXiv 2410.17174)",
     range=(0.0, 100.0),
 )
@@ -113,10 +110,10 @@ class SinkRate(Probe):
         counted = call.counted[:, None]
         weights = weights_of_keys(call, keys_of_document(call, 0, 1, 2, 3), statistics.log_sum_exp)
         first = weights[..., 0]
-        is_largest = (first > 0) & (first >= largest * (1.0 - _TIE))
-        shared = first if call.operation.normalized else first / (mass + _PROXY)
+        largest_here = is_largest(first, largest)
+        shared = row_share(first, mass, call.operation)
         # All at once: each of these sums costs less than the calls that it takes.
-        values = torch.stack((shared, 100.0 * is_largest, first, mass.to(first.dtype)), dim=1).flatten(1, 2)
+        values = torch.stack((shared, 100.0 * largest_here, first, mass.to(first.dtype)), dim=1).flatten(1, 2)
         sums, queries = (part.unflatten(0, (4, -1)) for part in by_head(values, counted))
         late = (call.query_positions >= 4)[:, None]
         self._by_head.add(QIU2025_FIRST_ATTENTION, call.site, sums[0], queries[0])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
+from sinklab.attention.operation import is_largest, row_share
 from sinklab.attention.probe import Probe, Watcher
 from sinklab.attention.session import attend
 from sinklab.jobs.trained import MeasuredModel
@@ -43,12 +44,6 @@ SAMPLES, SEQ_LEN, THRESHOLD = 100, 64, 0.3
 
 TOKENS, LEAST_ROWS = 16_384, 32
 """Tokens of held-out text behind a mean loss, and rows of it at least."""
-
-_PROXY = 1e-8
-"""Added to row sums before dividing, as in the released code of Gu et al."""
-
-_TIE = 1e-5
-"""Relative distance within which two float32 weights are the same, as in the probe ``sink_rate``."""
 
 FIRST_ATTENTION = Metric(
     "first_attention",
@@ -120,13 +115,13 @@ class FirstToken(Watcher):
         mass, largest, entropy = filled(statistics, "row_mass", "row_max", "row_entropy")
         counted = (call.query_positions >= self.front)[:, None]
         weight = weights_of_keys(call, keys_of_document(call, self.front), statistics.log_sum_exp)[..., 0]
-        share = weight if call.operation.normalized else weight / (mass + _PROXY)
+        share = row_share(weight, mass, call.operation)
         self.means.add(FIRST_ATTENTION, call.site, *by_head(share, counted))
         self.means.add(FIRST_MASS, call.site, *by_head(weight, counted))
         by_row = weight.where(counted, 0.0).sum(-1) / counted.sum(-1).clamp(min=1)
         hits = 100.0 * (by_row > THRESHOLD).double()
         self.means.add(MASS_RATE, call.site, hits.sum(0), torch.ones_like(hits).sum(0))
-        self.means.add(FIRST_ARGMAX, call.site, *by_head(100.0 * _is_largest(weight, largest), counted))
+        self.means.add(FIRST_ARGMAX, call.site, *by_head(100.0 * is_largest(weight, largest), counted))
         self.means.add(ENTROPY, call.site, *by_head(entropy, counted.to(mass.device) & (mass > 0)))
 
     def by_head(self, metric: Metric) -> dict[int, Tensor]:
@@ -137,10 +132,6 @@ class FirstToken(Watcher):
         """Mean over all heads and queries."""
         cells = list(self.means.cells(metric))
         return float(sum(sums.sum() for _, sums, _ in cells) / sum(counts.sum() for _, _, counts in cells))
-
-
-def _is_largest(weight: Tensor, largest: Tensor) -> Tensor:
-    return (weight > 0) & (weight >= largest * (1.0 - _TIE))
 
 
 def look(model: nn.Module, rows: Tensor, probes: Sequence[Probe]) -> None:

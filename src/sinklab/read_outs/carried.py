@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
+from sinklab.attention.operation import row_share
 from sinklab.attention.probe import Watcher
 from sinklab.jobs.trained import MeasuredModel
 from sinklab.probes._accumulate import filled
@@ -17,9 +18,6 @@ from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
 
 __all__ = ["METRICS", "TOKENS", "CarriedRate", "carried"]
-
-PROXY = 1e-8
-"""Added to the sum of a row before dividing, as in the released code of Gu et al."""
 
 TOKENS = 5
 """First tokens of which one may be the sink: as many as the prefix has."""
@@ -53,7 +51,7 @@ class CarriedRate(Watcher):
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         weights = weights_of_keys(call, keys_of_document(call, *self.keys), statistics.log_sum_exp)
         (mass,) = filled(statistics, "row_mass")
-        shares = weights if call.operation.normalized else weights / (mass[..., None] + PROXY)
+        shares = row_share(weights, mass[..., None], call.operation)
         if call.gain is not None:
             weights = weights * call.gain.mean(-1, keepdim=True)
         start = self.keys[0]

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Part, Statistics
 from sinklab.attention.chosen_keys import weights_on_own_keys
-from sinklab.attention.operation import repeat_groups
+from sinklab.attention.operation import repeat_groups, row_share
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Watcher
 from sinklab.errors import ConfigurationError, SessionError
 from sinklab.sinks.places import LEAST_RATE, Hits, Place, enough_documents, places
-from sinklab.sinks.value import DEFINITION, PROXY, Head, Sink, Sinks, first_of_kind
+from sinklab.sinks.value import DEFINITION, Head, Sink, Sinks, first_of_kind
 
 __all__ = ["SinkFinder"]
 
@@ -164,7 +164,7 @@ class SinkFinder(Watcher):
         own = weights_on_own_keys(call, statistics.log_sum_exp)
         if not call.operation.normalized:
             assert statistics.row_mass is not None
-            own = own / (statistics.row_mass + PROXY)
+            own = row_share(own, statistics.row_mass, call.operation)
         return own.masked_fill(~call.counted[:, None], 0.0)
 
     def merge(self, other: Self) -> None:

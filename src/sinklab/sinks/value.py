@@ -18,7 +18,7 @@ from sinklab.attention.call import AttentionCall
 from sinklab.attention.chosen_keys import first_keys, keys_of_document
 from sinklab.errors import ConfigurationError
 
-__all__ = ["DEFINITION", "PROXY", "Head", "Sink", "SinkPlace", "Sinks", "first_of_kind", "sink_at"]
+__all__ = ["DEFINITION", "Head", "Sink", "SinkPlace", "Sinks", "first_of_kind", "sink_at"]
 
 SinkPlace: TypeAlias = "int | Literal['null'] | Sink"
 """A position in the document, the null score, or a sink that was found elsewhere."""
@@ -27,9 +27,6 @@ DEFINITION = (
     "percent of (document, head) in which the mean row-normalised weight on the key, over the queries that see it, exceeds the "
     "threshold; keys that fewer than half of the document's queries see are left out (Gu et al. 2024, arXiv 2410.10781)"
 )
-
-PROXY = 1e-8
-"""Added to row sums before dividing, as in the released code of Gu et al."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)

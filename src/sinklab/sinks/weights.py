@@ -10,9 +10,9 @@ from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Part, Statistics
 from sinklab.attention.chosen_keys import scores_of_keys, weights_of_keys
-from sinklab.attention.operation import repeat_groups
+from sinklab.attention.operation import repeat_groups, row_share
 from sinklab.attention.probe import Watcher
-from sinklab.sinks.value import PROXY, Head, Sinks
+from sinklab.sinks.value import Head, Sinks
 
 __all__ = ["SinkWeights", "share_of_sink"]
 
@@ -26,7 +26,7 @@ def share_of_sink(sinks: Sinks, call: AttentionCall, statistics: Statistics) -> 
     share = weights_of_keys(call, sinks.all_keys(call), statistics.log_sum_exp).sum(-1)
     if not call.operation.normalized:
         assert statistics.row_mass is not None
-        share = share / statistics.row_mass.clamp_min(PROXY)  # rows of zeros stay zeros
+        share = row_share(share, statistics.row_mass, call.operation)
     return share
 
 

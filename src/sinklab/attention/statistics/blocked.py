@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.operation import Operation
+from sinklab.attention.operation import ROW_SUM, Operation
 from sinklab.attention.statistics.tiles import bucket_starts, plan_tiles, visible_counts
 
 __all__ = ["blocked_statistics"]
@@ -41,7 +41,7 @@ def blocked_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: 
         else:
             total = weights.sum(dim=-1, keepdim=True)
             # The constant belongs to the proxy of Gu et al.; beside what a null mass leaves of a row it is not small.
-            sole = weights / (total.clamp_min(torch.finfo(dtype).tiny) if operation.normalized else total + 1e-8)
+            sole = weights / (total.clamp_min(torch.finfo(dtype).tiny) if operation.normalized else total + ROW_SUM)
         if counted is not None:
             padding = ~counted[:, None, start:stop, None]
             weights, sole = weights.masked_fill(padding, 0.0), sole.masked_fill(padding, 0.0)

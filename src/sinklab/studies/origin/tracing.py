@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import scores_of_keys, weights_of_keys
+from sinklab.attention.operation import row_share
 from sinklab.attention.probe import Watcher
 from sinklab.corpora.samples import Samples
 from sinklab.errors import UnsupportedModelError
@@ -305,7 +306,7 @@ class PlaceWeights(Watcher):
         weights = weights_of_keys(call, index, statistics.log_sum_exp).sum(-1).double()
         if not call.operation.normalized:
             assert statistics.row_mass is not None
-            weights = weights / statistics.row_mass.clamp_min(1e-8)
+            weights = row_share(weights, statistics.row_mass, call.operation)
         seen = torch.cat(
             [call.visible.block(start, stop, 0, call.kv_len).sum(-1).expand(len(at), call.num_heads, -1)
              for start, stop in call.blocks()], dim=2,
