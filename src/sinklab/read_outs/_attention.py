@@ -49,7 +49,8 @@ FIRST_ATTENTION = Metric(
     "first_attention",
     "fraction",
     "Mean over rows, layers, heads and queries of the row-normalised weight on the first token; 0 for queries that cannot see "
-    "it.",
+    "it. Without learned tokens in front it is the probes' qiu2025_first_attention.",
+    paper="Qiu et al. 2025 (arXiv 2505.06708)",
 )
 FIRST_MASS = Metric(
     "first_mass",
@@ -61,7 +62,13 @@ MASS_RATE = Metric(
     "percent",
     "sink_rate of the first token by the weights as the operation gives them, not divided by the sum of their row.",
 )
-FIRST_ARGMAX = Metric("first_argmax", "percent", "Share of (query, head) pairs whose largest weight is on the first token.")
+FIRST_ARGMAX = Metric(
+    "first_argmax",
+    "percent",
+    "Share of (query, head) pairs whose largest weight is on the first token. Without learned tokens in front it is the "
+    "probes' kaul2024_first_argmax.",
+    paper="Kaul et al. 2024 (arXiv 2410.17174)",
+)
 ATTENTION = (
     Metric(
         "sink_rate",
