@@ -28,7 +28,7 @@ WRITTEN: dict[type[schema.Record], type] = {
     schema.Shown: causes.Strongest,
     schema.Arrangement: causes.Arrangement,
     schema.Location: causes.SinkLocation,
-    schema.ReadOuts: causes.MetricsSideBySide,
+    schema.MetricsSideBySide: causes.MetricsSideBySide,
     schema.Causes: causes.CausesSummary,
     schema.OriginEdit: origin.OriginEdit,
     schema.OriginUnit: origin.OriginUnit,

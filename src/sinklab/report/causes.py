@@ -79,7 +79,7 @@ def causes_section(causes: object) -> dict[str, object] | None:
         "groups": _groups(causes),
         "unit": causes["unit"],
         "made": _made(causes),
-        "read_outs": _read_outs(causes.get("read_outs"), causes["unit"]),
+        "read_outs": _three_metrics(causes.get("read_outs"), causes["unit"]),
         "location": _location(causes.get("location"), causes["unit"]),
         "statements": _statements(causes),
     }
@@ -90,7 +90,7 @@ def _are_causes(section: object) -> TypeGuard[CausesSummary]:
     return isinstance(section, dict) and "heads" in section
 
 
-READ_OUTS = {
+METRICS = {
     "concentration": ("Attention on the sink", "share of the head's attention that goes to the sink, mean over queries"),
     "outliers": ("Outliers", "kurtosis of what the head writes: 3 for a normal distribution, more if a few numbers stand out"),
     "need of the sink": ("Loss without the sink", "change of the loss when the sink is hidden from the head"),
@@ -99,7 +99,7 @@ READ_OUTS = {
 """Metric to its heading and its meaning."""
 
 
-def _read_outs(section: object, unit: str) -> dict[str, object] | None:
+def _three_metrics(section: object, unit: str) -> dict[str, object] | None:
     """Concentration, outliers and usefulness side by side, a row for each head, or each layer of a model with many."""
     if not isinstance(section, dict):
         return None
@@ -107,7 +107,7 @@ def _read_outs(section: object, unit: str) -> dict[str, object] | None:
         return {"missing": f"Not measured: {section.get('refused', 'no reason is recorded')}"}
     many = len(section["heads"]) > SHOWN
     rows = section["layers"] if many else section["heads"]
-    names = [name for name in READ_OUTS if any(row.get(name) is not None for row in rows.values())]
+    names = [name for name in METRICS if any(row.get(name) is not None for row in rows.values())]
     most = {name: max((abs(row[name]) for row in rows.values() if row.get(name) is not None), default=0.0) for name in names}
     bars = [
         [
@@ -126,15 +126,15 @@ def _read_outs(section: object, unit: str) -> dict[str, object] | None:
     return {
         "missing": None,
         "what": "Layer" if many else "Head",
-        "headings": [READ_OUTS[name][0] for name in names],
-        "meanings": [f"{READ_OUTS[name][0]}: {READ_OUTS[name][1]}." for name in names],
+        "headings": [METRICS[name][0] for name in names],
+        "meanings": [f"{METRICS[name][0]}: {METRICS[name][1]}." for name in names],
         "rows": list(zip(rows, bars, strict=True)),
         "unit": unit,
         "relations": [
-            f"{READ_OUTS[pair['first']][0]} and {_lower(READ_OUTS[pair['second']][0])}: {pair['reading']} (rank correlation "
+            f"{METRICS[pair['first']][0]} and {_lower(METRICS[pair['second']][0])}: {pair['reading']} (rank correlation "
             f"{_bounds(pair, 'rho')} over {pair['items']} heads)"
             for pair in section["correlations"]
-            if pair["over"] == "heads" and pair["rho"] is not None and {pair["first"], pair["second"]} <= READ_OUTS.keys()
+            if pair["over"] == "heads" and pair["rho"] is not None and {pair["first"], pair["second"]} <= METRICS.keys()
         ],
     }
 

@@ -233,7 +233,7 @@ class Location(Record):
     left_out: dict[str, str]
 
 
-class ReadOuts(Record):
+class MetricsSideBySide(Record):
     """Numbers of each head side by side."""
 
     heads: dict[str, dict[str, float | None]]
@@ -252,7 +252,7 @@ class Causes(Record):
     minimal_effect_from: MinimalEffect | None = None
     texts: int
     level: float
-    read_outs: Annotated[ReadOuts | None, BeforeValidator(_if_it_has("heads"))] = None
+    read_outs: Annotated[MetricsSideBySide | None, BeforeValidator(_if_it_has("heads"))] = None
     location: Annotated[Location | None, BeforeValidator(_if_it_has("head"))] = None
 
 

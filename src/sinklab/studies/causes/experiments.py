@@ -18,9 +18,9 @@ from sinklab.studies.causes.finding import ExperimentResult
 from sinklab.studies.causes.key_bias import key_bias
 from sinklab.studies.causes.location import location
 from sinklab.studies.causes.massive import massive_activations
-from sinklab.studies.causes.read_outs import read_outs
 from sinklab.studies.causes.spread import spread
 from sinklab.studies.causes.texts import Texts
+from sinklab.studies.causes.three_metrics import three_metrics
 
 __all__ = ["EXPERIMENTS", "estimate_experiments", "experiments"]
 
@@ -65,7 +65,7 @@ def experiments(
     if effects is not None:
         by_head = effects
         runs = {
-            "read_outs": lambda: read_outs(
+            "read_outs": lambda: three_metrics(
                 model, samples, sinks, by_head, threshold=threshold, minimal_effect=minimal_effect, batch_size=batch_size
             ),
             **runs,

@@ -1,4 +1,4 @@
-"""Three read-outs side by side: rank correlations by hand, and models in which the read-outs must part.
+"""Three metrics side by side: rank correlations by hand, and models in which the metrics must part.
 
 None of these models is trained: heads are cut off, norms placed and maps scaled by hand, so that what must follow is known.
 """
@@ -22,9 +22,9 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.results.summaries.causes import MetricsSideBySide
 from sinklab.results.table import make_table
 from sinklab.studies.causes.effects import Effects, HeadEdit, one_by_one
-from sinklab.studies.causes.read_outs import _resampled, read_outs
 from sinklab.studies.causes.readout import NextToken
 from sinklab.studies.causes.samples import token_samples
+from sinklab.studies.causes.three_metrics import _resampled, three_metrics
 from sinklab.testing import tiny_models
 
 
@@ -65,7 +65,7 @@ def test_correlations_of_numbers_that_go_with_the_weights_and_against_them():
     model, samples = small(), texts()
     sink = sinks_of(model, samples, place=0)
     for sign, reading in ((1, "together"), (-1, "opposed")):
-        found = read_outs(model, samples, sink, invented(sink, sign * sink.weights))
+        found = three_metrics(model, samples, sink, invented(sink, sign * sink.weights))
         (one,) = (
             c for c in found.correlations if (c.first, c.second, c.over) == ("concentration", "need of the sink", "heads")
         )
@@ -78,7 +78,7 @@ def test_correlations_of_numbers_that_go_with_the_weights_and_against_them():
 def test_numbers_are_those_of_their_definitions(name):
     model, samples = tiny_models()[name], texts()
     sink, effects = measured(model, samples)
-    found = read_outs(model, samples, sink, effects, batch_size=3)
+    found = three_metrics(model, samples, sink, effects, batch_size=3)
     assert np.array_equal(found.by_head["concentration"], sink.weights)
     assert np.allclose(found.by_head["need of the sink"], effects.of("hide").mean((1, 2)), rtol=0, atol=1e-12)
     assert np.allclose(found.by_head["use of the head"], effects.of("redirect").mean((1, 2)), rtol=0, atol=1e-12)
@@ -121,7 +121,7 @@ def test_a_head_that_is_not_read_keeps_its_sink_and_has_no_use():
         # Queries that all agree with the key of position 0 give head 1 of layer 1 its sink; its output map is cut off.
         model.layers[1].self_attn.o_proj.weight[:, 16:] = 0.0
     sink, effects = measured(model, samples)
-    found = read_outs(model, samples, sink, effects, threshold=0.05, minimal_effect=1e-6)
+    found = three_metrics(model, samples, sink, effects, threshold=0.05, minimal_effect=1e-6)
     index = [str(head) for head in found.heads].index("1.1")
     assert found.by_head["concentration"][index] > 0.05
     assert found.by_head["need of the sink"][index] == 0 == found.by_head["use of the head"][index]
@@ -140,7 +140,7 @@ def test_norms_at_the_ends_of_sublayers_bound_outliers_and_leave_the_weights():
         with torch.no_grad():
             model.layers[-1].mlp.down_proj.weight[3] *= 1e4
         sink, effects = measured(model, samples)
-        found = read_outs(model, samples, sink, effects)
+        found = three_metrics(model, samples, sink, effects)
         # No attention reads what the last layer writes.
         assert np.allclose(found.by_head["concentration"], before.weights, rtol=0, atol=1e-12)
         peaks[placement] = found.by_layer["outliers"][-1]
@@ -158,7 +158,7 @@ def test_softmax_plus_one_moves_the_concentration_to_nothing_and_leaves_the_outl
                 layer.self_attn.q_proj.weight *= 1e-3  # scores near 0: nothing gets as much as a key
             model.layers[-1].mlp.down_proj.weight[3] *= 1e4
         sink, effects = measured(model, samples, place="null" if name == "softmax_plus_one" else 0)
-        found[name] = read_outs(model, samples, sink, effects)
+        found[name] = three_metrics(model, samples, sink, effects)
     # One key more in every row: 1 / (t + 2) for query t = 0 … 13, against 1 / (t + 1) on position 0 for t = 1 … 13.
     expected = {"softmax": np.mean(1 / np.arange(2, 15)), "softmax_plus_one": np.mean(1 / np.arange(2, 16))}
     for name, one in found.items():
@@ -171,7 +171,7 @@ def test_one_head_has_no_correlation():
     sink = sinks_of(model, samples, place=0)
     loss = np.ones((1, 1, 4, 1))
     one = Effects(["hide"], sink.heads[:1], ("words",), loss, loss, np.ones((4, 1)), "nats")
-    found = read_outs(model, samples, sink, one)
+    found = three_metrics(model, samples, sink, one)
     assert "concentration and outliers over 1 heads: too few for a correlation" in found.statement
     assert found.layers == [0]
 
@@ -179,7 +179,7 @@ def test_one_head_has_no_correlation():
 def test_the_table_and_the_record():
     model, samples = small(), texts()
     sink, effects = measured(model, samples)
-    found = read_outs(model, samples, sink, effects)
+    found = three_metrics(model, samples, sink, effects)
     table = make_table(found.rows())
     assert {"concentration", "need_of_the_sink", "layer_kurtosis", "rho_concentration_outliers_over_heads"} <= set(
         table["metric"]
@@ -200,9 +200,9 @@ def test_what_cannot_be_is_refused():
         ["zero"], effects.heads, effects.domain_names, effects.loss[:1], effects.divergence[:1], effects.clean_loss, "nats"
     )
     with pytest.raises(ConfigurationError, match="the effect of 'hide' or 'redirect', and the effects have zero"):
-        read_outs(model, samples, sink, other)
+        three_metrics(model, samples, sink, other)
     with pytest.raises(ConfigurationError, match="needs a sink, and none was found"):
-        read_outs(model, samples, sinks_of(model, samples, place=None), effects)
+        three_metrics(model, samples, sinks_of(model, samples, place=None), effects)
     bigger = measured(tiny_models()["gpt2"], samples)[1]
     with pytest.raises(ConfigurationError, match=r"effects were measured in head 0\.2, which the sink was not looked for in"):
-        read_outs(model, samples, sink, bigger)
+        three_metrics(model, samples, sink, bigger)

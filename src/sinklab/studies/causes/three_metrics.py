@@ -23,7 +23,7 @@ from sinklab.studies.causes.effects import Effects
 from sinklab.studies.causes.finding import ExperimentResult, head_rows, number, plain
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["Correlation", "ReadOuts", "read_outs"]
+__all__ = ["Correlation", "ThreeMetrics", "three_metrics"]
 
 BY_HEAD: dict[str, Metric] = {
     "concentration": Metric("concentration", "fraction", "Mean share of a row on the sink."),
@@ -74,8 +74,8 @@ class Correlation:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReadOuts(ExperimentResult):
-    """What :func:`read_outs` found. All arrays are float64; NaN where a number does not exist.
+class ThreeMetrics(ExperimentResult):
+    """What :func:`three_metrics` found. All arrays are float64; NaN where a number does not exist.
 
     Attributes:
         by_head: ``(heads,)`` each: ``concentration``, mean share of a row on the sink; ``outliers``, kurtosis of what the head
@@ -162,7 +162,7 @@ NEEDS = {"hide": "need of the sink", "redirect": "use of the head"}
 
 
 @torch.no_grad()
-def read_outs(
+def three_metrics(
     model: nn.Module,
     samples: Samples,
     sinks: Sinks,
@@ -171,7 +171,7 @@ def read_outs(
     threshold: float = 0.3,
     minimal_effect: float = 0.01,
     batch_size: int = 16,
-) -> ReadOuts:
+) -> ThreeMetrics:
     """Set concentration, outliers and usefulness side by side, with their rank correlations over heads and over layers.
 
     Weight concentration, activation outliers and functional usefulness are related and not the same: norms at the ends of
@@ -225,7 +225,7 @@ def read_outs(
     by_layer["kurtosis"] = np.array([np.mean(probe.layers[site].kurtosis) for site in sites])
     need = by_head.get(NEEDS["hide"], np.full(len(heads), np.nan))
     strong = by_head["concentration"] >= threshold
-    return ReadOuts(
+    return ThreeMetrics(
         heads=list(heads),
         by_head=by_head,
         layers=[site.layer for site in sites],
