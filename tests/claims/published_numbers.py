@@ -237,7 +237,8 @@ PUBLISHED |= {
     "unique_data": {
         "baseline": {RATE: 18.18},
         "0.05 of the rows": {RATE: 15},
-        "0.005 of the rows": {RATE: 0.9},
+        "0.02 of the rows": {RATE: 8, "overfitting": 0.0},
+        "0.005 of the rows": {RATE: 0.9, "overfitting": 2.0},
     },
     "fixed_token": {
         "fixed_first": {RATE: 74.11, "sink_rate_1": 0, "sink_rate_2": 0},
@@ -270,6 +271,7 @@ REVERSED += [
     ("batch_size", "batch x1/2", WEIGHT, 0.4),
     ("batch_size", "batch x2", WEIGHT, 0.1),
     ("unique_data", "0.005 of the rows", RATE, 18),
+    ("unique_data", "0.02 of the rows", RATE, 17),
     ("unique_data", "0.005 of the rows", RATE, 10),  # weaker, and still more than half
     ("fixed_token", "fixed_first", RATE, 0),
     ("fixed_token", "fixed_second", "sink_rate_1", 0),
