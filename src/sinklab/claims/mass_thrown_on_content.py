@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from sinklab.attention.accumulate import filled
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys, weights_on_own_keys
 from sinklab.attention.intervention import Intervention
@@ -20,7 +21,6 @@ from sinklab.jobs.checkpoint import Checkpoint
 from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part
 from sinklab.jobs.effect import Numbers, Ratio, Value
 from sinklab.jobs.scale import Scale
-from sinklab.probes._accumulate import filled
 from sinklab.read_outs._attention import batches
 from sinklab.registry import claims, read_outs
 from sinklab.results.metric import Metric

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from sinklab.attention.accumulate import filled
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
@@ -14,7 +15,6 @@ from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
 from sinklab.jobs.claim import Claim, Part, Variant
 from sinklab.jobs.effect import Value
 from sinklab.jobs.trained import TrainedModel
-from sinklab.probes._accumulate import filled
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
 

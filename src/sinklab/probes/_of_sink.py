@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import ClassVar, Self
 
+from sinklab.attention.accumulate import Means, require_same
 from sinklab.attention.probe import Probe
-from sinklab.probes._accumulate import Means, require_same
 from sinklab.results.metric import Metric, Row
 from sinklab.sinks import Sinks
 

@@ -8,10 +8,10 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from sinklab.attention.accumulate import Means, by_head, require_same
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Probe
 from sinklab.errors import ContractError
-from sinklab.probes._accumulate import Means, by_head, require_same
 from sinklab.registry import probes
 from sinklab.results.metric import Metric, Row
 

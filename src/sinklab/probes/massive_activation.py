@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sinklab.attention.accumulate import Means, documents_of, require_same
 from sinklab.attention.call import LayerOutput, Site
 from sinklab.attention.probe import Probe
-from sinklab.probes._accumulate import Means, documents_of, require_same
 from sinklab.registry import probes
 from sinklab.results.metric import Coordinates, Metric, Row
 

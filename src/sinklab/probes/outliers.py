@@ -9,9 +9,9 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from sinklab.attention.accumulate import Means, documents_of, require_same
 from sinklab.attention.call import LayerOutput, Site
 from sinklab.attention.probe import Probe
-from sinklab.probes._accumulate import Means, documents_of, require_same
 from sinklab.registry import probes
 from sinklab.results.metric import Metric, Row
 

@@ -9,13 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from sinklab.attention.accumulate import Means, by_head, filled
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
 from sinklab.attention.operation import is_largest, row_share
 from sinklab.attention.probe import Probe, Watcher
 from sinklab.attention.session import attend
 from sinklab.jobs.trained import MeasuredModel
-from sinklab.probes._accumulate import Means, by_head, filled
 from sinklab.probes.entropy import ENTROPY
 from sinklab.probes.null_mass import NULL_MASS, NullMass
 from sinklab.probes.sink_rate import SinkRate

@@ -7,12 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from sinklab.attention.accumulate import filled
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
 from sinklab.attention.operation import row_share
 from sinklab.attention.probe import Watcher
 from sinklab.jobs.trained import MeasuredModel
-from sinklab.probes._accumulate import filled
 from sinklab.read_outs._attention import THRESHOLD, first_rows, look
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sinklab.attention.accumulate import documents_of
 from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics, run_of
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
-from sinklab.probes._accumulate import documents_of
 from sinklab.probes.outliers import LAYER_KURTOSIS
 from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks
