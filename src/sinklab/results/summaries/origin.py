@@ -41,7 +41,7 @@ class OriginEdit(TypedDict):
 
 
 class OriginNorms(TypedDict):
-    """Norms of the residual stream in front of each block, at the place and at the other tokens."""
+    """Mean norms of what enters the first block and of what leaves every block, at the place and at the other tokens."""
 
     place: list[float]
     others: list[float]

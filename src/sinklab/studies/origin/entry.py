@@ -1,0 +1,205 @@
+"""From what was measured of one place to its entry in the summary: origin, norms, what each edit does, heads behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sinklab.results.intervals import Interval, mean_over_items
+from sinklab.results.summaries.origin import OriginEdit, OriginFound, OriginHead, OriginUnit, OriginWeight
+from sinklab.results.summaries.shared import Difference
+from sinklab.studies.origin.ablation import Edit, Measured
+from sinklab.studies.origin.decomposition import Decomposition, UnitShare
+from sinklab.studies.origin.setting import HeadsByModule, OriginSetting, mean_over
+from sinklab.studies.origin.structure import Sublayer
+from sinklab.studies.origin.tracing import Birth, Place
+from sinklab.studies.origin.words import verdict
+from sinklab.studies.origin.writers import Weight, Writer
+
+__all__ = ["PlacedEdit", "TracedPlace", "entry_of", "known"]
+
+HEADS = 8
+"""Heads that are listed with their weight on the place, the strongest first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacedEdit:
+    """An edit, what it is made on (``units``, ``controls``, ``write``, ``channels``), and what it is in words."""
+
+    on: str
+    edit: Edit
+    what: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TracedPlace:
+    """What was measured of one place.
+
+    Attributes:
+        at: boolean ``(samples, length)``: its tokens.
+        by: whether the origin is where its norm jumps, or the write that its pull is lost without.
+        sublayer: the origin; ``None`` for the embeddings, or where none was found.
+        pull: how far the scores of the place stand above the others, and how much of that goes with the write (``None`` where
+            nothing is written before the heads read); ``None`` where it was not measured.
+        split: the write as a sum over units of its writer.
+        clean: the model as it is.
+        own: the heads behind the origin that give the place most.
+        spike_block: index, in what was seen of the blocks, of the one behind the origin with the largest spike.
+        edits, measured: what was edited, and what was seen under it.
+    """
+
+    place: Place
+    at: Tensor
+    birth: Birth
+    by: Literal["norm", "pull", "none"]
+    sublayer: Sublayer | None
+    pull: tuple[float, Interval | None] | None
+    writer: Writer | None
+    split: Decomposition | None
+    clean: Measured
+    own: HeadsByModule
+    spike_block: int
+    edits: Sequence[PlacedEdit]
+    measured: Sequence[Measured]
+
+
+def entry_of(setting: OriginSetting, traced: TracedPlace) -> OriginFound:
+    """The entry of one place in the summary, with its verdict."""
+    place, birth, sublayer, pull = traced.place, traced.birth, traced.sublayer, traced.pull
+    writer, split, clean, own = traced.writer, traced.split, traced.clean, traced.own
+    blocks = setting.structure.blocks
+    embedded = traced.by != "none" and sublayer is None
+    by_block: list[float | None] = []
+    for block in blocks:
+        inside = [values for label, values in clean.weights.items() if setting.block_of(label) == block.number]
+        by_block.append(known(float(torch.cat(inside, 1).nanmean())) if inside else None)
+    entry: OriginFound = {
+        "place": place.name,
+        "kind": "spike" if place.spike else "sink",
+        "positions": place.positions,
+        "description": " and ".join(sink.describe() for sink in place.sinks) if len(place.sinks) == 1 else place.name,
+        "by": traced.by,
+        "stage": birth.stage if traced.by == "norm" else None if sublayer is None else sublayer.stage,
+        "block": None if sublayer is None else sublayer.block,
+        "module": None if sublayer is None else blocks[sublayer.block].name,
+        "sublayer": "embeddings" if embedded else None if sublayer is None else sublayer.kind,
+        "before": birth.before,
+        "after": birth.after,
+        "peak": birth.peak,
+        "pull": None if pull is None else pull[0],
+        "pull_lost": None if pull is None or pull[1] is None else _interval(pull[1]),
+        "norms": {"place": _norms(setting, traced.at), "others": _norms(setting, setting.others)},
+        "norm": None if split is None else split.norm,
+        "rest": None if split is None else split.rest,
+        "error": None if split is None else split.error,
+        "against_others": split is not None and split.against_others,
+        "not_split": "" if split is None else split.why,
+        "channels": [] if split is None else [dataclasses.asdict(channel) for channel in split.channels],
+        "unit_kind": None if writer is None else writer.kind,
+        "num_units": None if writer is None else writer.units,
+        "units": [] if split is None else [_unit(part) for part in split.parts],
+        "weights": [],
+        "weight": known(float(mean_over(clean.weights, own).nanmean())),
+        "uniform": known(float(mean_over(clean.uniform, own).nanmean())),
+        "weight_by_block": by_block,
+        "spike": float(clean.spikes[:, traced.spike_block].mean()),
+        "edits": _outcomes(traced),
+        "heads": _heads(traced),
+        "verdict": "",
+    }
+    if writer is not None and split is not None:
+        entry["weights"] = [_weight(part.unit, weight) for part in split.parts for weight in writer.weights(part.unit)]
+    entry["verdict"] = verdict(entry)
+    return entry
+
+
+def known(value: float) -> float | None:
+    """A number for JSON, or ``None`` for NaN and infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _outcomes(traced: TracedPlace) -> list[OriginEdit]:
+    """What every edit does; draws of random units are averaged before the interval is taken."""
+    clean, own, block = traced.clean, traced.own, traced.spike_block
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for number, placed in enumerate(traced.edits):
+        kinds.setdefault((placed.on, placed.edit.name), []).append(number)
+    uniform = mean_over(clean.uniform, own)
+    excess = mean_over(clean.weights, own) - uniform
+    before = clean.spikes[:, block]
+    outcomes: list[OriginEdit] = []
+    for (on, name), numbers in kinds.items():
+        seen = [traced.measured[number] for number in numbers]
+        loss = torch.stack([one.loss for one in seen]).mean(0) - clean.loss
+        weight = torch.stack([mean_over(one.weights, own) for one in seen]).mean(0)
+        spike = torch.stack([one.spikes[:, block:].amax(1) for one in seen]).mean(0)
+        outcomes.append({
+            "edit": name,
+            "on": on,
+            "what": traced.edits[numbers[0]].what,
+            "loss": _difference(loss),
+            "weight": known(float(weight.nanmean())),
+            "weight_kept": _difference((weight - uniform) / excess.nanmean()) if float(excess.nanmean()) > 0 else None,
+            "spike": float(spike.mean()),
+            "spike_kept": _interval(mean_over_items((spike / before.mean()).numpy())),
+        })  # fmt: skip
+    return outcomes
+
+
+def _heads(traced: TracedPlace) -> list[OriginHead]:
+    """The heads that give the place most, with their weight as it is and under every edit of units and of the write."""
+    clean, own = traced.clean, traced.own
+    listed: list[OriginHead] = []
+    for label, values in clean.weights.items():
+        for head, weight in enumerate(values.nanmean(0).tolist()):
+            edited = {
+                f"{placed.on} {placed.edit.name}": known(float(seen.weights[label][:, head].nanmean()))
+                for placed, seen in zip(traced.edits, traced.measured, strict=True)
+                if placed.on in ("units", "write")
+            }
+            listed.append({
+                "layer": clean.layers[label],
+                "head": head,
+                "module": label,
+                "own": label in own and head in own[label].tolist(),
+                "weight": known(weight),
+                "uniform": known(float(clean.uniform[label][:, head].nanmean())),
+                "edited": edited,
+            })  # fmt: skip
+    return sorted(listed, key=lambda head: (not head["own"], -(head["weight"] or 0.0)))[
+        : max(HEADS, sum(h["own"] for h in listed))
+    ]
+
+
+def _norms(setting: OriginSetting, mask: Tensor) -> list[float]:
+    """Mean norm of what enters the first block and what leaves every block, at the tokens of a mask ``(samples, length)``."""
+    norms: list[float] = setting.growth.means(mask, blocks=True).nanmean(0).tolist()
+    return norms
+
+
+def _weight(unit: int, weight: Weight) -> OriginWeight:
+    return {
+        "unit": unit, "parameter": weight.parameter, "part": weight.part, "role": weight.role, "norm": weight.norm,
+        "times_median": weight.times_median, "channel": weight.channel, "value": weight.value, "rank": weight.rank,
+    }  # fmt: skip
+
+
+def _unit(part: UnitShare) -> OriginUnit:
+    return {
+        "unit": part.unit, "name": part.name, "along": part.along, "size": part.size, "in_channel": part.in_channel,
+    }  # fmt: skip
+
+
+def _difference(values: Tensor) -> Difference | None:
+    """Mean over samples with its interval; ``None`` where fewer than two samples have the number."""
+    own = values[~values.isnan()]
+    return _interval(mean_over_items(own.numpy())) if len(own) > 1 else None
+
+
+def _interval(interval: Interval) -> Difference:
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high}
