@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 
 from sinklab.report.words import number
 
-__all__ = ["KINDS", "WIDTH", "Kind", "Mark", "Row", "draw_forest"]
+__all__ = ["KINDS", "VERDICTS", "WIDTH", "Kind", "Mark", "Row", "draw_forest"]
 
 Kind = Literal[
     "toy", "toy, other base", "natural", "natural, other base", "natural, one model", "checkpoint", "checkpoint, one model"
@@ -88,7 +88,7 @@ class Row:
         return [*bounds, *published, *(mark.middle for mark in self.marks)]
 
 
-WIDTH = 900
+WIDTH = 916
 TEXT, LEFT, RIGHT, NUMBERS, VERDICTS = 14, 288, 586, 598, 764
 """Where the columns begin: names, the axis and its end, numbers, verdicts; px."""
 
@@ -319,8 +319,11 @@ def _text(
 
 
 def _rounded(middle: float, interval: tuple[float, float] | None, relative: bool) -> str:
-    """An estimate to two digits of half its interval, and to four places at most; what counts relatively to three digits."""
-    if interval is None or relative:
+    """An estimate to two digits of half its interval, and to four places at most; what counts relatively to three digits.
+
+    A ratio whose interval reaches 0 was not taken on the logarithmic scale, and counts as a difference does.
+    """
+    if interval is None or (relative and interval[0] > 0):
         return number(middle) + ("" if interval is None else f" [{', '.join(map(number, interval))}]")
     half = (interval[1] - interval[0]) / 2
     places = min(max(1 - math.floor(math.log10(half)), 1), 4) if half else 3
