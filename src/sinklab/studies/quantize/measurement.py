@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Unpack
 
 import numpy as np
 import torch
@@ -16,11 +15,13 @@ from sinklab.errors import ConfigurationError, MeasurementError, SinklabError, U
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import is_causal_lm, loss_kind
 from sinklab.results.intervals import Interval, means_over_items
-from sinklab.results.metric import LOSS, Coordinates, Metric, Row
+from sinklab.results.metric import Row
 from sinklab.results.run import Progress, silent
-from sinklab.results.summaries.quantize import CureEntry, QuantizeSummary, SchemeEntry, SiteEntry, TokenRise, WorstChannel
+from sinklab.results.summaries.quantize import CureEntry, QuantizeSummary, SchemeEntry, SiteEntry
 from sinklab.sinks import find_sinks
 from sinklab.studies.quantize.cures import Cure, cost_of, modules_whole, of_activations, spike_positions, token_bytes
+from sinklab.studies.quantize.named import Names
+from sinklab.studies.quantize.rows import quantize_rows
 from sinklab.studies.quantize.scheme import WHOLE_BITS, Scheme
 from sinklab.studies.quantize.spikes import Spike, find_spikes
 from sinklab.studies.quantize.twin import Range, Treatment, Twin
@@ -29,43 +30,15 @@ from sinklab.studies.quantize.verdict import best_cure, judged, texts_needed, ve
 __all__ = ["examine"]
 
 SUMMARY_VERSION = 1
-PROBE = "quantize"
 LEVEL = 0.95
 MANY = 4
 """Modules that the larger of two cures keeps whole, if there are four times as many."""
-
-RISING = 8
-"""Tokens that are listed."""
 
 OWN = "class, the model's own answer"
 """What the loss is taken of where samples have no classes: the gap is then about answers that change, right or wrong."""
 
 CHECKED = 2
 """Calibration samples on which integer and simulated products are compared."""
-
-GAP = Metric("quantization_gap", "nats", "Loss of the quantised model less that of the model as it is, over the same samples.")
-SITE_GAP = Metric(
-    "quantization_site_gap",
-    "nats",
-    "quantization_gap with this linear map, or the residual stream at this place, alone on grids.",
-)
-POSITION_GAP = Metric("quantization_gap_by_position", "nats", "quantization_gap of the loss of the token behind this position.")
-LEFT = Metric("quantization_gap_left", "nats", "quantization_gap under the scheme with a cure.")
-GAIN = Metric(
-    "quantization_gain", "nats", "Loss under the scheme less that under the scheme with a cure, over the same samples."
-)
-RATIO = Metric(
-    "channel_range_ratio",
-    "ratio",
-    "Range of the channel with the largest one over that of the median channel of the same input, over calibration samples.",
-)
-CHANNEL = Metric("channel_of_largest_range", "index", "The channel (0-based) that has the channel_range_ratio.")
-SHARE = Metric("whole_products", "fraction", "Multiplications of linear maps that a cure leaves whole.", range=(0.0, 1.0))
-ACTIVATIONS = Metric(
-    "whole_activations", "fraction", "Numbers on grids under the scheme alone that a cure leaves whole.", range=(0.0, 1.0)
-)
-BYTES = Metric("extra_bytes", "bytes", "What a cure holds besides the codes, whole numbers counted as 16 bits.")
-BOUNDS = {metric: (metric.bound("low"), metric.bound("high")) for metric in (GAP, SITE_GAP, LEFT, GAIN)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +134,7 @@ class _Examination:
         self.loaded, self.calibration, self.samples, self.request = loaded, calibration, samples, request
         self.loss_of, self.corpus, self.bos, self.progress = loss_of, corpus, bos, progress
         self.twin = Twin(loaded.model, residual=request.residual, integer=request.integer)
-        self.rows: list[Row] = []
+        self.names = Names(loaded, calibration, samples)
 
     def run(self) -> Examined:
         request, twin = self.request, self.twin
@@ -227,17 +200,20 @@ class _Examination:
             "sinks": None if sinks is None else list(sinks),
             "sinks_refused": refused,
             "sites": sites,
-            "largest_spike": self._channel(worst, sinks) if worst.large else None,
+            "largest_spike": self.names.channel(worst, twin.sites[worst.site], sinks) if worst.large else None,
             "gap_by_position": [float(value) for value in by_position],
-            "tokens_that_rise": self._rising(losses[0]) if examined else [],
+            "tokens_that_rise": self.names.rising(clean, losses[0]) if examined else [],
             "cures": cures,
             "recommended": None if best is None else best["cure"],
             "recipe": None,
             "text": "",
         }
         summary["text"] = verdict_text(summary)
-        self._tabulate(summary, spikes)
-        return Examined(summary, self.rows, _outside(twin), any(map_.transposed for map_ in twin.maps))
+        layers = {key: site.layer for key, site in twin.sites.items()}
+        rows = quantize_rows(
+            summary, spikes, layers, clean_loss=float(self.clean_means.mean()), scored=int(clean.isfinite().sum())
+        )
+        return Examined(summary, list(rows), _outside(twin), any(map_.transposed for map_ in twin.maps))
 
     # --- parts ----------------------------------------------------------------------------------------------------------------
 
@@ -359,101 +335,8 @@ class _Examination:
         return entries, level
 
     def _site(self, spike: Spike, gap: Interval, sinks: tuple[int, ...] | None) -> SiteEntry:
-        return {**self._channel(spike, sinks), "gap": gap.mean, "low": gap.low, "high": gap.high}
-
-    def _channel(self, spike: Spike, sinks: tuple[int, ...] | None) -> WorstChannel:
-        site = self.twin.sites[spike.site]
-        return {
-            "site": spike.site,
-            "kind": site.kind,
-            "layer": site.layer,
-            "channel": spike.channel,
-            "range_ratio": spike.ratio,
-            "spike": spike.large,
-            "everywhere": spike.everywhere,
-            "positions": list(spike.positions),
-            "tokens": [self._named(place) for place in spike.positions],
-            "at_sink": None if sinks is None else bool(spike.positions) and set(spike.positions) <= set(sinks),
-        }
-
-    def _named(self, position: int) -> str:
-        """A position in words, with its token where nearly all texts have the same there."""
-        if self.calibration.names is not None and position < len(self.calibration.names):
-            return self.calibration.names[position]
-        tokens = self.calibration.tokens
-        if tokens is None or position >= tokens.shape[1]:
-            return f"position {position}"
-        own = tokens[:, position]
-        text = f" {self._decoded(int(own[0]))!r}" if bool((own == own[0]).all()) else ""
-        return f"position {position}{text}"
-
-    def _decoded(self, token: int) -> str:
-        tokenizer = self.loaded.tokenizer
-        return str(token) if tokenizer is None else str(tokenizer.decode([token]))
-
-    def _rising(self, losses: Tensor) -> list[TokenRise]:
-        """The predicted tokens whose loss rises most."""
-        rises = (losses - self.clean).nan_to_num(nan=-float("inf"))
-        width = rises.shape[1]
-        listed: list[TokenRise] = []
-        for flat in rises.flatten().topk(min(RISING, int(rises.isfinite().sum()))).indices.tolist():
-            text, position = divmod(flat, width)
-            before, after = (float(part[text, position]) for part in (self.clean, losses))
-            listed.append(
-                TokenRise(text=text, position=position, token=self._predicted(text, position), before=before, after=after)
-            )
-        return listed
-
-    def _predicted(self, text: int, position: int) -> str:
-        targets, tokens = self.samples.targets, self.samples.tokens
-        if targets is None:
-            return "" if tokens is None else self._decoded(int(tokens[text, position + 1]))
-        if targets.ndim == 1:
-            return f"class {int(targets[text])}"
-        return self._decoded(int(targets[text, position]))
-
-    # --- table ----------------------------------------------------------------------------------------------------------------
-
-    def _tabulate(self, summary: QuantizeSummary, spikes: Mapping[str, Spike]) -> None:
-        count = len(self.samples)
-        scored = int(self.clean.isfinite().sum())
-        self.rows.append({"probe": PROBE, "metric": LOSS, "value": float(self.clean_means.mean()), "count": scored})
-        for scheme in summary["schemes"]:
-            name = f"{scheme['scheme']}{' per token' if scheme['per_token'] else ''}"
-            self.rows.append({"probe": PROBE, "metric": LOSS, "value": scheme["loss"], "count": scored, "intervention": name})
-            self._interval_rows(GAP, scheme["gap"], scheme["low"], scheme["high"], intervention=name, count=count)
-        examined = summary["examined"]
-        for site in summary["sites"]:
-            at: Coordinates = {"intervention": examined, "module": site["site"], "count": count}
-            if site["layer"] is not None:
-                at["layer"] = site["layer"]
-            self._interval_rows(SITE_GAP, site["gap"], site["low"], site["high"], **at)
-        for key, spike in spikes.items():
-            at = {"probe": PROBE, "module": key, "count": len(self.calibration)}
-            layer = self.twin.sites[key].layer
-            if layer is not None:
-                at["layer"] = layer
-            self.rows.append({**at, "metric": RATIO, "value": spike.ratio})
-            self.rows.append({**at, "metric": CHANNEL, "value": float(spike.channel)})
-        for position, gap in enumerate(summary["gap_by_position"]):
-            self.rows.append(
-                {
-                    "probe": PROBE, "metric": POSITION_GAP, "value": gap, "count": count, "intervention": examined,
-                    "query_position": position,
-                }
-            )  # fmt: skip
-        for cure in summary["cures"]:
-            name = f"{examined}, {cure['cure']}"
-            for metric, found in ((LEFT, cure["left"]), (GAIN, cure["gain"])):
-                self._interval_rows(metric, found["mean"], found["low"], found["high"], intervention=name, count=count)
-            common: Row = {"probe": PROBE, "intervention": name, "count": 1}
-            self.rows.append({**common, "metric": SHARE, "value": cure["share_whole"]})
-            self.rows.append({**common, "metric": ACTIVATIONS, "value": cure["activations_whole"]})
-            self.rows.append({**common, "metric": BYTES, "value": float(cure["extra_bytes"])})
-
-    def _interval_rows(self, metric: Metric, mean: float, low: float, high: float, **at: Unpack[Coordinates]) -> None:
-        for one, value in zip((metric, *BOUNDS[metric]), (mean, low, high), strict=True):
-            self.rows.append({"probe": PROBE, **at, "metric": one, "value": value})
+        channel = self.names.channel(spike, self.twin.sites[spike.site], sinks)
+        return {**channel, "gap": gap.mean, "low": gap.low, "high": gap.high}
 
 
 def _with_own_answers(model: PreTrainedModel, samples: Samples) -> Samples:
