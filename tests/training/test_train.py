@@ -245,6 +245,11 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(run, tmp_path, finished, 
     pd.testing.assert_frame_equal(without_times(resumed.table), without_times(finished.table))
 
 
+def test_the_first_record_counts_no_time_before_the_training(finished):
+    speeds = finished.table[finished.table["metric"] == "tokens_per_second"].sort_values("step")["value"].tolist()
+    assert speeds[0] > 0.02 * max(speeds)  # of the clock's own beginning, which is days ago, it is a millionth
+
+
 def test_accumulated_gradients_are_those_of_the_big_batch(finished, run):
     accumulated = run("training.micro_batch_size=1", "training.save_every=8")
     assert accumulated.record["resolved"]["accumulation"] == 4

@@ -106,7 +106,7 @@ class Bookkeeper(TrainerCallback, ExportableState):
         self._best = math.inf
         self._elsewhere = 0.0
         self._recorded_at = 0
-        self._mark = (0.0, 0.0)
+        self._mark = (time.perf_counter(), 0.0)  # the state is asked for before the training begins
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         losses = [record["loss"] for record in state.log_history if "loss" in record]

@@ -140,6 +140,12 @@ def test_whether_a_head_needs_its_sink_stands_beside_its_label():
     assert [one.needs_sink["domain 0"] for one in found] == ["no", "yes", "yes", "no", "undecided"]
 
 
+def test_a_head_that_gains_when_its_sink_is_hidden_does_not_need_it():
+    """What its sink says does harm, and less so on other keys than on none: two gains, and no need."""
+    (found,) = label_heads(made_up([[{**SEMANTIC, "hide": -0.09, "zero_value": -0.16}]], noise=0.005), sink_of(1))
+    assert found.needs_sink["domain 0"] == "undecided"
+
+
 def test_without_a_sink_zeroing_decides():
     effects = made_up([[SEMANTIC], [CONSTANT], [{}]])
     found = label_heads(effects, sink_of(3, place=None))

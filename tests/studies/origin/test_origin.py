@@ -377,8 +377,11 @@ def test_the_verdict_names_heads_that_differ(samples):
     heads = [{**head, "weight": 0.9, "uniform": 0.1, "edited": {"units zero": edited}, "own": True}
              for head, edited in zip(found["heads"][:2], (0.1, 0.9), strict=True)]  # fmt: skip
     text = verdict({**found, "heads": heads})
-    assert "takes the sink of 1 of 2 heads away" in text
-    assert "0.90 to 0.10" in text
+    names = [f"{head['layer']}.{head['head']}" for head in heads]
+    assert f"takes the sink of 1 of 2 heads away (weight {names[0]}: 0.90 to 0.10)" in text
+    assert f"the other head keeps part of it or all (weight {names[1]}: 0.90 to 0.90)." in text
+    gains = verdict({**found, "heads": [heads[0], {**heads[1], "weight": 0.3}]})
+    assert f"the other head keeps part of it or all or looks there more (weight {names[1]}: 0.30 to 0.90)." in gains
 
 
 def test_rows_name_their_metrics_and_the_place(samples):

@@ -48,7 +48,7 @@ RULES_WITHOUT_SINK: dict[str, tuple[str, ...]] = {
     "unneeded": ("zero costs nothing",),
 }
 
-NEEDS: dict[str, tuple[str, ...]] = {"yes": ("hide - zero_value",), "no": ("hide - zero_value costs nothing",)}
+NEEDS: dict[str, tuple[str, ...]] = {"yes": ("hide", "hide - zero_value"), "no": ("hide - zero_value costs nothing",)}
 """The second axis, by what it is called: whether a head needs its sink as a place for its attention."""
 
 RESTING = {"dormant", "broadcast"}

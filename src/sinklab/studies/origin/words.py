@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sinklab.report.words import number
 from sinklab.results.summaries.origin import OriginEdit, OriginFound, OriginHead, OriginSummary
 from sinklab.results.summaries.shared import Difference
@@ -116,12 +118,14 @@ def _parting(origin: OriginFound) -> str:
     )
     lost, kept = _by_head(origin)
     if lost and kept:
-        listed = [f"{head['layer']}.{head['head']}: {_change(head)}" for head in (*lost, *kept)[:LISTED]]
-        text = f"{silenced} {takes} the sink of {len(lost)} of {len(lost) + len(kept)} heads away"
+        weights_of = " (weight {})".format
+        text = f"{silenced} {takes} the sink of {len(lost)} of {len(lost) + len(kept)} heads away{weights_of(_changes(lost))}"
         spiked = f"the spike too ({spikes})" if spike == "gone" else f"the spike {_left(spike)} ({spikes})"
         joined = f" and {spiked}" if spike == "gone" else f"; {spiked}"
         rest = "the other head keeps" if len(kept) == 1 else "the other heads keep"
-        return f"{text}{joined}; {rest} part of it or all (weight {', '.join(listed)})."
+        gaining = any((head["edited"]["units zero"] or 0) > (head["weight"] or 0) for head in kept)
+        more = f" or {'looks' if len(kept) == 1 else 'look'} there more" if gaining else ""
+        return f"{text}{joined}; {rest} part of it or all{more}{weights_of(_changes(kept))}."
     if spike == "gone" and sink == "stays":
         return f"Spike and sink part. {silenced} {takes} the spike away ({spikes}), and the sink stays ({weights})."
     if spike == "gone" and sink == "gone":
@@ -143,6 +147,11 @@ def _by_head(origin: OriginFound) -> tuple[list[OriginHead], list[OriginHead]]:
         if head["own"] and weight is not None and uniform is not None and edited is not None and weight > uniform:
             (lost if grade((edited - uniform) / (weight - uniform)) == "gone" else kept).append(head)
     return lost, kept
+
+
+def _changes(heads: Sequence[OriginHead]) -> str:
+    """By head, the first few."""
+    return ", ".join(f"{head['layer']}.{head['head']}: {_change(head)}" for head in heads[:LISTED])
 
 
 def _change(head: OriginHead) -> str:
