@@ -229,6 +229,11 @@ def finding(summary: Mapping[str, Any]) -> str:
             f"{subject} has no attention sink: no head gives the same place more than {threshold} of its attention in enough "
             f"samples. The most frequent is {_place(weak[0])}{token}, in {percent(weak[0]['rate'])} of all heads and samples."
         )
+    if summary.get("candidate_positions") == 0:
+        return (
+            f"{subject} shows no attention sink, and none could count: no position is seen by half of the queries of these "
+            "samples, as where every layer has a sliding window. Take samples of at most two windows (`--seq-len`)."
+        )
     if is_number(rate):
         heads = f"in none of its {cells} heads" if cells else "in no head"
         return (

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
 from tests.architectures.zoo import MEASURED, build
 from tests.conftest import make_sinklm
@@ -29,6 +30,22 @@ SMALL = {"corpus": "random_tokens", "seq_len": 8, "samples": 2, "cache": False}
 def result(checkpoint, tmp_path_factory):
     out = tmp_path_factory.mktemp("audit") / "result"
     return audit(str(checkpoint), seq_len=16, samples=6, out=out)
+
+
+@pytest.mark.parametrize(("seq_len", "candidates"), [(16, 9), (40, 0)])
+def test_a_window_that_hides_every_position_from_half_of_the_queries(seq_len, candidates, tmp_path):
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        sliding_window=8,
+    )  # fmt: skip
+    model = wrap_model(transformers.MistralForCausalLM(config).eval(), None, name="mistral")
+    summary = audit(model, out=tmp_path / "out", **SMALL | {"seq_len": seq_len}).summary
+    assert summary["candidate_positions"] == candidates
+    for condition in summary["conditions"]:
+        assert (condition["top_position"] is None) is (condition["top_rate"] is None) is (candidates == 0)
+    assert ("no position is seen by half of the queries of these samples" in summary["finding"]) is (candidates == 0)
+    assert (tmp_path / "out" / "report.html").is_file()
 
 
 def test_writes_every_file_and_nothing_else(result):

@@ -218,7 +218,9 @@ def _condition(condition: Condition, part: Part) -> dict[str, object]:
     table, sinks = _of_part(condition.table, part), condition.sinks[part]
     rows = _rows(table, "sink_rate", "gu2024", whole=True)
     rows = rows[rows["key_position"] < condition.candidates[part]]
-    top, main = rows.loc[rows["value"].idxmax()], sinks.main
+    main = sinks.main
+    # Under a window that is short for the samples no position is seen by half of the queries.
+    top = None if rows.empty else rows.loc[rows["value"].idxmax()]
     return {
         "corpus": condition.corpus,
         "bos": int(condition.bos),
@@ -226,8 +228,8 @@ def _condition(condition: Condition, part: Part) -> dict[str, object]:
         "sink": sinks.describe(),
         "sink_rate": main.rate if main else None,
         "sink_rate_gu2024": _rate(table, 0),
-        "top_position": int(top["key_position"]),
-        "top_rate": float(top["value"]),
+        "top_position": None if top is None else int(top["key_position"]),
+        "top_rate": None if top is None else float(top["value"]),
     }
 
 
