@@ -123,6 +123,8 @@ OPTIONS = {
     "text too short": (["--corpus", "SHORT", "--seq-len", "400"], "is too short: it gives 0 of 3 samples of 400 tokens"),
     "length 1": (["--seq-len", "1"], "--seq-len must be at least 2"),
     "no samples": (["--samples", "0"], "--samples at least 1"),
+    "less than no samples": (["--samples", "-3"], "--samples at least 1, got 12 and -3"),
+    "less than no samples of a text": (["--corpus", "SHORT", "--samples", "-3"], "--samples at least 1, got 12 and -3"),
     "threshold": (["--threshold", "1.5"], "threshold 1.5 must be in [0, 1)"),
     "device": (["--device", "gpu"], "there is no device 'gpu'"),
     "dtype": (["--dtype", "int8"], "there is no dtype 'int8'"),

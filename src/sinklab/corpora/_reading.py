@@ -58,9 +58,12 @@ def read_samples(corpus: Corpus, encoder: Encoder, *, seq_len: int, samples: int
     """How the tokenizer read the samples that :meth:`Corpus.sample` gives for the same arguments.
 
     Returns:
-        ``None`` for a corpus that is no text, and for a tokenizer that does not say where its tokens stand (a slow one).
+        ``None`` for a corpus that is no text, for a number of samples that :meth:`Corpus.sample` refuses, and for a tokenizer
+        that does not say where its tokens stand (a slow one).
     """
     tokenizer, framed = encoder.tokenizer, sum(map(len, encoder.frame(bos)))
+    if samples < 1:  # refused where they are drawn
+        return None
     if tokenizer is None or not isinstance(corpus, TextCorpus) or not getattr(tokenizer, "is_fast", False) or seq_len <= framed:
         return None
     tokens = characters = predicted = predicted_bytes = unknown = 0
