@@ -1,4 +1,7 @@
-"""Tables on narrow terminals: cells wrap between words while words fit, else every row becomes a few lines."""
+"""Tables on narrow terminals: cells wrap between words while words fit, else every row becomes a few lines.
+
+Columns that must not wrap keep the width of their longest cell.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ def fitted(part: RenderableType, console: Console) -> Iterator[RenderableType]:
     measured = [
         [Measurement.get(console, wide, _text(cell)) for cell in (column.header, *column.cells)] for column in part.columns
     ]
-    widths = [max(cell.minimum for cell in cells) for cells in measured]
+    widths = [
+        max(cell.maximum if column.no_wrap else cell.minimum for cell in cells)
+        for column, cells in zip(part.columns, measured, strict=True)
+    ]
     room = console.width - 2 * (len(widths) - 1)  # two spaces between columns
     if sum(widths) <= room:
         natural = [max(cell.maximum for cell in cells) for cells in measured]
