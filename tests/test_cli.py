@@ -233,6 +233,18 @@ class TestList:
         assert list(record) == ["embedded:sigmoid", "embedded:softmax"]
         assert record["embedded:sigmoid"].startswith("sigmoid attention, 2 layers of 2 heads, context 128")
 
+    def test_one_that_is_broken_does_not_hide_the_others(self, tmp_path, monkeypatch):
+        monkeypatch.syspath_prepend(tmp_path)
+        (tmp_path / "orchard.py").write_text("import no_such_fruit\n")
+        installed = tmp_path / "orchard-1.0.dist-info"
+        installed.mkdir()
+        (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: orchard\nVersion: 1.0\n")
+        (installed / "entry_points.txt").write_text("[sinklab.probes]\nquince = orchard:Quince\n")
+        record = json.loads(run("list", "--json").stdout)
+        assert record["probes"]["quince"] == "cannot be imported: ModuleNotFoundError: No module named 'no_such_fruit'"
+        assert record["probes"]["sink_rate"] == KINDS["probes"].summary("sink_rate")
+        assert set(record) == {*KINDS, "models"}
+
     def test_an_unknown_kind(self):
         assert "Did you mean 'probes'" in run("list", "prob", status=2).stderr
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from sinklab.errors import ContractError, UnknownNameError
 from sinklab.models.embedded import embedded_names, embedded_path
-from sinklab.registry import KINDS, registry_of
+from sinklab.registry import KINDS, Registry, registry_of
 from sinklab.results.metric import Declared, Metric, metrics_of
 from sinklab.results.metric import catalogue as metrics
 from sinklab.results.source_text import file_of, registers, unparsed
@@ -64,7 +64,7 @@ def catalogue(kind: str | None = None) -> dict[str, dict[str, str]]:
     if kind in ("model", "models"):
         return {"models": {name: _model_summary(name) for name in embedded_names()}}
     kinds = KINDS if kind is None else {registry_of(kind).plural: registry_of(kind)}
-    listed = {plural: {name: registry.summary(name) for name in registry} for plural, registry in kinds.items()}
+    listed = {plural: {name: _summary(registry, name) for name in registry} for plural, registry in kinds.items()}
     if kind is None:
         listed["models"] = {name: _model_summary(name) for name in embedded_names()}
     return listed
@@ -122,6 +122,16 @@ def _metric(declared: Declared) -> Description:
 
 def _papers(text: str) -> list[str]:
     return sorted(set(re.findall(r"\b\d{4}\.\d{5}\b", text)))
+
+
+def _summary(registry: Registry[Any], name: str) -> str:
+    """What a plug-in is; of a foreign one that is broken why, so that the others are listed all the same."""
+    try:
+        return registry.summary(name)
+    except ContractError as error:
+        cause = error.__cause__
+        text = str(error) if cause is None else f"cannot be imported: {type(cause).__name__}: {cause}"
+        return " ".join(text.split())
 
 
 def _model_summary(name: str) -> str:
