@@ -134,7 +134,7 @@ def _nothing_to_pin(sinks: Sinks) -> str:
     if sinks.positions:
         return "sinks were found at the first tokens alone, which sink_window keeps just as well"
     if sinks.main is None:
-        return "sinks were found nowhere, which sink_window keeps just as well"
+        return "no sink was found, so there is nothing to pin"
     return f"the sink is {sinks.main.name}, which has no position of its own that could be pinned"
 
 
