@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import random
 from collections.abc import Iterator
@@ -13,6 +14,14 @@ from sinklab.errors import InputError
 from sinklab.registry import corpora
 
 __all__ = ["TextFile"]
+
+MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",  # begins as that of UTF-16 does
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+"""Byte-order marks of other encodings, and their names as iconv takes them."""
 
 
 @corpora.register("text_file")
@@ -46,6 +55,12 @@ class TextFile(TextCorpus):
         try:
             self.text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
+            marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), None)
+            if marked is not None:
+                raise InputError(
+                    f"{self.path} is not UTF-8 text but {marked}, as its byte-order mark says; convert it: "
+                    f"iconv -f {marked} -t UTF-8 {self.path.name} > utf8.txt"
+                ) from None
             raise InputError(
                 f"{self.path} is not UTF-8 text: byte {content[error.start]:#04x} at offset {error.start}; if it is text in "
                 f"another encoding, convert it: iconv -f LATIN1 -t UTF-8 {self.path.name} > utf8.txt"
