@@ -33,7 +33,7 @@ def test_prints_every_policy_and_the_verdict(printed):
         "policy",
         "share",
         "of",
-        "digits",
+        "answers",
         "right",
         "interval",
         "less",

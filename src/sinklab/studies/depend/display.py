@@ -34,7 +34,7 @@ def display(result: Result) -> Iterator[RenderableType]:
 
 
 def _task(outcome: Mapping[str, Any], first: bool) -> Iterator[RenderableType]:
-    unit = {"log_likelihood": "nats per token", "choice": "share of digits right"}.get(outcome["metric"], outcome["metric"])
+    unit = {"log_likelihood": "nats per token", "choice": "share of answers right"}.get(outcome["metric"], outcome["metric"])
     shown = Table(box=None, pad_edge=False)
     for name in ("policy", unit, "interval", f"less {outcome['without']}", "interval", AXES.get(outcome["axis"], "")):
         shown.add_column(name, justify="left" if name == "policy" else "right")
