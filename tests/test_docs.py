@@ -43,7 +43,7 @@ AVOIDED = {
     r"hangs? together": "correlates",
     r"breeds? no": "does not produce",
     r"promises? no more than is known": "nothing",
-    r"(?<![Dd]epends )(?<!sink rate )\bon nothing\b": "null mass",
+    r"(?<![Dd]epends )\bon nothing\b": "null mass",
     r"keys (that are )?(already )?turned|turned keys|turns? (its|their) keys": "rotated keys",
     r"\b(is|are|was|were|be|been) told\b(?! apart| from)": "is given, is called with",
 }
