@@ -152,6 +152,11 @@ def test_an_unknown_probe_suggests_the_nearest(checkpoint, tmp_path):
     assert "no probe is called 'sink_rat'. Did you mean 'sink_rate'? Known: " in line
 
 
+def test_a_metric_in_place_of_a_probe_names_the_probe(checkpoint, tmp_path):
+    line = refused(run("measure", checkpoint, *QUICK, "--probe", "gu2024", "--out", tmp_path / "out"), tmp_path / "out")
+    assert "'gu2024' is no probe but a metric; take the probe 'sink_rate', which measures it" in line
+
+
 def test_bos_of_a_model_without_one(tmp_path):
     config = transformers.GPT2Config(vocab_size=64, n_layer=1, n_head=2, n_embd=16, bos_token_id=None, eos_token_id=None)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
@@ -252,11 +257,12 @@ def test_ctrl_c_is_one_line_and_status_130(checkpoint, tmp_path, tmp_path_factor
         for descriptor, name in enumerate(("stdout", "stderr"), start=1):
             os.dup2(os.open(printed / name, os.O_CREAT | os.O_WRONLY), descriptor)
             setattr(sys, name, open(descriptor, "w", closefd=False))  # noqa: SIM115
+        torch.set_num_threads(1)  # threads of the process that was forked are gone, and waiting for them never ends
         sys.argv = ["sinklab", *AUDIT, str(checkpoint), "--out", str(out)]
         main()
 
     monkeypatch.setattr(measurement, "run_probes", slow)
-    process = multiprocessing.get_context("fork").Process(target=measure_for_ever)
+    process = multiprocessing.get_context("fork").Process(target=measure_for_ever, daemon=True)
     process.start()
     deadline = time.monotonic() + 300
     while not marker.exists() and process.is_alive() and time.monotonic() < deadline:

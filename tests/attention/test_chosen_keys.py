@@ -9,6 +9,7 @@ import torch
 from tests.attention.column_calls import make_call
 
 from sinklab.attention import chosen_keys
+from sinklab.attention.statistics.columns import column_statistics
 from sinklab.attention.visibility import Causal
 
 
@@ -52,3 +53,17 @@ def test_nothing_chosen_scores_nothing():
     assert scores.shape == (2, 4, 37, 3)
     assert not scores.any()
     assert not visible.any()
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e4, 1e10, 1e30])
+def test_weights_are_shares_whatever_the_size_of_the_scores(spread):
+    """In float32 the difference of a score of 1e10 to a log-sum-exp of 1e10 may be hundreds, and exp of it infinite."""
+    call = make_call(dtype=torch.float32, visible=Causal(), spread=spread)
+    log_sum_exp = column_statistics(call, frozenset({"log_sum_exp"}), method="blocked").log_sum_exp
+    whole = call.weights(0, 37)
+    own = chosen_keys.weights_on_own_keys(call, log_sum_exp)
+    first = chosen_keys.weights_of_keys(call, chosen_keys.keys_of_document(call, 0), log_sum_exp)[..., 0]
+    # Under 4,096 the exponent is rounded by a few times 4096 · 2⁻²⁴; beyond, weights are those of the whole rows.
+    allowed = 4 * 2**-12 if spread <= 1e4 else 0.0
+    torch.testing.assert_close(own, whole.diagonal(dim1=2, dim2=3), atol=allowed, rtol=0)
+    torch.testing.assert_close(first, whole[..., 0], atol=allowed, rtol=0)

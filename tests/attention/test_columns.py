@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.statistics.blocked import blocked_statistics
 from sinklab.attention.statistics.columns import column_statistics
-from sinklab.attention.statistics.fused import fused_statistics
+from sinklab.attention.statistics.fused import LargeScoresError, fused_statistics
 from sinklab.attention.statistics.swapped import stock_kernel, swapped_is_exact, swapped_statistics
 from sinklab.attention.visibility import Causal, Dense, Everything, Window
 from sinklab.errors import ConfigurationError
@@ -102,6 +102,27 @@ def test_nan_in_a_token_is_not_hidden() -> None:
     for method in ("blocked", "fused"):
         got = column_statistics(dataclasses.replace(with_log_sum_exp(call, visible), keys=keys), method=method)
         assert got.column_sum[0, 0].isnan().any(), method
+
+
+@pytest.mark.parametrize(("spread", "least"), [(1e6, 4096.0), (1e10, 1e8)])
+def test_scores_of_any_size_give_shares(spread: float, least: float) -> None:
+    """In float32 a score of 1e8 is a multiple of 8: its difference to a log-sum-exp of that size may come out as 8."""
+    call = make_call(q_len=200, dtype=torch.float32, spread=spread)
+    found = column_statistics(call, ALL)
+    assert float(found.log_sum_exp.abs().max()) > least
+    ones = torch.ones_like(found.row_mass)
+    torch.testing.assert_close(found.row_mass, ones, rtol=0.0, atol=200 * 2**-24)
+    assert float(found.row_max.max()) <= 1.0 + 2**-23
+    torch.testing.assert_close(found.column_sum, blocked_statistics(call, ALL, 0).column_sum, rtol=0.0, atol=0.0)
+    with pytest.raises(LargeScoresError, match=r"layers\.0\.attention: a log-sum-exp of size .* too few digits .* float32"):
+        column_statistics(call, ALL, method="fused")
+
+
+def test_float64_has_digits_left_where_float32_has_not() -> None:
+    call = make_call(q_len=200, spread=1e6)
+    fused, blocked = (column_statistics(call, ALL, method=method) for method in ("fused", "blocked"))
+    # A score of about 1e7 is rounded by 1e7 · 2⁻⁵³ a few times, and that is the relative error of a weight.
+    torch.testing.assert_close(fused.column_sum, blocked.column_sum, rtol=0.0, atol=200 * 16 * 1e7 * 2**-53)
 
 
 @pytest.mark.parametrize("method", ["blocked", "fused", "swapped"])

@@ -158,6 +158,14 @@ def test_code_is_not_even_downloaded_unless_asked_for(trust, monkeypatch, tmp_pa
     assert not any("bin" in pattern or "pt" in pattern for pattern in asked["allow_patterns"])
 
 
+def test_a_folder_with_a_model_in_it_names_the_model(tmp_path):
+    """The output directory of a training run is the folder above the model that it made."""
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "model" / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"run is not a model directory: it has no config\.json; .*run/model is one$"):
+        read_config(tmp_path / "run", "run", False)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -135,7 +135,7 @@ def test_heads_in_the_frame_of_a_notebook(browser: Any, tmp_path: Path) -> None:
     scores = np.broadcast_to(np.tril(np.ones((12, 12), dtype=np.uint8)), weights.shape)
     maps = Maps(codes, scores, np.zeros((1, 2, 3, 2), dtype=np.float32), [tokens], names, 12)
     received = (weights.sum(-2) / np.arange(12, 0, -1)).astype(np.float32)
-    known = Received(names, received, seen, np.zeros((1, 2, 3), dtype=np.float32))
+    known = Received(names, received, seen, np.full((1, 2), 12, np.float32), np.zeros((1, 2, 3), dtype=np.float32))
     sites = [(0, "m0", ""), (1, "m1", "")]
     view = head_view(sites, about=Shown(model="<i>toy"), operation="softmax", received=known, maps=maps)
     path = tmp_path / "notebook.html"

@@ -116,5 +116,8 @@ def test_errors(tmp_path):
     with pytest.raises(InputError, match=r"cannot write 'curves\.docx': give a name that ends in \.png, \.svg or \.pdf"):
         write_plot([run], tmp_path / "curves.docx")
     write_table(make_table([{"metric": "gu2024", "value": 1.0, "unit": "percent"}], probe="sink_rate"), run / "table.parquet")
-    with pytest.raises(InputError, match="has no numbers by step; is it the output directory of 'sinklab pretrain'"):
+    with pytest.raises(InputError, match=r"a run of another command, has no numbers by step; give the output"):
+        read_curves(run)
+    (run / "report.html").write_text("")
+    with pytest.raises(InputError, match=r"of a run in a sweep, or open .*report\.html$"):
         read_curves(run)

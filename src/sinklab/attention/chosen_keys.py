@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall
-from sinklab.attention.operation import repeat_groups
+from sinklab.attention.operation import leaves_digits, repeat_groups
 
 __all__ = ["first_keys", "keys_of_document", "scores_of_keys", "weights_of_keys", "weights_on_own_keys"]
 
@@ -131,9 +131,10 @@ def weights_of_keys(call: AttentionCall, indices: Tensor, log_sum_exp: Tensor | 
     Args:
         indices: int64 ``(batch, q_len, num_keys)``; -1 where there is none.
         log_sum_exp: of :class:`~sinklab.attention.call.Statistics`. With it a weight costs one dot product per query;
-            operations without it are evaluated whole, a block of queries at a time.
+            operations without it, and scores so large that it has too few digits, are evaluated whole, a block of queries at
+            a time.
     """
-    if log_sum_exp is not None:
+    if log_sum_exp is not None and leaves_digits(log_sum_exp):
         scores, visible = scores_of_keys(call, indices)
         total = log_sum_exp.to(scores.dtype)
         if call.sink_scores is not None:
@@ -154,7 +155,7 @@ def weights_on_own_keys(call: AttentionCall, log_sum_exp: Tensor | None) -> Tens
         log_sum_exp: as for :func:`weights_of_keys`. The keys of the queries are the last ones of the call.
     """
     before = call.kv_len - call.q_len
-    if log_sum_exp is None:
+    if log_sum_exp is None or not leaves_digits(log_sum_exp):
         own = torch.arange(before, call.kv_len, device=call.keys.device).expand(call.queries.shape[0], -1)
         return weights_of_keys(call, own[..., None], None)[..., 0]
     keys = repeat_groups(call.keys[:, :, before:], call.groups).to(log_sum_exp.dtype)

@@ -45,7 +45,7 @@ class AttentionMaps(Probe):
         self.tiles, self.length = tiles, length
         self._weights: dict[str, Tensor] = {}
         self._scores: dict[str, Tensor] = {}
-        self._columns: dict[str, dict[str, Tensor]] = {name: {} for name in ("received", "seen", "null")}
+        self._columns: dict[str, dict[str, Tensor]] = {name: {} for name in ("received", "seen", "queries", "null")}
         self.ids: dict[Part, Tensor] = {}
         self.lengths: set[int] = set()
 
@@ -78,7 +78,7 @@ class AttentionMaps(Probe):
         received, seen = statistics.column_sum, statistics.column_count
         assert received is not None  # asked for in ``needs``
         assert seen is not None
-        kept = {"seen": seen.amax(1).expand(len(received), -1)}
+        kept = {"seen": seen.amax(1).expand(len(received), -1), "queries": call.counted.sum(-1)}
         kept["received"] = torch.where(seen > 0, received / seen.clamp_min(1), torch.nan)
         if statistics.null_mass is not None:
             counted = call.counted[:, None].to(statistics.null_mass.dtype)
@@ -135,15 +135,18 @@ class AttentionMaps(Probe):
         Returns:
             ``received`` float32 ``(samples, layers, heads, keys)``: mean weight over the counted queries that see the key, the
             weight itself and not its share of the row; NaN where no query sees it, and where a layer has no such head or key.
-            ``seen`` float32 ``(samples, layers, keys)``: queries that see the key. ``null`` float32 ``(samples, layers,
-            heads)``: mean null mass; NaN for operations that have none.
+            ``seen`` float32 ``(samples, layers, keys)``: queries that see the key. ``queries`` float32 ``(samples,
+            layers)``: how many there are. ``null`` float32 ``(samples, layers, heads)``: mean null mass; NaN for operations
+            that have none.
         """
         heads, keys = (max((maps.shape[axis] for maps in self._columns["received"].values()), default=0) for axis in (1, 2))
-        shapes = {"received": (heads, keys), "seen": (keys,), "null": (heads,)}
+        shapes: dict[str, tuple[int, ...]] = {"received": (heads, keys), "seen": (keys,), "queries": (), "null": (heads,)}
         samples = max((len(maps) for maps in self._weights.values()), default=0)
         kept = {}
         for name, shape in shapes.items():
-            whole = np.full((samples, len(self._weights), *shape), 0.0 if name == "seen" else np.nan, dtype=np.float32)
+            whole = np.full(
+                (samples, len(self._weights), *shape), 0.0 if name in ("seen", "queries") else np.nan, dtype=np.float32
+            )
             for layer, module in enumerate(self._weights):
                 values = self._columns[name].get(module)
                 if values is not None:

@@ -13,7 +13,18 @@ from torch import Tensor, nn
 from sinklab.attention.paths.row_kernel import RowKernel
 from sinklab.errors import ConfigurationError
 
-__all__ = ["EMPTY", "ROW_SUM", "TIE", "HeadShape", "Operation", "State", "is_largest", "repeat_groups", "row_share"]
+__all__ = [
+    "EMPTY",
+    "ROW_SUM",
+    "TIE",
+    "HeadShape",
+    "Operation",
+    "State",
+    "is_largest",
+    "leaves_digits",
+    "repeat_groups",
+    "row_share",
+]
 
 State = Mapping[str, Tensor]
 """What an operation is given besides queries, keys and values: its learned parameters by name and, when it
@@ -28,6 +39,10 @@ ROW_SUM = 1e-8
 
 TIE = 1e-5
 """Relative distance within which two float32 weights are the same: the noise of two kernels that compute one number."""
+
+_LARGEST_ROUNDING = 2.0**-11
+"""Of a log-sum-exp, in nats: as a factor it goes into every weight of its row, so their sum is that far from one. In float32
+that is a log-sum-exp of 4,096, far beyond what trained models have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,3 +269,13 @@ def row_share(weights: Tensor, row_mass: Tensor, operation: Operation) -> Tensor
 def is_largest(weights: Tensor, row_max: Tensor) -> Tensor:
     """Whether a weight is the largest of its row, or as large but for rounding; no weight of zero is."""
     return (weights > 0) & (weights >= row_max * (1.0 - TIE))
+
+
+def leaves_digits(log_sum_exp: Tensor) -> bool:
+    """Whether ``exp(score - log_sum_exp)`` is a weight: both are rounded in proportion to their size, and their difference not.
+
+    Where it is not, weights are taken from whole rows, whose largest score is subtracted before anything is added. Rows that
+    see no key, of minus infinity, have no weights to lose digits.
+    """
+    beyond = log_sum_exp.abs() > _LARGEST_ROUNDING / torch.finfo(log_sum_exp.dtype).eps
+    return not bool((beyond & (log_sum_exp != float("-inf"))).any())

@@ -122,7 +122,9 @@ def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedC
             raise InputError(
                 f"{name} is an adapter, not a model; merge it into its base model first and give the merged directory"
             )
-        raise InputError(f"{name} is not a model directory: it has no config.json")
+        inside = [place.parent for place in sorted(folder.glob("*/config.json"))]
+        hint = f"; {inside[0]} is one" if inside else ""  # that of a training run holds the model it made, and its checkpoints
+        raise InputError(f"{name} is not a model directory: it has no config.json{hint}")
     _require_own_files(folder)
     content = read_object(path)
     fields = _typed(content, path)

@@ -87,7 +87,11 @@ def read_curves(folder: Path) -> RunCurves:
     """
     run, table = read_run(folder), read_table(folder / "table.parquet")
     if not table["step"].notna().any():
-        raise InputError(f"{folder} has no numbers by step; is it the output directory of 'sinklab pretrain' or of an audit?")
+        page = folder / "report.html"
+        raise InputError(
+            f"{folder}, a run of {run.get('kind', 'another command')}, has no numbers by step; give the output directory of "
+            f"'sinklab pretrain' or of a run in a sweep{f', or open {page}' if page.is_file() else ''}"
+        )
     rates = table[(table["probe"] == "sink_rate") & (table["metric"] == "gu2024") & table["layer"].isna()]
     sink = 0
     if len(rates):

@@ -46,12 +46,14 @@ class Received:
         modules: names of the attention modules, in the order of the second axis.
         received: ``(samples, modules, heads, keys)``: mean weight over the queries that see the key; NaN where none does.
         seen: ``(samples, modules, keys)``: queries that see the key.
+        queries: ``(samples, modules)``: how many there are.
         null: ``(samples, modules, heads)``: mean null mass; NaN where there is none.
     """
 
     modules: Sequence[str]
     received: NDArray[np.float32]
     seen: NDArray[np.float32]
+    queries: NDArray[np.float32]
     null: NDArray[np.float32]
 
 
@@ -200,7 +202,7 @@ def _on_grid(received: Received, grid: Sequence[GridRow]) -> tuple[NDArray[Any],
         known = np.isfinite(received.received)
         weights = np.where(known, received.received, 0.0).sum(0) / known.sum(0)
     seen = received.seen.sum(0)
-    early = (seen > 0) & (2 * seen >= seen.max(-1, keepdims=True))
+    early = (seen > 0) & (2 * seen >= received.queries.sum(0)[:, None])
     return weights[order], early[order], received.null.mean(0)[order]
 
 

@@ -9,7 +9,7 @@ from sinklab.policies.base import BoundedPolicy, SlotPolicy
 from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
 from sinklab.streaming.ordered import has_ordered_bias
 
-__all__ = ["extent", "require_decoder", "require_positions"]
+__all__ = ["extent", "most_slots", "require_decoder", "require_positions"]
 
 
 def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
@@ -33,13 +33,21 @@ def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
             f"{name} {what}; policy {policy.name!r}, which scores tokens, is not there for it. One that goes by positions is, "
             "such as sink_window"
         )
+    most = most_slots(model)
+    if most is not None and most < policy.num_slots:
+        raise UnsupportedModelError(
+            f"{name} has layers that see {most + front} tokens; the policy holds {policy.num_slots + front}, and its sinks "
+            f"would be hidden from them. Choose sizes that add up to {most + front} or less, the token at hand included"
+        )
+
+
+def most_slots(model: PreTrainedModel) -> int | None:
+    """How many slots every layer can see, the token at hand included: those of the narrowest; ``None`` where none slides."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or []
     sliding = getattr(config, "sliding_window", None) or getattr(config, "window", None)
     slides = "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True))
-    if sliding and slides and sliding < policy.num_slots + front:
-        raise UnsupportedModelError(
-            f"{name} has layers that see {sliding} tokens; the policy holds {policy.num_slots + front}, and its sinks would be "
-            f"hidden from them. Choose sizes that add up to {sliding} or less, the token at hand included"
-        )
+    return sliding - tokens_in_front(model) if sliding and slides else None
 
 
 def require_positions(policy: BoundedPolicy, limit: int | None, name: str) -> None:

@@ -186,7 +186,8 @@ def _moving_values(model: PreTrainedModel, index: int, keys: Tensor, margin: flo
         )
     return (
         f"{name} adds positions to its hidden states (learned or sinusoidal embeddings): what is cached cannot be moved to "
-        "another position. The policy 'recompute' encodes the window anew and works"
+        "another position, and with its original positions a stream soon has more than the model was made for. The policy "
+        "'recompute' encodes the window anew and works"
     )
 
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from tests.architectures.zoo import ZOO, build
 from tests.conftest import TEXT, make_sinklm
 
 from sinklab.corpora import resolve_corpus
@@ -18,7 +19,7 @@ from sinklab.streaming.perplexity import estimate, losses
 from sinklab.studies.cache.cache import compare_policies
 from sinklab.studies.cache.cache_policies import _completed, _recomputed
 from sinklab.studies.cache.long_texts import long_texts
-from sinklab.studies.cache.policy_plan import checked_names, plan_policies, sinks_of_texts
+from sinklab.studies.cache.policy_plan import checked_budgets, checked_names, plan_policies, sinks_of_texts
 from sinklab.studies.cache.recommendation import recommend
 
 
@@ -341,3 +342,26 @@ def test_no_recommendation_says_why_no_window_could_be_measured():
     assert said.startswith("No recommendation: a window cannot be measured with this model. GPT2LMHeadModel adds positions")
     assert said.endswith(".")
     assert "\n" not in said
+
+
+class TestDefaultSizes:
+    @pytest.mark.parametrize(("slides", "sizes"), [(True, [9, 19]), (False, [32, 64])])
+    def test_are_no_larger_than_what_the_narrowest_layer_sees(self, slides, sizes):
+        """A layer that sees 20 tokens, the query's own among them, has 19 left for a cache; the trained length is 128."""
+        kinds = ["full_attention", "sliding_attention" if slides else "full_attention"]
+        model = build(ZOO["gemma3"], sliding_window=20, layer_types=kinds, max_position_embeddings=128)
+        loaded = wrap_model(model)
+        assert checked_budgets(loaded, None, (0, 1, 4)) == sizes
+        found = compare_policies(
+            loaded, policies=["window", "sink_window"], corpus="random_tokens", tokens=96, documents=2, sinks=(0, 1)
+        )
+        assert found.summary["left_out"] == []
+        assert not found.summary["recommendation"].startswith("No recommendation")
+
+    def test_sizes_that_were_asked_for_are_refused_by_the_policy(self):
+        model = build(ZOO["gemma3"], sliding_window=20, layer_types=["full_attention", "sliding_attention"])
+        found = compare_policies(
+            wrap_model(model), policies=["full", "window"], windows=[20], corpus="random_tokens", tokens=96, documents=2
+        )
+        (left,) = found.summary["left_out"]
+        assert "layers that see 20 tokens; the policy holds 21" in left["reason"]

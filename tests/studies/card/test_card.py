@@ -13,6 +13,7 @@ from sinklab.cli.app import app
 from sinklab.report.card import Card, CardNumber, front_matter, markdown
 from sinklab.results.run import Run
 from sinklab.results.table import make_table, read_run, write_json
+from sinklab.studies.card.contents import _task
 from sinklab.studies.card.reproduction import public_name
 
 CACHE = ["--text", "random_tokens", "--tokens", "80", "--documents", "2", "--window", "16", "--sinks", "0,1", "--seed", "3"]
@@ -32,6 +33,29 @@ def runs(checkpoint, tmp_path_factory):
     run("cache", checkpoint, *CACHE, "--policies", "full,window,sink_window", "--out", folder / "cache")
     run("audit", checkpoint, *AUDIT, "--out", folder / "audit")
     return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "summary", "task"),
+    [
+        ("depend", {}, "text-generation"),
+        ("quantize", {"loss_of": "next token"}, "text-generation"),
+        ("quantize", {"loss_of": "target token"}, "translation"),
+        ("causes", {"loss_of": "masked token"}, "fill-mask"),
+        ("causes", {}, "other"),  # of a summary that was written before it said what its loss is of
+        ("audit", {"loss_kind": "class", "kind": "image"}, "image-classification"),
+        ("audit", {"loss_kind": None}, "other"),
+    ],
+)
+def test_the_task_is_what_the_loss_is_of(kind, summary, task):
+    assert _task(kind, summary) == task
+
+
+def test_the_card_of_causes_names_its_task(checkpoint, tmp_path):
+    out, texts = tmp_path / "causes", ["--corpus", "random_tokens", "--texts", "10", "--seq-len", "12"]
+    run("causes", checkpoint, *texts, "--no-experiments", "--sink", "0", "--out", out)
+    results = ModelCard(run("card", out, "--yaml").stdout).data.eval_results
+    assert {result.task_type for result in results} == {"text-generation"}
 
 
 def test_the_card_of_a_comparison(runs, checkpoint):

@@ -59,6 +59,14 @@ def test_sinks_are_those_of_the_models_own_weights(loaded, view):
     assert {(layer, head) for layer, head, _ in first["heads"]} == set(zip(*np.nonzero(mean[..., 0] > 0.05), strict=True))
 
 
+def test_under_a_window_no_position_is_seen_by_half_of_the_queries():
+    """Every key of a window of 8 is seen by 8 queries of 61, the first as well as the last: none is seen by half of them."""
+    narrow = wrap_model(make_sinklm(window=8), make_tokenizer(), name="narrow")
+    view = sinklab.show(narrow, TEXT[:60], threshold=0.0)
+    assert view.sinks == []
+    assert view.finding == "On this text no position is seen by half of the queries, so none can be a sink."
+
+
 def test_the_page_has_tokens_heads_and_maps(loaded, view):
     data = data_of(view)
     ids = loaded.tokenizer(TEXT[:60]).input_ids
@@ -130,7 +138,8 @@ def test_a_page_stays_small(layers, heads, length):
     )
     received = generator.random((1, layers, heads, length), dtype=np.float32)
     seen = np.broadcast_to(np.arange(length, 0, -1, dtype=np.float32), (1, layers, length))
-    known = Received(maps.modules, received, seen, np.zeros((1, layers, heads), dtype=np.float32))
+    queries = np.full((1, layers), length, dtype=np.float32)
+    known = Received(maps.modules, received, seen, queries, np.zeros((1, layers, heads), dtype=np.float32))
     sites = [(layer, f"m{layer}", "") for layer in range(layers)]
     view = head_view(sites, about=Shown(model="large"), operation="softmax", received=known, maps=maps)
     assert len(view._repr_html_().encode()) < BUDGET == 512 * 1024

@@ -21,7 +21,7 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import NEEDS
 from sinklab.attention.statistics.blocked import blocked_statistics
 from sinklab.attention.statistics.capture import capture_log_sum_exp
-from sinklab.attention.statistics.fused import fused_statistics
+from sinklab.attention.statistics.fused import LargeScoresError, fused_statistics
 from sinklab.attention.statistics.swapped import swapped_is_exact, swapped_obstacle, swapped_statistics
 from sinklab.errors import ConfigurationError
 
@@ -52,6 +52,7 @@ def column_statistics(
             statistics of the weights (``head_outputs``, ``hidden_states``, …) are allowed and change nothing here.
         num_buckets: when positive, also the exact map of so many buckets of consecutive queries against every key.
         method: ``auto`` takes the fastest exact way that serves the call; any other name is used or refused, never replaced.
+            Only under ``auto`` do scores beyond some thousands, which leave ``fused`` too few digits, go to ``blocked``.
 
     Returns:
         Statistics with the fields of ``needs`` filled; all others are ``None``.
@@ -59,6 +60,7 @@ def column_statistics(
     Raises:
         ConfigurationError: an unknown need or method, a negative number of buckets, a log-sum-exp of the wrong shape, or a
             method that cannot serve this call.
+        LargeScoresError: ``fused`` was asked for by name, and scores leave it too few digits.
     """
     unknown = sorted(needs - NEEDS.keys())
     if unknown:
@@ -71,7 +73,8 @@ def column_statistics(
             f"{call.site.module}: log_sum_exp has shape {tuple(call.log_sum_exp.shape)}, expected (batch, num_heads, q_len) = "
             f"{tuple(expected)}; leave it None when the kernel's layout differs"
         )
-    if method == "auto":
+    free = method == "auto"
+    if free:
         method = _choose(call, needs)
     else:
         obstacle = _obstacle(call, needs, method)
@@ -82,7 +85,12 @@ def column_statistics(
     # Under autocast the products would be rounded to bfloat16.
     with torch.autocast(call.queries.device.type, enabled=False):
         if method == "fused":
-            return fused_statistics(call, needs, num_buckets)
+            try:
+                return fused_statistics(call, needs, num_buckets)
+            except LargeScoresError:
+                if not free:
+                    raise
+                method = "blocked"
         if method == "swapped":
             return swapped_statistics(call, needs, num_buckets)
         return blocked_statistics(call, needs, num_buckets)

@@ -19,9 +19,11 @@ from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.matmul_precision import fast_float32
+from sinklab.attention.operation import leaves_digits
 from sinklab.attention.statistics.tiles import bucket_starts, plan_tiles, visible_counts
+from sinklab.errors import ConfigurationError
 
-__all__ = ["fused_statistics"]
+__all__ = ["LargeScoresError", "fused_statistics"]
 
 _LOG2E = 1.0 / math.log(2.0)
 _HIDDEN = -1e30
@@ -33,6 +35,10 @@ Pair = tuple[int, int]
 """A sample and a query head."""
 
 
+class LargeScoresError(ConfigurationError):
+    """Scores so large that their difference to a log-sum-exp of the same size has too few digits left."""
+
+
 def fused_statistics(
     call: AttentionCall, needs: frozenset[str], num_buckets: int, rows: int = 512, columns: int = 1024
 ) -> Statistics:
@@ -40,6 +46,9 @@ def fused_statistics(
 
     See :func:`~sinklab.attention.statistics.columns.column_statistics`. The log-sum-exp is taken from ``call.log_sum_exp``, or
     computed first, by a pass of its own over the same tiles. Extra memory is O(q_len + kv_len) per head.
+
+    Raises:
+        LargeScoresError: the rounding of a row's log-sum-exp shows in its weights.
     """
     work = _SecondPass(call, needs, num_buckets, rows, columns)
     for chunk in work.chunks():
@@ -103,11 +112,22 @@ class _SecondPass:
         keys = {(sample, head): shared[sample, head // groups] for sample, head in chunk}
         if self.call.log_sum_exp is None:
             self._find_log_sum_exp(queries, keys)
+        self._require_digits(chunk)
         for (sample, head), features in queries.items():
             self.row_share[sample, head] = self._share(sample, head)
             offset = self.log_sum_exp[sample, head] * -_LOG2E
             features[:, -1] = offset.masked_fill(self._of(self.blank, sample, head), _HIDDEN)
         self._accumulate(queries, keys)
+
+    def _require_digits(self, chunk: list[Pair]) -> None:
+        """Refuse rows whose weights would come out as anything but shares. A kernel may leave anything in blank ones."""
+        for sample, head in chunk:
+            found = self.log_sum_exp[sample, head].masked_fill(self._of(self.blank, sample, head), 0.0)
+            if not leaves_digits(found):
+                raise LargeScoresError(
+                    f"{self.call.site.module}: a log-sum-exp of size {float(found.abs().max()):.3g} leaves the weights too few "
+                    f"digits in {str(self.dtype).removeprefix('torch.')}; use 'auto' or 'blocked'"
+                )
 
     def _query_features(self, sample: int, head: int) -> Tensor:
         """``(q_len, head_dim + 1)``: queries in base-two score units, and a column for the log-sum-exp, still 0."""

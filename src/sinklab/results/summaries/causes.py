@@ -173,6 +173,7 @@ class CausesSummary(TypedDict):
     texts_needed: int | None
     mirrored: dict[str, int]
     domains: list[str]
+    loss_of: NotRequired[str | None]
     unit: str
     clean_loss: dict[str, float]
     level: float

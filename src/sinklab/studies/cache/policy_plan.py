@@ -15,6 +15,7 @@ from sinklab.policies.base import Policy
 from sinklab.registry import policies as policy_registry
 from sinklab.results.summaries.cache import LeftOut
 from sinklab.sinks import Sinks, find_sinks
+from sinklab.streaming.refusals import most_slots
 
 __all__ = ["checked_budgets", "checked_names", "default_length", "label", "left_out_row", "plan_policies", "scored_from"]
 
@@ -43,7 +44,10 @@ def checked_names(names: Sequence[str] | None) -> list[str]:
 
 
 def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: Sequence[int]) -> list[int]:
-    """Tokens that bounded policies hold before the query, ascending; by default a quarter and half of the trained length.
+    """Tokens that bounded policies hold before the query, ascending.
+
+    By default a quarter and half of the trained length, or half and all of what the narrowest sliding layer sees, where that
+    is less: what it does not see cannot be kept for it.
 
     Raises:
         ConfigurationError: no room for the sinks.
@@ -52,6 +56,8 @@ def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: S
         raise ConfigurationError(f"`sinks` {list(sinks)} must be numbers of tokens, 0 or more")
     if windows is None:
         half = min((trained_length(loaded.model) or 2 * LARGEST_WINDOW) // 2, LARGEST_WINDOW)
+        seen = most_slots(loaded.model)
+        half = half if seen is None else min(half, seen - 1)  # one slot is the query's own
         windows = [half // 2, half] if half // 2 > max(sinks) else [half]
     if not windows or min(windows) <= max(sinks):
         raise ConfigurationError(

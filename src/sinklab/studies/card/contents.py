@@ -30,6 +30,9 @@ MOST_ROWS = 20
 TASKS = {"next token": "text-generation", "masked token": "fill-mask", "target token": "translation"}
 """What a loss is of to the hub's name for such models."""
 
+OF_DECODERS = ("cache", "depend", "pretrain", "retrieval", "stream")
+"""Commands that serve models of the next token alone."""
+
 
 def card_of(folder: Path) -> Card:
     """The card of the run in a folder.
@@ -195,10 +198,11 @@ def _advice(kind: str, summary: Summary) -> str:
 
 
 def _task(kind: str, summary: Summary) -> str:
-    if kind in ("cache", "pretrain"):
+    if kind in OF_DECODERS:
         return "text-generation"
-    task = TASKS.get(str(summary.get("loss_kind")))
-    if task is None and summary.get("loss_kind") == "class":
+    predicted = summary.get("loss_kind") or summary.get("loss_of")
+    task = TASKS.get(str(predicted))
+    if task is None and predicted == "class":
         task = {"image": "image-classification", "audio": "audio-classification"}.get(str(summary.get("kind")))
     return task or "other"
 

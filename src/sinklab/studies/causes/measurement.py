@@ -18,6 +18,7 @@ from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Corpus
 from sinklab.errors import ConfigurationError, SinklabError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
+from sinklab.models.losses import loss_kind
 from sinklab.results.metric import Row
 from sinklab.results.run import Progress, silent
 from sinklab.results.store import Store
@@ -138,6 +139,7 @@ def examine(
         "texts_needed": texts_needed(labels),
         "mirrored": mirrored(labels, least),
         "domains": list(samples.domain_names),
+        "loss_of": loss_kind(model),
         "unit": effects.unit,
         "clean_loss": dict(zip(samples.domain_names, np.nanmean(effects.clean_loss, axis=0).tolist(), strict=True)),
         "level": request.level,

@@ -22,11 +22,12 @@ from sinklab.attention.returned import attend_returned, bytes_of_weights, unavai
 from sinklab.attention.session import Session, attend
 from sinklab.corpora.base import Encoder
 from sinklab.corpora.samples import Samples
-from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnsupportedModelError
+from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnknownNameError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel, load_model, wrap_model
 from sinklab.models.losses import IGNORED, cross_entropies
 from sinklab.registry import probes as probe_registry
 from sinklab.results.memory import in_units, require_memory
+from sinklab.results.metric import metrics_of
 from sinklab.results.run import Progress, silent
 
 __all__ = [
@@ -99,10 +100,19 @@ def require_one_place(model: nn.Module, command: str) -> None:
 
 
 def make_probe(probe: str | Mapping[str, object] | Probe, threshold: float) -> Probe:
-    """A probe from its name and settings; one that has a threshold and is given none gets ours."""
+    """A probe from its name and settings; one that has a threshold and is given none gets ours.
+
+    Raises:
+        UnknownNameError: no probe is called so; where a metric is, the message names its probe.
+    """
     if isinstance(probe, Probe):
         return probe
     settings = probe_registry.read(probe)
+    if settings["name"] not in probe_registry:
+        name = settings["name"]
+        measured = [own for own in probe_registry if name in {metric.name for metric in metrics_of("probes", own)}]
+        if measured:
+            raise UnknownNameError(f"{name!r} is no probe but a metric; take the probe {measured[0]!r}, which measures it")
     if "threshold" in inspect.signature(probe_registry[settings["name"]]).parameters:
         settings = {"threshold": threshold, **settings}
     return probe_registry.make(settings)
