@@ -58,18 +58,18 @@ def test_what_is_missing_is_trained_read_and_judged(folder, trained, capsys):
     assert [column.name for column in missing_columns(before)["scale"]] == NEW
     main([str(folder), "--store", str(folder / "store")])
     assert capsys.readouterr().out == "added: scale_rate_sink, scale_rate_window\n"
-    assert len(trained["trained"]) == 12 * 4
+    assert len(trained["trained"]) == 12 * 8
     assert {read_out for _, read_out in trained["read"]} == {"carried", "window"}
     table = read_table(folder / "table.parquet")
-    assert len(table) == len(before) + 2 * 12 * 4
+    assert len(table) == len(before) + 2 * 12 * 8
     new = table[table["metric"].isin(NEW)]
     assert set(new["unit"]) == {"percent", "nats"}
-    assert (new["operation"] == "gated").sum() == 2 * 4
+    assert (new["operation"] == "gated").sum() == 2 * 8
     rows = {row["label"]: row["numbers"] for row in read_run(folder)["rows"]}
-    assert rows["relu"]["scale_rate_sink"] == {"mean": 12.5, "low": 12.5, "high": 12.5, "count": 4}
+    assert rows["relu"]["scale_rate_sink"] == {"mean": 12.5, "low": 12.5, "high": 12.5, "count": 8}
     assert "At one rate for all" in read_run(folder)["paragraph"]
     assert add_columns(folder, store=folder / "store") == []
-    assert len(trained["trained"]) == 12 * 4, "a second time nothing is missing"
+    assert len(trained["trained"]) == 12 * 8, "a second time nothing is missing"
 
 
 def test_another_training_adds_nothing(folder, trained):

@@ -27,7 +27,7 @@ from sinklab.studies.pathways.runs import Asked, evaluation_cells
 from sinklab.studies.reproduce import work
 from sinklab.training.process import default_cache
 
-__all__ = ["add_columns", "missing_columns"]
+__all__ = ["LOSS", "add_columns", "asked_of_record", "missing_columns", "same_loss"]
 
 SAME_LOSS = 1e-4
 """Nats by which the loss of a training may differ from the one in the table: another order of sums, and no other training."""
@@ -64,7 +64,7 @@ def add_columns(folder: Path, *, store: Path, jobs: int | None = None, progress:
     lacking = missing_columns(table)
     if not lacking:
         return []
-    asked, factors = _asked(record, folder)
+    asked, factors = asked_of_record(record, folder)
     rows: list[dict[str, Any]] = []
     for source, columns in lacking.items():
         cells = evaluation_cells(asked, factors)[source]
@@ -89,7 +89,7 @@ def add_columns(folder: Path, *, store: Path, jobs: int | None = None, progress:
         losses = table[table["metric"] == LOSS[source]].set_index(["model", "seed"])["value"]
         for (label, seed), cell in cells.items():
             found = work.read_numbers(plan.folder / cell.name, READ_OUTS[source])
-            if not _same(found["held_out_loss"], float(losses.get((label, seed), math.nan))):
+            if not same_loss(found["held_out_loss"], float(losses.get((label, seed), math.nan))):
                 raise ResultError(
                     f"{folder}: {label} with seed {seed} ends at a loss of {found['held_out_loss']:.6f} nats here, and at "
                     f"{float(losses.get((label, seed), math.nan)):.6f} in the table: another training, so nothing is added"
@@ -109,8 +109,12 @@ def add_columns(folder: Path, *, store: Path, jobs: int | None = None, progress:
     return [column.name for columns in lacking.values() for column in columns]
 
 
-def _asked(record: Mapping[str, Any], folder: Path) -> tuple[Asked, dict[str, float]]:
-    """What was compared, and the learning rates that were chosen."""
+def asked_of_record(record: Mapping[str, Any], folder: Path) -> tuple[Asked, dict[str, float]]:
+    """What a kept comparison compared, and the learning rates that it chose, by label.
+
+    Raises:
+        InputError: it was made by another protocol, or is of operations with settings of their own.
+    """
     if record.get("protocol") != PROTOCOL:
         raise InputError(f"{folder}: made by protocol {record.get('protocol', 1)}, and today's is {PROTOCOL}")
     known = {pathway.label: pathway for pathway in pathways_of()}
@@ -127,7 +131,8 @@ def _asked(record: Mapping[str, Any], folder: Path) -> tuple[Asked, dict[str, fl
     return asked, {label: choice.factor for label, choice in choices.items() if choice.factor is not None}
 
 
-def _same(loss: float, kept: float) -> bool:
+def same_loss(loss: float, kept: float) -> bool:
+    """Whether two trainings that ended at these losses are one, made twice."""
     return abs(loss - kept) <= SAME_LOSS or (math.isnan(loss) and math.isnan(kept))
 
 

@@ -30,7 +30,7 @@ from sinklab.studies.reproduce.scales import base_config
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.process import default_cache
 
-__all__ = ["asked_of", "own_base", "run_pathways"]
+__all__ = ["asked_of", "long_table", "own_base", "run_pathways"]
 
 PROBE = "pathways"
 
@@ -126,7 +126,7 @@ def run_pathways(
         rows = judged(labels, numbers, times, found.choices)
         words = paragraph(rows, cannot, scale=scale, base=asked.base, seeds=len(seeds))
         run_id = new_run_id()
-        table = _table(asked.pathways, numbers, times, config.data.corpus, run_id)
+        table = long_table(asked.pathways, numbers, times, config.data.corpus, run_id)
         summary = {"rows": [row.to_dict() for row in rows], "cannot": cannot, "paragraph": words, "errors": found.errors}
         record = _record(summary, asked, found, problem, run_id)
         write_table(table, out / "table.parquet")
@@ -152,7 +152,7 @@ def _require_own(out: Path, base: Base) -> None:
         )
 
 
-def _table(
+def long_table(
     pathways: Sequence[Pathway],
     numbers: Numbers,
     times: Mapping[str, Mapping[str, Mapping[str, float]]],

@@ -72,7 +72,8 @@ def _draw_points(axes: Axes, shown: Sequence[Row]) -> None:
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     if shown:
-        axes.legend(fontsize=8, frameon=False)
+        # Below: intervals may reach any corner of the plot.
+        axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=5)
 
 
 def _write_labels(axes: Axes, shown: Sequence[Row]) -> None:

@@ -22,6 +22,10 @@ over three seeds of the comparison of 2026-11-21, relu and gated_heads excepted)
 margin to each side. Two one-sided tests at 5 % each are an interval of 90 % (Schuirmann 1987, doi 10.1007/BF01068419): inside
 the margins the losses are "equivalent", wholly beyond them the operation is "better" or "worse", and otherwise it is
 "undecided". The tests of several operations are not corrected for their number.
+
+At its own best rate softmax may have no sink, so that nothing is there to replace. Three of the bounds (loss, sink, window) are
+therefore asked a second time where all operations are trained at the rate of the scale. The bounds are the same; that they are
+asked there too was decided on 2026-11-23, after the first results at the own rates and before any at one rate.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ from sinklab.studies.pathways.columns import COLUMNS
 from sinklab.studies.pathways.operations import REFERENCE
 
 __all__ = [
+    "AT_ONE_RATE",
     "BOUNDS",
     "MARGIN",
     "PROTOCOL",
@@ -55,6 +60,7 @@ __all__ = [
     "judged",
     "pareto",
     "summarised",
+    "together",
 ]
 
 Answer = Literal["yes", "no", "undecided"]
@@ -105,6 +111,13 @@ BOUNDS: tuple[Bound, ...] = (
     Bound("int8", "int8_gap", 0.02),
 )
 """See the top of this file."""
+
+AT_ONE_RATE: tuple[Bound, ...] = (
+    Bound("loss", "scale_rate_loss", 0.02, against=True),
+    Bound("sink", "scale_rate_sink", 5.0),
+    Bound("window", "scale_rate_window", 0.02),
+)
+"""Those of the same names, for all operations at the rate of the scale."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,6 +194,7 @@ class Row:
         numbers: column to its summary; columns without a number are absent.
         findings: name of the bound to what was found.
         answer: whether it is low-distortion.
+        at_one_rate: the same as ``findings`` for the bounds that are asked at the rate of the scale.
         beside: its loss beside that of softmax; ``None`` for softmax itself.
         choice: its learning rate; ``None`` where none was chosen by trainings.
         best: no other operation has both a lower loss and a lower distortion, by their means.
@@ -193,6 +207,7 @@ class Row:
     best: bool
     beside: Comparison | None = None
     choice: Choice | None = None
+    at_one_rate: dict[str, Finding] = dataclasses.field(default_factory=dict)
 
     def named(self, verdict: str) -> list[str]:
         """Names of the bounds with that verdict."""
@@ -207,6 +222,7 @@ class Row:
             "beside_softmax": None if self.beside is None else self.beside.to_dict(),
             "rate": None if self.choice is None else self.choice.to_dict(),
             "bounds": {name: finding.to_dict() for name, finding in self.findings.items()},
+            "bounds_at_one_rate": {name: finding.to_dict() for name, finding in self.at_one_rate.items()},
             "numbers": {name: dataclasses.asdict(number) for name, number in self.numbers.items()},
         }
 
@@ -235,18 +251,30 @@ def judged(
     best = set(pareto(points))
     rows = []
     for label in labels:
-        findings = {
-            bound.name: judge_part(bound.part(label), numbers) for bound in BOUNDS if not (bound.against and label == REFERENCE)
-        }
-        verdicts = [finding.verdict for finding in findings.values()]
-        answer: Answer = "undecided"
-        if "not reproduced" in verdicts:
-            answer = "no"
-        elif all(verdict == "reproduced" for verdict in verdicts):
-            answer = "yes"
+        findings = _findings(BOUNDS, label, numbers)
+        measured = all(bound.column in summaries[label] for bound in AT_ONE_RATE)
+        at_one_rate = _findings(AT_ONE_RATE, label, numbers) if measured else {}
         beside = None if label == REFERENCE else compared(label, numbers)
-        rows.append(Row(label, summaries[label], findings, answer, label in best, beside, choices.get(label)))
+        rows.append(
+            Row(label, summaries[label], findings, together(findings), label in best, beside, choices.get(label), at_one_rate)
+        )
     return rows
+
+
+def _findings(
+    bounds: Sequence[Bound], label: str, numbers: Mapping[int, Mapping[str, Mapping[str, float]]]
+) -> dict[str, Finding]:
+    """Each bound by its name; softmax is not compared with itself."""
+    asked = [bound for bound in bounds if not (bound.against and label == REFERENCE)]
+    return {bound.name: judge_part(bound.part(label), numbers) for bound in asked}
+
+
+def together(findings: Mapping[str, Finding]) -> Answer:
+    """Yes if all hold, no if one fails, and undecided otherwise."""
+    verdicts = [finding.verdict for finding in findings.values()]
+    if "not reproduced" in verdicts:
+        return "no"
+    return "yes" if all(verdict == "reproduced" for verdict in verdicts) else "undecided"
 
 
 def summarised(label: str, numbers: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[str, Summary]:

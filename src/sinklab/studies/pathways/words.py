@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from sinklab.jobs.scale import Base, Scale
 from sinklab.studies.pathways.columns import COLUMNS, Column
-from sinklab.studies.pathways.judging import BOUNDS, MARGIN, Beside, Row, Summary
+from sinklab.studies.pathways.judging import BOUNDS, MARGIN, Beside, Row, Summary, together
 from sinklab.studies.pathways.operations import REFERENCE, is_explicit
 from sinklab.studies.reproduce.scales import DESCRIPTIONS
 
@@ -159,20 +159,44 @@ def _of_rates(rows: Sequence[Row]) -> list[str]:
 
 
 def _of_one_rate(rows: Sequence[Row]) -> list[str]:
-    """Which operations have a sink at the learning rate of the scale, where no difference of rates is behind it."""
-    bound = next(bound.less_than for bound in BOUNDS if bound.name == "sink")
-    found = {row.label: row.numbers["scale_rate_sink"] for row in rows if "scale_rate_sink" in row.numbers}
-    if REFERENCE not in found or len(found) < 2:
+    """Which operations have a sink at the learning rate of the scale, and which of them do without what softmax has there."""
+    found = [row for row in rows if row.at_one_rate]
+    reference = next((row for row in found if row.label == REFERENCE), None)
+    if reference is None or len(found) < 2:
         return []
-    groups: dict[str, list[str]] = {"a sink is there": [], "there is none": [], "it is open": []}
-    for label, summary in found.items():
-        if summary.low is None or summary.high is None:
-            place = "it is open"
-        else:
-            place = "a sink is there" if summary.low > bound else "there is none" if summary.high < bound else "it is open"
-        groups[place].append(f"{label} ({summary.mean:.1f} %)")
-    parts = [f"{words} with {_list(named)}" for words, named in groups.items() if named]
-    return [f"At one rate for all, that of the scale, by the heads that carry a first token: {'; '.join(parts)}."]
+    groups = {"not reproduced": "a sink is there", "reproduced": "there is none", "inconclusive": "it is open"}
+    parts = []
+    for verdict, said in groups.items():
+        named = [
+            f"{row.label} ({row.numbers['scale_rate_sink'].mean:.1f} %)"
+            for row in found
+            if row.at_one_rate["sink"].verdict == verdict
+        ]
+        parts += [f"{said} with {_list(named)}"] if named else []
+    sentence = f"At one rate for all, that of the scale, by the heads that carry a first token: {'; '.join(parts)}."
+    if [reference.at_one_rate[name].verdict for name in ("sink", "window")] != ["not reproduced"] * 2:
+        return [sentence]
+    return [sentence, _of_what_replaces(reference, [row for row in found if row is not reference])]
+
+
+def _of_what_replaces(reference: Row, others: Sequence[Row]) -> str:
+    """Which operations have neither the sink of softmax nor its loss in a window, at no more loss, all at one rate."""
+    by_answer: dict[str, list[str]] = {"yes": [], "no": [], "undecided": []}
+    for row in others:
+        answer = together(row.at_one_rate)
+        verdict = {"yes": "", "no": "not reproduced", "undecided": "inconclusive"}[answer]
+        what = [name for name, finding in row.at_one_rate.items() if finding.verdict == verdict]
+        by_answer[answer].append(f"{row.label} ({', '.join(what)})" if what else row.label)
+    lost = reference.numbers["scale_rate_window"].mean
+    parts = [f"{REFERENCE} has a sink to replace there, and loses {lost:.3f} nats in a window without it"]
+    parts.append(
+        f"it is replaced, with loss, sink and window inside the bounds, by {_list(by_answer['yes'])}"
+        if by_answer["yes"]
+        else "it is shown to be replaced, with loss, sink and window inside the bounds, by none"
+    )
+    parts += [f"not by {_list(by_answer['no'])}, with what fails in brackets"] if by_answer["no"] else []
+    parts += [f"open is {_list(by_answer['undecided'])}"] if by_answer["undecided"] else []
+    return f"{'; '.join(parts)}. (The first results were known when this was asked at one rate too.)"
 
 
 ROBUSTNESS = {
@@ -215,8 +239,8 @@ def _of_the_question(rows: Sequence[Row]) -> list[str]:
     if reference.answer == "yes":
         inside = [row.label for row in explicit if row.answer == "yes"]
         words = (
-            f"{REFERENCE} itself is inside every bound here, so there is no sink to replace, and whether an explicit way to do "
-            "nothing would replace one is not tested"
+            f"At its own rate {REFERENCE} itself is inside every bound, so there is no sink to replace, and whether an "
+            "explicit way to do nothing would replace one is not tested at such rates"
         )
         words += f": that {_list(inside)} {'is' if len(inside) == 1 else 'are'} inside too says little" if inside else ""
         return [f"{words}."]
