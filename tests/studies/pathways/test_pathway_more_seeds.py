@@ -87,7 +87,7 @@ def test_a_control_that_ends_elsewhere_adds_nothing(folder, trained):
 
 def test_a_training_that_failed_adds_nothing(folder, trained):
     trained["errors"]["relu"] = "killed"
-    with pytest.raises(ResultError, match="no seed is added, since trainings failed: relu: killed"):
+    with pytest.raises(ResultError, match="nothing is added, since trainings failed: relu: killed"):
         add_seeds(folder, [8], store=folder / "store")
 
 

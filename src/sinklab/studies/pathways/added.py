@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from sinklab.errors import InputError, ResultError
+from sinklab.jobs.grid import Cell
 from sinklab.results.run import new_run_id
 from sinklab.results.table import append, make_table, read_run, read_table, write_table
 from sinklab.studies.pathways.again import judge_again
@@ -27,10 +28,13 @@ from sinklab.studies.pathways.runs import Asked, evaluation_cells
 from sinklab.studies.reproduce import work
 from sinklab.training.process import default_cache
 
-__all__ = ["LOSS", "add_columns", "asked_of_record", "missing_columns", "same_loss"]
+__all__ = ["LOSS", "Cells", "add_columns", "asked_of_record", "missing_columns", "same_loss", "train_and_read"]
 
 SAME_LOSS = 1e-4
 """Nats by which the loss of a training may differ from the one in the table: another order of sums, and no other training."""
+
+Cells = Mapping[Source, Mapping[tuple[str, int], Cell]]
+"""Training to label and seed to its cell."""
 
 LOSS: Mapping[Source, str] = {"chosen": "held_out_loss", "scale": "scale_rate_loss"}
 """Column of the table that the loss of a training must equal; others have none, and nothing is added to them."""
@@ -72,23 +76,10 @@ def add_columns(folder: Path, *, store: Path, jobs: int | None = None, progress:
             source
         ]:
             raise InputError(f"{folder}: its trainings are not those of today's code; make another with sinklab pathways")
-        plan, errors = work.train_and_read(
-            {cell.name: cell for cell in cells.values()},
-            [(cell.name, read_out) for cell in cells.values() for read_out in READ_OUTS[source]],
-            scale=asked.scale,
-            store=store,
-            cache=default_cache(),
-            jobs=jobs,
-            retries=2,
-            ray=None,
-            progress=progress,
-        )
-        if errors:
-            listed = "; ".join(f"{name}: {why}" for name, why in errors.items())
-            raise ResultError(f"{folder}: nothing is added, since trainings failed: {listed}")
+        place = train_and_read(folder, asked, {source: cells}, store=store, jobs=jobs, progress=progress)
         losses = table[table["metric"] == LOSS[source]].set_index(["model", "seed"])["value"]
         for (label, seed), cell in cells.items():
-            found = work.read_numbers(plan.folder / cell.name, READ_OUTS[source])
+            found = work.read_numbers(place / cell.name, READ_OUTS[source])
             if not same_loss(found["held_out_loss"], float(losses.get((label, seed), math.nan))):
                 raise ResultError(
                     f"{folder}: {label} with seed {seed} ends at a loss of {found['held_out_loss']:.6f} nats here, and at "
@@ -129,6 +120,39 @@ def asked_of_record(record: Mapping[str, Any], folder: Path) -> tuple[Asked, dic
         record["seeds"],
     )
     return asked, {label: choice.factor for label, choice in choices.items() if choice.factor is not None}
+
+
+def train_and_read(
+    folder: Path, asked: Asked, cells: Cells, *, store: Path, jobs: int | None, progress: bool, also: Collection[Cell] = ()
+) -> Path:
+    """Train what the store lacks and read the columns of each training.
+
+    Args:
+        folder: of the comparison, for the message.
+        also: trained too, and not read.
+
+    Returns:
+        Where the trainings lie, each in a folder of its name.
+
+    Raises:
+        ResultError: trainings or read-outs that failed.
+    """
+    wanted = [cell for of_source in cells.values() for cell in of_source.values()]
+    plan, errors = work.train_and_read(
+        {cell.name: cell for cell in (*wanted, *also)},
+        [(cell.name, name) for source, of_source in cells.items() for cell in of_source.values() for name in READ_OUTS[source]],
+        scale=asked.scale,
+        store=store,
+        cache=default_cache(),
+        jobs=jobs,
+        retries=2,
+        ray=None,
+        progress=progress,
+    )
+    if errors:
+        listed = "; ".join(f"{name}: {why}" for name, why in errors.items())
+        raise ResultError(f"{folder}: nothing is added, since trainings failed: {listed}")
+    return plan.folder
 
 
 def same_loss(loss: float, kept: float) -> bool:

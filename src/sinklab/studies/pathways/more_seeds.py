@@ -19,25 +19,21 @@ from typing import Any
 import pandas as pd
 
 from sinklab.errors import ConfigurationError, InputError, ResultError
-from sinklab.jobs.grid import Cell
 from sinklab.results.environment import environment
 from sinklab.results.run import Progress, new_run_id, silent
 from sinklab.results.table import append, read_run, read_table, write_json, write_table
 from sinklab.studies.arguments import parse_seeds
-from sinklab.studies.pathways.added import LOSS, asked_of_record, missing_columns, same_loss
+from sinklab.studies.pathways.added import LOSS, Cells, asked_of_record, missing_columns, same_loss, train_and_read
 from sinklab.studies.pathways.again import judge_again
 from sinklab.studies.pathways.benchmark import long_table
 from sinklab.studies.pathways.choosing import check_apart
-from sinklab.studies.pathways.columns import READ_OUTS, Source
+from sinklab.studies.pathways.columns import READ_OUTS
 from sinklab.studies.pathways.operations import REFERENCE
 from sinklab.studies.pathways.runs import combined, evaluation_cells, trigger_numbers
 from sinklab.studies.reproduce import work
 from sinklab.studies.trigger.problem import TriggerProblem
-from sinklab.training.process import default_cache
 
 __all__ = ["add_seeds"]
-
-Cells = dict[Source, dict[tuple[str, int], Cell]]
 
 
 def add_seeds(
@@ -77,23 +73,10 @@ def add_seeds(
         if source in LOSS
     }
     control = evaluation_cells(asked, factors)["scale"][REFERENCE, asked.seeds[0]]
-    plan, errors = work.train_and_read(
-        {cell.name: cell for cells in by_source.values() for cell in cells.values()} | {control.name: control},
-        [(cell.name, name) for source, cells in by_source.items() for cell in cells.values() for name in READ_OUTS[source]],
-        scale=asked.scale,
-        store=store,
-        cache=default_cache(),
-        jobs=jobs,
-        retries=2,
-        ray=None,
-        progress=progress,
-    )
-    if errors:
-        listed = "; ".join(f"{name}: {why}" for name, why in errors.items())
-        raise ResultError(f"{folder}: no seed is added, since trainings failed: {listed}")
-    _require_control(folder, table, plan.folder / control.name, asked.seeds[0])
+    place = train_and_read(folder, asked, by_source, store=store, jobs=jobs, progress=progress, also=[control])
+    _require_control(folder, table, place / control.name, asked.seeds[0])
     raw = {
-        source: {key: work.read_numbers(plan.folder / cell.name, READ_OUTS[source]) for key, cell in cells.items()}
+        source: {key: work.read_numbers(place / cell.name, READ_OUTS[source]) for key, cell in cells.items()}
         for source, cells in by_source.items()
     }
     numbers = combined(raw, seeds)
