@@ -24,7 +24,7 @@ def sigma_reparam_prevents() -> Claim:
         parts=(
             Part("the loss is lower", Difference("least_loss", TOO_LARGE_SIGMA.label, TOO_LARGE.label), less_than=-HARM),
             Part(
-                "the entropy stays up",
+                "the entropy stays up (so does that of attention that learns nothing)",
                 Difference("least_entropy", TOO_LARGE_SIGMA.label, TOO_LARGE.label),
                 more_than=0.5,
             ),
