@@ -158,6 +158,8 @@ def test_half_way_by_hand():
     assert half_way({10: 3.0, 20: 1.0, 40: 1.0}, 0.1) == 15.0  # a curve may fall
     assert half_way({10: 0.0, 20: 5.0, 40: 1.0}, 0.1) == 11.0  # and overshoot
     assert half_way({10: 1.0, 20: 9.0, 40: 1.05}, 0.1) is None
+    # A jump in warm-up is no onset: it comes back, and 0.5 lies half of the way from 0.25 to 0.75.
+    assert half_way({10: 0.0, 20: 5.0, 40: 0.25, 80: 0.75, 160: 1.0}, 0.1) == 60.0
 
 
 @pytest.mark.parametrize("scale", ["tiny", "small", "60m"])

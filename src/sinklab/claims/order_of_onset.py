@@ -40,15 +40,18 @@ METRICS = tuple(
     Metric(
         f"onset_{name}",
         "steps",
-        f"Steps after which {what} has gone half of its way from the first model that is kept to the last; absent where the "
-        "way is short.",
+        f"Steps after which {what} has gone half of its way from the first model that is kept to the last, and stays beyond; "
+        "absent where the way is short.",
+        version=2,
     )
     for name, what in CURVES.items()
 )
 
 
 def half_way(curve: Mapping[int, float], least: float) -> float | None:
-    """Step at which a curve first is half way from its first value to its last, on straight lines between.
+    """Step from which a curve is beyond half of its way from its first value to its last, on straight lines between.
+
+    It counts when the curve comes to stay there: in warm-up activations jump past it and come back.
 
     Args:
         curve: step to value, of two steps or more.
@@ -59,8 +62,8 @@ def half_way(curve: Mapping[int, float], least: float) -> float | None:
     if abs(end - start) < least:
         return None
     gone = {step: (curve[step] - start) / (end - start) for step in steps}
-    after = next(step for step in steps if gone[step] >= 0.5)
-    before = steps[steps.index(after) - 1]
+    before = max(step for step in steps if gone[step] < 0.5)
+    after = steps[steps.index(before) + 1]
     return before + (0.5 - gone[before]) / (gone[after] - gone[before]) * (after - before)
 
 
