@@ -148,7 +148,7 @@ def test_what_replaces_the_sink_of_softmax_at_one_rate():
     assert (
         "softmax has a sink to replace there, and loses 0.513 nats in a window without it; it is replaced, with loss, sink and "
         "window inside the bounds, by gated; not by softpick (loss, window), with what fails in brackets; open is relu (sink). "
-        "(The first results were known when this was asked at one rate too.)" in text
+        "(That these bounds are asked at one rate too was decided with results at that rate in view.)" in text
     )
     none = at_scale({**windows, "gated": 0.3}, softmax=SOFTMAX, gated=GATED)
     assert "it is shown to be replaced, with loss, sink and window inside the bounds, by none; not by gated (window)" in none

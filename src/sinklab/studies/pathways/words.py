@@ -196,7 +196,7 @@ def _of_what_replaces(reference: Row, others: Sequence[Row]) -> str:
     )
     parts += [f"not by {_list(by_answer['no'])}, with what fails in brackets"] if by_answer["no"] else []
     parts += [f"open is {_list(by_answer['undecided'])}"] if by_answer["undecided"] else []
-    return f"{'; '.join(parts)}. (The first results were known when this was asked at one rate too.)"
+    return f"{'; '.join(parts)}. (That these bounds are asked at one rate too was decided with results at that rate in view.)"
 
 
 ROBUSTNESS = {
