@@ -30,7 +30,7 @@ MOST_ROWS = 20
 TASKS = {"next token": "text-generation", "masked token": "fill-mask", "target token": "translation"}
 """What a loss is of to the hub's name for such models."""
 
-OF_DECODERS = ("cache", "depend", "pretrain", "retrieval", "stream")
+OF_DECODERS = ("cache", "depend", "pretrain")
 """Commands that serve models of the next token alone."""
 
 
