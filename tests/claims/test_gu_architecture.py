@@ -48,10 +48,16 @@ def test_claims_share_their_trainings(scale: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scale", "own"), [("tiny", "learned positions"), ("small", "rotary positions"), ("60m", "rotary positions")]
+    ("scale", "base_name", "own"),
+    [
+        ("tiny", "no-bos", "learned positions"),
+        ("small", "bos", "rotary positions"),
+        ("small", "no-bos", "learned positions"),
+        ("60m", "no-bos", "rotary positions"),
+    ],
 )
-def test_one_position_scheme_is_the_scales_own(scale: str, own: str) -> None:
-    base = base_config(scale)
+def test_one_position_scheme_is_the_scales_own(scale: str, base_name: str, own: str) -> None:
+    base = base_config(scale, base_name)
     same = [c.label for c in claims["position_schemes"]().variants if configure(base, c) == base]
     assert same == ["baseline", own]
 
@@ -78,7 +84,7 @@ def test_fine_tuning_reads_other_text_more_gently() -> None:
 
 def test_the_first_text_of_a_fine_tuned_model_is_that_of_its_base() -> None:
     tuned = claims["fine_tuning_keeps_the_sink"]().variants[1]
-    for scale, base in (("tiny", "bos"), ("tiny", "no-bos"), ("small", "bos"), ("60m", "no-bos")):
+    for scale, base in (("tiny", "bos"), ("tiny", "no-bos"), ("small", "bos"), ("small", "no-bos"), ("60m", "no-bos")):
         config = base_config(scale, base)
         assert base_called(configure(config, tuned).name).data == config.data
     with pytest.raises(ConfigurationError, match="no base of a scale is called 'other'"):

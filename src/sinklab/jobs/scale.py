@@ -32,7 +32,7 @@ RECORDED = (*SCALES, CHECKPOINT)
 Base = Literal["bos", "no-bos"]
 BASES: Mapping[Scale, tuple[Base, ...]] = {
     "tiny": ("bos", "no-bos"),
-    "small": ("bos",),
+    "small": ("bos", "no-bos"),
     "60m": ("no-bos",),
     "1b": ("no-bos",),
 }

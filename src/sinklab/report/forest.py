@@ -36,7 +36,7 @@ KINDS: dict[Kind, _Look] = {
     "toy": _Look("circle", "#0072b2", "toy: trainings on a made-up language"),
     "toy, other base": _Look("circle", "#56b4e9", "toy, on the base that the source does not have"),
     "natural": _Look("square", "#d55e00", "natural: trainings on text that people wrote"),
-    "natural, other base": _Look("square", "#e69f00", "natural, on a base that the source does not have"),
+    "natural, other base": _Look("square", "#e69f00", "natural, on the base that the source does not have"),
     "natural, one model": _Look("square", "#d55e00", "natural: one model of ours, draws of texts", hollow=True),
     "checkpoint": _Look("diamond", "#007a5a", "checkpoints: models of others, all together"),
     "checkpoint, one model": _Look("diamond", "#007a5a", "checkpoint: one model of others, draws of texts", hollow=True),

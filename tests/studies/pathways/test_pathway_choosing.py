@@ -65,9 +65,9 @@ def test_the_seeds_of_the_selection_are_not_evaluated():
 
 
 def test_the_base_of_a_scale():
-    assert (own_base("tiny"), own_base("small"), own_base("60m")) == ("no-bos", "bos", "no-bos")
-    with pytest.raises(ConfigurationError, match="pathways: scale small has the base bos, and `base` is 'no-bos'"):
-        asked_of([], [0], "small", "no-bos")
+    assert (own_base("tiny"), own_base("small"), own_base("60m")) == ("no-bos", "no-bos", "no-bos")
+    with pytest.raises(ConfigurationError, match="pathways: scale 60m has the base no-bos, and `base` is 'bos'"):
+        asked_of([], [0], "60m", "bos")
 
 
 @pytest.fixture

@@ -59,9 +59,11 @@ def test_a_base_without_bos_has_a_random_token_in_its_place() -> None:
 
 def test_a_scale_has_the_bases_of_a_claim_or_what_it_has() -> None:
     assert bases_at("tiny", ("no-bos", "bos")) == ("no-bos", "bos")
-    assert bases_at("small", ("no-bos",)) == ("bos",)
+    assert bases_at("small", ("no-bos",)) == ("no-bos",)
+    assert bases_at("small") == ("bos",)
     assert bases_at("60m", ("bos", "no-bos")) == ("no-bos",)
     assert folder_names("tiny") == ("tiny", "tiny-bos", "tiny-no-bos")
+    assert folder_names("small") == ("small", "small-bos", "small-no-bos")
     assert folder_names("60m") == ("60m",)
     assert folder_names("checkpoint") == ("checkpoint",)
 

@@ -18,7 +18,7 @@ from sinklab.studies.reproduce.join import add, join, main
 from sinklab.studies.reproduce.kept import read_results
 
 RESULTS = Path(__file__).parents[3] / "results"
-EMERGENCE = RESULTS / "small" / "emergence"
+EMERGENCE = RESULTS / "small-bos" / "emergence"
 
 
 def part_of(whole: Path, seeds, folder: Path, **changed) -> Path:

@@ -49,7 +49,7 @@ def planted(tmp_path_factory) -> Path:
     write_claim(out / "tiny" / "toy_fails", (RISES,), LOW, **trained)
     write_claim(out / "tiny" / "toy_open", (RISES,), WIDE, **trained)
     write_claim(out / "tiny-bos" / "toy_holds", (RISES,), WIDE, **{**trained, "scale": "tiny", "base": "bos"})
-    write_claim(out / "small" / "toy_holds", (RISES,), HIGH, **{**trained, "base": "bos"})
+    write_claim(out / "small-bos" / "toy_holds", (RISES,), HIGH, **{**trained, "base": "bos"})
     write_claim(out / "tiny" / "untested", (RISES,), LOW, verdict="not tested at this scale", **trained)
     write_claim(out / "tiny" / "one_holds", (RISES,), HIGH, verdict="holds for this model", one_model="embedded:softmax")
     write_claim(out / "tiny" / "one_fails", (RISES,), LOW, verdict="does not hold for this model", one_model="embedded:softmax")
@@ -87,7 +87,10 @@ def names(entries) -> set[tuple[str, str, str]]:
 def test_every_verdict_is_in_the_list_of_its_kind_and_in_no_other(entries):
     groups = {group: names(in_group(entries, group)) for group in ("holds", "fails", "open", "untested", "one model", "proof")}
     assert groups == {
-        "holds": {("read_text", "tiny", ""), ("toy_holds", "tiny", ""), ("toy_holds", "small", ""), ("many", "checkpoint", "")},
+        "holds": {
+            *(("read_text", "tiny", ""), ("toy_holds", "tiny", "")),
+            *(("toy_holds", "small-bos", ""), ("many", "checkpoint", "")),
+        },
         "fails": {("toy_fails", "tiny", "")},
         "open": {("toy_open", "tiny", ""), ("toy_holds", "tiny-bos", "")},
         "untested": {("untested", "tiny", "")},
@@ -104,14 +107,14 @@ def test_every_verdict_is_in_the_list_of_its_kind_and_in_no_other(entries):
 def test_the_evidence_is_what_the_models_have_read(entries):
     kinds = {(entry.claim, entry.folder): entry.evidence for entry in entries}
     assert kinds["toy_holds", "tiny"] == kinds["toy_holds", "tiny-bos"] == kinds["proof", "tiny"] == "toy"
-    assert kinds["toy_holds", "small"] == kinds["one_holds", "tiny"] == kinds["read_text", "tiny"] == "natural"
+    assert kinds["toy_holds", "small-bos"] == kinds["one_holds", "tiny"] == kinds["read_text", "tiny"] == "natural"
     assert kinds["many", "checkpoint"] == "checkpoint"
 
 
 def test_the_strongest_evidence_and_the_base_of_the_source_come_first(entries):
     assert [entry.evidence for entry in in_group(entries, "holds")] == ["checkpoint", "natural", "natural", "toy"]
     of_claim = [(entry.folder, entry.own) for entry in entries if entry.claim == "toy_holds"]
-    assert of_claim == [("tiny", True), ("tiny-bos", False), ("small", False)]
+    assert of_claim == [("tiny", True), ("tiny-bos", False), ("small-bos", False)]
 
 
 def test_counts_are_those_of_the_lists(entries):
@@ -172,16 +175,23 @@ def test_a_claim_that_waits_for_a_premise_and_fails_in_a_part_is_foretold_to_fai
     assert (lines["holds"].says, lines["holds"].count[-5:]) == ("premise: there is room", ", for")
 
 
-def test_what_a_scale_has_on_another_base_alone_is_open_in_the_list(tmp_path):
-    """Where the scale has the base of the source too, the other stands beside it; where it has not, it is all there is."""
-    elsewhere = {"conditions": TRAINED, "base": "bos", "source_base": "no-bos", "scale": "tiny"}
-    write_claim(tmp_path / "tiny-bos" / "beside", (RISES,), WIDE, **elsewhere)
-    write_claim(tmp_path / "small" / "alone", (RISES,), WIDE, **{**elsewhere, "scale": "small"})
+def test_what_is_open_on_another_base_alone_is_in_the_list(tmp_path):
+    """A claim with a result on the base of its source has the other beside it; one without has nothing else."""
+    elsewhere = {"conditions": TRAINED, "base": "bos", "source_base": "no-bos"}
+    write_claim(tmp_path / "tiny" / "beside", (RISES,), WIDE, **{**elsewhere, "base": "no-bos", "scale": "tiny"})
+    write_claim(tmp_path / "tiny-bos" / "beside", (RISES,), WIDE, **elsewhere, scale="tiny")
+    write_claim(tmp_path / "small-bos" / "beside", (RISES,), WIDE, **elsewhere, scale="small")
+    write_claim(tmp_path / "60m" / "alone", (RISES,), WIDE, **{**elsewhere, "source_base": "other", "scale": "60m"})
     summary = summary_of_entries(entries_of(kept_in(tmp_path)))
-    (line,) = next(one.lines for one in summary.lists if one.title == "Open")
-    assert (line.claim, line.on) == ("alone", "■ natural: `small`, with BOS (the other base)")
+    found = next(one for one in summary.lists if one.title == "Open")
+    assert {(line.claim, line.on) for line in found.lines} == {
+        ("beside", "● toy: `tiny`, no BOS"),
+        ("beside", "■ natural: `small`, with BOS (the other base)"),
+        ("alone", "■ natural: `60m`, with BOS (the other base)"),
+    }
+    assert found.note.endswith("beside a result on its own, and not in the list: 1.")
     (_, _, rows), _ = summary.counts
-    assert {row[0].partition(":")[0]: row[3] for row in rows} == {"■ natural": "1", "● toy": "1"}
+    assert [row[3] for row in rows] == ["2", "1", "1"], "natural on another base, toy, toy on another base"
 
 
 def test_of_several_open_parts_the_one_on_which_the_verdict_waits_is_shown(tmp_path):
@@ -202,7 +212,9 @@ def test_the_figure_has_an_axis_for_every_unit_and_every_estimate_with_its_verdi
     assert "proof" not in texts
     assert "untested" not in texts
     assert texts.count("toy_holds") == 1, "one effect is one row"
-    assert {"tiny: reproduced", "BOS: open", "small: reproduced", "embedded: yes", "yes: yes", "no: no"} <= set(texts)
+    assert {"tiny: reproduced", "tiny, BOS: open", "small, BOS: reproduced", "embedded: yes", "yes: yes", "no: no"} <= set(
+        texts
+    )
     assert "0.310 [0.285, 0.335]" in texts
     assert summary_of_entries(entries).figure == figure, "the same results give the same bytes"
     units = (
@@ -227,8 +239,8 @@ def test_a_row_has_every_estimate_of_its_part_and_brackets_where_another_part_de
     of_own, of_other = entries_of(kept_in(tmp_path))
     assert (of_own.deciding["says"], of_other.deciding["says"]) == ("it rises", "it is low")
     figure = summary_of_entries([of_own, of_other]).figure
-    found = re.findall(r">((?:tiny|BOS): [^<]*)<", figure)
-    assert sorted(found) == ["BOS: (reproduced)", "BOS: open", "tiny: (reproduced)", "tiny: open"]
+    found = re.findall(r">(tiny[^:<]*: [^<]*)<", figure)
+    assert sorted(found) == ["tiny, BOS: (reproduced)", "tiny, BOS: open", "tiny: (reproduced)", "tiny: open"]
 
 
 def test_the_page_begins_with_the_summary_and_links_every_base_to_its_own_details(planted, entries, tmp_path):
@@ -236,7 +248,7 @@ def test_the_page_begins_with_the_summary_and_links_every_base_to_its_own_detail
     page = write_claims_page(results, tmp_path / "claims.html", summary_of_entries(entries)).read_text(encoding="utf-8")
     assert page.index('id="summary"') < page.index('id="all"')
     ids = re.findall(r'<section id="([^"]+)"', page)
-    assert {"tiny-toy_holds", "tiny-bos-toy_holds", "small-toy_holds"} <= set(ids)
+    assert {"tiny-toy_holds", "tiny-bos-toy_holds", "small-bos-toy_holds"} <= set(ids)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
     assert page.count("<svg xmlns") == 1

@@ -115,7 +115,7 @@ class Entry:
         if self.evidence == "checkpoint":
             return f"{sign} {self.evidence}: {self.seeds} {'model' if self.seeds == 1 else 'models'}"
         rows = "" if self.base is None else f", {ROWS[self.base]}{'' if self.own else ' (the other base)'}"
-        return f"{sign} {self.evidence}: `{self.folder.partition('-')[0]}`{rows}"
+        return f"{sign} {self.evidence}: `{self.scale}`{rows}"
 
     @property
     def kind(self) -> Kind:
@@ -129,9 +129,9 @@ class Entry:
         return self.evidence
 
     @property
-    def beside(self) -> bool:
-        """Whether the scale has a result on the base of the source too, beside which this one stands."""
-        return not self.own and self.folder != self.folder.partition("-")[0]
+    def scale(self) -> str:
+        """Of the models that are trained; ``checkpoint`` where none are."""
+        return self.folder.partition("-")[0]
 
 
 def entries_of(results: Iterable[StoredClaim]) -> list[Entry]:
@@ -154,8 +154,7 @@ def entries_of(results: Iterable[StoredClaim]) -> list[Entry]:
 
 
 def _place(entry: Entry) -> tuple[int, bool, bool]:
-    scale = entry.folder.partition("-")[0]
-    return RECORDED.index(scale), not entry.own, bool(entry.model)
+    return RECORDED.index(entry.scale), not entry.own, bool(entry.model)
 
 
 def _entry(record: ClaimRecord, judged: Judged, folder: str, model: ClaimOfModel | None = None) -> Entry:

@@ -28,7 +28,7 @@ def _counts(entries: Sequence[Entry]) -> tuple[tuple[str, tuple[str, ...], tuple
     kinds: dict[Kind, str] = {
         "checkpoint": "models that others trained, all together",
         "natural": "trainings of ours on text that people wrote",
-        "natural, other base": "the same on a base that the source does not have, as the scale has no other",
+        "natural, other base": "the same on the base that the source does not have",
         "toy": "trainings of ours on a made-up language",
         "toy, other base": "the same on the base that the source does not have",
     }
@@ -69,8 +69,10 @@ def _tally(entries: Sequence[Entry], groups: Sequence[Group]) -> list[str]:
 
 def _lists(entries: Sequence[Entry]) -> tuple[VerdictList, ...]:
     still_open = in_group(entries, "open")
-    elsewhere = sum(entry.beside for entry in still_open)
-    besides = f" Open on the base that the source does not have, and not in the list: {elsewhere}." if elsewhere else ""
+    on_own = {(entry.claim, entry.scale) for entry in entries if entry.own}
+    alone = [entry for entry in still_open if entry.own or (entry.claim, entry.scale) not in on_own]
+    elsewhere = len(still_open) - len(alone)
+    besides = " Open on the base that the source does not have, beside a result on its own, and not in the list: "
     return (
         VerdictList(
             "Reproduced",
@@ -90,9 +92,9 @@ def _lists(entries: Sequence[Entry]) -> tuple[VerdictList, ...]:
             "The interval of the part shown, or of what the claim presupposes, reaches over the bound. The last column is how "
             "many seeds there are, and at how many the interval clears the bound with a chance of four in five, as far as "
             "they tell; and on which side their middle lies now, that of the claim (for) or the other (against). – is "
-            "beyond a thousand, or where nothing can be foretold." + besides,
+            "beyond a thousand, or where nothing can be foretold." + (f"{besides}{elsewhere}." if elsewhere else ""),
             "seeds, and those that would decide",
-            tuple(_line(entry) for entry in still_open if not entry.beside),
+            tuple(_line(entry) for entry in alone),
         ),
         VerdictList(
             "One model does, or does not",

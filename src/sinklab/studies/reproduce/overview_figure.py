@@ -64,12 +64,12 @@ def _row(claim: str, found: Sequence[tuple[Entry, ClaimPart]]) -> Row:
 def _mark(entry: Entry, part: ClaimPart) -> Mark:
     assert part["mean"] is not None, "only estimates are drawn"
     interval = None if part["interval"] is None else (part["interval"][0], part["interval"][1])
-    of = entry.model.rpartition("/")[2].partition(":")[0] if entry.model else entry.folder
+    of = entry.model.rpartition("/")[2].partition(":")[0][:12] if entry.model else entry.folder
     if entry.about == "models":
         of = f"{entry.seeds} {'model' if entry.seeds == 1 else 'models'}"
-    elif entry.beside and entry.base is not None:
-        of = ROWS[entry.base].removeprefix("with ")
-    return Mark(entry.kind, of[:12], part["mean"], interval, _word(entry, part))
+    elif entry.folder != entry.scale and entry.base is not None:
+        of = f"{entry.scale}, {ROWS[entry.base].removeprefix('with ')}"
+    return Mark(entry.kind, of, part["mean"], interval, _word(entry, part))
 
 
 def _word(entry: Entry, part: ClaimPart) -> str:

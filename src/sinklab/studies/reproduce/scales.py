@@ -15,16 +15,23 @@ from sinklab.training.config import PretrainingConfig
 __all__ = ["DESCRIPTIONS", "SECONDS_OF_A_TRAINING", "base_called", "base_config"]
 
 
-def _backcopy_tiny_no_bos() -> PretrainingConfig:
-    """A random token at the first position of every training row, so that the position says all and the token nothing."""
-    base = backcopy_tiny()
-    data = base.data.model_copy(update={"bos": "none", "random_positions": (0, 1)})
-    return base.model_copy(update={"name": "backcopy_tiny_no_bos", "data": data})
+def _without_bos(base: PretrainingConfig) -> PretrainingConfig:
+    """Learned positions and a random token at the first of them in training: the position says all and the token nothing.
+
+    With rotary positions, or with text as it comes at the first position, no sink forms in so few steps.
+    """
+    return base.model_copy(
+        update={
+            "name": f"{base.name}_no_bos",
+            "data": base.data.model_copy(update={"bos": "none", "random_positions": (0, 1)}),
+            "model": base.model.model_copy(update={"position": {"name": "learned"}}),
+        }
+    )
 
 
 CONFIGS: Mapping[Scale, Mapping[Base, Callable[[], PretrainingConfig]]] = {
-    "tiny": {"bos": backcopy_tiny, "no-bos": _backcopy_tiny_no_bos},
-    "small": {"bos": emergence},
+    "tiny": {"bos": backcopy_tiny, "no-bos": lambda: _without_bos(backcopy_tiny())},
+    "small": {"bos": emergence, "no-bos": lambda: _without_bos(emergence())},
     "60m": {"no-bos": gu2024_60m},
     "1b": {"no-bos": gu2024_1b},
 }
@@ -32,7 +39,8 @@ CONFIGS: Mapping[Scale, Mapping[Base, Callable[[], PretrainingConfig]]] = {
 DESCRIPTIONS: Mapping[Scale, str] = {
     "tiny": "0.1 million parameters on the made-up bigram-backcopy language, 0.6 million tokens; seconds a run on one core; "
     "with BOS in front of every row, or without it and with a random token there",
-    "small": "1.5 million parameters on Python source, 4 million tokens, BOS in front of every row; minutes a run on one core",
+    "small": "1.5 million parameters on Python source, 4 million tokens; minutes a run on one core; with BOS in front of every "
+    "row and rotary positions, or without it, with a random token there and learned positions",
     "60m": "59 million parameters and embeddings on the Pile, 21 billion tokens, no BOS (Gu et al. 2024); GPUs",
     "1b": "a billion parameters on the Pile, 42 billion tokens, no BOS (Gu et al. 2024); GPUs",
 }
