@@ -150,7 +150,8 @@ def test_messages_name_options(planted):
         (["rose", "--sede", "1"], "Unknown option: --sede. Did you mean --seed?"),
         (["rose", "--colour", "blue"], 'Invalid value "blue" for --colour. Choose from: "red", "green"'),
         (["rose", "--size", "1,x"], "--sizes '1,x' must be whole numbers with commas between them, such as 0,1,4"),
-        ([], "MODEL requires an argument"),
+        ([], "error: MODEL is missing, as in: sinklab planted rose --size 1,2 (see sinklab planted --help)"),
+        (["rose", "--seed"], "error: --seed has no value (see sinklab planted --help)"),
         (["rose", "tulip"], "Unused Tokens: ['tulip']"),
     ],
 )

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from types import FrameType
 
-from cyclopts import CycloptsError
+from cyclopts import CycloptsError, MissingArgumentError
 
 from sinklab.errors import SinklabError
 from sinklab.results.folder import system_error
@@ -85,7 +85,7 @@ def explain(error: Exception, names: Mapping[str, str] | None = None) -> str | N
         return explain(error.__cause__)
     if isinstance(error, CycloptsError):
         chain = " ".join(("sinklab", *(error.command_chain or ())))
-        return f"{_one_line(str(error))} (see {chain} --help)"
+        return f"{_missing(error) or _one_line(str(error))} (see {chain} --help)"
     number = system_error(error)
     if number is not None:
         name = getattr(error, "filename", None)
@@ -102,6 +102,17 @@ def explain(error: Exception, names: Mapping[str, str] | None = None) -> str | N
         asked = _ASKED.search(str(error))
         return f"out of memory{f' at an allocation of {int(asked[1]):,} bytes' if asked else ''}; {smaller}"
     return None
+
+
+def _missing(error: CycloptsError) -> str | None:
+    """What a line lacks: the value of an option, or what the command is about, with a whole line. ``None`` for other errors."""
+    if not isinstance(error, MissingArgumentError) or error.argument is None:
+        return None
+    if error.keyword is not None:
+        return f"{error.keyword} has no value"
+    examples = str(error.app.help_epilogue or "") if error.app is not None else ""
+    whole = next((line.partition("  (")[0] for line in map(str.strip, examples.splitlines()) if line.startswith("sinklab ")), "")
+    return f"{error.argument.name} is missing{f', as in: {whole}' if whole else ''}"
 
 
 def on_the_line(message: str, names: Mapping[str, str]) -> str:
