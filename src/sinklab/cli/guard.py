@@ -111,7 +111,9 @@ def _missing(error: CycloptsError) -> str | None:
     if error.keyword is not None:
         return f"{error.keyword} has no value"
     examples = str(error.app.help_epilogue or "") if error.app is not None else ""
-    whole = next((line.partition("  (")[0] for line in map(str.strip, examples.splitlines()) if line.startswith("sinklab ")), "")
+    whole = next(
+        (line.partition("  (")[0] for line in map(str.strip, examples.splitlines()) if line.startswith("sinklab ")), ""
+    )
     return f"{error.argument.name} is missing{f', as in: {whole}' if whole else ''}"
 
 
