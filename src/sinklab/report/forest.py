@@ -88,7 +88,7 @@ class Row:
         return [*bounds, *published, *(mark.middle for mark in self.marks)]
 
 
-WIDTH = 916
+WIDTH = 956
 TEXT, LEFT, RIGHT, NUMBERS, VERDICTS = 14, 288, 586, 598, 764
 """Where the columns begin: names, the axis and its end, numbers, verdicts; px."""
 
