@@ -10,6 +10,7 @@ from sinklab.training import tokenizer as module
 from sinklab.training.tokenizer import (
     BOS,
     EOS,
+    beginning_as_rows,
     encode,
     hash_tokenizer,
     load_tokenizer,
@@ -60,6 +61,30 @@ def test_the_hash_follows_what_decides_the_ids_only(tmp_path):
     assert ids_of(tokenizer, ["the cat sat on the mat"]) == [tokenizer("the cat sat on the mat")["input_ids"][1:]]
     tokenizer.save_pretrained(tmp_path)
     assert hash_tokenizer(load_tokenizer(str(tmp_path))) == before
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_tokenizer_begins_a_text_as_the_rows_of_the_training(tmp_path, adds):
+    tokenizer = train_bpe(TEXTS, 270)
+    if not adds:
+        tokenizer = beginning_as_rows(tokenizer, False)
+    before, ids = tokenizer("the cat")["input_ids"], ids_of(tokenizer, ["the cat"])[0]
+    assert before == ([0] if adds else []) + ids
+    assert beginning_as_rows(tokenizer, adds) is tokenizer
+    changed = beginning_as_rows(tokenizer, not adds)
+    assert tokenizer("the cat")["input_ids"] == before, "the one that was given is as it was"
+    changed.save_pretrained(tmp_path)
+    for one in (changed, load_tokenizer(str(tmp_path))):
+        front = [] if adds else [0]
+        assert one("the cat")["input_ids"] == front + ids
+        assert one("the cat", "the hat")["input_ids"] == front + ids + front + ids_of(tokenizer, ["the hat"])[0]
+        assert (one.bos_token, one.eos_token, one.decode(ids)) == (BOS, EOS, "the cat")
+        assert ids_of(one, ["the cat"]) == [ids]
+
+
+def test_a_tokenizer_without_bos_begins_a_text_as_it_does():
+    tokenizer = ByT5Tokenizer()
+    assert beginning_as_rows(tokenizer, True) is tokenizer
 
 
 def test_the_embedded_models_have_a_tokenizer_of_this_kind():

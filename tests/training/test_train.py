@@ -19,6 +19,7 @@ from tests.training.conftest import short
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.models.loading import load_model
 from sinklab.results.table import read_table
 from sinklab.training.bookkeeping import Bookkeeper
 from sinklab.training.checkpoints import usable
@@ -410,6 +411,14 @@ def test_snapshots_are_models_of_their_own(run):
     assert sorted(snapshots) == ["step-0", "step-3"]
     first, later = (snapshots[name].embed_tokens.weight for name in ("step-0", "step-3"))
     assert not torch.equal(first, later)
+
+
+def test_who_reads_with_the_model_reads_as_it_was_trained(finished, run):
+    """Its tokenizer puts BOS in front of a text where the rows of the training have it, and else not."""
+    without = run("data.bos=none", "training.snapshots=[3]").folder
+    places = ("model", "snapshots/step-3", "checkpoints/checkpoint-8")
+    assert [load_model(str(without / place)).encoder.adds_bos for place in places] == [False] * 3
+    assert load_model(str(finished.folder / "model")).encoder.adds_bos
 
 
 def test_weights_of_a_run_under_another_operation(finished, run):

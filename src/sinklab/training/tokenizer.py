@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,18 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from sinklab.errors import InputError
 
-__all__ = ["BOS", "EOS", "Piece", "encode", "hash_tokenizer", "load_tokenizer", "special_ids", "train_bpe", "vocabulary_size"]
+__all__ = [
+    "BOS",
+    "EOS",
+    "Piece",
+    "beginning_as_rows",
+    "encode",
+    "hash_tokenizer",
+    "load_tokenizer",
+    "special_ids",
+    "train_bpe",
+    "vocabulary_size",
+]
 
 BOS, EOS = "<|bos|>", "<|eos|>"
 
@@ -67,6 +79,32 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         # tokenizers raises bare Exception for a damaged tokenizer.json.
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise InputError(f"data.tokenizer {name!r} cannot be loaded; it is a directory or a hub id: {reason}") from error
+
+
+def beginning_as_rows(tokenizer: PreTrainedTokenizerBase, bos: bool) -> PreTrainedTokenizerBase:
+    """A tokenizer that begins a text as the rows of a training begin, for those who use the trained model.
+
+    Without it a model that was trained without BOS reads, in every program, a token that it has never seen.
+
+    Returns:
+        The tokenizer itself where it does so already, or where it is not a fast one, whose own code decides; else a copy.
+    """
+    if tokenizer.bos_token_id is None or _begins(tokenizer) == bos:
+        return tokenizer
+    changed = copy.deepcopy(tokenizer)
+    if hasattr(changed, "add_bos_token"):
+        changed.add_bos_token = bos
+    if isinstance(changed, PreTrainedTokenizerFast) and _begins(changed) != bos:
+        front = [changed.bos_token] if bos else []
+        changed.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single=[*front, "$A"], pair=[*front, "$A", *front, "$B"], special_tokens=[(changed.bos_token, changed.bos_token_id)]
+        )
+    return changed
+
+
+def _begins(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether it puts BOS in front of a text."""
+    return tokenizer("a", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -41,6 +41,7 @@ from sinklab.training.progress import Display, display
 from sinklab.training.record import RunRecord, Status, library_versions, newest, read_result, result_of, weights_sha256
 from sinklab.training.resuming import earlier_run, require_same_text
 from sinklab.training.run_table import RunTable
+from sinklab.training.tokenizer import beginning_as_rows
 from sinklab.training.trainer import PretrainingTrainer
 
 __all__ = ["run_training"]
@@ -178,13 +179,14 @@ def _train(run: Prepared) -> Result:
         table.write()
         record.update(steps=trainer.state.global_step)
 
+    tokenizer = beginning_as_rows(run.data.tokenizer, config.data.bos != "none")
     bookkeeper = Bookkeeper(
         config,
         table=table,
         held_out=run.data.held_out_dataset,
         tokens_per_step=config.training.batch_size * config.model.max_position_embeddings,
         screen=run.screen,
-        snapshot=lambda step: save_model(trainer, run.data.tokenizer, out / "snapshots" / f"step-{step}"),
+        snapshot=lambda step: save_model(trainer, tokenizer, out / "snapshots" / f"step-{step}"),
     )
     trainer = PretrainingTrainer(
         config,
@@ -192,7 +194,7 @@ def _train(run: Prepared) -> Result:
         model=run.model,
         args=arguments,
         train_dataset=run.data.train,
-        processing_class=run.data.tokenizer,
+        processing_class=tokenizer,
         callbacks=[*trackers(config, arguments, out, run.checkpoint), bookkeeper],
     )
     trainer.remove_callback(PrinterCallback)
@@ -219,7 +221,7 @@ def _train(run: Prepared) -> Result:
         ended = steps >= config.training.steps or (bookkeeper.diverged and config.training.stop_when_diverged)
         status: Status = "stopped" if not ended else "diverged" if bookkeeper.diverged else "finished"
         if status == "finished" or (status == "diverged" and all(p.isfinite().all() for p in run.model.parameters())):
-            save_model(trainer, run.data.tokenizer, out / "model")
+            save_model(trainer, tokenizer, out / "model")
         table.write()
     except BaseException as error:
         reason = " ".join(str(error).split()) or type(error).__name__
