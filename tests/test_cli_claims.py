@@ -60,6 +60,23 @@ class TestClaims:
         assert "points  (3 seeds; evidence: toy)" in printed
         assert printed.endswith("verdicts from mine\n")
 
+    def test_what_was_found_on_the_other_base_stands_below_and_is_not_the_verdict(self, tmp_path):
+        write_claim(tmp_path / "mine" / "small-bos" / "weight_decay", parts=PARTS[:1], scale="small", base="bos")
+        asked = ("claims", "weight_decay", "--results", "mine", "--scale", "small")
+        (row,) = json.loads(run(*asked, "--json").stdout)
+        assert (row["verdict"], row["base"], row["seeds"]) == (None, None, [])
+        assert (row["other_base"]["verdict"], row["other_base"]["base"]) == ("reproduced", "bos")
+        printed = run(*asked).stdout
+        assert "at scale small: not run yet" in printed
+        assert "at scale small, with BOS, other than in the source: reproduced  -30.5 [" in printed
+        assert "with BOS: reproduced" in run("claims", "--results", "mine", "--scale", "small").stdout
+        write_claim(tmp_path / "mine" / "small" / "weight_decay", parts=PARTS[:1], scale="small", base="no-bos")
+        (row,) = json.loads(run(*asked, "--json").stdout)
+        assert (row["verdict"], row["base"], row["other_base"]["base"]) == ("reproduced", "no-bos", "bos")
+        assert "at scale small, no BOS: reproduced" in run(*asked).stdout
+        (row,) = json.loads(run("claims", NAME, "--json").stdout)
+        assert row["other_base"] is None
+
     def test_of_a_claim_on_checkpoints_every_model_is_shown(self):
         (row,) = json.loads(run("claims", "number_of_sinks", "--scale", "checkpoint", "--json").stdout)
         assert {model["name"]: model["verdict"] for model in row["models"]}["shibatch/tiny1m"] == "reproduced"

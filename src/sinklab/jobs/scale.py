@@ -10,6 +10,7 @@ __all__ = [
     "CHECKPOINT",
     "COSTS",
     "RECORDED",
+    "ROWS",
     "SCALES",
     "TRAINED_COSTS",
     "Base",
@@ -40,6 +41,9 @@ BASES: Mapping[Scale, tuple[Base, ...]] = {
 
 With BOS, a bias that could take the sink is not needed; so what a paper found without BOS is tested without.
 """
+
+ROWS: Mapping[str, str] = {"bos": "with BOS", "no-bos": "no BOS"}
+"""Bases in words."""
 
 
 def bases_at(scale: Scale, bases: Sequence[Base] = ()) -> tuple[Base, ...]:

@@ -55,8 +55,10 @@ def claims(
     if source is not None:
         check_word(source, sorted({stated(name).source for name in registered}), "source")
         listed = [claim for claim in listed if claim.source == source]
-    known, where = _last_verdicts(results, scale)
-    rows = [_row(claim, known.get(claim.name), scale) for claim in listed]
+    found, where = _last_verdicts(results, scale)
+    own = {row["name"]: row for row in found if _own(row)}
+    other = {row["name"]: row for row in found if not _own(row)}
+    rows = [_row(claim, own.get(claim.name), other.get(claim.name), scale) for claim in listed]
     if names is not None and len(rows) == 1:
         return Listing(rows, lambda rows: display_one(rows[0], where))
     return Listing(rows, lambda rows: display_claims(rows, scale, where))
@@ -74,18 +76,17 @@ def check_word(word: str, known: tuple[str, ...] | list[str], kind: str) -> None
         raise UnknownNameError(f"there is no {kind} {word!r}.{hint} Known: {', '.join(known)}")
 
 
-def _last_verdicts(folder: Path | None, scale: str) -> tuple[dict[str, KeptVerdict], str]:
-    """Claim to its newest result at a scale, and where these were found."""
+def _last_verdicts(folder: Path | None, scale: str) -> tuple[list[KeptVerdict], str]:
+    """Every result at a scale, the oldest first, and where these were found."""
     from sinklab.studies.reproduce.kept import read_results, summary_of
 
     place = folder or default_out("sinklab-claims")
     found = [summary_of(kept.record) for kept in read_results(place)]
-    if found or folder is not None:
-        return {row["name"]: row for row in reversed(found) if row["scale"] == scale and _own(row)}, str(place)
-    record = json.loads((resources.files("sinklab.claims") / "record.json").read_text(encoding="utf-8"))
-    return {
-        row["name"]: row for row in reversed(record) if row["scale"] == scale and _own(row)
-    }, "the results that come with sinklab"
+    where = str(place)
+    if not found and folder is None:
+        found = json.loads((resources.files("sinklab.claims") / "record.json").read_text(encoding="utf-8"))
+        where = "the results that come with sinklab"
+    return [row for row in reversed(found) if row["scale"] == scale], where
 
 
 def _own(row: KeptVerdict) -> bool:
@@ -95,7 +96,7 @@ def _own(row: KeptVerdict) -> bool:
     return row["base"] == bases_at(cast(Scale, row["scale"]), stated(row["name"]).bases)[0]
 
 
-def _row(claim: Stated, result: KeptVerdict | None, scale: str) -> ListedClaim:
+def _row(claim: Stated, result: KeptVerdict | None, other: KeptVerdict | None, scale: str) -> ListedClaim:
     cost = ("minutes" if claim.checkpoint else None) if scale == CHECKPOINT else claim.costs.get(scale)
     without = "not applicable" if scale == CHECKPOINT else "not tested at this scale"
     verdict = None if cost is not None else without
@@ -122,4 +123,5 @@ def _row(claim: Stated, result: KeptVerdict | None, scale: str) -> ListedClaim:
         "statement": claim.statement,
         "reference": claim.reference,
         "published": claim.published,
+        "other_base": other,
     }

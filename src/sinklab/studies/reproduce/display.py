@@ -10,10 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from sinklab.jobs.scale import ROWS
 from sinklab.results.run import Result
 
 if TYPE_CHECKING:
-    from sinklab.studies.reproduce.kept import ClaimAnswer, ClaimVerdict, ListedClaim
+    from sinklab.studies.reproduce.kept import ClaimAnswer, ClaimVerdict, KeptVerdict, ListedClaim
 
 __all__ = ["display", "display_claims", "display_models", "display_one", "display_parts", "format_effect"]
 
@@ -113,11 +114,13 @@ def display_claims(rows: Sequence[ListedClaim], scale: str, where: str) -> Itera
         table.add_column(heading, no_wrap=heading != "statement")
     for row in rows:
         cost = row["cost"] or "[dim]–[/dim]"
-        table.add_row(
-            row["name"], row["source"], cost, _verdict(row["verdict"]), row["evidence"] or "", escape(row["statement"])
-        )
+        other = row["other_base"]
+        verdict = _verdict(row["verdict"]) + ("" if other is None else f"\n{_rows(other)}: {_verdict(other['verdict'])}")
+        table.add_row(row["name"], row["source"], cost, verdict, row["evidence"] or "", escape(row["statement"]))
     yield table
     yield Text(f"\n{len(rows)} claims; cost and verdict at scale {scale}. One in full: sinklab claims NAME", style="dim")
+    if any(row["other_base"] for row in rows):
+        yield Text("a verdict is on the base of the claim's source; that on the other stands below it", style="dim")
     words = {row["evidence"]: EVIDENCE[row["evidence"]] for row in rows if row["evidence"] is not None}
     if words:
         yield Text(f"evidence: {'; '.join(f'{kind}, {words[kind]}' for kind in EVIDENCE if kind in words)}", style="dim")
@@ -129,8 +132,10 @@ def display_one(row: ListedClaim, where: str) -> Iterator[RenderableType]:
     yield f"[bold]{row['name']}[/bold]  {escape(row['statement'])}"
     yield Text(f"{row['reference']}. Published: {row['published']}")
     yield Text(f"cost: {', '.join(f'{cost} at {scale}' for scale, cost in row['costs'].items())}")
-    seeds = f"  ({len(row['seeds'])} seeds; evidence: {row['evidence']})" if row["seeds"] else ""
-    yield f"at scale {row['scale']}: {_verdict(row['verdict'])}  {escape(_effect(row))}{seeds}"
+    on = f", {_rows(row)}" if row["base"] is not None and row["other_base"] is not None else ""
+    yield f"at scale {row['scale']}{on}: {_found(row)}"
+    if (other := row["other_base"]) is not None:
+        yield f"at scale {other['scale']}, {_rows(other)}, other than in the source: {_found(other)}"
     for model in row.get("models", ()):
         effect = format_effect(model["effect"], model["interval"], model["unit"])
         yield f"  {escape(model['name'])}: {_verdict(model['verdict'])}  {escape(model['reason'] or effect)}"
@@ -143,6 +148,17 @@ def format_effect(mean: float | None, interval: Sequence[float] | None, unit: st
         return ""
     ends = "" if interval is None else f" [{interval[0]:.3g}, {interval[1]:.3g}]"
     return f"{mean:.3g}{ends} {unit or ''}".strip()
+
+
+def _rows(row: ClaimVerdict) -> str:
+    """What the rows of the models begin with."""
+    return ROWS[row["base"] or "bos"]
+
+
+def _found(row: KeptVerdict) -> str:
+    """The verdict, the effect, and on how many seeds of what these rest."""
+    seeds = f"  ({len(row['seeds'])} seeds; evidence: {row['evidence']})" if row["seeds"] else ""
+    return f"{_verdict(row['verdict'])}  {escape(_effect(row))}{seeds}"
 
 
 def _effect(row: ClaimVerdict) -> str:

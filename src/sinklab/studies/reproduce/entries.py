@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from typing import Literal, get_args
 
 from sinklab.jobs.needed import leans_inside, needed_seeds
-from sinklab.jobs.scale import CHECKPOINT, RECORDED
+from sinklab.jobs.scale import CHECKPOINT, RECORDED, ROWS
 from sinklab.jobs.verdict import PLAIN, SEEDS
 from sinklab.report.forest import Kind
 from sinklab.results.summaries.claims import ClaimOfModel, ClaimPart, ClaimRecord, Judged
 from sinklab.studies.reproduce.kept import Evidence, StoredClaim, deciding_part, evidence_of
 from sinklab.studies.reproduce.published import Published, published_effect
 
-__all__ = ["ANSWERS", "ROWS", "SIGNS", "Entry", "Group", "entries_of", "in_group", "in_order"]
+__all__ = ["ANSWERS", "SIGNS", "Entry", "Group", "entries_of", "in_group", "in_order"]
 
 About = Literal["trainings", "models", "one model", "proof"]
 """What an interval is over, and so what a verdict is about; a proof is checked, which is no evidence."""
@@ -35,9 +35,6 @@ SIGNS: dict[Kind, str] = {
     "checkpoint, one model": "◇",
 }
 """Kinds of evidence as the figure draws them."""
-
-ROWS = {"bos": "with BOS", "no-bos": "no BOS"}
-"""What the rows of trained models begin with."""
 
 ANSWERS = {"reproduced": "yes", "not reproduced": "no"}
 """What is said of one model, of which a verdict about the claim would say too much."""

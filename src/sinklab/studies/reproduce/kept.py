@@ -130,6 +130,8 @@ class ListedClaim(KeptVerdict):
     statement: str
     reference: str
     published: str
+    other_base: KeptVerdict | None
+    """The newest result on the base that the claim's source does not have."""
 
 
 class ClaimAnswer(ClaimVerdict):

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from sinklab.jobs.scale import ROWS
 from sinklab.report.forest import Mark, Row, draw_forest
 from sinklab.results.summaries.claims import ClaimPart
-from sinklab.studies.reproduce.entries import ANSWERS, ROWS, Entry
+from sinklab.studies.reproduce.entries import ANSWERS, Entry
 from sinklab.studies.reproduce.published import published_effect
 
 __all__ = ["draw_overview"]
