@@ -18,6 +18,7 @@ from sinklab.errors import InputError, ResultError
 from sinklab.report.data import read_audit
 from sinklab.report.html import FRAME_BUDGET, PAGE_BUDGET, frame_report, write_report
 from sinklab.report.layers import layer_figures
+from sinklab.report.page import environment
 from sinklab.report.summary_cards import cards
 from sinklab.report.words import TITLES, display_token, number, percent, verdict
 from sinklab.results.frame import framed
@@ -350,3 +351,12 @@ def test_that_check_can_fail() -> None:
     done = run_python(CHECK.format(first="import types; sys.modules['torch'] = types.ModuleType('torch')"))
     assert done.returncode == 1
     assert "AssertionError: ['torch']" in done.stderr
+
+
+def test_what_one_types_is_code_and_a_token_with_backticks_is_not() -> None:
+    shown = (
+        environment()
+        .from_string("{{ words | commands }}")
+        .render(words="“```” and <b>“`”</b>: `sinklab causes` or `--seq-len`")
+    )
+    assert shown == "“```” and &lt;b&gt;“`”&lt;/b&gt;: <code>sinklab causes</code> or <code>--seq-len</code>"

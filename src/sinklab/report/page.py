@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from sinklab.errors import InputError
 from sinklab.report.schema import require_kind
@@ -110,8 +111,15 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(number=number, percent=percent, token=display_token, position_name=position_name)
+    environment.filters.update(
+        number=number, percent=percent, token=display_token, position_name=position_name, commands=_commands
+    )
     return environment
+
+
+def _commands(sentence: str) -> Markup:
+    """A sentence with what one types, `sinklab …` or `--…` between backticks, as code; other backticks may be tokens."""
+    return Markup(re.sub(r"`((?:sinklab |--)[^`]+)`", r"<code>\1</code>", str(escape(sentence))))
 
 
 @cache
