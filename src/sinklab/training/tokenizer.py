@@ -103,8 +103,8 @@ def beginning_as_rows(tokenizer: PreTrainedTokenizerBase, bos: bool) -> PreTrain
 
 
 def _begins(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether it puts BOS in front of a text."""
-    return tokenizer("a", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]
+    """Whether it puts BOS in front of a text; an empty one, as there are vocabularies without any letter."""
+    return tokenizer("", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
