@@ -21,7 +21,8 @@ def emergence() -> PretrainingConfig:
     """Six layers of two heads of 64, context 256, BOS in front of every row, 2,000 steps of 2,048 tokens at a high rate.
 
     What matters for a sink in so short a time: a token that starts every row, heads of 64, a large learning rate with weight
-    decay, depth, and an initialisation that is not scaled down with depth; without BOS no sink appears in these steps.
+    decay, depth, and an initialisation that is not scaled down with depth; without BOS no sink appears in these steps,
+    unless positions are learned and the first of them holds a random token.
     """
     return PretrainingConfig(
         name="emergence",
