@@ -38,6 +38,7 @@ def made(monkeypatch):
             "rows": [row.to_dict() for row in rows],
             "cannot": {"sigmoid": "why"},
             "paragraph": "In words.",
+            "statements": {"Loss": "It is [low].", "Time": "It is short."},
             "errors": asked.get("fail", []),
         }
         return Result(summary, pd.DataFrame(), {"kind": "pathways"}, options["out"], display)
@@ -54,7 +55,7 @@ def test_the_table_and_the_paragraph(made):
     assert lines[1].split() == ["low-distortion", "reference", "yes"]
     assert lines[2].split() == ["loss", "beside", "softmax", "–", "equivalent"]
     assert lines[3].split() == ["loss", "(nats)", "2.000", "2.000"]
-    assert "\nIn words.\n" in result.stdout
+    assert "\nIn words.\n\nLoss  It is [low].\n\nTime  It is short.\n" in result.stdout
     assert lines[-1] == "table  there/table.parquet"
     assert made["operations"] == [{"name": "softpick"}, {"name": "sigmoid", "normalize": True}]
     assert made["seeds"] == [0, 1]

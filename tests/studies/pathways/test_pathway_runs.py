@@ -15,6 +15,7 @@ from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.registry import read_outs
 from sinklab.results.table import read_run, read_table, write_json
 from sinklab.studies.pathways import again, benchmark, choosing, cost, runs
+from sinklab.studies.pathways.columns import TABLES
 from sinklab.studies.pathways.operations import pathways_of
 from sinklab.studies.reproduce import cells, work
 from sinklab.studies.trigger.problem import TriggerProblem
@@ -189,7 +190,7 @@ def test_the_whole_comparison(tmp_path, short):
     write_json({**run, "protocol": 1}, out / "run.json")
     with pytest.raises(InputError, match="is of protocol 1 and today's is 2, which needs other trainings; it stays as it was"):
         again.judge_again(out)
-    assert (out / "pathways.md").read_text().count("| `softmax") == 2
+    assert (out / "pathways.md").read_text().count("| `softmax") == 2 * (1 + len(TABLES))
     assert {path.name for path in out.glob("pareto.*")} == {"pareto.svg", "pareto.png"}
 
 

@@ -1,14 +1,15 @@
-"""The paragraph and the table follow from the numbers, and the plot shows them."""
+"""Words and tables follow from the numbers, and the plot shows them."""
 
 from __future__ import annotations
 
 import pytest
 
 from sinklab.studies.pathways.choosing import FACTORS, Choice
-from sinklab.studies.pathways.columns import COLUMNS
+from sinklab.studies.pathways.columns import COLUMNS, DECIDING, TABLES
 from sinklab.studies.pathways.figure import draw, draw_panels, write_figure
-from sinklab.studies.pathways.judging import Summary, judged
-from sinklab.studies.pathways.words import cell, markdown, paragraph
+from sinklab.studies.pathways.judging import AT_ONE_RATE, BOUNDS, Summary, judged
+from sinklab.studies.pathways.tables import all_tables, cell, deciding_table, page
+from sinklab.studies.pathways.words import in_words
 
 SOFTMAX = {
     "held_out_loss": 1.9,
@@ -49,11 +50,17 @@ def rows(seeds=6, rates=None, **found):
     return judged(list(found), numbers, costs, choices)
 
 
+def said(found, cannot=None, seeds=6):
+    return in_words(found, cannot or {}, scale="tiny", base="no-bos", seeds=seeds)
+
+
 def words(found, cannot=None, seeds=6):
-    return paragraph(found, cannot or {}, scale="tiny", base="no-bos", seeds=seeds)
+    """All that is said."""
+    found = said(found, cannot, seeds)
+    return " ".join([found.paragraph, *found.statements.values()])
 
 
-def test_the_paragraph():
+def test_the_words():
     rates = {"softmax": USUAL, "gated": BROKEN, "relu": AT_END}
     text = words(rows(rates=rates, softmax=SOFTMAX, gated=GATED, relu=RELU), {"sigmoid": "why"})
     for sentence in (
@@ -79,6 +86,20 @@ def test_the_paragraph():
         assert sentence in text
     assert "Without one" not in text
     assert "is lower than" not in text
+    found = said(rows(rates=rates, softmax=SOFTMAX, gated=GATED, relu=RELU), {"sigmoid": "why"})
+    assert found.paragraph.startswith("At the scale tiny (")
+    assert "exists here: gated." in found.paragraph
+    assert list(found.statements) == [
+        "Loss",
+        "Learning rates",
+        "Bounds at the own rates",
+        "Loss and distortion together",
+        "Text that it was not trained for",
+        "Trigger task",
+        "Time",
+    ]
+    assert found.statements["Bounds at the own rates"].startswith("Inside all of them: gated. Not low-distortion")
+    assert found.to_dict() == {"paragraph": found.paragraph, "statements": dict(found.statements)}
 
 
 def test_no_pathway_is_good():
@@ -129,35 +150,44 @@ def at_scale(windows, **found):
         }
         for seed in range(6)
     }
-    return words(judged(list(found), numbers, {}))
+    return judged(list(found), numbers, {})
 
 
 def test_at_one_rate_for_all_a_sink_is_there_or_not_or_open_by_its_interval():
-    text = at_scale({"softmax": 0.5, "gated": 0.01, "relu": 0.01, "softpick": 0.4}, softmax=SOFTMAX, gated=GATED, relu=RELU)
+    windows = {"softmax": 0.5, "gated": 0.01, "relu": 0.01, "softpick": 0.4}
+    text = words(at_scale(windows, softmax=SOFTMAX, gated=GATED, relu=RELU))
     assert (
-        "At one rate for all, that of the scale, by the heads that carry a first token: a sink is there with softmax (26.0 %); "
+        "At the rate of the scale for all, by the heads that carry a first token: a sink is there with softmax (26.0 %); "
         "there is none with gated (0.2 %); it is open with relu (4.5 %)." in text
     )
-    assert "At one rate for all" not in words(rows(softmax=SOFTMAX, gated=GATED))
+    assert "rate of the scale for all" not in words(rows(softmax=SOFTMAX, gated=GATED))
 
 
 def test_what_replaces_the_sink_of_softmax_at_one_rate():
     """Gated holds all three bounds, softpick fails the loss and the window, and of relu only the sink is open."""
     windows = {"softmax": 0.5, "gated": 0.01, "relu": 0.01, "softpick": 0.4}
-    text = at_scale(windows, softmax=SOFTMAX, gated=GATED, relu=RELU, softpick=GATED)
+    found = at_scale(windows, softmax=SOFTMAX, gated=GATED, relu=RELU, softpick=GATED)
     assert (
-        "softmax has a sink to replace there, and loses 0.513 nats in a window without it; it is replaced, with loss, sink and "
-        "window inside the bounds, by gated; not by softpick (loss, window), with what fails in brackets; open is relu (sink). "
-        "(That these bounds are asked at one rate too was decided with results at that rate in view.)" in text
+        "At one rate for all, that of the scale, softmax has a sink to replace, in 26.0 % of heads, and loses 0.513 nats in a "
+        "window without it; it is replaced, with loss, sink and window inside the bounds, by gated; not by softpick (loss, "
+        "window), with what fails in brackets; open is relu (sink). "
+        "(That these bounds are asked at one rate too was decided with results at that rate in view.)" in said(found).paragraph
     )
-    none = at_scale({**windows, "gated": 0.3}, softmax=SOFTMAX, gated=GATED)
+    heading, _, softmax, gated, relu, softpick = deciding_table(found).splitlines()
+    assert heading.startswith(
+        "| operation | low-distortion | replaces the sink at ×1 | loss beside softmax (nats) | loss (nats) |"
+    )
+    answers = [line.split(" | ")[2] for line in (softmax, gated, relu, softpick)]
+    assert answers == ["–", "yes", "undecided: sink", "no: loss, window"]
+    none = said(at_scale({**windows, "gated": 0.3}, softmax=SOFTMAX, gated=GATED)).paragraph
     assert "it is shown to be replaced, with loss, sink and window inside the bounds, by none; not by gated (window)" in none
 
 
 def test_where_softmax_loses_nothing_in_a_window_nothing_is_said_to_be_replaced():
-    text = at_scale({"softmax": 0.01, "gated": 0.01}, softmax=SOFTMAX, gated=GATED)
-    assert "a sink is there with softmax (26.0 %)" in text
-    assert "to replace there" not in text
+    found = at_scale({"softmax": 0.01, "gated": 0.01}, softmax=SOFTMAX, gated=GATED)
+    assert "a sink is there with softmax (26.0 %)" in words(found)
+    assert "a sink to replace, in" not in words(found)
+    assert "replaces the sink" not in deciding_table(found)
 
 
 def test_where_the_sink_of_softmax_is_open_nothing_is_put_down_to_the_operation_alone():
@@ -209,15 +239,32 @@ def test_cells():
     assert cell(Summary(0.25, None, None, 2), rate) == "0.25"
 
 
-def test_the_table():
-    text = markdown(rows(rates={"softmax": USUAL, "relu": AT_END}, softmax=SOFTMAX, gated=GATED, relu=RELU))
-    heading, _, softmax, gated, relu = text.splitlines()
-    assert heading.startswith("| operation | low-distortion | loss beside softmax (nats) | loss (nats) | rate (ratio) |")
-    assert "kurtosis" not in heading, "nothing was measured for it"
-    assert softmax.startswith("| `softmax` | reference: sink, activations, window | – | 1.900 | 1 |")
-    assert gated.startswith("| `gated` | yes | equivalent: +0.000 (+0.000 to +0.000) | 1.900 | – |")
-    assert relu.startswith("| `relu` | no: loss | worse: +0.100 (+0.100 to +0.100) | 2.000 | 4 (highest tried) |")
-    assert gated.endswith("| 1.50 (1.40–1.70) |")
+def test_the_tables():
+    found = rows(rates={"softmax": USUAL, "relu": AT_END}, softmax=SOFTMAX, gated=GATED, relu=RELU)
+    heading, _, softmax, gated, relu = deciding_table(found).splitlines()
+    assert heading == (
+        "| operation | low-distortion | loss beside softmax (nats) | loss (nats) | effective sink rate (percent) | "
+        "first norm (ratio) | int8 gap (nats) | window gap (nats) |"
+    )
+    assert softmax == "| `softmax` | reference: sink, activations, window | – | 1.900 | 40.0 | 3.00 | 0.0100 | 0.500 |"
+    assert gated.startswith("| `gated` | yes | equivalent: +0.000 (+0.000 to +0.000) | 1.900 | 0.0 |")
+    assert relu.startswith("| `relu` | no: loss | worse: +0.100 (+0.100 to +0.100) | 2.000 |")
+    text = all_tables(found)
+    headings = [line for line in text.splitlines() if line.startswith("**")]
+    assert headings[:2] == ["**Loss and learning rate**", "**Where the attention goes**"]
+    assert "kurtosis" not in text, "nothing was measured for it"
+    assert "| `relu` | 2.000 | 4 (highest tried) | 0.180 |" in text
+    assert "| `gated` | 1.50 (1.40–1.70) |" in text
+    whole = page(found, said(found))
+    assert whole.index("**Loss.**") < whole.index("**Loss and learning rate**"), "words before numbers"
+    assert "- **Time.** In long rows" in whole
+
+
+def test_every_column_stands_in_one_table_and_all_that_decides_is_a_column():
+    assert {column.about for column in COLUMNS} == set(TABLES)
+    assert set(DECIDING) <= {column.name for column in COLUMNS}
+    asked = {bound.column for bound in (*BOUNDS, *AT_ONE_RATE)}
+    assert asked <= set(DECIDING)
 
 
 def test_the_plot_has_every_point_and_the_front(tmp_path):

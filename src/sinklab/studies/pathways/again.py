@@ -17,7 +17,8 @@ from sinklab.studies.pathways.choosing import Choice
 from sinklab.studies.pathways.columns import COLUMNS
 from sinklab.studies.pathways.figure import write_figure, write_panels
 from sinklab.studies.pathways.judging import PROTOCOL, Row, judged
-from sinklab.studies.pathways.words import DEFINITION, figure_title, markdown, paragraph
+from sinklab.studies.pathways.tables import page
+from sinklab.studies.pathways.words import DEFINITION, figure_title, in_words
 from sinklab.studies.reproduce.again import numbers_of_table
 
 __all__ = ["judge_again"]
@@ -54,11 +55,11 @@ def judge_again(folder: Path) -> list[Row]:
     choices = {label: Choice.of_dict(choice) for label, choice in record["rates"].items()}
     rows = judged(list(record["operations"]), numbers, times, choices)
     scale, base, seeds = record["scale"], record["base"], len(record["seeds"])
-    words = paragraph(rows, record["cannot_do_the_trigger_task"], scale=scale, base=base, seeds=seeds)
-    write_text(f"{DEFINITION}\n\n{markdown(rows)}\n{words}\n", folder / "pathways.md")
+    words = in_words(rows, record["cannot_do_the_trigger_task"], scale=scale, base=base, seeds=seeds)
+    write_text(page(rows, words), folder / "pathways.md")
     for suffix in ("svg", "png"):
         write_figure(rows, _title(record), folder / f"pareto.{suffix}")
-    about = {"definition": DEFINITION, "paragraph": words, "rows": [row.to_dict() for row in rows]}
+    about = {"definition": DEFINITION, **words.to_dict(), "rows": [row.to_dict() for row in rows]}
     write_json({**record, **about}, folder / "run.json")
     return rows
 

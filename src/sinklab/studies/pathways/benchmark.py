@@ -1,4 +1,4 @@
-"""run_pathways(): operations that let a head do nothing, trained and measured alike: one table, one plot, one paragraph."""
+"""run_pathways(): operations that let a head do nothing, trained and measured alike: what decides in table, plot, paragraph."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from sinklab.studies.pathways.judging import PROTOCOL, judged
 from sinklab.studies.pathways.matching import matched_widths
 from sinklab.studies.pathways.operations import DEFAULT, Pathway, pathways_of
 from sinklab.studies.pathways.runs import Asked, Found, Numbers, foreseen, train_and_read, trigger_numbers
-from sinklab.studies.pathways.words import DEFINITION, figure_title, markdown, paragraph
+from sinklab.studies.pathways.tables import page
+from sinklab.studies.pathways.words import DEFINITION, figure_title, in_words
 from sinklab.studies.reproduce.scales import base_config
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.process import default_cache
@@ -124,13 +125,13 @@ def run_pathways(
         times = costs(asked.pathways, config, widths=asked.widths, progress=stages)
         labels = [pathway.label for pathway in asked.pathways]
         rows = judged(labels, numbers, times, found.choices)
-        words = paragraph(rows, cannot, scale=scale, base=asked.base, seeds=len(seeds))
+        words = in_words(rows, cannot, scale=scale, base=asked.base, seeds=len(seeds))
         run_id = new_run_id()
         table = long_table(asked.pathways, numbers, times, config.data.corpus, run_id)
-        summary = {"rows": [row.to_dict() for row in rows], "cannot": cannot, "paragraph": words, "errors": found.errors}
+        summary = {"rows": [row.to_dict() for row in rows], "cannot": cannot, **words.to_dict(), "errors": found.errors}
         record = _record(summary, asked, found, problem, run_id)
         write_table(table, out / "table.parquet")
-        write_text(f"{DEFINITION}\n\n{markdown(rows)}\n{words}\n", out / "pathways.md")
+        write_text(page(rows, words), out / "pathways.md")
         for suffix in ("svg", "png"):
             write_figure(rows, figure_title(scale, asked.base, len(seeds)), out / f"pareto.{suffix}")
         write_json(record, out / "run.json")  # last: it is whole
@@ -194,6 +195,7 @@ def _record(
         "selection_seeds": list(SELECTION_SEEDS[asked.scale]),
         "definition": DEFINITION,
         "paragraph": summary["paragraph"],
+        "statements": summary["statements"],
         "operations": {
             pathway.label: {
                 "operation": pathway.operation(context),

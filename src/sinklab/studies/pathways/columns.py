@@ -8,9 +8,21 @@ from typing import Literal
 
 from sinklab.results.metric import Metric, catalogue
 
-__all__ = ["COLUMNS", "GROUPS", "READ_OUTS", "Column", "Source"]
+__all__ = ["COLUMNS", "DECIDING", "GROUPS", "READ_OUTS", "TABLES", "About", "Column", "Source"]
 
 Source = Literal["chosen", "rates", "scale", "longer", "trigger", "cost"]
+
+About = Literal["loss", "attention", "inside", "text", "trigger", "cost"]
+
+TABLES: Mapping[About, str] = {
+    "loss": "Loss and learning rate",
+    "attention": "Where the attention goes",
+    "inside": "Activations, eight bits and windows",
+    "text": "Text and lengths that it was not trained for",
+    "trigger": "The trigger task",
+    "cost": "Time and parameters beside softmax",
+}
+"""What a column is about, and the heading of the table that it stands in."""
 
 GROUPS: Mapping[Source, str] = {
     "chosen": "trained at the operation's own learning rate, on the seeds of the evaluation",
@@ -65,6 +77,7 @@ class Column:
     Args:
         name: of its metric.
         heading: in tables for people.
+        about: the table that it stands in.
         read: metric that it is read from, in another training; the same as ``name`` if empty.
         form: format of the number.
     """
@@ -72,6 +85,7 @@ class Column:
     name: str
     heading: str
     source: Source
+    about: About
     read: str = ""
     form: str = ".3f"
 
@@ -87,39 +101,51 @@ class Column:
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("held_out_loss", "loss", "chosen"),
-    Column("chosen_factor", "rate", "rates", form="g"),
-    Column("scale_rate_loss", "loss at ×1", "scale", "held_out_loss"),
-    Column("scale_rate_sink", "sink at ×1", "scale", "carried_rate", ".1f"),
-    Column("scale_rate_window", "window gap at ×1", "scale", "window_gap"),
-    Column("tuning_gain", "gain by rate", "scale"),
-    Column("rate_range", "range over rates", "rates"),
-    Column("rate_diverged", "diverged", "rates", form=".2f"),
-    Column("effective_sink_rate", "effective sink rate", "chosen", form=".1f"),
-    Column("sink_rate", "sink rate", "chosen", form=".1f"),
-    Column("sink_rate_star", "sink rate of the null score", "chosen", form=".1f"),
-    Column("effective_first", "effective weight on first", "chosen"),
-    Column("first_attention", "weight on first", "chosen"),
-    Column("null_mass", "null mass", "chosen"),
-    Column("massive_ratio", "largest / median", "chosen", form=".1f"),
-    Column("hidden_ratio", "first norm", "chosen", form=".2f"),
-    Column("kurtosis", "kurtosis", "chosen", form=".1f"),
-    Column("int8_gap", "int8 gap", "chosen", form=".4f"),
-    Column("window_gap", "window gap", "chosen"),
-    Column("sink_worth", "sink worth", "chosen"),
-    Column("distortion", "distortion", "chosen"),
-    Column("noise_gap", "noise gap", "chosen"),
-    Column("other_language_gap", "other language", "chosen"),
-    Column("false_sink_gap", "false sink", "chosen"),
-    Column("loss_spikes", "spikes", "chosen", form=".1f"),
-    Column("longer_gap", "4 × context", "longer"),
-    Column("trigger_solved", "trigger", "trigger", form=".2f"),
-    Column("trigger_steps", "trigger steps", "trigger", form=",.0f"),
-    Column("trigger_error", "trigger error", "trigger", form=".4f"),
-    Column("train_time", "train time", "cost", form=".2f"),
-    Column("forward_time", "forward time", "cost", form=".2f"),
-    Column("train_time_long", "train, long", "cost", form=".2f"),
-    Column("forward_time_long", "forward, long", "cost", form=".2f"),
-    Column("parameters", "parameters", "cost", form=".4f"),
+    Column("held_out_loss", "loss", "chosen", "loss"),
+    Column("chosen_factor", "rate", "rates", "loss", form="g"),
+    Column("scale_rate_loss", "loss at ×1", "scale", "loss", "held_out_loss"),
+    Column("scale_rate_sink", "sink at ×1", "scale", "attention", "carried_rate", ".1f"),
+    Column("scale_rate_window", "window gap at ×1", "scale", "inside", "window_gap"),
+    Column("tuning_gain", "gain by rate", "scale", "loss"),
+    Column("rate_range", "range over rates", "rates", "loss"),
+    Column("rate_diverged", "diverged", "rates", "loss", form=".2f"),
+    Column("effective_sink_rate", "effective sink rate", "chosen", "attention", form=".1f"),
+    Column("sink_rate", "sink rate", "chosen", "attention", form=".1f"),
+    Column("sink_rate_star", "sink rate of the null score", "chosen", "attention", form=".1f"),
+    Column("effective_first", "effective weight on first", "chosen", "attention"),
+    Column("first_attention", "weight on first", "chosen", "attention"),
+    Column("null_mass", "null mass", "chosen", "attention"),
+    Column("massive_ratio", "largest / median", "chosen", "inside", form=".1f"),
+    Column("hidden_ratio", "first norm", "chosen", "inside", form=".2f"),
+    Column("kurtosis", "kurtosis", "chosen", "inside", form=".1f"),
+    Column("int8_gap", "int8 gap", "chosen", "inside", form=".4f"),
+    Column("window_gap", "window gap", "chosen", "inside"),
+    Column("sink_worth", "sink worth", "chosen", "inside"),
+    Column("distortion", "distortion", "chosen", "inside"),
+    Column("noise_gap", "noise gap", "chosen", "text"),
+    Column("other_language_gap", "other language", "chosen", "text"),
+    Column("false_sink_gap", "false sink", "chosen", "text"),
+    Column("loss_spikes", "spikes", "chosen", "loss", form=".1f"),
+    Column("longer_gap", "4 × context", "longer", "text"),
+    Column("trigger_solved", "trigger", "trigger", "trigger", form=".2f"),
+    Column("trigger_steps", "trigger steps", "trigger", "trigger", form=",.0f"),
+    Column("trigger_error", "trigger error", "trigger", "trigger", form=".4f"),
+    Column("train_time", "train time", "cost", "cost", form=".2f"),
+    Column("forward_time", "forward time", "cost", "cost", form=".2f"),
+    Column("train_time_long", "train, long", "cost", "cost", form=".2f"),
+    Column("forward_time_long", "forward, long", "cost", "cost", form=".2f"),
+    Column("parameters", "parameters", "cost", "cost", form=".4f"),
 )
 """In the order of the table."""
+
+DECIDING = (
+    "held_out_loss",
+    "scale_rate_loss",
+    "scale_rate_sink",
+    "scale_rate_window",
+    "effective_sink_rate",
+    "hidden_ratio",
+    "window_gap",
+    "int8_gap",
+)
+"""Columns on which the answers rest."""

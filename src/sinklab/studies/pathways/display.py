@@ -32,5 +32,7 @@ def display(result: Result) -> Iterator[RenderableType]:
             shown.add_row(f"{column.heading} ({column.metric.unit})", *cells)
     yield shown
     yield Text(f"\n{result.summary['paragraph']}")
+    for about, text in result.summary["statements"].items():
+        yield f"\n[bold]{about}[/bold]  {escape(text)}"
     if result.folder is not None:
         yield Text(f"\nplot   {result.folder / 'pareto.svg'}\ntable  {result.folder / 'table.parquet'}")

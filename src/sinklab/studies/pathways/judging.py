@@ -59,6 +59,8 @@ __all__ = [
     "compared",
     "judged",
     "pareto",
+    "replacement",
+    "sink_to_replace",
     "summarised",
     "together",
 ]
@@ -275,6 +277,19 @@ def together(findings: Mapping[str, Finding]) -> Answer:
     if "not reproduced" in verdicts:
         return "no"
     return "yes" if all(verdict == "reproduced" for verdict in verdicts) else "undecided"
+
+
+def sink_to_replace(rows: Sequence[Row]) -> bool:
+    """Whether softmax has a sink at the rate of the scale, by both of what tells one: heads that sink, and a window's loss."""
+    reference = next((row for row in rows if row.label == REFERENCE and row.at_one_rate), None)
+    return reference is not None and all(reference.at_one_rate[name].verdict == "not reproduced" for name in ("sink", "window"))
+
+
+def replacement(row: Row) -> tuple[Answer, list[str]]:
+    """Whether an operation does without that sink, all at one rate, and the bounds that fail or, where none does, are open."""
+    answer = together(row.at_one_rate)
+    verdict = {"yes": "", "no": "not reproduced", "undecided": "inconclusive"}[answer]
+    return answer, [name for name, finding in row.at_one_rate.items() if finding.verdict == verdict]
 
 
 def summarised(label: str, numbers: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[str, Summary]:

@@ -58,7 +58,8 @@ def pathways(
 
     Returns:
         In ``summary``: ``rows``, one for each operation, softmax first; ``cannot``, operations that provably cannot do the
-        trigger task, and why; ``paragraph``, what the numbers say; ``errors``, trainings and read-outs that failed.
+        trigger task, and why; ``paragraph``, what the numbers say of the open question, and ``statements``,
+        what they say besides; ``errors``, trainings and read-outs that failed.
 
     Raises:
         UnknownNameError: no such operation.

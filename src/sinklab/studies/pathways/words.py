@@ -1,16 +1,16 @@
-"""The comparison in words: a paragraph that follows from the numbers by rules, and the one table as Markdown."""
+"""The comparison in words that follow from the numbers by rules: a paragraph on the open question, and what else they say."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from sinklab.jobs.scale import Base, Scale
-from sinklab.studies.pathways.columns import COLUMNS, Column
-from sinklab.studies.pathways.judging import BOUNDS, MARGIN, Beside, Row, Summary, together
+from sinklab.studies.pathways.judging import BOUNDS, MARGIN, Beside, Row, replacement, sink_to_replace
 from sinklab.studies.pathways.operations import REFERENCE, is_explicit
 from sinklab.studies.reproduce.scales import DESCRIPTIONS
 
-__all__ = ["DEFINITION", "beside", "cell", "figure_title", "markdown", "paragraph"]
+__all__ = ["DEFINITION", "Words", "figure_title", "in_words"]
 
 DEFINITION = (
     "A pathway is low-distortion if, in a model trained with it on the same data for the same number of steps, with as many"
@@ -28,83 +28,72 @@ DEFINITION = (
 OF_BASE: Mapping[Base, str] = {"bos": "BOS in front of every row", "no-bos": "no BOS"}
 
 
-def cell(summary: Summary | None, column: Column) -> str:
-    """A number with half the width of its interval; a median of times with its quartiles; a dash where there is none."""
-    if summary is None:
-        return "–"
-    text = format(summary.mean, column.form)
-    if column.source == "rates":
-        return text
-    if column.source == "cost":
-        same = summary.low == summary.high
-        return text if same else f"{text} ({format(summary.low, column.form)}–{format(summary.high, column.form)})"
-    if summary.low is None or summary.high is None:
-        return f"{text} (n = {summary.count})"
-    half = (summary.high - summary.low) / 2
-    return f"{text} ± {format(half, column.form)}" if half else text
-
-
 def figure_title(scale: str, base: Base, seeds: int) -> str:
     """What stands above the figure."""
     return f"Ways to do nothing, scale {scale}, {OF_BASE[base]}, {seeds} seeds, 95 % intervals"
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """One row an operation, one column a number; columns that nothing was measured for are left out."""
-    columns = [column for column in COLUMNS if any(column.name in row.numbers for row in rows)]
-    headings = ["operation", "low-distortion", "loss beside softmax (nats)"]
-    headings += [f"{column.heading} ({column.metric.unit})" for column in columns]
-    lines = ["| " + " | ".join(headings) + " |", "|---|---|---|" + "---:|" * len(columns)]
-    for row in rows:
-        cells = [cell(row.numbers.get(column.name), column) + _end(row, column) for column in columns]
-        lines.append("| " + " | ".join([f"`{row.label}`", _answer(row), beside(row), *cells]) + " |")
-    return "\n".join(lines) + "\n"
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """What the numbers say.
+
+    Attributes:
+        paragraph: on the open question, an explicit way to do nothing that leaves little distortion.
+        statements: the rest, each with what it is about.
+    """
+
+    paragraph: str
+    statements: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, object]:
+        """For ``summary`` and ``run.json``."""
+        return {"paragraph": self.paragraph, "statements": dict(self.statements)}
 
 
-def beside(row: Row) -> str:
-    """How the loss of an operation compares with that of softmax, with the mean difference and its 90 % interval."""
-    found = row.beside
-    if found is None:
-        return "–"
-    if found.mean is None or found.interval is None:
-        return found.answer
-    return f"{found.answer}: {found.mean:+.3f} ({found.interval[0]:+.3f} to {found.interval[1]:+.3f})"
-
-
-def _end(row: Row, column: Column) -> str:
-    """Said beside a rate that is the end of the range: one outside may be better."""
-    return f" ({row.choice.end} tried)" if column.name == "chosen_factor" and row.choice is not None and row.choice.end else ""
-
-
-def paragraph(rows: Sequence[Row], cannot: Mapping[str, str], *, scale: Scale, base: Base, seeds: int) -> str:
+def in_words(rows: Sequence[Row], cannot: Mapping[str, str], *, scale: Scale, base: Base, seeds: int) -> Words:
     """Which pathway is low-distortion, as far as the numbers say; every sentence is there only if they do.
 
     Args:
         rows: of :func:`~sinklab.studies.pathways.judging.judged`, the reference among them.
         cannot: operations that provably cannot do the trigger task.
     """
-    others = [row for row in rows if row.label != REFERENCE]
-    sentences = [
-        f"At the scale {scale} ({DESCRIPTIONS[scale]}), here with {OF_BASE[base]}, over {seeds} "
-        f"seed{'s' if seeds != 1 else ''}:"
-    ]
-    sentences += _of_reference(next(row for row in rows if row.label == REFERENCE))
-    sentences += _of_loss(others) + _of_rates(rows) + _of_one_rate(rows)
+    reference = next(row for row in rows if row.label == REFERENCE)
+    others = [row for row in rows if row is not reference]
+    setting = f"At the scale {scale} ({DESCRIPTIONS[scale]}), here with {OF_BASE[base]}, over {_counted(seeds, 'seed')}:"
+    answer = [setting, *_of_reference(reference), *_of_what_replaces(rows), *_of_the_question(rows), _limits(scale)]
+    statements = {
+        "Loss": _of_loss(others),
+        "Learning rates": _of_rates(rows),
+        "Sinks at one rate": _of_sinks_at_one_rate(rows),
+        "Bounds at the own rates": _of_bounds(others),
+        "Loss and distortion together": _of_front(rows),
+        "Text that it was not trained for": _of_robustness(rows),
+        "Trigger task": _of_trigger(rows, cannot),
+        "Time": _of_cost(others),
+    }
+    return Words(" ".join(answer), {about: " ".join(found) for about, found in statements.items() if found})
+
+
+def _of_bounds(others: Sequence[Row]) -> list[str]:
+    """Which are inside all bounds, which outside of one, and which may be either."""
+    inside = [row.label for row in others if row.answer == "yes"]
     failing = [f"{row.label} ({', '.join(row.named('not reproduced'))})" for row in others if row.answer == "no"]
-    if failing:
-        sentences.append(f"Not low-distortion, with what fails in brackets: {_list(failing)}.")
-    open_ones = [f"{row.label} ({', '.join(row.named('inconclusive'))})" for row in others if row.answer == "undecided"]
-    if open_ones:
-        sentences.append(f"Undecided, with what is open in brackets: {_list(open_ones)}.")
+    still_open = [f"{row.label} ({', '.join(row.named('inconclusive'))})" for row in others if row.answer == "undecided"]
+    sentences = [f"Inside all of them: {_list(inside)}."] if inside else []
+    sentences += [f"Not low-distortion, with what fails in brackets: {_list(failing)}."] if failing else []
+    sentences += [f"Undecided, with what is open in brackets: {_list(still_open)}."] if still_open else []
+    return sentences
+
+
+def _of_front(rows: Sequence[Row]) -> list[str]:
+    """Those that no other one beats."""
     best = [row.label for row in rows if row.best]
-    if best:
-        sentences.append(
-            f"By the means, no other operation has both a lower loss and a lower distortion than {_list(best)}; neighbours on "
-            "the plot may change places with other seeds."
-        )
-    sentences += _of_robustness(rows) + _of_trigger(rows, cannot) + _of_cost(others) + _of_the_question(rows)
-    sentences.append(_limits(scale))
-    return " ".join(sentences)
+    if not best:
+        return []
+    return [
+        f"By the means, no other operation has both a lower loss and a lower distortion than {_list(best)}; neighbours on the "
+        "plot may change places with other seeds."
+    ]
 
 
 def _of_loss(others: Sequence[Row]) -> list[str]:
@@ -158,11 +147,10 @@ def _of_rates(rows: Sequence[Row]) -> list[str]:
     return sentences
 
 
-def _of_one_rate(rows: Sequence[Row]) -> list[str]:
-    """Which operations have a sink at the learning rate of the scale, and which of them do without what softmax has there."""
+def _of_sinks_at_one_rate(rows: Sequence[Row]) -> list[str]:
+    """Which operations have a sink at the learning rate of the scale."""
     found = [row for row in rows if row.at_one_rate]
-    reference = next((row for row in found if row.label == REFERENCE), None)
-    if reference is None or len(found) < 2:
+    if len(found) < 2 or not any(row.label == REFERENCE for row in found):
         return []
     groups = {"not reproduced": "a sink is there", "reproduced": "there is none", "inconclusive": "it is open"}
     parts = []
@@ -173,22 +161,24 @@ def _of_one_rate(rows: Sequence[Row]) -> list[str]:
             if row.at_one_rate["sink"].verdict == verdict
         ]
         parts += [f"{said} with {_list(named)}"] if named else []
-    sentence = f"At one rate for all, that of the scale, by the heads that carry a first token: {'; '.join(parts)}."
-    if [reference.at_one_rate[name].verdict for name in ("sink", "window")] != ["not reproduced"] * 2:
-        return [sentence]
-    return [sentence, _of_what_replaces(reference, [row for row in found if row is not reference])]
+    return [f"At the rate of the scale for all, by the heads that carry a first token: {'; '.join(parts)}."]
 
 
-def _of_what_replaces(reference: Row, others: Sequence[Row]) -> str:
+def _of_what_replaces(rows: Sequence[Row]) -> list[str]:
     """Which operations have neither the sink of softmax nor its loss in a window, at no more loss, all at one rate."""
+    reference = next(row for row in rows if row.label == REFERENCE)
+    others = [row for row in rows if row is not reference and row.at_one_rate]
+    if not sink_to_replace(rows) or not others:
+        return []
     by_answer: dict[str, list[str]] = {"yes": [], "no": [], "undecided": []}
     for row in others:
-        answer = together(row.at_one_rate)
-        verdict = {"yes": "", "no": "not reproduced", "undecided": "inconclusive"}[answer]
-        what = [name for name, finding in row.at_one_rate.items() if finding.verdict == verdict]
+        answer, what = replacement(row)
         by_answer[answer].append(f"{row.label} ({', '.join(what)})" if what else row.label)
-    lost = reference.numbers["scale_rate_window"].mean
-    parts = [f"{REFERENCE} has a sink to replace there, and loses {lost:.3f} nats in a window without it"]
+    sink, lost = (reference.numbers[f"scale_rate_{name}"].mean for name in ("sink", "window"))
+    parts = [
+        f"At one rate for all, that of the scale, {REFERENCE} has a sink to replace, in {sink:.1f} % of heads, and loses "
+        f"{lost:.3f} nats in a window without it"
+    ]
     parts.append(
         f"it is replaced, with loss, sink and window inside the bounds, by {_list(by_answer['yes'])}"
         if by_answer["yes"]
@@ -196,7 +186,7 @@ def _of_what_replaces(reference: Row, others: Sequence[Row]) -> str:
     )
     parts += [f"not by {_list(by_answer['no'])}, with what fails in brackets"] if by_answer["no"] else []
     parts += [f"open is {_list(by_answer['undecided'])}"] if by_answer["undecided"] else []
-    return f"{'; '.join(parts)}. (That these bounds are asked at one rate too was decided with results at that rate in view.)"
+    return [f"{'; '.join(parts)}. (That these bounds are asked at one rate too was decided with results at that rate in view.)"]
 
 
 ROBUSTNESS = {
@@ -316,11 +306,9 @@ def _mean(row: Row, column: str) -> float | None:
     return row.numbers[column].mean if column in row.numbers else None
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def _list(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _answer(row: Row) -> str:
-    why = row.named("not reproduced") or (row.named("inconclusive") if row.answer == "undecided" else [])
-    answer = "reference" if row.label == REFERENCE else row.answer
-    return f"{answer}: {', '.join(why)}" if why else answer

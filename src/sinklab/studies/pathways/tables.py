@@ -1,0 +1,94 @@
+"""The comparison as Markdown: a table of what decides, and one of every number by what it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sinklab.studies.pathways.columns import COLUMNS, DECIDING, TABLES, Column
+from sinklab.studies.pathways.judging import Row, Summary, replacement, sink_to_replace
+from sinklab.studies.pathways.operations import REFERENCE
+from sinklab.studies.pathways.words import DEFINITION, Words
+
+__all__ = ["all_tables", "beside", "cell", "deciding_table", "page"]
+
+
+def page(rows: Sequence[Row], words: Words) -> str:
+    """``pathways.md``: the definition, the table of what decides, the paragraph, what else is said, and all numbers."""
+    said = "".join(f"- **{about}.** {text}\n" for about, text in words.statements.items())
+    return f"{DEFINITION}\n\n{deciding_table(rows)}\n{words.paragraph}\n\n{said}\n{all_tables(rows)}"
+
+
+def deciding_table(rows: Sequence[Row]) -> str:
+    """What is asked of every operation, with the answers and the numbers on which they rest."""
+    answers = [("low-distortion", [_answer(row) for row in rows])]
+    if sink_to_replace(rows):
+        answers.append(("replaces the sink at ×1", [_replaces(row) for row in rows]))
+    answers.append(("loss beside softmax (nats)", [beside(row) for row in rows]))
+    return _table(rows, answers, [column for column in COLUMNS if column.name in DECIDING])
+
+
+def all_tables(rows: Sequence[Row]) -> str:
+    """Every number, in one table for what it is about."""
+    parts = []
+    for about, heading in TABLES.items():
+        columns = [column for column in COLUMNS if column.about == about]
+        if any(column.name in row.numbers for column in columns for row in rows):
+            parts.append(f"**{heading}**\n\n{_table(rows, [], columns)}")
+    return "\n".join(parts)
+
+
+def _table(rows: Sequence[Row], answers: Sequence[tuple[str, Sequence[str]]], columns: Sequence[Column]) -> str:
+    """One row an operation; columns that nothing was measured for are left out."""
+    columns = [column for column in columns if any(column.name in row.numbers for row in rows)]
+    headings = ["operation", *(heading for heading, _ in answers)]
+    headings += [f"{column.heading} ({column.metric.unit})" for column in columns]
+    lines = ["| " + " | ".join(headings) + " |", "|---" * (1 + len(answers)) + "|---:" * len(columns) + "|"]
+    for number, row in enumerate(rows):
+        cells = [given[number] for _, given in answers]
+        cells += [cell(row.numbers.get(column.name), column) + _end(row, column) for column in columns]
+        lines.append("| " + " | ".join([f"`{row.label}`", *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def cell(summary: Summary | None, column: Column) -> str:
+    """A number with half the width of its interval; a median of times with its quartiles; a dash where there is none."""
+    if summary is None:
+        return "–"
+    text = format(summary.mean, column.form)
+    if column.source == "rates":
+        return text
+    if column.source == "cost":
+        same = summary.low == summary.high
+        return text if same else f"{text} ({format(summary.low, column.form)}–{format(summary.high, column.form)})"
+    if summary.low is None or summary.high is None:
+        return f"{text} (n = {summary.count})"
+    half = (summary.high - summary.low) / 2
+    return f"{text} ± {format(half, column.form)}" if half else text
+
+
+def beside(row: Row) -> str:
+    """How the loss of an operation compares with that of softmax, with the mean difference and its 90 % interval."""
+    found = row.beside
+    if found is None:
+        return "–"
+    if found.mean is None or found.interval is None:
+        return found.answer
+    return f"{found.answer}: {found.mean:+.3f} ({found.interval[0]:+.3f} to {found.interval[1]:+.3f})"
+
+
+def _end(row: Row, column: Column) -> str:
+    """Said beside a rate that is the end of the range: one outside may be better."""
+    return f" ({row.choice.end} tried)" if column.name == "chosen_factor" and row.choice is not None and row.choice.end else ""
+
+
+def _replaces(row: Row) -> str:
+    if row.label == REFERENCE or not row.at_one_rate:
+        return "–"
+    answer, what = replacement(row)
+    return f"{answer}: {', '.join(what)}" if what else answer
+
+
+def _answer(row: Row) -> str:
+    why = row.named("not reproduced") or (row.named("inconclusive") if row.answer == "undecided" else [])
+    answer = "reference" if row.label == REFERENCE else row.answer
+    return f"{answer}: {', '.join(why)}" if why else answer
