@@ -60,7 +60,7 @@ def test_another_operation_drops_the_settings_of_the_former():
         ("model.window", r"`changes` 'model\.window': expected path=value, such as optimizer\.learning_rate=1e-3"),
         ("training.steps=many", r"training\.steps = 'many': input should be a valid integer"),
         ("model.window=0", r"model\.window = 0: input should be greater than or equal to 1"),
-        ("training.dtype=float16", r"training\.dtype = 'float16': input should be 'bfloat16' or 'float32'"),
+        ("training.dtype=float16", r"training\.dtype = 'float16': input should be 'auto', 'bfloat16' or 'float32'"),
         ("model.window.size.name=3", r"model\.window = \{'size': \{'name': 3\}\}: input should be a valid integer"),
         ("model.operation.slope=2", r"operation 'softmax' has no setting 'slope'"),
         ("model.num_key_value_heads=3", r"num_key_value_heads 3 must divide num_attention_heads 2"),

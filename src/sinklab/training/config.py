@@ -105,8 +105,10 @@ class TrainingConfig(Section):
         ge=1,
         description="rows per forward pass of one process; smaller than its share of the batch accumulates gradients",
     )
-    dtype: Literal["bfloat16", "float32"] = Field(
-        "bfloat16", description="bfloat16 is autocast over float32 weights; float32 is float32 throughout"
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        "auto",
+        description="bfloat16 is autocast over float32 weights, float32 is float32 throughout; auto is bfloat16 where the "
+        "device has instructions for it",
     )
     compile: bool | None = Field(None, description="torch.compile; by default when a C++ compiler (or CUDA) is there")
     threads: int | None = Field(

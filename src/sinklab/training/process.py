@@ -20,7 +20,17 @@ from sinklab.results.folder import require_utf8
 from sinklab.training.checkpoints import step_of
 from sinklab.training.config import PretrainingConfig
 
-__all__ = ["chosen_device", "compiles", "default_cache", "is_main", "process_settings", "trackers", "training_arguments"]
+__all__ = [
+    "chosen_device",
+    "chosen_dtype",
+    "compiles",
+    "default_cache",
+    "has_bfloat16",
+    "is_main",
+    "process_settings",
+    "trackers",
+    "training_arguments",
+]
 
 RECOMPUTE = "activation_checkpointing" if hasattr(TrainingArguments, "activation_checkpointing") else "gradient_checkpointing"
 """Argument by which activations are computed again in the backward pass: renamed in 5.23, which warns of the old name."""
@@ -84,6 +94,27 @@ def chosen_device(config: PretrainingConfig) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
 
 
+def has_bfloat16(device: str) -> bool:
+    """Whether ``cpu`` or ``cuda`` multiplies bfloat16 matrices by instructions of its own.
+
+    A CPU without AVX-512 or AMX (most desktops) does so number by number: a step of ``emergence`` takes eleven times as long
+    as in float32.
+    """
+    if device == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def chosen_dtype(config: PretrainingConfig) -> str:
+    """``bfloat16`` (autocast) or ``float32``.
+
+    Raises:
+        ConfigurationError: cuda is asked for and not there.
+    """
+    device, wanted = chosen_device(config), config.training.dtype
+    return ("bfloat16" if has_bfloat16(device) else "float32") if wanted == "auto" else wanted
+
+
 def compiles(config: PretrainingConfig) -> bool:
     """Whether the model is compiled.
 
@@ -128,7 +159,7 @@ def training_arguments(config: PretrainingConfig, out: Path) -> TrainingArgument
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=share // micro,
         max_grad_norm=config.optimizer.max_grad_norm,
-        bf16=training.dtype == "bfloat16",
+        bf16=chosen_dtype(config) == "bfloat16",
         tf32=False,  # transformers would switch it on with compilation, and what is measured in float32 would not be float32
         use_cpu=device == "cpu",
         torch_compile=compiles(config),

@@ -30,8 +30,10 @@ from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.initial import build_model, load_weights, weights_folder
 from sinklab.training.process import (
     chosen_device,
+    chosen_dtype,
     compiles,
     default_cache,
+    has_bfloat16,
     is_main,
     process_settings,
     trackers,
@@ -144,12 +146,17 @@ def _prepare(
         screen.note(sentence)
     if earlier is not None:
         screen.note(f"going on from {checkpoint.name}" if checkpoint else "no whole checkpoint yet: beginning again")
+        before, dtype = earlier["resolved"]["dtype"], chosen_dtype(config)
+        if checkpoint and before != dtype:
+            screen.note(f"its steps were in {before}; here they are in {dtype}, and their numbers differ by its rounding")
         origin = (earlier.get("init_from") or {}).get("path")
         init_from = None if origin is None else Path(origin)
     source = weights_folder(init_from) if init_from is not None and checkpoint is None else None
     with arguments.main_process_first(local=True):
         data = prepare_data(_with_tokenizer(config, checkpoint if init_from else source), cache, screen.preparing)
     require_same_text(earlier, data, out)
+    if config.training.dtype == "bfloat16" and not has_bfloat16(chosen_device(config)):
+        screen.note("this device has no instructions for bfloat16, and steps in it are many times slower than in float32")
     model = build_model(config, data.tokenizer, data.identity["tokenizer"]["vocab_size"])
     start: dict[str, Any] | None = (earlier or {}).get("init_from")
     if source is not None:
@@ -247,7 +254,9 @@ def _take_down(run: Prepared, start: dict[str, Any] | None, passed_over: list[st
     tokens_per_step = training.batch_size * config.model.max_position_embeddings
     resumed = run.record.fields.get("resumed", [])
     if run.checkpoint is not None or passed_over:
-        resumed = [*resumed, {"from": run.checkpoint.name if run.checkpoint else None, "passed_over": passed_over}]
+        stretch = {"from": run.checkpoint.name if run.checkpoint else None, "passed_over": passed_over}
+        before = run.record.fields["resolved"]["dtype"]
+        resumed = [*resumed, stretch if before == chosen_dtype(config) else {**stretch, "dtype_before": before}]
     run.record.fields.pop("error", None)
     run.record.update(
         kind="pretrain",
@@ -259,7 +268,7 @@ def _take_down(run: Prepared, start: dict[str, Any] | None, passed_over: list[st
             "parameters": loaded.num_parameters,
             "attn_implementation": model.config._attn_implementation,
             "device": chosen_device(config),
-            "dtype": training.dtype,
+            "dtype": chosen_dtype(config),
             "compile": compiles(config),
             "processes": arguments.world_size,
             "micro_batch_size": arguments.per_device_train_batch_size,

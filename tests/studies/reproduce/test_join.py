@@ -63,6 +63,18 @@ def _sorted(folder: Path) -> pd.DataFrame:
     return table.sort_values(["seed", "model", "metric"]).reset_index(drop=True)
 
 
+def test_seeds_in_the_precision_of_two_machines_are_joined(tmp_path):
+    """bfloat16 where the CPU has it and float32 elsewhere is one configuration that leaves the choice to the machine."""
+    config = read_run(EMERGENCE)["config"]
+    auto = {**config, "training": {**config["training"], "dtype": "auto"}}
+    assert auto != config
+    part_of(EMERGENCE, [0, 2, 4], tmp_path / "ours")
+    part_of(EMERGENCE, [1, 3, 5], tmp_path / "others", config=auto)
+    add(tmp_path / "ours", tmp_path / "others")
+    (joined,) = read_results(tmp_path / "ours")
+    assert joined.record["seeds"] == [0, 1, 2, 3, 4, 5]
+
+
 def test_a_third_folder_keeps_what_the_first_two_were(tmp_path):
     ours = tmp_path / "ours"
     part_of(EMERGENCE, [0, 1], ours)

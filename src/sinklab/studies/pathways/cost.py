@@ -17,6 +17,7 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.results.run import Progress, silent
 from sinklab.studies.pathways.operations import Pathway
 from sinklab.training.config import PretrainingConfig
+from sinklab.training.process import chosen_dtype
 
 __all__ = ["LONG", "ROUNDS", "WARM_UP", "costs", "spread"]
 
@@ -104,7 +105,7 @@ class _Timed:
         self.model = SinkLM(SinkLMConfig.from_architecture(Architecture.parse(fields))).to(self.device)
         tokens = (config.training.micro_batch_size or config.training.batch_size) * config.model.max_position_embeddings
         self.rows = torch.randint(config.data.vocab_size, (max(1, tokens // length), length)).to(self.device)
-        self.half = config.training.dtype == "bfloat16"
+        self.half = chosen_dtype(config) == "bfloat16"
         self.label, self.clock = pathway.label, clock
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.seconds: Mapping[str, list[float]] = {"train_time": [], "forward_time": []}

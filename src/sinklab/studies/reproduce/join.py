@@ -51,7 +51,7 @@ def join(kept: StoredClaim, other: StoredClaim) -> tuple[ClaimRecord, pd.DataFra
     if CHECKPOINT in (one["scale"], two["scale"]):
         raise InputError(f"{whose}: results on checkpoints are of one run each; run the claim with all seeds")
     for field, what in SAME.items():
-        if one.get(field) != two.get(field):
+        if _without_dtype(one.get(field)) != _without_dtype(two.get(field)):
             raise InputError(f"{whose} are of different {what}, and have no verdict together")
     if {label: _asked(of) for label, of in one["conditions"].items()} != {
         label: _asked(of) for label, of in two["conditions"].items()
@@ -84,6 +84,13 @@ def _numbers_of(kept: StoredClaim) -> pd.DataFrame:
     """The table of a record, without seeds that it does not speak of: of a joining that was cut short."""
     table = read_table(kept.folder / "table.parquet")
     return table[table["seed"].isin(kept.record["seeds"])]
+
+
+def _without_dtype(field: Any) -> Any:
+    """A configuration without the precision of its products, which a machine chooses; any other field as it is."""
+    if not isinstance(field, Mapping) or "training" not in field:
+        return field
+    return {**field, "training": {name: value for name, value in field["training"].items() if name != "dtype"}}
 
 
 def _asked(condition: Mapping[str, object]) -> dict[str, object]:
