@@ -57,7 +57,7 @@ def compare_policies(
     """Compare cache policies on long texts: what each loses, how fast it is, what it holds, and which one to use.
 
     Dense attention, a window, sinks and a window, the window computed anew for every token, and every other policy at the same
-    size: the sinks are part of the window's budget, as in Table 2 of Xiao et al. 2024 (arXiv 2309.17453). Of a corpus with
+    size: the sinks are part of the window's budget, as in Table 2 of Xiao et al. 2023 (arXiv 2309.17453). Of a corpus with
     documents those held out of training are read, in their order.
 
     Args:
