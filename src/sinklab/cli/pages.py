@@ -34,6 +34,8 @@ __all__ = ["compare", "index", "report"]
 def compare(folders: list[Path], *, out: Path | None = None, overwrite: OverwriteFile = False) -> Listing:
     """Put audits side by side.
 
+    Prints one table of their numbers and settings, and the finding of each.
+
     Args:
         folders: Output directories of two or more runs of 'sinklab audit'.
         out: Write the comparison as one HTML page too.

@@ -58,7 +58,9 @@ def compare_policies(
 
     Dense attention, a window, sinks and a window, the window computed anew for every token, and every other policy at the same
     size: the sinks are part of the window's budget, as in Table 2 of Xiao et al. 2023 (arXiv 2309.17453). Of a corpus with
-    documents those held out of training are read, in their order.
+    documents those held out of training are read, in their order. The sentence below the table is the recommendation.
+
+    embedded:softmax takes about a minute of one core.
 
     Args:
         corpus: A UTF-8 text, or a name from 'sinklab list corpora'.

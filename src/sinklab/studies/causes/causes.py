@@ -74,7 +74,8 @@ def find_causes(
     """Say what every head does with its sink: semantic, constant, dormant, broadcast, unneeded, switch, or undecided.
 
     Changes one head at a time, or several at once, and takes the loss again. With an output directory a run that is killed goes
-    on where it was.
+    on where it was. How long it takes is said before it starts; embedded:softmax takes 80
+    seconds of one core with --no-experiments.
 
     semantic: silencing a head costs loss, and so does what it says on another text. constant: it says the same on all. dormant:
     sending all of its attention to the sink costs nothing, and losing the sink does. broadcast: there the sink's value is used.

@@ -48,7 +48,7 @@ def pathways(
             default the twelve of docs/pathways.md.
         seeds: Of the evaluation, both ends included, or a list; three or more for an answer. By default 0..7 at the tiny scale
             and 0..2 elsewhere. Rates are chosen on seeds 1000 and 1001 (at the tiny scale) or 1000.
-        scale: What is trained; tiny needs one core and half a minute a run.
+        scale: What is trained; tiny needs one core, some 17 seconds a training.
         base: What the rows begin with: BOS, or nothing of the kind. By default no BOS where the scale has that, since a BOS in
             every row is a place to rest whatever the operation offers.
         out: Directory for table.parquet, run.json, pareto.svg and pathways.md; each base needs one.

@@ -23,7 +23,7 @@ def plot(
 
     Args:
         folders: Output directories of 'sinklab pretrain' or a sweep.
-        out: .png, .svg or .pdf; by default curves.png in the first RUN, where it is replaced.
+        out: .png, .svg or .pdf; by default curves.png in the first folder, where it is replaced.
 
     Examples:
         sinklab plot sinklab-runs/emergence

@@ -59,6 +59,8 @@ def quantize(
     the linear maps inside the blocks are quantised one at a time, and cures are tried: a scale for each token, sinks or spike
     tokens kept whole, spike channels clipped or kept whole, modules kept whole. docs/quantisation.md has the definitions.
 
+    embedded:softmax takes a minute and a half of one core.
+
     Args:
         schemes: Bits of weights and activations, 2 to 8, or 16 for numbers that stay as they are; the first one is examined.
         residual: Put the residual stream on grids too, where it enters the first block and leaves each.
