@@ -92,6 +92,7 @@ CLOSING = """## Refused at run time
 | GPT-2 with `reorder_and_upcast_attn` on `eager` | takes a path of its own on this backend | `attn_implementation="sdpa"` |
 | FlexAttention | its block mask cannot be read | `sdpa` or `eager` |
 | continuous batching | the keys are filled in inside the kernel | a plain batch |
+| a boolean mask of four dimensions on `eager` | eager attention of most models adds it as 0 and 1 and hides nothing | an additive mask, or `sdpa` |
 | gradient checkpointing with gradients | every call would be counted twice | `torch.no_grad()`, or switch it off |
 | an unknown keyword of the attention function | it may carry mathematics | report the model |
 

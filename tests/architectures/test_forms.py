@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +11,9 @@ from torch.nn.attention.flex_attention import create_block_mask
 from sinklab.attention.call import LayerOutput
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
-from sinklab.errors import UnsupportedModelError
+from sinklab.errors import MeasurementError, UnsupportedModelError
+from sinklab.probes.attention_received import AttentionReceived
+from sinklab.probes.sink_rate import SinkRate
 
 from .harness import Recorded, Recorder, assert_identical, forward, tensors
 from .zoo import LENGTH, MEASURED, PADDING, ZOO, Entry, batch_of, build, model_of
@@ -80,6 +83,80 @@ def test_mask_of_the_user_with_a_head_axis(backend: str) -> None:
     for record in recorder.records:
         assert torch.equal(record.weights > 0, visible)
         assert record.call.query_positions.tolist() == [list(range(LENGTH))] * 2
+
+
+def additive(visible: Tensor, hidden: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, hidden)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("hidden", "dtype"),
+    [(-1e9, torch.float32), (-1e4, torch.float32), (-1e4, torch.bfloat16), (-float("inf"), torch.float32)],
+)
+def test_whatever_number_hides_a_key_in_a_mask_of_the_user(hidden: float, dtype: torch.dtype, backend: str) -> None:
+    visible = torch.ones(LENGTH, LENGTH).tril().bool().repeat(2, 1, 1, 1)
+    visible[:, :, 3:, 2] = False
+    model, recorder = build(ZOO["llama"], backend).to(dtype), Recorder()
+    batch = {"input_ids": batch_of(ZOO["llama"])["input_ids"], "attention_mask": additive(visible, hidden, dtype)}
+    with attend(model, probes=[recorder], verify=True):
+        forward(model, batch)
+    for record in recorder.records:
+        assert torch.equal(record.call.visible.block(0, LENGTH, 0, LENGTH), visible)
+        assert record.call.bias is None
+
+
+def test_a_bias_that_falls_with_the_distance_hides_nothing() -> None:
+    distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+    mask = (-2000.0 * distance).masked_fill(distance < 0, torch.finfo(torch.float32).min)[None, None].expand(2, -1, -1, -1)
+    recorder = Recorder()
+    with attend(model_of("llama", "sdpa"), probes=[recorder], verify=True):
+        forward(model_of("llama", "sdpa"), {"input_ids": batch_of(ZOO["llama"])["input_ids"], "attention_mask": mask})
+    for record in recorder.records:
+        assert torch.equal(record.call.visible.block(0, LENGTH, 0, LENGTH)[0, 0], distance >= 0)
+        assert record.call.bias is not None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_of_a_mask_of_the_user_is_what_no_query_sees(side: str, backend: str) -> None:
+    tokens = torch.ones(2, LENGTH, dtype=torch.bool)
+    tokens[1, slice(0, PADDING) if side == "left" else slice(LENGTH - PADDING, LENGTH)] = False
+    visible = torch.ones(LENGTH, LENGTH).tril().bool() & tokens[:, None, None]
+    ids = batch_of(ZOO["llama"])["input_ids"]
+    tables = []
+    for mask in (tokens.long(), additive(visible, torch.finfo(torch.float32).min)):
+        with attend(model_of("llama", backend), probes=[SinkRate(), AttentionReceived()], verify=True) as session:
+            forward(model_of("llama", backend), {"input_ids": ids, "attention_mask": mask})
+        tables.append(session.table())
+    pandas.testing.assert_frame_equal(*tables)
+
+
+def test_packed_rows_of_a_mask_of_the_user_may_end_in_padding() -> None:
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 0, 0]])
+    document = torch.tensor([0] * 4 + [1] * 3 + [2] * 3)
+    visible = (document[:, None] == document).tril() & (document < 2)[:, None]
+    recorder = Recorder()
+    with attend(model_of("llama", "sdpa"), probes=[recorder], verify=True):
+        forward(
+            model_of("llama", "sdpa"),
+            {
+                "input_ids": batch_of(ZOO["llama"])["input_ids"][:1],
+                "attention_mask": visible[None, None],
+                "position_ids": positions,
+            },
+        )
+    for record in recorder.records:
+        assert record.call.query_positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, -1, -1, -1]]
+        assert record.call.key_documents.tolist() == [[0] * 4 + [1] * 3 + [-1] * 3]
+
+
+def test_a_boolean_mask_that_eager_adds_is_named() -> None:
+    model = model_of("llama", "eager")
+    visible = torch.ones(LENGTH, LENGTH).tril().bool().repeat(2, 1, 1, 1)
+    with pytest.raises(MeasurementError, match=r"Its mask is boolean, which eager attention .* give an additive mask"):  # noqa: SIM117
+        with attend(model, verify=True):
+            forward(model, {"input_ids": batch_of(ZOO["llama"])["input_ids"], "attention_mask": visible})
 
 
 def generated(family: str, backend: str, **options: object) -> list[Recorded]:

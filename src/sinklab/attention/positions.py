@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.seam import MaskRecord
-from sinklab.attention.visibility import Visibility
+from sinklab.attention.visibility import Dense, Visibility
 
 __all__ = ["Positions", "by_position", "read_positions"]
 
@@ -38,6 +38,10 @@ class Positions:
         # A static cache is longer than what has been written to it; what is not written yet is not a token.
         counted = nn.functional.pad(counted, (0, length - counted.shape[1]), value=-1)
         return Positions(counted, torch.where(counted >= 0, 0, -1))
+
+    def without(self, tokens: Tensor) -> Positions:
+        """The same with padding where ``tokens``, boolean ``(batch, length)``, is false."""
+        return Positions(self.positions.masked_fill(~tokens, -1), self.documents.masked_fill(~tokens, -1))
 
 
 def read_positions(
@@ -75,10 +79,13 @@ def read_positions(
         )
     if padding is None and record is None:
         padding = _fitting(token_masks, batch, kv_len)
-    if padding is None and position_ids is not None and q_len == kv_len > 1 and q_offset == 0:
+    whole = padding is None and q_len == kv_len > 1 and q_offset == 0
+    if whole and record is None and isinstance(visible, Dense):
+        padding = _seen(visible.mask, batch)
+    if whole and position_ids is not None:
         packed = _documents(position_ids, visible, batch, q_len, device)
         if packed is not None:
-            return packed, packed
+            return (packed, packed) if padding is None else (packed.without(padding), packed.without(padding))
     return _count(padding, batch, q_offset, q_len, device), _count(padding, batch, kv_offset, kv_len, device)
 
 
@@ -86,6 +93,15 @@ def _count(tokens: Tensor | None, batch: int, start: int, length: int, device: t
     if tokens is None:
         return Positions.plain(batch, length, device, start)
     return Positions.counted(tokens, start, length, device)
+
+
+def _seen(mask: Tensor, batch: int) -> Tensor | None:
+    """Keys that some query sees, boolean ``(batch, kv_len)``; ``None`` where all are.
+
+    In a mask that the caller made, a token that no query sees, not even its own, is padding: nothing else says so there.
+    """
+    seen = mask.any(dim=2).any(dim=1)
+    return None if bool(seen.all()) else seen.expand(batch, -1)
 
 
 def _fitting(masks: list[Tensor], batch: int, length: int) -> Tensor | None:

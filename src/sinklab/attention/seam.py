@@ -96,6 +96,10 @@ KEYWORDS: dict[str, str] = {
 """Keyword arguments of the attention function and what becomes of them; one that is not here is refused, not ignored."""
 
 
+HIDDEN_FROM = -9_000.0
+"""What an additive mask adds to hide a key, or less: the smallest number, -1e9, -10,000 (-9,984 in bfloat16). Beside a key
+without it such a one has weight 0 in every dtype."""
+
 Attended: TypeAlias = tuple[Tensor, Tensor | None]
 """What an attention function gives: head outputs ``(batch, q_len, num_heads, value_dim)``, and the weights if it has them."""
 
@@ -412,7 +416,8 @@ def read_mask(
     """Rule of visibility and additive scores that a call's mask and keywords stand for.
 
     Args:
-        mask: as the function received it: boolean or additive 4-D, 2-D padding (flash), or ``None``.
+        mask: as the function received it: boolean or additive 4-D, 2-D padding (flash), or ``None``. What an additive one
+            adds is a bias down to :data:`HIDDEN_FROM`, where it begins to hide.
         implementation: name of the backend; without a mask ``sdpa`` and ``flash`` follow ``is_causal``, eager sees everything.
 
     Returns:
@@ -430,7 +435,7 @@ def read_mask(
         if mask.dtype == torch.bool:
             rule = Dense(mask)
         else:
-            hidden = mask <= torch.finfo(mask.dtype).min / 2
+            hidden = _hidden(mask)
             rule = Dense(~hidden)
             # Swin and BEiT fold a relative bias into the mask; what is neither 0 nor "hidden" is such a bias.
             if bool(((mask != 0) & ~hidden).any()):
@@ -453,6 +458,13 @@ def read_mask(
         position_bias = position_bias[..., :kv_len]
         bias = position_bias if bias is None else bias + position_bias
     return rule, bias
+
+
+def _hidden(mask: Tensor) -> Tensor:
+    """Where an additive mask hides a key and is no bias, boolean in the shape of the mask."""
+    hidden = mask <= HIDDEN_FROM
+    # A bias that falls with the distance (ALiBi) gets that low step by step, over a long text; a mask jumps.
+    return hidden if torch.equal(mask <= HIDDEN_FROM / 2, hidden) else mask <= torch.finfo(mask.dtype).min / 2
 
 
 def read_sink_scores(keywords: FurtherKeywords) -> Tensor | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy, off_seam_modules
-from sinklab.attention.call import LayerOutput, Statistics
+from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
 from sinklab.attention.describe import describe_call
 from sinklab.attention.editing import Editing
 from sinklab.attention.hooks import ModelHooks
@@ -26,7 +26,7 @@ from sinklab.attention.probe import NEEDS, Probe
 from sinklab.attention.ranks import ranks_of
 from sinklab.attention.statistics.columns import capture_log_sum_exp, column_statistics
 from sinklab.attention.verify import verify_call, verify_statistics
-from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelError
+from sinklab.errors import ConfigurationError, MeasurementError, SessionError, UnsupportedModelError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -312,7 +312,7 @@ class Session:
                 call.projection = self._anatomy.projection_weight(name, width, ranks)
             self._hooks.now.positions[call.q_len] = Positions(call.query_positions, call.query_documents)
             if self.verify and not (module.training and kwargs.get("dropout")):
-                self._record_check(*verify_call(call))
+                self._record_check(*self._proved(call, attention_mask, native))
             if self.interventions:
                 self._longest = max(self._longest, int(call.key_positions.max()) + 1)
             edited = self._editing.edit(call, module, kwargs.get("dropout") or 0.0, isinstance(result[1], Tensor))
@@ -338,6 +338,18 @@ class Session:
                     if type(probe).update is not Probe.update:
                         probe.update(call, statistics)
         return result
+
+    @staticmethod
+    def _proved(call: AttentionCall, mask: object, native: seam.Native) -> tuple[int, float]:
+        try:
+            return verify_call(call)
+        except MeasurementError as error:
+            if isinstance(mask, Tensor) and mask.dtype == torch.bool and "eager" in getattr(native, "__name__", ""):
+                raise MeasurementError(
+                    f"{error}. Its mask is boolean, which eager attention of most models adds to scores as 0 and 1, so that "
+                    "nothing is hidden: give an additive mask (0 and torch.finfo(dtype).min), or use attn_implementation='sdpa'"
+                ) from error
+            raise
 
     def _record_check(self, rows: int, error: float) -> None:
         self.checks["calls_verified"] += 1
