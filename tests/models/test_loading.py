@@ -8,7 +8,9 @@ import pytest
 import torch
 import transformers
 from tests.conftest import make_sinklm
+from torch import nn
 
+from sinklab import measure, show
 from sinklab.attention.seam import implementation_name
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
 from sinklab.models.attach import save_model
@@ -303,6 +305,27 @@ def test_a_model_in_memory_is_wrapped_and_hashed(checkpoint, tokenizer):
         model.norm.weight[0] = float("nan")
     with pytest.raises(InputError, match=r"mine has NaN .* norm\.weight"):
         wrap_model(model, name="mine")
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda model: torch.compile(model, backend="eager")])
+def test_a_model_is_taken_out_of_what_wraps_it(wrap):
+    model = make_sinklm()
+    assert wrap_model(wrap(model)).model is model
+    table = measure(wrap(model), probes=["null_mass"], corpus="random_tokens", samples=2, seq_len=8, bos="none").table
+    assert set(table["module"].dropna()) <= {name for name, _ in model.named_modules()}
+
+
+@pytest.mark.parametrize("given", [nn.Sequential(make_sinklm()), None, [1]])
+def test_what_is_no_model_of_transformers_is_said_to_be_none(given):
+    with pytest.raises(InputError, match=rf"^{type(given).__name__} is no model of transformers"):
+        measure(given, probes=["null_mass"])
+
+
+def test_a_path_names_a_model(checkpoint):
+    assert load_model(checkpoint).name == str(checkpoint)
+    table = measure(checkpoint, probes=["null_mass"], corpus="random_tokens", samples=2, seq_len=8, bos="none").table
+    assert set(table["model"]) == {str(checkpoint)}
+    assert show(checkpoint, "import os").sinks is not None
 
 
 def test_a_copy_of_a_checkpoint_has_the_same_revision(checkpoint, tmp_path):

@@ -117,7 +117,8 @@ class Encoder:
         """
         if self.tokenizer is None:
             raise InputError(
-                "this model directory has no tokenizer, so it cannot read text; use `corpus` random_tokens or repeated_token"
+                "this model has no tokenizer, so it cannot read text; use `corpus` random_tokens or repeated_token, or give it "
+                "one: in its directory, or with wrap_model(model, tokenizer)"
             )
         return self._ids(self.tokenizer, text, add_special_tokens=False)
 

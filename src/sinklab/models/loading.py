@@ -6,9 +6,10 @@ import atexit
 import contextlib
 import dataclasses
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-__all__ = ["DTYPES", "LoadedModel", "hash_weights", "load_model", "wrap_model"]
+__all__ = ["DTYPES", "LoadedModel", "hash_weights", "load_model", "unwrapped", "wrap_model"]
 
 DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
@@ -88,7 +89,7 @@ class LoadedModel:
 
 
 def load_model(
-    name: str,
+    name: str | os.PathLike[str],
     *,
     device: str = "auto",
     dtype: str = "auto",
@@ -128,6 +129,7 @@ def load_model(
         UnknownNameError: no embedded model or operation of that name.
         UnsupportedModelError: an architecture that this transformers version does not know.
     """
+    name = os.fspath(name)
     spread = read_spread(device, device_map, max_memory, offload_folder, tp)
     _check_dtype(dtype, spread.device)
     if attn_implementation is not None and attn_implementation.startswith(implementation_name("")):
@@ -166,11 +168,18 @@ def wrap_model(
 ) -> LoadedModel:
     """A model that is already in memory, for :func:`sinklab.audit`; it is put into evaluation mode.
 
-    A model of pictures or of sound needs its ``processor`` too.
+    A model of pictures or of sound needs its ``processor`` too. What ``torch.compile``, DataParallel or DistributedDataParallel
+    has wrapped is taken out.
 
     Raises:
-        InputError: NaN or infinity in its weights.
+        InputError: no model of transformers, or NaN or infinity in its weights.
     """
+    model = unwrapped(model)
+    if not isinstance(getattr(model, "config", None), PreTrainedConfig):
+        raise InputError(
+            f"{type(model).__name__} is no model of transformers: it has no config; give the model that is inside it. "
+            "attend(module, probes=[...]) looks at any module that runs one"
+        )
     _check_finite(model, name)
     return LoadedModel(
         name=name,
@@ -182,6 +191,13 @@ def wrap_model(
         num_parameters=_num_parameters(model),
         processor=processor,
     )
+
+
+def unwrapped(model: Any) -> Any:
+    """The model itself, out of what ``torch.compile``, DataParallel and DistributedDataParallel put round it."""
+    while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module):
+        model = inner
+    return model
 
 
 def hash_weights(model: nn.Module) -> str:

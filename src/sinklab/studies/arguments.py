@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -173,12 +174,15 @@ def _with_checked_numbers(function: F) -> F:
 
     @functools.wraps(function)
     def call(*positional: Any, **named: Any) -> Any:
-        for name, value in inspect.signature(function).bind(*positional, **named).arguments.items():
+        bound = inspect.signature(function).bind(*positional, **named)
+        for name, value in bound.arguments.items():
+            if name == "model" and isinstance(value, os.PathLike):  # a directory; everything behind reads names
+                bound.arguments[name] = os.fspath(value)
             if isinstance(value, (int, float, list, tuple)):
                 from sinklab.configuration import check_numbers
 
                 check_numbers(f"`{name}`", value)
-        return function(*positional, **named)
+        return function(*bound.args, **bound.kwargs)
 
     return cast(F, call)
 

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerContr
 
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, MeasurementError
+from sinklab.models.loading import unwrapped
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.massive_activation import MassiveActivation
@@ -220,9 +220,7 @@ def measuring(model: nn.Module) -> Iterator[tuple[PreTrainedModel, Clock]]:
 
     Modes, the forward that accelerate has put in place and the random states are restored, whatever happens.
     """
-    plain: Any = model
-    while isinstance(inner := getattr(plain, "_orig_mod", getattr(plain, "module", None)), nn.Module):
-        plain = inner  # torch.compile and DistributedDataParallel
+    plain = unwrapped(model)
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     for device in devices:
         torch.cuda.synchronize(device)  # steps still in the queue are not ours to account for

@@ -82,7 +82,8 @@ def writes(model: str | LoadedModel | PreTrainedModel, tp: str | None = None) ->
     """Whether this process writes: of those that share the heads of a model, the first; otherwise every one."""
     if isinstance(model, str):
         return tp is None or os.environ.get("RANK", "0") == "0"
-    ranks = ranks_of(model.model if isinstance(model, LoadedModel) else model)
+    module = model.model if isinstance(model, LoadedModel) else model
+    ranks = ranks_of(module) if isinstance(module, nn.Module) else None
     return ranks is None or ranks.rank == 0
 
 

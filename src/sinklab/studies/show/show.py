@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from sinklab.errors import ConfigurationError
@@ -20,7 +21,7 @@ __all__ = ["show"]
 
 
 def show(
-    model: str | LoadedModel | PreTrainedModel,
+    model: str | Path | LoadedModel | PreTrainedModel,
     content: str | Path | Image,
     *,
     target: str | None = None,
@@ -55,7 +56,7 @@ def show(
     from sinklab.attention.maps import AttentionMaps
     from sinklab.models.drawing import reading_part
     from sinklab.models.lengths import length_warning, require_positions
-    from sinklab.models.loading import LoadedModel, wrap_model
+    from sinklab.models.loading import LoadedModel, unwrapped, wrap_model
     from sinklab.report.heads import Shown
     from sinklab.studies.measure.probing import opened, run_probes
     from sinklab.studies.show.content import longest, samples_of
@@ -64,10 +65,12 @@ def show(
         raise ConfigurationError(f"`threshold` {threshold} must be in [0, 1): a mean weight is compared with it; usual is 0.3")
     if seq_len < 2:
         raise ConfigurationError(f"`seq_len` must be at least 2 tokens, got {seq_len}")
-    if isinstance(model, str | LoadedModel):
+    if isinstance(model, str | os.PathLike | LoadedModel):
+        model = os.fspath(model) if isinstance(model, os.PathLike) else model
         loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
     else:
-        name = getattr(model.config, "name_or_path", "") or type(model).__name__
+        model = unwrapped(model)
+        name = getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
         loaded = wrap_model(model, tokenizer, name=name, processor=processor)
     loaded = reading_part(loaded)
     samples, notes = samples_of(loaded, content, target, seq_len)
