@@ -40,3 +40,13 @@ def test_a_softmax_sink_is_a_sink():
         "sink_rate_gu2024": 16.0,
     }
     assert page(summary).startswith("This model has an attention sink at the first position")
+
+
+def test_a_token_is_named_only_where_most_sinks_have_it():
+    summary = {"sink_role": "position 0", "normalized": True, "sink_rate_gu2024": 16.0}
+    for share, said in ((1.0, True), (0.6, True), (0.5, False), (None, True)):
+        record = page(summary | {"sink_positions": [AT_BOS | {"token_share": share}]})
+        assert ("“<s>”" in record) is said, share
+    weak = {"kind": "position", "name": "position 0", "position": 0, "text": "the", "token_share": 0.1, "rate": 2.0}
+    assert "“" not in page(summary | {"sinks": {"sinks": [], "silent": [], "weak": [weak]}})
+    assert "“the”" in page(summary | {"sinks": {"sinks": [], "silent": [], "weak": [weak | {"token_share": 0.9}]}})

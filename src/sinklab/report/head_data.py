@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sinklab.report.data import Audit
 from sinklab.report.maps import Maps
 from sinklab.report.pack import bins_of, pack_maps, pack_unsigned, pool_positions, round_list, round_matrix, rounded
-from sinklab.report.words import sink_column, sink_columns, sink_name, sink_positions, sinks_of
+from sinklab.report.words import sink_column, sink_columns, sink_name, sink_positions, sinks_of, token_there
 
 __all__ = ["HEAD_NUMBERS", "add_maps", "head_data", "head_rates", "last_candidate"]
 
@@ -60,7 +60,7 @@ def head_data(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> tuple[di
             {
                 "kind": sink["kind"],
                 "position": sink["position"],
-                "token": str(sink.get("token") or (sink.get("called") if sink["kind"] == "position" else "") or ""),
+                "token": str(_own_token(sink) or (sink.get("called") if sink["kind"] == "position" else "") or ""),
                 "rate": rounded(float(sink["rate"])),
                 **({} if sink["kind"] == "position" else {"name": sink["name"], "rates": head_rates(audit, sink["heads"])}),
             }
@@ -80,7 +80,7 @@ def head_data(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> tuple[di
             {
                 "position": None,
                 "name": f"{sink['name']} of the {part}" if part != "cross-attention" else f"{sink['name']} of {part}",
-                "token": str(sink.get("token") or ""),
+                "token": str(_own_token(sink) or ""),
                 "rate": rounded(float(sink["rate"])),
                 "rates": head_rates(audit, sink["heads"], part),
             }
@@ -197,6 +197,11 @@ def head_rates(audit: Audit, heads: list[list[Any]], part: str = "") -> list[lis
     for layer, head, rate in heads:
         rates[rows[layer], head] = rate
     return [[float(f"{value:.5g}") for value in row] for row in rates]
+
+
+def _own_token(sink: dict[str, Any]) -> object:
+    """The token that a sink is; of a position, the one that most of its sinks have."""
+    return token_there(sink) if sink["kind"] == "position" else sink.get("token")
 
 
 def _angle(audit: Audit, own: NDArray[np.int64]) -> dict[str, Any] | None:

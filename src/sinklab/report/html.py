@@ -26,6 +26,7 @@ from sinklab.report.words import (
     number,
     rest_sentence,
     sinks_of,
+    token_there,
     verdict,
 )
 from sinklab.results.metric import definitions, metrics_of
@@ -137,7 +138,8 @@ def _sinks(audit: Audit, part: str, whole: Audit) -> list[dict[str, Any]]:
         result.append(
             {
                 "place": f"{part}: {sink['name']}" if part else sink["name"] if sink["position"] is None else sink["position"],
-                "token": sink.get("token") or (sink.get("called") if sink["kind"] == "position" else None),
+                "token": (token_there(sink) if sink["kind"] == "position" else sink.get("token"))
+                or (sink.get("called") if sink["kind"] == "position" else None),
                 "rate": sink["rate"],
                 "heads": [
                     {"layer": labels.get(layer, layer), "head": head, "rate": rate, "column": columns.get(layer)}

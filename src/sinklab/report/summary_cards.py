@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sinklab.report.data import Audit
-from sinklab.report.words import loss_unit, number, percent, quote, sink_column, sink_name, sinks_of
+from sinklab.report.words import loss_unit, number, percent, quote, sink_column, sink_name, sinks_of, token_there
 from sinklab.results.intervals import LEAST_SHARE, LEVEL
 
 __all__ = ["Card", "cards", "largest_by_layer", "mean_by_head", "part_cards", "share_of_sinking_heads"]
@@ -86,7 +86,7 @@ def cards(audit: Audit) -> list[Card]:
         strongest = Card("Strongest sink", "None", "by weight; rows divided by their sums pass the threshold")
     elif sinks:
         top, name = sinks[0], str(sinks[0]["name"])
-        token = f"{quote(top['token'])} · " if top.get("token") and top["kind"] == "position" else ""
+        token = f"{quote(top['token'])} · " if token_there(top) else ""
         strongest = Card("Strongest sink", name[0].upper() + name[1:], f"{token}{percent(top['rate'])}")
     elif isinstance(summary.get("sink_positions"), list):
         strongest = Card("Strongest sink", "None", "no position passes the threshold")

@@ -8,6 +8,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, TypeGuard
 
 from sinklab.report.data import Audit
+from sinklab.results.intervals import MOST
 from sinklab.results.metric import metrics_of
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "sink_name",
     "sink_positions",
     "sinks_of",
+    "token_there",
     "unit_of",
     "verdict",
 ]
@@ -205,7 +207,7 @@ def finding(summary: Mapping[str, Any]) -> str:
     followed, weak = followed_and_weak(summary)
     if sinks:
         top = sinks[0]
-        token = f", {quote(top['token'])}" if top.get("token") and top["kind"] == "position" else ""
+        token = f", {quote(top['token'])}" if token_there(top) else ""
         heads = f"{top['sinking']} of {cells} heads sink there, and " if is_number(top.get("sinking")) and cells else ""
         it = "them together" if top["kind"] == "group" else "it"
         text = (
@@ -224,7 +226,7 @@ def finding(summary: Mapping[str, Any]) -> str:
             [f"{subject} has no attention sink that stays at a place.", *(_followed(sink, cells) for sink in followed)]
         )
     if weak:
-        token = f" ({quote(weak[0]['text'])})" if weak[0].get("text") and weak[0]["kind"] == "position" else ""
+        token = f" ({quote(weak[0]['text'])})" if token_there(weak[0]) else ""
         return (
             f"{subject} has no attention sink: no head gives the same place more than {threshold} of its attention in enough "
             f"samples. The most frequent is {_place(weak[0])}{token}, in {percent(weak[0]['rate'])} of all heads and samples."
@@ -241,6 +243,18 @@ def finding(summary: Mapping[str, Any]) -> str:
             f"enough to count; the first position does in {percent(rate)} of heads and samples."
         )
     return "The sink rate was not measured, so nothing can be said about attention sinks."
+
+
+def token_there(sink: Mapping[str, Any]) -> str | None:
+    """The token that stands at the position of a sink, as text, where most of its sinks have that one.
+
+    ``None`` of other sinks, and where tokens there differ from sample to sample: the commonest one would say nothing. Audits
+    that did not record the share are taken at their word.
+    """
+    share = sink.get("token_share")
+    text = sink.get("text") or sink.get("token")
+    same = sink.get("kind", "position") == "position" and (share is None or share > MOST)
+    return str(text) if text and same else None
 
 
 def _followed(sink: Mapping[str, Any], cells: Any) -> str:

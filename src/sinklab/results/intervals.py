@@ -15,6 +15,7 @@ from sinklab.errors import ConfigurationError
 __all__ = [
     "LEAST_SHARE",
     "LEVEL",
+    "MOST",
     "Interval",
     "function_over_items",
     "least_count_above",
@@ -24,6 +25,9 @@ __all__ = [
 
 LEVEL = 0.95
 """Confidence level of intervals where no other is given."""
+
+MOST = 0.5
+"""Share of the sinks at a position above which the commonest token there says what the place is."""
 
 LEAST_SHARE = 0.1
 """Share of documents that the interval of a sinking head must exceed: less often than in one of ten, it reads that text."""

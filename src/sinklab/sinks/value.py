@@ -17,6 +17,7 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.chosen_keys import first_keys, keys_of_document
 from sinklab.errors import ConfigurationError
+from sinklab.results.intervals import MOST
 
 __all__ = ["DEFINITION", "Head", "Sink", "SinkPlace", "Sinks", "first_of_kind", "sink_at"]
 
@@ -102,7 +103,7 @@ class Sink:
         if self.called is not None:
             places = (self.position,) if self.kind == "position" else self.positions
             return f"{self.called} ({'position' if len(places) == 1 else 'positions'} {', '.join(map(str, places))})"
-        constant = self.kind == "position" and self.token is not None and (self.token_share or 0.0) > 0.5
+        constant = self.kind == "position" and self.token is not None and (self.token_share or 0.0) > MOST
         return f"{self.name}, {'' if self.text is None else 'token '}{self._token}" if constant else self.name
 
     @property

@@ -15,7 +15,7 @@ from sinklab.models.lengths import length_warning
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, loss_kind
 from sinklab.report.words import bos_words, finding, percent
-from sinklab.results.intervals import LEAST_SHARE, LEVEL
+from sinklab.results.intervals import LEAST_SHARE, LEVEL, MOST
 from sinklab.sinks import Sink, Sinks
 
 __all__ = ["Condition", "summarize"]
@@ -271,4 +271,6 @@ def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
 
 def _mostly(sink: Sink) -> str:
     token = repr(sink.text) if sink.text is not None else f"number {sink.token}"
+    if (sink.token_share or 0.0) <= MOST:
+        return "another token from sample to sample"
     return token if sink.token_share == 1.0 else f"mostly {token}"
