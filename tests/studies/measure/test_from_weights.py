@@ -103,7 +103,16 @@ def test_numbers_are_those_of_the_plain_definitions():
 def test_every_layout_is_read_as_the_same_thing():
     weights = torch.softmax(torch.randn(2, 1, 3, 6, 6, generator=torch.manual_seed(0)), -1)
     expected = from_weights(weights, causal=False).table
-    for same in (weights[:, 0], list(weights), tuple(weights[:, 0]), [None, *weights], weights.numpy(), list(weights.numpy())):
+    swapped = weights.numpy().astype(weights.numpy().dtype.newbyteorder())
+    for same in (
+        weights[:, 0],
+        list(weights),
+        tuple(weights[:, 0]),
+        [None, *weights],
+        weights.numpy(),
+        list(weights.numpy()),
+        swapped,
+    ):
         assert from_weights(same, causal=False).table.equals(expected)
     one = from_weights(weights[0, 0], causal=False)
     assert one.table.equals(from_weights(weights[:1], causal=False).table)
@@ -200,6 +209,9 @@ def test_what_cannot_be_attention_weights_is_refused_in_a_line(case):
         ({"threshold": 1.5}, r"threshold 1\.5 must be in"),
         ({"threshold": float("inf")}, r"`threshold` is inf"),
         ({"window": 0}, r"`window` is 0; expected 1 key or more"),
+        ({"window": 4.0}, r"`window` is 4\.0; expected a whole number of keys"),
+        ({"window": [2.5]}, r"`window` is 2\.5; expected a whole number"),
+        ({"probes": "entropy"}, r"`probes` is one probe, 'entropy'; expected a list"),
         ({"window": [1, 2]}, r"`window` has 2 entries for 1 layers"),
         ({"probes": ["key_norm"]}, r"probe 'key_norm' reads queries, keys and values, which weights do not give"),
         ({"probes": [KeyNorm()]}, r"probe 'key_norm' reads"),
@@ -225,6 +237,7 @@ def test_a_two_sided_window_and_one_that_is_none():
     table = from_weights(weights, causal=False, window=3).table
     counts = table.query("metric == 'mean_weight'")["count"]
     assert counts.tolist() == band.sum(0).tolist()
+    assert from_weights(weights, causal=False, window=np.int64(3)).table.equals(table)
     diagonal = torch.eye(6)  # nobody looks back, and somebody may say that it could
     table = from_weights(diagonal, window=6).table
     assert table.query("metric == 'mean_weight'")["count"].tolist() == [6, 5, 4, 3, 2, 1]

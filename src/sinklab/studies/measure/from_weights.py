@@ -22,7 +22,7 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import probes as registry
 from sinklab.sinks import SinkFinder, Sinks, SinkWeights
-from sinklab.studies.measure.probing import make_probe
+from sinklab.studies.measure.probing import make_probe, make_probes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -163,7 +163,7 @@ def measurable(probe: Probe) -> bool:
 def _chosen(probes: Sequence[str | Mapping[str, object] | Probe] | None, threshold: float) -> list[Probe]:
     if probes is None:
         return [probe for name in registry if measurable(probe := make_probe(name, threshold))]
-    chosen = [make_probe(probe, threshold) for probe in probes]
+    chosen = make_probes(probes, threshold)
     for probe in chosen:
         if not measurable(probe):
             words = {**UNAVAILABLE, "hidden_states": "hidden states"}
@@ -252,7 +252,7 @@ def _array(value: object, where: str) -> Tensor:
             raise InputError(
                 f"{where} is {array.dtype}; expected floating-point weights between 0 and 1{_scaled(array.dtype.kind)}"
             )
-        value = torch.from_numpy(array)
+        value = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))  # a file of another machine
     if not value.is_floating_point():
         raise InputError(f"{where} is {value.dtype}; expected floating-point weights between 0 and 1{_scaled('i')}")
     return value.detach()
@@ -264,7 +264,10 @@ def _scaled(kind: str) -> str:
 
 def _rules(window: int | Sequence[int | None] | None, causal: bool, calls: Sequence[Tensor]) -> list[Visibility]:
     """Which keys a query sees in each layer, besides padding."""
-    windows = [window] * len(calls) if window is None or isinstance(window, int) else list(window)
+    windows = list(window) if isinstance(window, (Sequence, np.ndarray)) else [window] * len(calls)
+    for size in windows:
+        if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer))):
+            raise ConfigurationError(f"`window` is {size!r}; expected a whole number of keys, or None, or a list of these")
     if len(windows) != len(calls):
         raise ConfigurationError(
             f"`window` has {len(windows)} entries for {len(calls)} layers; expected a number, or one a layer"
@@ -276,7 +279,8 @@ def _rules(window: int | Sequence[int | None] | None, causal: bool, calls: Seque
         if size is not None and size < 1:
             raise ConfigurationError(f"`window` is {size}; expected 1 key or more, or None")
         if causal:
-            rules.append(Causal(offset, device) if size is None else Causal(offset, device) & Window(size, offset, device))
+            rule = Causal(offset, device)
+            rules.append(rule if size is None else rule & Window(int(size), offset, device))
         elif size is None:
             rules.append(Everything(device))
         else:

@@ -95,7 +95,7 @@ def measure(
     with Run("measure", out=out, overwrite=overwrite, settings=settings, progress=progress, writes=leads) as run:
         if not probes:
             raise ConfigurationError(f"name at least one probe; known: {', '.join(registry)}")
-        chosen = [probing.make_probe(probe, threshold) for probe in probes]
+        chosen = probing.make_probes(probes, threshold)
         loaded = reading_part(probing.opened(
             model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
             device_map=device_map, max_memory=max_memory, offload_folder=offload_folder, tp=tp,

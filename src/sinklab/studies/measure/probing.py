@@ -40,6 +40,7 @@ __all__ = [
     "labelled",
     "looking_at",
     "make_probe",
+    "make_probes",
     "model_facts",
     "not_measured",
     "opened",
@@ -117,6 +118,17 @@ def make_probe(probe: str | Mapping[str, object] | Probe, threshold: float) -> P
     if "threshold" in inspect.signature(probe_registry[settings["name"]]).parameters:
         settings = {"threshold": threshold, **settings}
     return probe_registry.make(settings)
+
+
+def make_probes(probes: Sequence[str | Mapping[str, object] | Probe], threshold: float) -> list[Probe]:
+    """A list of probes from their names and settings, as :func:`make_probe`.
+
+    Raises:
+        ConfigurationError: one probe and no list.
+    """
+    if isinstance(probes, (str, Mapping, Probe)):
+        raise ConfigurationError(f"`probes` is one probe, {probes!r}; expected a list of them")
+    return [make_probe(probe, threshold) for probe in probes]
 
 
 def uses_bos(encoder: Encoder, bos: str) -> bool:
