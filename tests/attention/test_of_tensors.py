@@ -168,6 +168,7 @@ def test_tensors_that_do_not_fit_are_refused_in_a_line(case):
     ("arguments", "message"),
     [
         ({"causal": True, "scale": float("nan")}, r"`scale` is nan; expected a finite number"),
+        ({"causal": True, "window": 2.5}, r"`window` is 2\.5; expected a whole number of keys"),
         ({"causal": True, "window": 0}, r"`window` is 0 with causal=True"),
         ({"causal": False, "window": 4}, r"`window` is 4 with causal=False"),
     ],

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.conftest import make_sinklm
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.probe import Watcher
@@ -42,6 +42,13 @@ def test_a_need_that_is_unknown():
 def test_a_model_with_attention_of_its_own(count, where):
     with pytest.raises(UnsupportedModelError, match=f"^Sequential computes attention in its own code{where}, not through"):  # noqa: SIM117
         with attend(nn.Sequential(*(OwnAttention() for _ in range(count)))):
+            pass
+
+
+def test_a_model_without_attention_is_not_said_to_have_some():
+    config = MambaConfig(vocab_size=16, hidden_size=16, num_hidden_layers=1, state_size=4)
+    with pytest.raises(UnsupportedModelError, match=r"^MambaForCausalLM has no attention that could be measured"):  # noqa: SIM117
+        with attend(MambaForCausalLM(config)):
             pass
 
 

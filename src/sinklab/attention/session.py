@@ -113,6 +113,12 @@ class Session:
         self.off_seam = off_seam_modules(model)
         self.checks = {"calls_verified": 0, "rows_verified": 0, "largest_error": 0.0}
         self._anatomy = self._dissected(model)
+        if not self._anatomy.attention and not self.off_seam:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has no attention that could be measured: no module calls the attention interface of "
+                "transformers, and none looks like attention in its own code. Models of state spaces and recurrences (Mamba, "
+                "RWKV) have none"
+            )
         if not self._anatomy.attention:
             where = f" ({self.off_seam[0]} and {len(self.off_seam) - 1} more)" if len(self.off_seam) > 1 else ""
             raise UnsupportedModelError(

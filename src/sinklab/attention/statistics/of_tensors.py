@@ -54,7 +54,7 @@ def attention_statistics(
 
     Raises:
         InputError: tensors that are no queries and keys of one attention: shapes, dtypes, devices, NaN.
-        ConfigurationError: a ``scale`` that is not finite, a ``window`` below 1 or without ``causal``.
+        ConfigurationError: a ``scale`` that is not finite, a ``window`` that is no whole number, below 1 or without ``causal``.
     """
     _check_tensors(q, k)
     if scale is not None and not math.isfinite(scale):
@@ -125,12 +125,14 @@ def _rule(q: Tensor, k: Tensor, causal: bool, window: int | None, mask: Tensor |
     offset, device = k.shape[2] - q.shape[2], q.device
     rule: Visibility = Causal(offset, device) if causal else Everything(device)
     if window is not None:
+        if not math.isfinite(window) or int(window) != window:
+            raise ConfigurationError(f"`window` is {window}; expected a whole number of keys")
         if window < 1 or not causal:
             raise ConfigurationError(
                 f"`window` is {window} with causal={causal}; expected 1 or more keys and causal=True: say with `mask` what "
                 "else is hidden"
             )
-        rule &= Window(window, offset, device)
+        rule &= Window(int(window), offset, device)
     if mask is None:
         return rule
     (batch, heads, q_len, _), kv_len = q.shape, k.shape[2]
