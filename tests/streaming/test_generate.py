@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import copy
+import gc
+import operator
+import pickle
+import weakref
 
 import pytest
 import torch
 from tests.streaming.decoders import SINKS, WINDOW, backends_of, decoder, gap, one_by_one, read, text
 from tests.streaming.oracle import slow_logits
 
+from sinklab.errors import ConfigurationError
 from sinklab.streaming.cache import SinkCache
+from sinklab.streaming.reader import open_reader
 
 NEW = 15
 GREEDY = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None, "pad_token_id": 0}
@@ -108,6 +114,33 @@ def test_a_prompt_read_once_and_copied():
         found = model.generate(tokens, past_key_values=copy.deepcopy(cache), **GREEDY)
         assert is_greedy(model, found)
     assert cache.get_seq_length() == 17
+
+
+def test_copies_go_on_when_the_first_cache_is_gone():
+    model, prompt = decoder("llama"), text(17, rows=1)
+    for policy in (
+        {"name": "sink_window", "num_sinks": SINKS, "window": WINDOW},
+        {"name": "heavy_hitter", "heavy": 4, "recent": 5},
+    ):
+        reader = open_reader(model, policy)
+        reader.read(prompt)
+        expected = reader.read(text(5, rows=1, seed=1))
+        cache = open_reader(model, policy).cache
+        read(model, prompt, cache)
+        copied, gone = copy.deepcopy(cache), weakref.ref(cache)
+        if policy["name"] == "heavy_hitter":  # a copy looks at the same modules
+            assert all(map(operator.is_, copied._anatomy.attention.values(), cache._anatomy.attention.values()))
+        del cache, reader
+        gc.collect()
+        assert gone() is None
+        assert gap(read(model, text(5, rows=1, seed=1), copied), expected) == 0
+
+
+def test_a_cache_cannot_be_pickled():
+    cache = small(decoder("llama"))
+    with pytest.raises(ConfigurationError, match=r"cannot be pickled; save_state of sinklab\.streaming\.state writes"):
+        pickle.dumps(cache)
+    assert pickle.loads(pickle.dumps(small())).policy == cache.policy  # of no model yet
 
 
 @torch.no_grad()

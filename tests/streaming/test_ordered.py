@@ -137,6 +137,20 @@ def test_padded_rows_are_the_rows_alone(models, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_a_padded_row_alone_and_repeated(models, family):
+    """As of ``pad_to_multiple_of``; and copies of it are as many rows."""
+    model, policy, row = models[family], POLICIES[0], text(15)
+    tokens, mask = (torch.nn.functional.pad(some, (5, 0)) for some in (row, torch.ones_like(row)))
+    cache = PolicyCache(policy, model)
+    alone = read(model, row, PolicyCache(policy, model), [15])
+    found = read(model, tokens[:, :10], cache, [10], attention_mask=mask[:, :10])
+    torch.testing.assert_close(found[:, 5:], alone[:, :5], atol=TOLERANCE, rtol=0)
+    cache.batch_repeat_interleave(2)
+    found = read(model, row[:, 5:].expand(2, -1), cache, [1, 9])
+    torch.testing.assert_close(found, alone[:, 5:].expand(2, -1, -1), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_padding_between_turns(models, family):
     """The first row says less in its first turn; the hole behind it is closed."""
     model, policy = models[family], POLICIES[0]

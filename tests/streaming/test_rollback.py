@@ -104,6 +104,60 @@ def test_refused(make, said):
         make()
 
 
+def padded(tokens: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A row alone with padding in front, as of ``pad_to_multiple_of``, and its mask."""
+    return torch.nn.functional.pad(tokens, (columns, 0)), torch.nn.functional.pad(torch.ones_like(tokens), (columns, 0))
+
+
+@pytest.mark.parametrize("back", [1, 3, BACK])
+@pytest.mark.parametrize("family", ["llama", "bloom"])
+def test_taken_back_of_a_row_with_padding_in_front(family, back):
+    """Padding is counted in columns and is no token."""
+    model = decoder(family, "eager")
+    length = 30 if family == "llama" else SINKS + WINDOW
+    tokens, mask = padded(text(length, rows=1), 3)
+    cache = small(model) if family == "llama" else SinkCache(model, num_sinks=SINKS, window=WINDOW)
+    read(model, tokens, cache, attention_mask=mask)
+    cache.crop(-back)
+    assert cache.get_seq_length() == length + 3 - back
+    assert cache.telemetry().seen == (length - back,)
+    whole = torch.cat((text(length, rows=1)[:, : length - back], text(6, rows=1, seed=4)), dim=1)
+    expected = read(model, whole, SinkCache(model, num_sinks=SINKS, window=WINDOW))
+    assert gap(read(model, whole[:, -6:], cache), expected[:, -6:]) < TOLERANCE
+
+
+def test_taken_back_of_a_row_with_padding_behind():
+    model, cache = decoder("llama"), small(decoder("llama"))
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1, 0, 0]])
+    read(model, text(8, rows=1), cache, attention_mask=mask)
+    with pytest.raises(ConfigurationError, match="cannot go back to 6 columns: there is padding behind them"):
+        cache.crop(-2)
+    cache.crop(-8)
+    assert gap(read(model, text(9, rows=1), cache), read(model, text(9, rows=1))) < TOLERANCE
+
+
+def test_more_than_there_is():
+    model, cache = decoder("llama"), small(decoder("llama"))
+    read(model, text(5), cache)
+    with pytest.raises(ConfigurationError, match="9 tokens cannot be taken back: the cache has been given 5"):
+        cache.crop(-9)
+    assert cache.get_seq_length() == 5
+
+
+@pytest.mark.parametrize("family", ["llama", "gptj", "codegen"])
+@pytest.mark.parametrize("keep", [0, 1, SINKS])
+def test_back_to_the_sinks_once_positions_were_counted_anew(family, keep):
+    """No position is below 0, where tables of some models have none, or that of their last."""
+    model, tokens = decoder(family, "eager"), text(50)
+    cache = SinkCache(model, num_sinks=SINKS, window=WINDOW, chunk=5, rebase_at=20)
+    read(model, tokens, cache)
+    assert cache.table.rebases >= 1
+    cache.crop(keep - 50)
+    assert bool((cache.describe()["position"] >= 0).all())
+    whole = torch.cat((tokens[:, :keep], text(30, seed=4)), dim=1)
+    assert gap(read(model, whole[:, keep:], cache), slow_logits(model, whole, SINKS, WINDOW)[:, keep:]) < TOLERANCE
+
+
 # --- assisted decoding -------------------------------------------------------------------------------------------------------
 
 
@@ -139,6 +193,13 @@ def test_assisted_decoding_says_what_decoding_says(family, kind):
     assert cache.get_seq_length() == found.shape[1] - 1
     if family == "llama" and kind != "other":
         assert len(forwards) < 40 or kind == "same"  # and some were right (the assistant's forwards are counted too)
+
+
+def test_look_up_of_a_prompt_with_padding_in_front():
+    model, (tokens, mask) = decoder("llama"), padded(prompt(), 3)
+    expected = model.generate(prompt(), past_key_values=SinkCache(num_sinks=SINKS, window=WINDOW), **GREEDY)
+    found = model.generate(tokens, attention_mask=mask, past_key_values=small(), prompt_lookup_num_tokens=BACK, **GREEDY)
+    assert (found[:, 3:] == expected).all()
 
 
 def test_candidates_that_are_more_than_can_be_taken_back():

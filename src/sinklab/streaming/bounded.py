@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING
+import copy
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import pandas as pd
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
+from sinklab.errors import ConfigurationError
 from sinklab.policies.base import BoundedPolicy
 from sinklab.streaming.decoding import Tokenizer
 from sinklab.streaming.held import HeldLayer
-from sinklab.streaming.host import Planner, generating_model, kept_tensors
+from sinklab.streaming.host import Planner, generating_model, join, kept_tensors
 from sinklab.streaming.table import IndexedTable, PlannedStep, Table
 from sinklab.streaming.telemetry import Telemetry, describe_slots
 
@@ -69,6 +71,27 @@ class BoundedCache(Cache, Planner):
         steps = self.table.rebase()
         for layer in self.layers:
             layer.move(-steps)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A cache of the same model that goes on by itself, as for texts with a common beginning; the model is not copied."""
+        model = self.model
+        for module in () if model is None else model.modules():
+            memo.setdefault(id(module), module)
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        for name, value in vars(self).items():
+            setattr(copied, name, copy.deepcopy(value, memo))
+        if model is not None:
+            join(model, copied)
+        return copied
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        if self._table is not None:
+            raise ConfigurationError(
+                "a cache belongs to its model and cannot be pickled; save_state of sinklab.streaming.state writes what it "
+                "holds, and copy.deepcopy copies it"
+            )
+        return super().__reduce_ex__(protocol)
 
     # --- what it holds -------------------------------------------------------------------------------------------------------
 
@@ -148,10 +171,13 @@ class BoundedCache(Cache, Planner):
         """Forget the last tokens, counted as transformers does: a negative number of them, or the length to keep.
 
         Raises:
-            ConfigurationError: tokens that would be held again have been evicted, or a padded batch.
+            ConfigurationError: tokens that would be held again have been evicted, a padded batch, padding among what is taken
+                back, or more than there is.
         """
         columns, count = max(0, self.table.columns - self._front), int(tokens_to_remove)  # some releases hand in a tensor
         keep = columns + count if count <= 0 else count
-        if 0 <= keep < columns:
+        if keep < 0:
+            raise ConfigurationError(f"{-count} tokens cannot be taken back: the cache has been given {columns}")
+        if keep < columns:
             with kept_tensors():
                 self.table.crop(keep + self._front)

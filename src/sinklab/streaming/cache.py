@@ -310,11 +310,11 @@ class PolicyCache(BoundedCache):
     def _planned(self, module: nn.Module, arguments: Arguments) -> Arguments:
         """The arguments with the mask and the positions of the step at hand."""
         step: Any = self.step
+        rows, given = tokens_of(arguments).shape[:2]
         if isinstance(step, OrderedStep):  # these models count positions along the columns of a 2-D mask
             others = {name: value for name, value in arguments.items() if name != "position_ids"}
             columns = step.attention_mask
-            return dict(others, attention_mask=None if columns is None else columns[:, self._front :])
-        rows, given = tokens_of(arguments).shape[:2]
+            return dict(others, attention_mask=None if columns is None else columns[:, self._front :].expand(rows, -1))
         mask = self._mask(module, step.visible, rows)
         # The model counts its learned tokens in front itself.
         positions = step.position_ids[:, -given:] - self._front if self._front else step.position_ids

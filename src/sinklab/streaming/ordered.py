@@ -134,8 +134,9 @@ class OrderedTable(IndexedTable):
         source = None if everything else (order[0] if self.rows == 1 else order).to(self.device)
         self.index = torch.cat((held_index, tokens), dim=1)
         self.seen = self.seen + (tokens >= 0).sum(dim=1)
-        self.columns += length
-        mask = None if self.rows == 1 else (self.index >= 0).long().to(self.device)
+        self.count(tokens >= 0)
+        there = self.index >= 0
+        mask = None if self.rows == 1 and bool(there.all()) else there.long().to(self.device)
         return OrderedStep(length, held, source, held + length, mask)
 
     def note(self, ids: Tensor | None, batch: int) -> None:

@@ -180,7 +180,7 @@ class SlotTable(IndexedTable):
         self.index = torch.where(taken, tokens.gather(1, source.clamp(min=0)), self.index)
         self.anchors = torch.where(taken[:, :pinned], self.pinned - self.base[:, None], self.anchors)
         self.seen = self.seen + valid.sum(dim=1)
-        self.columns += length
+        self.count(valid)
         self.full = bool((self.index >= 0).all())
 
         queries = tokens.clamp(min=0)
@@ -249,6 +249,8 @@ class SlotTable(IndexedTable):
     def crop(self, keep: int) -> None:
         super().crop(keep)
         self.full = bool((self.index >= 0).all())
+        if int(self.seen) < int(self.base):  # none but pinned tokens are left, whose keys move as positions do
+            self.base = torch.zeros_like(self.base)
 
     def rebase(self) -> Tensor:
         """Count positions from the oldest token in the ring of each row."""

@@ -42,6 +42,7 @@ class Table(abc.ABC):
         seen: tokens of every row, int64 ``(rows,)``.
         base: token of every row that has position 0, int64 ``(rows,)``; see :meth:`rebase`.
         columns: columns fed so far, padding included; what generate() calls the length of the cache.
+        padded: columns up to the last one in which a row had padding.
         rebases: how often positions were counted anew.
         highest: largest position of a token before the last time they were.
     """
@@ -64,7 +65,7 @@ class Table(abc.ABC):
         self.step: PlannedStep | None = None
         self.seen = torch.zeros(1, dtype=torch.long)
         self.base = torch.zeros(1, dtype=torch.long)
-        self.columns = self.rebases = 0
+        self.columns = self.padded = self.rebases = 0
         self.highest = -1
 
     @property
@@ -141,6 +142,7 @@ class Table(abc.ABC):
             setattr(self, name, state[name])
         for name in self.numbers:
             setattr(self, name, counts[name])
+        self.padded = self.columns if bool((self.seen != self.columns).any()) else 0  # where the padding was is not in the file
 
     def room(self, length: int, valid: Tensor | None) -> int:
         """How many of ``length`` new columns can be taken at once, at least 1."""
@@ -169,10 +171,11 @@ class Table(abc.ABC):
 
     @abc.abstractmethod
     def crop(self, keep: int) -> None:
-        """Forget all but the first ``keep`` tokens.
+        """Forget all but the first ``keep`` columns.
 
         Raises:
-            ConfigurationError: rows do not agree on their tokens, or some that would be held again have been evicted.
+            ConfigurationError: rows do not agree on their tokens, there is padding among those that go, or some that would be
+                held again have been evicted.
         """
 
 
@@ -196,6 +199,13 @@ class IndexedTable(Table):
         super().take(rows)
         self.ids = None if self.ids is None else self.ids[rows.to(self.ids.device)]
 
+    def count(self, valid: Tensor) -> None:
+        """Count new columns, boolean ``(rows, length)``, true for tokens."""
+        hollow = (~valid).any(dim=0).nonzero()
+        if len(hollow):
+            self.padded = self.columns + int(hollow[-1]) + 1
+        self.columns += valid.shape[1]
+
     def tokens(self, valid: Tensor | None, length: int) -> Tensor:
         """Index of every new token, ``(rows, length)``, -1 for padding."""
         if valid is None:
@@ -213,6 +223,15 @@ class IndexedTable(Table):
     def crop(self, keep: int) -> None:
         if self.rows > 1:
             raise ConfigurationError("a padded batch cannot be cropped: its rows do not agree on their last tokens")
+        columns = keep
+        if columns:
+            if columns < self.padded:
+                raise ConfigurationError(
+                    f"cannot go back to {columns} columns: there is padding behind them, so which tokens they had is not known"
+                )
+            keep = int(self.seen) - (self.columns - columns)  # a row alone may have padding in front
+        else:
+            self.padded = 0
         stays = (self.index >= 0) & (self.index < keep)
         if keep:
             last = torch.tensor(keep - 1)
@@ -226,4 +245,4 @@ class IndexedTable(Table):
                 )
         self.index = torch.where(stays, self.index, -1)
         self.seen.fill_(keep)
-        self.columns = keep
+        self.columns = columns
