@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, decoder, gap, one_by_one, read, text
 
 from sinklab.attention.session import attend
 from sinklab.errors import UnsupportedModelError
+from sinklab.policies.heavy_hitter import HeavyHitter
+from sinklab.policies.value_norm import ValueNorm
 from sinklab.streaming import apart
 from sinklab.streaming.cache import SinkCache
+from sinklab.streaming.reader import open_reader
 
 LENGTH = 60
 
@@ -49,6 +53,64 @@ def test_under_an_observer_sinks_are_copied():
     with attend(model):
         found = read(model, tokens, cache)
     assert gap(found, one_by_one(model, tokens)) < TOLERANCE
+
+
+def made(name, **fields):
+    """A small model of a family that is in no zoo."""
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = getattr(transformers, f"{name}Config")(
+        **sizes, num_key_value_heads=2, max_position_embeddings=64, head_dim=8, bos_token_id=1, eos_token_id=2, **fields
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, 0, 0.3)
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "fits", "fields"),
+    [
+        ("Llama", True, {}),
+        (
+            "Afmoe",
+            True,
+            {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "sliding_window": SINKS + WINDOW + 1},
+        ),  # a named mask
+        ("DiffLlama", False, {}),  # attends twice
+        ("Doge", False, {}),  # has a mask of its own
+        (
+            "JetMoe",
+            False,
+            {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 8},
+        ),  # repeats keys in its own order
+    ],
+)
+def test_models_whose_attention_is_given_something_else_have_copies(name, fits, fields):
+    model = made(name, **fields)
+    tokens, cache = text(LENGTH), SinkCache(model, num_sinks=SINKS, window=WINDOW, chunk=8)
+    assert gap(read(model, tokens, cache), one_by_one(model, tokens)) < TOLERANCE
+    assert apart._fits[model] == fits
+    assert cache.table.given is None
+    wide = SinkCache(model, num_sinks=SINKS, window=WINDOW, chunk=24)  # another cache of the model need not find out
+    assert gap(read(model, tokens, wide), one_by_one(model, tokens)) < TOLERANCE
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("policy", [HeavyHitter(heavy=4, recent=5), ValueNorm(num_sinks=1, large=4, recent=5)])
+@pytest.mark.parametrize(
+    ("name", "said", "fields"),
+    [
+        ("DiffLlama", "attends twice to what it keeps", {}),
+        ("JetMoe", "repeats the heads of its keys", {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 8}),
+    ],
+)
+def test_policies_that_look_at_attention_refuse_them(name, said, fields, policy):
+    model = made(name, **fields)
+    with pytest.raises(UnsupportedModelError, match=f"{name}.*Attention {said}.* such as sink_window"):
+        open_reader(model, policy).read(text(20))
 
 
 @torch.no_grad()

@@ -345,6 +345,9 @@ def _wrap_attention(native: Native) -> Native:
     def attention(module: nn.Module, *args: object, **kwargs: object) -> Attended:
         for observer in _observers.get():
             if observer.owns(module):
+                if "attention_mask" in kwargs:  # AFMoE and Doge name it; for observers it is the fourth
+                    others = {name: value for name, value in kwargs.items() if name != "attention_mask"}
+                    return observer.on_attention(native, module, *args, kwargs["attention_mask"], **others)
                 return observer.on_attention(native, module, *args, **kwargs)
         return native(module, *args, **kwargs)
 

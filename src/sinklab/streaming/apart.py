@@ -3,11 +3,15 @@
 Keys of a chunk hold one copy of the sinks for each distance, and every query computes scores with all of them. Where the
 attention function is the stock softmax kernel, whose log-sum-exp is to be had, it is given the window alone; the few scores of
 the sinks are computed beside it, and the two softmaxes become one.
+
+That takes a model whose attention is given what its cache returned, and once for each layer; some repeat heads in an order of
+their own, or attend twice. The first forward that could be had so is watched, with copies of the sinks, to find out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import Unpack
 
 import torch
@@ -21,6 +25,9 @@ from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.step import Step
 
 __all__ = ["SinksApart"]
+
+_fits: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+"""Whether the attention of a model is such, of those that have been watched."""
 
 
 class SinksApart(seam.Observer):
@@ -39,6 +46,8 @@ class SinksApart(seam.Observer):
         self._modules = {id(module) for module in Anatomy(model).attention.values()}
         here = all(parameter.device.type == "cpu" for parameter in model.parameters())
         self._possible = here and len(self._modules) == layers
+        self._watching = False
+        self._calls: list[tuple[int, bool]] = []  # of the forward that is watched: modules, and whether each call was as usual
 
     def ask(self, length: int) -> None:
         """Say to the table whether a forward of so many tokens can be had so.
@@ -46,32 +55,41 @@ class SinksApart(seam.Observer):
         It takes the stock kernel on a CPU, no padding, no query that is a sink itself, and nobody else who looks at attention.
         """
         table, model = self._table, self._table.model
-        table.apart = (
+        possible = (
             self._possible
             and model is not None
             and length > 1
             and table.in_cache
             and table.rows == 1
-            and int(table.seen) > int(table.pinned.max())
             and table.device.type == "cpu"
             and model.config._attn_implementation == "sdpa"
             and not model.training
             and not torch.is_autocast_enabled("cpu")
             and not seam.active_observers()
         )
+        known = None if model is None else _fits.get(model)
+        table.apart = possible and known is True and int(table.seen) > int(table.pinned.max())
+        self._watching, self._calls = possible and known is None, []
+        table.watched = self._watching or table.apart
 
     def begin(self) -> None:
         """A forward has been planned; of one whose layers leave their sinks attention is computed here."""
         step = self._table.step
-        if isinstance(step, Step) and step.which is not None:
+        if isinstance(step, Step) and (step.which is not None or self._watching):
             self._looking.enter_context(seam.shadow(self))
 
     def end(self, failed: bool) -> None:
         """The forward is over, or has failed."""
         self._looking.close()
+        table, watching, self._watching = self._table, self._watching, False
         if not failed:
-            self._table.require_taken()
-        self._table.left = None
+            table.require_taken()
+            if watching and table.model is not None:
+                modules = [module for module, _ in self._calls]
+                once = sorted(modules) == sorted(self._modules)
+                _fits[table.model] = once and all(usual for _, usual in self._calls)
+        table.left = table.given = None
+        table.watched = False
 
     def owns(self, module: nn.Module) -> bool:
         return id(module) in self._modules
@@ -87,21 +105,33 @@ class SinksApart(seam.Observer):
         **kwargs: Unpack[seam.Keywords],
     ) -> seam.Attended:
         """Attend to the window with the stock kernel and to the sinks here."""
-        left, self._table.left = self._table.left, None
-        if left is None:
-            return native(module, query, key, value, mask, **kwargs)
+        table = self._table
+        left, table.left = table.left, None
+        given, table.given = table.given, None
+        step = table.step
+        assert isinstance(step, Step)
         changed = seam.unknown_keywords(kwargs) + [
             name for name in ("position_bias", "s_aux", "sinks") if kwargs.get(name) is not None
         ]
-        if changed or not isinstance(mask, Tensor):
+        usual = (
+            not changed
+            and given is not None
+            and key is given[0]
+            and value is given[1]
+            and isinstance(mask, Tensor)
+            and step.visible is not None
+            and mask.data_ptr() == step.visible.data_ptr()
+        )
+        if self._watching:
+            self._calls.append((id(module), usual))
+            return native(module, query, key, value, mask, **kwargs)
+        if not usual or left is None or not isinstance(mask, Tensor):
             raise UnsupportedModelError(
-                f"{type(module).__name__} was given {', '.join(changed) or 'no mask'}, where the sinks of a chunk cannot be "
-                "apart; make the cache with chunk=1"
+                f"{type(module).__name__} was given {', '.join(changed) or 'other keys or another mask than before'}, where "
+                "the sinks of a chunk cannot be apart; make the cache with chunk=1"
             )
         scaling = kwargs.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-        step = self._table.step
-        assert isinstance(step, Step)
         bias = step.bias
         if bias is None:
             bias = step.bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -torch.inf)

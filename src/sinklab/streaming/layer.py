@@ -50,7 +50,10 @@ class SlotLayer(HeldLayer):
             return self._static(step, key_states, value_states)
         assert step is not None
         if step.slot is None:
-            return self._chunk(step, key_states, value_states)
+            result = self._chunk(step, key_states, value_states)
+            if self.table.watched:
+                self.table.given = result
+            return result
         return self._token(step, step.slot, key_states, value_states)
 
     def _token(self, step: Step, slot: int | Tensor, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:

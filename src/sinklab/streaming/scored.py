@@ -118,8 +118,12 @@ class ScoredCache(AttendingCache):
     ) -> seam.Attended:
         """Run the model's own function, and hand the weights of the one query to the layer; of a chunk the layer attends."""
         layer, self.table.waiting = self.table.waiting, None
-        if layer is None:
-            return native(module, query, key, value, mask, **kwargs)
+        if layer is None or key.shape[1] != layer.tokens.shape[1]:
+            how = "attends twice to what it keeps" if layer is None else "repeats the heads of its keys in its own code"
+            raise UnsupportedModelError(
+                f"{type(module).__name__} {how}; policy {self.policy.name!r} needs one attention to the keys of each layer as "
+                "they are kept. One that goes by positions does not, such as sink_window"
+            )
         unknown = seam.unknown_keywords(kwargs)
         if unknown:
             raise UnsupportedModelError(

@@ -19,7 +19,9 @@ __all__ = ["ScoredStep", "ScoredTable", "Waiting"]
 
 
 class Waiting(Protocol):
-    """A layer that has written keys, and whose attention comes next."""
+    """A layer that has written keys, and whose attention comes next; the second axis of ``tokens`` is that of its heads."""
+
+    tokens: Tensor
 
     def rescore(self, weights: Tensor | None) -> None:
         """Take in the weights of the newest token, ``(batch, num_kv_heads, filled)``."""

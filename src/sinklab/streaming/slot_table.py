@@ -31,6 +31,8 @@ class SlotTable(IndexedTable):
         maskless: whether the attention function takes no mask: forwards are then such that they need none.
         apart: whether the sinks of the next chunk are attended to beside its other keys (:mod:`sinklab.streaming.apart`).
         left: keys and values of the sinks of the layer whose attention comes next.
+        watched: whether it is looked at whether attention gets what the layers return.
+        given: what the last layer has returned, as long as that is looked at.
     """
 
     per_row: ClassVar[tuple[str, ...]] = ("seen", "base", "index", "anchors")
@@ -39,6 +41,8 @@ class SlotTable(IndexedTable):
     maskless: bool = False
     apart: bool = False
     left: tuple[Tensor, Tensor] | None = None
+    watched: bool = False
+    given: tuple[Tensor, Tensor] | None = None
 
     def __init__(self, policy: SlotPolicy, device: torch.device, model: PreTrainedModel | None = None) -> None:
         self.pinned = torch.tensor(policy.pinned, dtype=torch.long)
