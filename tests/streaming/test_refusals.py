@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+import transformers
 from tests.architectures.zoo import ENCODER_DECODERS, ZOO, build
 from tests.conftest import TINY
 from tests.streaming.decoders import REFUSED, SINKS, WINDOW, build_decoder, decoder, gap, one_by_one, read, text
@@ -222,6 +223,55 @@ def test_more_than_a_chunk_at_once(name):
     assert cache.get_seq_length() == 0
     weights = model(input_ids=tokens[:, :4], past_key_values=cache, use_cache=True, output_attentions=True).attentions
     assert gap(weights[0].sum(-1), torch.ones(2, 4, 4)) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
+def test_more_than_a_chunk_at_once_where_the_config_asks(name):
+    model = build_decoder("llama", "eager")
+    setattr(model.config, name, True)
+    with pytest.raises(ConfigurationError, match=f"{name} cannot be had of 6 tokens at once.*in chunks of 4"):
+        read(model, text(6), small(model, chunk=4))
+
+
+def test_another_text_without_reset():
+    model, cache = decoder("llama"), small()
+    settings = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    model.generate(text(20), past_key_values=cache, **settings)
+    with pytest.raises(ConfigurationError, match=r"no token to read: the cache has been given 24 already.*reset\(\) the cache"):
+        model.generate(text(8, seed=4), past_key_values=cache, **settings)
+    cache.reset()
+    again = model.generate(text(8, seed=4), past_key_values=cache, **settings)
+    assert (again == model.generate(text(8, seed=4), past_key_values=small(), **settings)).all()
+
+
+@torch.no_grad()
+def test_images():
+    """Positions in three dimensions would be replaced; and an image cannot be divided among chunks."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    words = {**sizes, "vocab_size": 40, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    tokens = text(30, rows=1).clamp(max=35)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    eyes = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2}
+    special = {"image_token_id": 39, "video_token_id": 38, "vision_start_token_id": 37, "vision_end_token_id": 36}
+    config = transformers.Qwen2VLConfig(text_config={**words, "rope_parameters": rope}, vision_config=eyes, **special)
+    model = transformers.Qwen2VLForConditionalGeneration(config).eval()
+    seen = {"pixel_values": torch.randn(16, 96), "image_grid_thw": torch.tensor([[1, 4, 4]])}
+    with pytest.raises(UnsupportedModelError, match="is given pixel_values and has positions or a mask of its own"):
+        read(model, tokens, small(model), **seen)
+    wide = SinkCache(model, num_sinks=SINKS, window=60)
+    assert gap(read(model, tokens, wide), model(input_ids=tokens, use_cache=False).logits) < 1e-4
+    eyes = transformers.CLIPVisionConfig(**sizes, image_size=16, patch_size=4)
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**words), vision_config=eyes, image_token_id=39, vision_feature_layer=-1
+    )
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    tokens[:, 5:21] = 39
+    seen = {"pixel_values": torch.randn(1, 3, 16, 16)}
+    dense = model(input_ids=tokens, use_cache=False, **seen).logits
+    assert gap(read(model, tokens, SinkCache(model, num_sinks=SINKS, window=60), **seen), dense) < 1e-4
+    with pytest.raises(ConfigurationError, match=r"pixel_values cannot be divided, and 30 tokens .* with a larger chunk"):
+        read(model, tokens, small(model, chunk=8), **seen)
 
 
 def test_going_back_to_what_is_gone():

@@ -25,6 +25,7 @@ from sinklab.streaming.host import (
     kept_logits,
     kept_tensors,
     mask_of,
+    media_of,
     split,
     tokens_of,
 )
@@ -179,12 +180,18 @@ class PolicyCache(BoundedCache):
                 "again at every step; pass use_cache=True"
             )
         batch, length = tokens_of(arguments).shape[:2]
+        if not length:
+            raise ConfigurationError(
+                f"{type(module).__name__} is given no token to read: the cache has been given {self.get_seq_length()} already, "
+                "and generate() reads only what goes beyond those. To go on, hand it all ids so far; reset() the cache before "
+                "another text"
+            )
         static = self.static  # the chunks before the last are not
         self._require_ready(module, arguments, batch)
         outputs: list[ModelOutput] = []
         wanted = kept_logits(arguments)
         while (size := self._room(mask_of(arguments), batch, length)) < length:
-            chunk, arguments = split(arguments, size)
+            chunk, arguments = split(arguments, size, module.config)
             length -= size
             if wanted is not None:
                 chunk["logits_to_keep"] = 0 if wanted > length else 1
@@ -273,6 +280,13 @@ class PolicyCache(BoundedCache):
             raise UnsupportedModelError(_no_mask(name, f"policy {self.policy.name!r} needs"))
         if "flash" in name and not table.in_order and (self.rollback or self._prefix):
             raise UnsupportedModelError(_no_mask(name, "a prefix needs" if self._prefix else "`rollback` needs"))
+        own = [kind for kind in ("token_type_ids", "mm_token_type_ids") if arguments.get(kind) is not None]
+        rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+        if (own or "mrope_section" in rope) and (media := media_of(arguments)):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} is given {media[0]} and has positions or a mask of its own for them, where a bounded "
+                "cache has those of a text; give it text alone"
+            )
         held = self.layers[0].batch_size
         if held in (-1, batch):
             return

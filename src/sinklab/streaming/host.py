@@ -30,6 +30,7 @@ __all__ = [
     "kept_logits",
     "kept_tensors",
     "mask_of",
+    "media_of",
     "split",
     "tokens_of",
 ]
@@ -95,11 +96,30 @@ def mask_of(arguments: Arguments) -> Tensor | None:
     return cast(Tensor | None, arguments.get("attention_mask"))  # a cache takes no other kind
 
 
-def split(arguments: Arguments, size: int) -> tuple[Arguments, Arguments]:
-    """The arguments of a forward of the first ``size`` tokens, and those of the others."""
+def media_of(arguments: Arguments) -> list[str]:
+    """Names of the arguments of a forward that are tensors of images, videos or sounds."""
+    words = ("pixel", "image", "video", "audio", "input_features")
+    return [name for name, value in arguments.items() if isinstance(value, Tensor) and any(word in name for word in words)]
+
+
+def split(arguments: Arguments, size: int, config: object = None) -> tuple[Arguments, Arguments]:
+    """The arguments of a forward of the first ``size`` tokens, and those of the others.
+
+    Args:
+        config: of the module, which says what its forward gives where the arguments do not.
+
+    Raises:
+        ConfigurationError: something that cannot be had, or given, in chunks.
+    """
     length, mask = tokens_of(arguments).shape[1], mask_of(arguments)
     names = ("output_attentions", "output_hidden_states", "output_router_logits", "labels")
-    whole = [name for name in names if arguments.get(name) is not None and arguments[name] is not False]
+    given = {name: getattr(config, name, None) if arguments.get(name) is None else arguments[name] for name in names}
+    whole = [name for name, value in given.items() if value is not None and value is not False]
+    if media := media_of(arguments):
+        raise ConfigurationError(
+            f"{media[0]} cannot be divided, and {length} tokens at once are processed in chunks of {size}; make the cache with "
+            "a larger chunk"
+        )
     if isinstance(arguments.get("logits_to_keep"), Tensor):
         whole.append("logits_to_keep as indices")
     if whole:
