@@ -202,6 +202,9 @@ def test_refusals():
     bloom = transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=50, hidden_size=16, n_layer=1, n_head=2))
     with pytest.raises(UnsupportedModelError, match="computes attention in its own code"):
         attach(bloom, "sigmoid")
+    mamba = transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1))
+    with pytest.raises(UnsupportedModelError, match="MambaForCausalLM has no attention; no operation can be attached"):
+        attach(mamba, "sigmoid")
 
 
 def test_a_parameterised_operation_by_name_alone(gated_sink):

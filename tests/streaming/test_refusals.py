@@ -201,6 +201,19 @@ def test_gradients():
 
 
 @torch.no_grad()
+def test_gradient_checkpointing():
+    """Its layers drop the cache in training mode; in evaluation mode they do not."""
+    model, cache = build_decoder("llama"), small()
+    old = "gradient_checkpointing_enable"  # before transformers 5.23
+    getattr(model, "activation_checkpointing_enable" if hasattr(model, "activation_checkpointing_enable") else old)()
+    model.train()
+    with pytest.raises(ConfigurationError, match=r"withholds the cache from its layers; call model\.eval\(\)"):
+        model.generate(text(5), past_key_values=cache, max_new_tokens=2, use_cache=True)
+    model.eval()
+    assert gap(read(model, text(9), small(model)), read(decoder("llama"), text(9))) == 0
+
+
+@torch.no_grad()
 def test_masks():
     model, tokens = decoder("llama"), text(6)
     for shape in ((2, 1, 6, 6), (2, 4)):

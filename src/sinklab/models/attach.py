@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sinklab.attention import seam
-from sinklab.attention.anatomy import on_seam_modules
+from sinklab.attention.anatomy import off_seam_modules, on_seam_modules
 from sinklab.attention.operation import HeadShape, Operation
 from sinklab.attention.paths.table import set_attention_path
 from sinklab.attention.placement import input_device
@@ -279,6 +279,8 @@ def _head_shapes(
     model: PreTrainedModel, modules: dict[str, nn.Module], example: Mapping[str, Tensor] | None
 ) -> dict[str, HeadShape]:
     """Shapes of the heads of every attention module, from one forward pass over an example."""
+    if not modules and not off_seam_modules(model):
+        raise UnsupportedModelError(f"{type(model).__name__} has no attention; no operation can be attached")
     if not modules:
         raise UnsupportedModelError(
             f"{type(model).__name__} computes attention in its own code, not through the attention interface of transformers; "

@@ -46,6 +46,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PolicyCache", "SinkCache"]
 
+_RECOMPUTES = (
+    "is_activation_checkpointing"
+    if hasattr(PreTrainedModel, "is_activation_checkpointing")
+    else "is_gradient_checkpointing"  # before transformers 5.23
+)
+
 
 class PolicyCache(BoundedCache):
     """The cache of a policy, for one model; pass it as ``past_key_values``.
@@ -271,6 +277,11 @@ class PolicyCache(BoundedCache):
             )
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()):
             raise ConfigurationError("a bounded cache is written in place and has no gradient; run under torch.no_grad()")
+        if module.training and getattr(model, _RECOMPUTES):
+            raise ConfigurationError(
+                f"{type(model).__name__} is in training mode with gradient checkpointing, in which transformers withholds the "
+                "cache from its layers; call model.eval() before"
+            )
         name = str(getattr(module.config, "_attn_implementation", "eager"))
         if "flex" in name and not table.in_order:
             raise UnsupportedModelError(_no_mask(name, "a bounded cache needs"))
