@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from dense_oracle import call_from_weights, dense_statistics, dense_weights, make_call, show, values_of
+from tests.architectures.zoo import ZOO, build
 
 from sinklab.attention.call import Site
+from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, SessionError
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.registry import operations
@@ -221,6 +225,51 @@ def test_a_cached_batch_that_changes_size_is_refused():
     probe.update(start, dense_statistics(start))
     with pytest.raises(SessionError, match="went on with 4 rows after 2"):
         probe.update(grown, dense_statistics(grown))
+
+
+def test_tokens_that_are_taken_back_are_refused():
+    """What looked at them was counted; a draft that is rejected is not part of the text."""
+    torch.manual_seed(5)
+    queries, keys = torch.randn(1, 1, 6, 4), torch.randn(1, 1, 6, 4)
+    steps = [make_call(queries[:, :, :end], keys[:, :, :end], cached=start) for start, end in ((0, 3), (3, 6), (4, 6))]
+    probe = SinkRate()
+    for call in steps[:2]:
+        probe.update(call, dense_statistics(call))
+    with pytest.raises(SessionError, match="2 tokens were taken back"):
+        probe.update(steps[2], dense_statistics(steps[2]))
+
+
+def test_rows_in_another_order_are_refused():
+    torch.manual_seed(6)
+    queries, keys = torch.randn(2, 1, 4, 4), torch.randn(2, 1, 4, 4)
+    begun = make_call(queries[:, :, :3], keys[:, :, :3])
+    taken = keys.clone()
+    taken[1, :, :3] = keys[0, :, :3]
+    for cached, refused in ((keys, False), (taken, True)):
+        probe, grown = SinkRate(), make_call(queries, cached, cached=3)
+        probe.update(begun, dense_statistics(begun))
+        if not refused:
+            probe.update(grown, dense_statistics(grown))
+            continue
+        with pytest.raises(SessionError, match=r"row 1 goes on with the cached keys of another row; .* \(beam search\)"):
+            probe.update(grown, dense_statistics(grown))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [({"num_beams": 3}, "of another row"), ({"prompt_lookup_num_tokens": 4}, "were taken back"), ({"do_sample": True}, None)],
+    ids=["beams", "prompt look-up", "sampling"],
+)
+def test_generation_is_followed_or_refused(how, message):
+    torch.manual_seed(0)
+    model = build(ZOO["llama"], "sdpa")
+    prompt = torch.tensor([[5, 6, 7, 8] * 6])
+    seen = contextlib.nullcontext() if message is None else pytest.raises(SessionError, match=message)
+    with seen, attend(model, probes=[SinkRate()]) as session:
+        model.generate(prompt, max_new_tokens=24, pad_token_id=0, eos_token_id=None, **how)
+    if message is None:  # every query of the text has been counted once, and no other
+        table = session.table()
+        assert set(table.query("metric == 'qiu2025_first_attention' and layer.notna()")["count"]) == {24 + 24 - 1}
 
 
 def test_every_position_is_kept():

@@ -42,6 +42,7 @@ class _Open:
     codes: Tensor
     sums: Tensor
     counts: Tensor
+    trace: Tensor | None
 
 
 class GrowingColumns:
@@ -64,14 +65,15 @@ class GrowingColumns:
             null_mass: ``(batch, heads, q_len)`` null mass, where it is a column of its own.
 
         Raises:
-            SessionError: the call goes on with cached keys and another number of rows.
+            SessionError: the call goes on with cached keys and another number of rows, with rows in another order, or after
+                tokens were taken back.
         """
         fresh = _columns(call.key_positions, call.key_documents, sums, counts)
         if null_mass is not None:
             nowhere = torch.where(call.counted, NOTHING, -1)
             ones = torch.ones_like(null_mass)
             fresh = _joined(fresh, _columns(nowhere, call.query_documents, null_mass, ones))
-        key, batch = (call.site.module, call.site.kind), call.queries.shape[0]
+        key, batch, trace = (call.site.module, call.site.kind), call.queries.shape[0], _trace(call)
         known = self._open.pop(key, None)
         if known is not None and call.cached_keys > 0:
             if known.batch != batch:
@@ -79,9 +81,10 @@ class GrowingColumns:
                     f"{call.site.module}: a sequence with cached keys went on with {batch} rows after {known.batch}; rows that "
                     "are added, dropped or reordered (beam search) cannot be followed: decode greedily or by sampling"
                 )
+            _require_followed(call, known.trace, trace)
             fresh = _joined((known.codes, known.sums, known.counts), fresh)
             known = None
-        self._open[key] = _Open(call.site, batch, *fresh)
+        self._open[key] = _Open(call.site, batch, *fresh, trace)
         return None if known is None else _closed(known)
 
     def finish(self) -> list[EndedColumns]:
@@ -89,6 +92,31 @@ class GrowingColumns:
         ended = [_closed(known) for known in self._open.values()]
         self._open.clear()
         return ended
+
+
+def _trace(call: AttentionCall) -> Tensor | None:
+    """A bit of every key, ``(batch, kv_len, 2)``, by which its row is known again; ``None`` of a cache that drops keys."""
+    grows = call.keys.shape[2] == call.cached_keys + call.queries.shape[2]
+    return call.keys[:, 0, :, :2].detach().clone() if grows else None
+
+
+def _require_followed(call: AttentionCall, before: Tensor | None, now: Tensor | None) -> None:
+    """Refuse keys that are fewer than they were, or those of another row."""
+    if before is None or now is None:
+        return
+    back = before.shape[1] - call.cached_keys
+    if back > 0:
+        raise SessionError(
+            f"{call.site.module}: {back} tokens were taken back (assisted decoding, prompt look-up, crop), and what looked at "
+            "them cannot be taken out of the columns again: decode without, or measure each part in a session of its own"
+        )
+    here = now[:, : before.shape[1]]
+    for row in (here != before).flatten(1).any(dim=1).nonzero().flatten().tolist():
+        if bool((here[row] == before).flatten(1).all(dim=1).any()):
+            raise SessionError(
+                f"{call.site.module}: row {row} goes on with the cached keys of another row; rows that are reordered (beam "
+                "search) cannot be followed: decode greedily or by sampling"
+            )
 
 
 def _columns(positions: Tensor, documents: Tensor, sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
