@@ -116,3 +116,15 @@ def test_a_store_grows_and_trains_what_is_missing(tmp_path: Path) -> None:
     run = plan.run(tuned["tuned", 0].name)
     assert run["status"] == "finished"
     assert run["init_from"]["path"].endswith(f"{next(iter(first))}/model")
+
+
+def test_a_store_that_moves_does_not_mix_precisions(monkeypatch):
+    """A cell is in bfloat16 or in float32, and has a name for each; of scales for other machines nothing is decided here."""
+    names = {}
+    for there in (True, False):
+        monkeypatch.setattr("sinklab.training.process.has_bfloat16", lambda device, there=there: there)
+        cell = make_cells([Variant(BASELINE)], "small", [0])[BASELINE, 0]
+        names[cell.config.training.dtype] = cell.name
+        assert make_cells([Variant(BASELINE)], "60m", [0])[BASELINE, 0].config.training.dtype == "auto"
+    assert set(names) == {"bfloat16", "float32"}
+    assert len(set(names.values())) == 2

@@ -8,6 +8,7 @@ whose loss is not the one in the table is another training: then nothing is adde
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -119,7 +120,19 @@ def asked_of_record(record: Mapping[str, Any], folder: Path) -> tuple[Asked, dic
         record["base"],
         record["seeds"],
     )
-    return asked, {label: choice.factor for label, choice in choices.items() if choice.factor is not None}
+    factors = {label: choice.factor for label, choice in choices.items() if choice.factor is not None}
+    return dataclasses.replace(asked, dtype=_dtype_of(record, asked, factors)), factors
+
+
+def _dtype_of(record: Mapping[str, Any], asked: Asked, factors: Mapping[str, float]) -> str | None:
+    """In which its models were trained, on whatever machine, as their names tell; ``None`` where no such name is known."""
+    label, seed = asked.pathways[0].label, asked.seeds[0]
+    name = record["cells"].get("scale", {}).get(label, {}).get(str(seed))
+    for dtype in ("bfloat16", "float32"):
+        first = dataclasses.replace(asked, seeds=[seed], dtype=dtype)
+        if evaluation_cells(first, factors)["scale"][label, seed].name == name:
+            return dtype
+    return None
 
 
 def train_and_read(

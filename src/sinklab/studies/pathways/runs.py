@@ -49,6 +49,7 @@ class Asked:
         pathways: the reference first.
         widths: label to the width of the feed-forward layer (:func:`~sinklab.studies.pathways.matching.matched_widths`).
         seeds: of the evaluation; none on which rates are chosen.
+        dtype: of the products; by default what suits this machine.
     """
 
     pathways: Sequence[Pathway]
@@ -56,6 +57,7 @@ class Asked:
     scale: Scale
     base: Base
     seeds: Sequence[int]
+    dtype: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +97,8 @@ def cells_of(
 
         return Variant(pathway.label, changes)
 
-    return make_cells([variant(one) for one in asked.pathways if one.label in factors], asked.scale, seeds, asked.base)
+    variants = [variant(one) for one in asked.pathways if one.label in factors]
+    return make_cells(variants, asked.scale, seeds, asked.base, asked.dtype)
 
 
 def selection_cells(asked: Asked) -> dict[float, dict[tuple[str, int], Cell]]:

@@ -18,8 +18,9 @@ from sinklab.jobs.grid import Cell, short_label
 from sinklab.jobs.scale import Base, Scale, bases_at
 from sinklab.results.folder import FolderLock
 from sinklab.results.run import new_run_id
-from sinklab.studies.reproduce.scales import base_config
+from sinklab.studies.reproduce.scales import SECONDS_OF_A_TRAINING, base_config
 from sinklab.training.config import PretrainingConfig
+from sinklab.training.process import chosen_dtype
 from sinklab.training.token_cache import hash_key
 
 __all__ = ["configure", "make_cells", "open_store", "resolved_changes", "train_cells"]
@@ -60,13 +61,14 @@ def resolved_changes(base: PretrainingConfig, variant: Variant) -> dict[str, obj
 
 
 def make_cells(
-    variants: Iterable[Variant], scale: Scale, seeds: Sequence[int], base: Base | None = None
+    variants: Iterable[Variant], scale: Scale, seeds: Sequence[int], base: Base | None = None, dtype: str | None = None
 ) -> dict[tuple[str, int], Cell]:
     """Label and seed to the cell that is trained for it; equal configurations give cells of one name.
 
     Args:
         variants: of one claim, so that labels are unique.
         base: of those that the scale has; by default its first.
+        dtype: of the products where a variant does not say it; by default what suits this machine.
 
     Raises:
         ConfigurationError: as :func:`configure`, or variants that start after each other in a circle.
@@ -80,7 +82,7 @@ def make_cells(
             raise ConfigurationError(f"variants start after each other in a circle: {', '.join((*above, label))}")
         if (label, seed) not in cells:
             variant = by_label[label]
-            config = _with_seed(configure(of_scale, variant), seed)
+            config = _in_one_dtype(_with_seed(configure(of_scale, variant), seed), scale, dtype)
             before = None if variant.after is None else cell_of(variant.after, seed, (*above, label)).name
             settings = resolved_changes(of_scale, variant)
             cells[label, seed] = Cell(_name(settings, seed, config, before, other), settings, config, before)
@@ -140,6 +142,18 @@ def _stages(plan: SweepPlan, names: Sequence[str]) -> list[list[str]]:
 
     depths = {name: depth(name) for name in names}
     return [[name for name in names if depths[name] == level] for level in range(max(depths.values(), default=-1) + 1)]
+
+
+def _in_one_dtype(config: PretrainingConfig, scale: Scale, dtype: str | None) -> PretrainingConfig:
+    """The same in the dtype of this machine by name, where the scale is for machines like it.
+
+    A store that moves to another machine then trains there what it compares, since bfloat16 costs some hundredths of a nat.
+    """
+    if scale not in SECONDS_OF_A_TRAINING or config.training.dtype != "auto":
+        return config
+    fields = config.model_dump()
+    fields["training"]["dtype"] = dtype or chosen_dtype(config)
+    return PretrainingConfig.parse(fields)
 
 
 def _with_seed(config: PretrainingConfig, seed: int) -> PretrainingConfig:
