@@ -59,7 +59,7 @@ def numbers(table: pd.DataFrame) -> pd.DataFrame:
     return table[table["metric"] != "tokens_per_second"].drop(columns="run_id").reset_index(drop=True)
 
 
-def test_a_killed_worker_changes_no_number(cluster, text, cache, tmp_path, run):
+def test_a_killed_worker_changes_no_number(cluster, text, cache, tmp_path, run, monkeypatch):
     """One start of a cluster for all of this, which takes longer than the rest."""
     changes = ("training.steps=80", "training.save_every=20", "training.log_every=20", "watch.every=40")
     folder = tmp_path / "sweep"
@@ -95,6 +95,9 @@ def test_a_killed_worker_changes_no_number(cluster, text, cache, tmp_path, run):
     ray.init(address=cluster, log_to_driver=False)
     stranger = dataclasses.replace(read_plan(folder), sweep_id="another")
     with pytest.raises(InputError, match=r"node .* does not see the sweep in .*; all nodes need the same directory"):
+        ray_cluster._require_shared(ray, stranger, [node for node in ray.nodes() if node["Alive"]][:1])
+    monkeypatch.setattr(ray_cluster, "ANSWER", 0.0)
+    with pytest.raises(InputError, match="has not begun a task within 0 seconds: it is busy or out of reach"):
         ray_cluster._require_shared(ray, stranger, [node for node in ray.nodes() if node["Alive"]][:1])
 
 

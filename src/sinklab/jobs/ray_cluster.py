@@ -228,6 +228,11 @@ def _require_shared(ray: ModuleType, plan: SweepPlan, nodes: list[Node]) -> None
     for reference, host in answers.items():
         try:
             version, sweep_id = ray.get(reference, timeout=ANSWER)
+        except ray.exceptions.GetTimeoutError:
+            raise InputError(
+                f"node {host} has not begun a task within {ANSWER:.0f} seconds: it is busy or out of reach; try again, or see "
+                "`ray status`"
+            ) from None
         except ray.exceptions.RayError as error:
             raise InputError(
                 f"node {host} cannot run sinklab: {_reason(error)}; install sinklab {__version__} for the Python of its Ray"
