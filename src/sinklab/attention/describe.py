@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from sinklab.attention import seam
+from sinklab.attention import host_arguments, seam
 from sinklab.attention.call import AttentionCall, Site
 from sinklab.attention.forward import Forward
 from sinklab.attention.positions import read_positions
@@ -19,7 +19,7 @@ def describe_call(
     module: nn.Module,
     site: Site,
     tensors: tuple[Tensor, Tensor, Tensor, object, Tensor, Tensor | None],
-    kwargs: seam.Keywords,
+    kwargs: host_arguments.Keywords,
     forward: Forward,
 ) -> AttentionCall:
     """The call that a module has just made, with nothing that only some probes need (``residual``, ``projection``).
@@ -43,7 +43,7 @@ def describe_call(
     batch, num_heads, q_len, head_dim = query.shape
     kv_len = key.shape[2]
     implementation = getattr(native, "__name__", "")
-    visible, bias = seam.read_mask(mask, kwargs, module, implementation, q_len, kv_len, query.device)
+    visible, bias = host_arguments.read_mask(mask, kwargs, module, implementation, q_len, kv_len, query.device)
     record = forward.record_of(mask, q_len, kv_len)
     decoded = forward.decoded(q_len)
     known_before = record.q_offset if record is not None else 0
@@ -64,7 +64,7 @@ def describe_call(
     operation = seam.operation_of(module, native)
     state = state_of(module, operation, kwargs.get("layer_input"))
     query, key = operation.features(query, key, state)
-    sinks = seam.read_sink_scores(kwargs)
+    sinks = host_arguments.read_sink_scores(kwargs)
     sinks = operation.null_scores(query, scaling, state) if sinks is None else sinks.to(query.device)
     if log_sum_exp is not None and tuple(log_sum_exp.shape) != (batch, num_heads, q_len):
         # The host folds the groups of a single query into the query axis; the numbers are the same.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, Unpack
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention import seam
+from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import Anatomy, off_seam_modules
 from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
 from sinklab.attention.describe import describe_call
@@ -280,7 +280,7 @@ class Session:
         key: Tensor,
         value: Tensor,
         attention_mask: object = None,
-        **kwargs: Unpack[seam.Keywords],
+        **kwargs: Unpack[host_arguments.Keywords],
     ) -> seam.Attended:
         """Run the model's own function, then reduce what it did to statistics and show them to the probes."""
         name = self._anatomy.names[id(module)]
@@ -288,13 +288,13 @@ class Session:
             raise SessionError(
                 f"{name} was called while gradients are recomputed; switch gradient checkpointing off to measure"
             )
-        unknown = seam.unknown_keywords(kwargs)
+        unknown = host_arguments.unknown_keywords(kwargs)
         if unknown:
             raise UnsupportedModelError(
                 f"{name} ({type(module).__name__}) was given the keyword {', '.join(unknown)}, which sinklab does not know "
                 "and which may change the attention; measuring would be guessing. Please report the model"
             )
-        seam.require_readable(attention_mask, name, module)
+        host_arguments.require_readable(attention_mask, name, module)
         with capture_log_sum_exp() as captured:
             result = native(module, query, key, value, attention_mask, **kwargs)
         self.calls[name] += 1

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sinklab.attention import seam
+from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import off_seam_modules, on_seam_modules
 from sinklab.attention.operation import HeadShape, Operation
 from sinklab.attention.paths.table import set_attention_path
@@ -249,10 +249,10 @@ class _Shapes(seam.Observer):
         key: Tensor,
         value: Tensor,
         *args: object,
-        **kwargs: Unpack[seam.Keywords],
+        **kwargs: Unpack[host_arguments.Keywords],
     ) -> seam.Attended:
         name = self.names[id(module)]
-        if seam.read_sink_scores(kwargs) is not None:
+        if host_arguments.read_sink_scores(kwargs) is not None:
             raise UnsupportedModelError(
                 f"{name} ({type(module).__name__}) has learned sink logits of its own, which are part of a softmax; no other "
                 "operation can take its place"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sinklab.attention import seam
+from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import Anatomy
 from sinklab.errors import UnsupportedModelError
 from sinklab.streaming.slot_table import SlotTable
@@ -102,7 +102,7 @@ class SinksApart(seam.Observer):
         key: Tensor,
         value: Tensor,
         mask: object = None,
-        **kwargs: Unpack[seam.Keywords],
+        **kwargs: Unpack[host_arguments.Keywords],
     ) -> seam.Attended:
         """Attend to the window with the stock kernel and to the sinks here."""
         table = self._table
@@ -110,7 +110,7 @@ class SinksApart(seam.Observer):
         given, table.given = table.given, None
         step = table.step
         assert isinstance(step, Step)
-        changed = seam.unknown_keywords(kwargs) + [
+        changed = host_arguments.unknown_keywords(kwargs) + [
             name for name in ("position_bias", "s_aux", "sinks") if kwargs.get(name) is not None
         ]
         usual = (

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sinklab.attention import seam
+from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.placement import input_device
 from sinklab.attention.state import state_of
@@ -131,7 +131,7 @@ class PerHeadCache(AttendingCache):
         key: Tensor,
         value: Tensor,
         mask: object = None,
-        **kwargs: Unpack[seam.Keywords],
+        **kwargs: Unpack[host_arguments.Keywords],
     ) -> seam.Attended:
         """The model's own function, once for each group of heads: head outputs ``(batch, q_len, num_heads, value_dim)``."""
         layer, self.table.waiting = self.table.waiting, None
@@ -141,10 +141,10 @@ class PerHeadCache(AttendingCache):
         self._require_groups(native, module, kwargs)
         return layer.attended(step, native, module, query, kwargs), None
 
-    def _require_groups(self, native: seam.Native, module: nn.Module, kwargs: seam.Keywords) -> None:
+    def _require_groups(self, native: seam.Native, module: nn.Module, kwargs: host_arguments.Keywords) -> None:
         """Refuse an attention function that has more of each head than queries, keys and values."""
         why = None
-        if seam.read_sink_scores(kwargs) is not None:
+        if host_arguments.read_sink_scores(kwargs) is not None:
             why = "has learned sink logits"
         elif kwargs.get("position_bias") is not None:
             why = "adds a bias to the scores of each head"
@@ -353,7 +353,7 @@ class PerHeadLayer(HeldLayer):
         return key_states, value_states
 
     def attended(
-        self, step: PerHeadStep, native: seam.Native, module: nn.Module, query: Tensor, kwargs: seam.Keywords
+        self, step: PerHeadStep, native: seam.Native, module: nn.Module, query: Tensor, kwargs: host_arguments.Keywords
     ) -> Tensor:
         """Outputs ``(batch, q_len, num_heads, value_dim)`` of all heads, in their order."""
         ready, self._ready = self._ready, []

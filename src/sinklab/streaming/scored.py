@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sinklab.attention import seam
+from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import AttentionCall, Site
 from sinklab.attention.operation import Operation
@@ -114,7 +114,7 @@ class ScoredCache(AttendingCache):
         key: Tensor,
         value: Tensor,
         mask: object = None,
-        **kwargs: Unpack[seam.Keywords],
+        **kwargs: Unpack[host_arguments.Keywords],
     ) -> seam.Attended:
         """Run the model's own function, and hand the weights of the one query to the layer; of a chunk the layer attends."""
         layer, self.table.waiting = self.table.waiting, None
@@ -124,7 +124,7 @@ class ScoredCache(AttendingCache):
                 f"{type(module).__name__} {how}; policy {self.policy.name!r} needs one attention to the keys of each layer as "
                 "they are kept. One that goes by positions does not, such as sink_window"
             )
-        unknown = seam.unknown_keywords(kwargs)
+        unknown = host_arguments.unknown_keywords(kwargs)
         if unknown:
             raise UnsupportedModelError(
                 f"{type(module).__name__} was given the keyword {', '.join(unknown)}, which may change its attention "
@@ -153,19 +153,25 @@ class ScoredCache(AttendingCache):
 
 
 def _weights(
-    native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, kwargs: seam.Keywords
+    native: seam.Native,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: object,
+    kwargs: host_arguments.Keywords,
 ) -> Tensor:
     """Weights of the last query, summed over the query heads of a group, ``(batch, num_kv_heads, kv_len)``."""
     name = getattr(native, "__name__", "")
-    seam.require_readable(mask, name, module)
+    host_arguments.require_readable(mask, name, module)
     q_len, kv_len = query.shape[2], key.shape[2]
-    visible, bias = seam.read_mask(mask, kwargs, module, name, q_len, kv_len, query.device)
+    visible, bias = host_arguments.read_mask(mask, kwargs, module, name, q_len, kv_len, query.device)
     operation = seam.operation_of(module, native)
     state = state_of(module, operation, kwargs.get("layer_input"))
     scaling = kwargs.get("scaling")
     scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     query, key = operation.features(query, key, state)
-    sinks = seam.read_sink_scores(kwargs)
+    sinks = host_arguments.read_sink_scores(kwargs)
     nowhere = query.new_zeros(len(query), kv_len, dtype=torch.long)
     call = AttentionCall(
         site=Site("", 0),
@@ -187,7 +193,9 @@ def _weights(
     return weights.unflatten(1, (key.shape[1], -1)).sum(dim=2)
 
 
-def _attention(native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, kwargs: seam.Keywords) -> Attention:
+def _attention(
+    native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, kwargs: host_arguments.Keywords
+) -> Attention:
     """How this call makes head outputs of scores, for a chunk."""
     if kwargs.get("position_bias") is not None:
         raise UnsupportedModelError(
@@ -198,7 +206,7 @@ def _attention(native: seam.Native, module: nn.Module, query: Tensor, key: Tenso
     scaling = kwargs.get("scaling")
     scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     heads = key.shape[1], query.shape[1] // key.shape[1]
-    null = seam.read_sink_scores(kwargs)
+    null = host_arguments.read_sink_scores(kwargs)
     if null is None:
         null = operation.null_scores(operation.features(query, key, state)[0], scaling, state)
     return Attention(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from sinklab.attention import seam
+from sinklab.attention import host_arguments, seam
 from sinklab.errors import ContractError, SinklabError
 from sinklab.policies.base import Policy, ScoredPolicy, SlotPolicy
 from sinklab.policies.full import Full
@@ -382,7 +382,7 @@ class _MaskedHeads(seam.Observer):
         key: Tensor,
         value: Tensor,
         mask: object,
-        **kwargs: Unpack[seam.Keywords],
+        **kwargs: Unpack[host_arguments.Keywords],
     ) -> seam.Attended:
         groups, scaling = query.shape[1] // key.shape[1], kwargs["scaling"]
         assert scaling is not None  # these models say it

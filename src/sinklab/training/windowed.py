@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sinklab.attention import seam
+from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import on_seam_modules
 from sinklab.errors import UnsupportedModelError
 from sinklab.models.losses import cross_entropies
@@ -63,7 +63,7 @@ class _Limit(seam.Observer):
         key: Tensor,
         value: Tensor,
         mask: object = None,
-        **kwargs: Unpack[seam.Keywords],
+        **kwargs: Unpack[host_arguments.Keywords],
     ) -> seam.Attended:
         name = getattr(native, "__name__", type(native).__name__)
         if query.shape[2] != key.shape[2]:

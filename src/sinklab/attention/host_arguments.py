@@ -1,0 +1,191 @@
+"""What the arguments mean with which a model of transformers calls an attention function: keywords, mask, sink logits.
+
+Nothing here calls or wraps such a function; that is :mod:`sinklab.attention.seam`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from sinklab.attention.visibility import Causal, Dense, Everything, Keys, Visibility, Window
+from sinklab.errors import UnsupportedModelError
+
+__all__ = [
+    "KEYWORDS",
+    "FurtherKeywords",
+    "Keywords",
+    "read_mask",
+    "read_sink_scores",
+    "require_readable",
+    "unknown_keywords",
+]
+
+KEYWORDS: dict[str, str] = {
+    # honoured: they change the mathematics, and sinklab takes them into account
+    "scaling": "honoured",
+    "softcap": "honoured",
+    "position_bias": "honoured",
+    "s_aux": "honoured",
+    "sinks": "honoured",
+    "is_causal": "honoured",
+    "sliding_window": "honoured",
+    "dropout": "honoured",
+    "layer_input": "honoured",
+    # in the mask: their effect has already reached the mask that the function receives
+    "indices": "in the mask",
+    "block_indices": "in the mask",
+    "attention_bias": "in the mask",
+    # irrelevant: they do not change what one call computes
+    "position_ids": "irrelevant",
+    "position_embeddings": "irrelevant",
+    "cache_position": "irrelevant",
+    "past_key_values": "irrelevant",
+    "past_key_value": "irrelevant",
+    "encoder_hidden_states": "irrelevant",
+    "encoder_attention_mask": "irrelevant",
+    "cache": "irrelevant",
+    "use_cache": "irrelevant",
+    "deterministic": "irrelevant",
+    "output_attentions": "irrelevant",
+    "output_hidden_states": "irrelevant",
+    "output_router_logits": "irrelevant",
+    "return_dict": "irrelevant",
+    "return_loss": "irrelevant",
+    "num_items_in_batch": "irrelevant",
+    "logits_to_keep": "irrelevant",
+    "labels": "irrelevant",
+    "token_type_ids": "irrelevant",
+    "mm_token_type_ids": "irrelevant",
+    "interpolate_pos_encoding": "irrelevant",
+    "cu_seq_lens_q": "irrelevant",
+    "cu_seq_lens_k": "irrelevant",
+    "max_length_q": "irrelevant",
+    "max_length_k": "irrelevant",
+    "seq_idx": "irrelevant",
+    "layer_head_mask": "irrelevant",
+    "layer_idx": "irrelevant",
+    "is_first_iteration": "irrelevant",
+}
+"""Keyword arguments of the attention function and what becomes of them; one that is not here is refused, not ignored."""
+
+
+HIDDEN_FROM = -9_000.0
+"""What an additive mask adds to hide a key, or less: the smallest number, -1e9, -10,000 (-9,984 in bfloat16). Beside a key
+without it such a one has weight 0 in every dtype."""
+
+
+class FurtherKeywords(TypedDict, total=False):
+    """Keyword arguments of an attention function that sinklab reads; a model may give any of :data:`KEYWORDS`."""
+
+    softcap: float | None
+    position_bias: Tensor | None
+    s_aux: Tensor | None
+    sinks: Tensor | None
+    is_causal: bool | None
+    sliding_window: int | None
+    position_ids: Tensor | None
+    cache: object
+    output_attentions: bool | None
+
+
+class Keywords(FurtherKeywords, total=False):
+    """The same, with those that an operation of ours names in its signature."""
+
+    scaling: float | None
+    dropout: float
+    layer_input: Tensor | None
+
+
+def unknown_keywords(keywords: Mapping[str, object]) -> list[str]:
+    """Keywords with a value that the table does not know; each may carry mathematics that a measurement would miss."""
+    return [name for name, value in keywords.items() if name not in KEYWORDS and value is not None and value is not False]
+
+
+def require_readable(mask: object, name: str, module: nn.Module) -> None:
+    """Refuse a mask that :func:`read_mask` cannot read.
+
+    Raises:
+        UnsupportedModelError: neither ``None`` nor a tensor of two or four dimensions: FlexAttention's block mask, for one.
+    """
+    if mask is None or (isinstance(mask, Tensor) and mask.ndim in (2, 4)):
+        return
+    raise UnsupportedModelError(
+        f"{name} ({type(module).__name__}) received a mask of type {type(mask).__name__}, which cannot be read; load the model "
+        'with attn_implementation="sdpa" or "eager"'
+    )
+
+
+def read_mask(
+    mask: object,
+    keywords: FurtherKeywords,
+    module: nn.Module,
+    implementation: str,
+    q_len: int,
+    kv_len: int,
+    device: torch.device,
+) -> tuple[Visibility, Tensor | None]:
+    """Rule of visibility and additive scores that a call's mask and keywords stand for.
+
+    Args:
+        mask: as the function received it: boolean or additive 4-D, 2-D padding (flash), or ``None``. What an additive one
+            adds is a bias down to :data:`HIDDEN_FROM`, where it begins to hide.
+        implementation: name of the backend; without a mask ``sdpa`` and ``flash`` follow ``is_causal``, eager sees everything.
+
+    Returns:
+        The rule over tensor indices, and additive scores ``(batch or 1, heads or 1, q_len, kv_len)`` or ``None``.
+
+    Raises:
+        UnsupportedModelError: a mask of a kind that cannot be read (FlexAttention's block mask).
+    """
+    bias: Tensor | None = None
+    rule: Visibility = Everything(device)
+    # Operations registered here follow sdpa, for which "no mask" means "the module says whether it is causal".
+    fused = "sdpa" in implementation or "flash" in implementation or implementation.startswith("sinklab_")
+    if isinstance(mask, Tensor) and mask.ndim == 4:
+        mask = mask[..., :kv_len]
+        if mask.dtype == torch.bool:
+            rule = Dense(mask)
+        else:
+            hidden = _hidden(mask)
+            rule = Dense(~hidden)
+            # Swin and BEiT fold a relative bias into the mask; what is neither 0 nor "hidden" is such a bias.
+            if bool(((mask != 0) & ~hidden).any()):
+                bias = mask.masked_fill(hidden, 0.0)
+    elif mask is None or (isinstance(mask, Tensor) and mask.ndim == 2):
+        if mask is not None:
+            rule = rule & Keys(mask.bool())
+        causal = keywords.get("is_causal")
+        causal = getattr(module, "is_causal", True) if causal is None else causal
+        if fused and causal and q_len > 1:
+            # torch aligns is_causal with the upper left corner, flash kernels with the lower right; square calls agree.
+            rule = rule & Causal(kv_len - q_len if "flash" in implementation else 0, device)
+        window = keywords.get("sliding_window")
+        if "flash" in implementation and window is not None and causal:
+            rule = rule & Window(int(window), kv_len - q_len, device)
+    else:
+        require_readable(mask, "attention", module)
+    position_bias = keywords.get("position_bias")
+    if position_bias is not None:
+        position_bias = position_bias[..., :kv_len]
+        bias = position_bias if bias is None else bias + position_bias
+    return rule, bias
+
+
+def _hidden(mask: Tensor) -> Tensor:
+    """Where an additive mask hides a key and is no bias, boolean in the shape of the mask."""
+    hidden = mask <= HIDDEN_FROM
+    # A bias that falls with the distance (ALiBi) gets that low step by step, over a long text; a mask jumps.
+    return hidden if torch.equal(mask <= HIDDEN_FROM / 2, hidden) else mask <= torch.finfo(mask.dtype).min / 2
+
+
+def read_sink_scores(keywords: FurtherKeywords) -> Tensor | None:
+    """Learned sink logits ``(batch or 1, num_heads, q_len or 1)`` from the forms in which models pass them, or ``None``."""
+    vector = keywords.get("s_aux")
+    if vector is not None:  # gpt-oss, Granite-SWA, MiMo, DeepSeek-V4: one logit a head
+        return vector.detach().reshape(1, -1, 1)
+    full = keywords.get("sinks")
+    return None if full is None else full.detach().squeeze(-1)  # (batch, num_heads, q_len, 1): it depends on the query
