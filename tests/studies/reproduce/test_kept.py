@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 
 import pytest
 from tests.studies.reproduce.made_results import PARTS, write_claim
 
 from sinklab.errors import InputError
-from sinklab.studies.reproduce.kept import deciding_part, hardware_of, read_results, summary_of
+from sinklab.studies.reproduce.kept import clearance, deciding_part, hardware_of, read_results, summary_of
 
 
 def test_newest_first_and_nothing_but_claims(tmp_path):
@@ -33,6 +35,28 @@ def test_the_effect_is_that_of_the_part_that_decides(tmp_path):
         "evidence": "toy", "created": "2026-01-01T00:00:00+00:00", "hardware": "cpu, made up, 2 cores",
     }  # fmt: skip
     assert hardware_of({"environment": {}}) == "unknown hardware"
+
+
+def test_a_claim_that_holds_shows_its_weakest_part(tmp_path):
+    gone, loss = PARTS[:2]
+    clear = write_claim(tmp_path / "tiny" / "one", parts=(loss, gone))
+    assert deciding_part(clear)["says"] == "the sink is gone"
+    narrow = write_claim(tmp_path / "tiny" / "two", parts=(gone, dataclasses.replace(loss, less_than=2.05)))
+    assert narrow["verdict"] == "reproduced"
+    assert deciding_part(narrow)["says"] == "the loss stays"
+    middle, (low, high) = narrow["parts"][1]["mean"], narrow["parts"][1]["interval"]
+    assert clearance(narrow["parts"][1]) == pytest.approx((2.05 - middle) / (high - middle))
+    assert clearance({**narrow["parts"][1], "interval": [middle, middle]}) == math.inf
+    assert clearance({**narrow["parts"][1], "less_than": None}) == pytest.approx((middle - 1) / (middle - low))
+    assert clearance({**narrow["parts"][1], "interval": None}) == 0
+
+
+def test_a_claim_that_fails_shows_the_first_part_that_does(tmp_path):
+    gone, loss = PARTS[:2]
+    parts = (gone, dataclasses.replace(loss, less_than=1.9), dataclasses.replace(gone, less_than=-40))
+    record = write_claim(tmp_path / "tiny" / "one", parts=parts)
+    assert record["verdict"] == "not reproduced"
+    assert deciding_part(record) == record["parts"][1]
 
 
 @pytest.mark.parametrize(

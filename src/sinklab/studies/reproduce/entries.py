@@ -15,7 +15,7 @@ from sinklab.jobs.scale import CHECKPOINT, RECORDED, ROWS
 from sinklab.jobs.verdict import PLAIN, SEEDS
 from sinklab.report.forest import Kind
 from sinklab.results.summaries.claims import ClaimOfModel, ClaimPart, ClaimRecord, Judged
-from sinklab.studies.reproduce.kept import Evidence, StoredClaim, deciding_part, evidence_of
+from sinklab.studies.reproduce.kept import Evidence, StoredClaim, clearance, deciding_part, evidence_of
 from sinklab.studies.reproduce.published import Published, published_effect
 
 __all__ = ["ANSWERS", "SIGNS", "Entry", "Group", "entries_of", "in_group", "in_order"]
@@ -252,17 +252,8 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
     kinds = get_args(Evidence)
 
     def place(entry: Entry) -> tuple[int, bool, float, str]:
-        within = (entry.needed or math.inf) if entry.group == "open" else -_clearance(entry)
+        clear = 0.0 if entry.part is None else clearance(entry.part)
+        within = (entry.needed or math.inf) if entry.group == "open" else -clear
         return -kinds.index(entry.evidence), not entry.own, within, entry.claim
 
     return sorted(entries, key=place)
-
-
-def _clearance(entry: Entry) -> float:
-    """How far the middle lies from the nearest bound, in half widths of the interval: an order among many, no effect size."""
-    part = entry.part
-    if part is None or part["mean"] is None or part["interval"] is None:
-        return 0.0
-    bounds = [bound for bound in (part["more_than"], part["less_than"]) if bound is not None]
-    half = (part["interval"][1] - part["interval"][0]) / 2
-    return min((abs(part["mean"] - bound) for bound in bounds), default=0.0) / half if half else math.inf

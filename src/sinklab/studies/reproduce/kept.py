@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict, cast
@@ -24,6 +25,7 @@ __all__ = [
     "ListedClaim",
     "ModelVerdict",
     "StoredClaim",
+    "clearance",
     "deciding_part",
     "evidence_of",
     "hardware_of",
@@ -145,9 +147,33 @@ class ClaimAnswer(ClaimVerdict):
 
 
 def deciding_part(record: Judged) -> ClaimPart | None:
-    """The part that makes the verdict what it is: the first one that has it; the first of all where none has."""
+    """The part that makes the verdict what it is; the first of all where none has it.
+
+    One part that lies outside, or is open, is enough against a claim: it is the first of these. A claim holds if all parts
+    hold: of one that does it is the part that clears its bound by least, by :func:`clearance`.
+    """
     parts, verdict = record["parts"], PLAIN.get(record["verdict"], record["verdict"])
-    return next((part for part in parts if part["verdict"] == verdict), parts[0] if parts else None)
+    with_it = [part for part in parts if part["verdict"] == verdict] or parts
+    if verdict == "reproduced":
+        return min(with_it, key=clearance, default=None)
+    return with_it[0] if with_it else None
+
+
+def clearance(part: ClaimPart) -> float:
+    """How far the middle lies from the nearest bound, over how far the interval reaches towards it: an order, no effect size.
+
+    Returns:
+        Above 1 where the interval does not reach the bound, infinite where it has no width, 0 where there is none.
+    """
+    middle, interval = part["mean"], part["interval"]
+    if middle is None or interval is None:
+        return 0.0
+    found = []
+    for bound in (part["more_than"], part["less_than"]):
+        if bound is not None:
+            reach = abs(middle - (interval[0] if bound < middle else interval[1]))
+            found.append(abs(middle - bound) / reach if reach else math.inf)
+    return min(found, default=0.0)
 
 
 def summary_of(record: ClaimRecord) -> KeptVerdict:

@@ -76,8 +76,9 @@ def _lists(entries: Sequence[Entry]) -> tuple[VerdictList, ...]:
     return (
         VerdictList(
             "Reproduced",
-            "The interval of every part lies in the claimed region; the first is shown, and how many there are besides. Real "
-            "checkpoints and natural text come first, and then what lies farthest from its bound.",
+            "The interval of every part lies in the claimed region. The part shown is the weakest, whose interval comes "
+            "nearest to its bound, and behind it how many there are besides. Real checkpoints and natural text come first, "
+            "and then what lies farthest from its bound.",
             "seeds",
             tuple(_line(entry) for entry in in_group(entries, "holds")),
         ),
