@@ -97,6 +97,8 @@ def test_json_is_the_summary_and_nothing_else(checkpoint, printed):
         (["--bos", "one,three"], "error: --bos 'three' is none of auto, always, none, one, two"),
         (["--visibility", "gone"], "error: --visibility 'gone' is none of visible, hidden"),
         (["--items", "1"], "error: --items 1 must be 2 or more: an interval needs several texts"),
+        (["--level", "95"], "error: --level 95 must lie between 0 and 1: 0.95 is that of intervals of 95 %"),
+        (["--level", "0"], "error: --level 0 must lie between 0 and 1"),
     ],
 )
 def test_one_line_for_what_cannot_be(checkpoint, arguments, message):

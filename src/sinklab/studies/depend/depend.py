@@ -133,6 +133,8 @@ def depend(
             raise ConfigurationError("name at least one task: sinklab list tasks")
         if items < 2:
             raise ConfigurationError(f"`items` {items} must be 2 or more: an interval needs several texts")
+        if not 0 < level < 1:
+            raise ConfigurationError(f"`level` {level:g} must lie between 0 and 1: 0.95 is that of intervals of 95 %")
         chosen = [task if isinstance(task, str) and task.startswith(HARNESS) else registry.make(task) for task in tasks]
         labels = _labels(chosen)
         loaded = opened(
