@@ -137,6 +137,9 @@ def test_a_run_of_another_kind_shows_its_numbers(tmp_path):
     ("record", "message"),
     [
         ({"kind": "claim", "claim": "x"}, "is a run of claim, which says nothing about one model"),
+        ({"kind": "backcopy"}, "is a run of backcopy, which says nothing about one model"),
+        ({"kind": "retrieval"}, "is a run of retrieval, which says nothing about one model"),
+        ({"kind": "trigger"}, "is a run of trigger, which says nothing about one model"),
         ({"kind": "pretrain", "status": "failed", "name": "tiny"}, "holds a run of pretrain that is failed"),
         ({"kind": "measure"}, "is a run of measure that says nothing about a model as a whole"),
         ({"kind": "cache"}, "summary.json of this run of cache has no comparison of policies"),
