@@ -82,6 +82,12 @@ def test_rows(comparison: dict) -> None:
     assert rows[6][0] == "strided 1+None"  # what its sizes are is for the policy to say
 
 
+def test_rows_of_one_size_with_both_kinds_of_positions_have_names_of_their_own(comparison: dict) -> None:
+    label = "sink_window 1+63, original positions"
+    comparison["policies"].append(entry("sink_window", 1, 63, 64, 2.2, label=label))
+    assert [row[0] for row in policy_rows(comparison) if row[1:3] == ["1", "63"]] == ["sink_window", label]
+
+
 def test_a_loss_without_an_interval(comparison: dict) -> None:
     comparison["policies"] = [entry("full", None, None, None, 4.1, loss_low=None, loss_high=None)]
     assert policy_rows(comparison)[0][3] == "4.100"

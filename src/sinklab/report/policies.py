@@ -29,7 +29,8 @@ __all__ = [
 HEADINGS = ["Policy", "Sinks", "Window", "Loss, nats", "Against window", "Against re-computation", "Tokens/s", "Held"]
 
 _PLAIN = ("full", "window", "sink_window", "recompute")
-"""Policies of which sinks and window say everything; others are shown with all their sizes."""
+"""Policies of which sinks and window say everything, unless their label goes on: ``…, original positions``; others are shown
+with all their sizes."""
 
 _COLOURS = {"sink": "#a8325f", "other": "#a06a10", "rest": "#4a6a86", "audit3": "#5b4aa8"}
 _DASHES = {"sink": "-", "other": ":", "rest": "--", "audit3": "-."}
@@ -46,7 +47,7 @@ def policy_rows(comparison: Comparison) -> list[list[str]]:
         sinks, window = entry.get("num_sinks"), entry.get("window")
         rows.append(
             [
-                entry["policy"] if entry["policy"] in _PLAIN else entry["label"],
+                entry["policy"] if entry["policy"] in _PLAIN and "," not in entry["label"] else entry["label"],
                 number(sinks),
                 number(window),
                 _with_half(entry["loss"], entry["loss_low"], entry["loss_high"]),

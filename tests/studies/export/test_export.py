@@ -267,6 +267,25 @@ def test_what_was_not_measured_says_so(finished):
     assert measured.without == -row["against_window"]["mean"]
 
 
+@pytest.mark.parametrize(("measured", "kind"), [(["original"], "original"), (["original", "in_cache"], "in_cache")])
+def test_the_recommended_policy_has_the_positions_that_were_measured(measured, kind):
+    def row(positions):
+        settings = {"name": "sink_window", "num_sinks": 1, "window": 12, "positions": positions}
+        return {
+            "policy": "sink_window", "label": f"sink_window 1+12, {positions}", "settings": settings, "loss": 2.0,
+            "loss_low": None, "loss_high": None, "against_window": None,
+        }  # fmt: skip
+
+    summary = {
+        "model": "m", "revision": None, "bos": 1, "documents": 2, "tokens": 40, "corpus": "book",
+        "policies": [row(positions) for positions in measured], "recommended": {"num_sinks": 1, "window": 12},
+        "recommendation": "Keep 1 sink.",
+    }  # fmt: skip
+    chosen = plan_of(summary)  # type: ignore[arg-type]
+    assert chosen.policy == policies.make(f"sink_window:num_sinks=1,window=12,positions={kind}")
+    assert chosen.found[0].startswith("Measured: 2.000 nats per token")
+
+
 def test_integers_are_taken_where_they_cost_little():
     def kind(**ends: float) -> str | None:
         entries = [

@@ -211,7 +211,10 @@ def _summary(
     others: dict[str, dict[int | None, Tensor]] = {"full": {}, "recompute": {}}
     for entry, part in zip(measured, scored, strict=True):
         if entry.policy.name in ("window", "sink_window") and entry.budget is not None:
-            by_sinks[entry.budget][_num_sinks(entry.policy) or 0] = part
+            number = _num_sinks(entry.policy) or 0
+            # Of one size with both kinds of positions, the recommendation is about the usual kind.
+            if number not in by_sinks[entry.budget] or entry.policy.positions == "in_cache":
+                by_sinks[entry.budget][number] = part
         if entry.policy.name in others:
             others[entry.policy.name][entry.budget] = part
     entries: list[PolicyEntry] = []

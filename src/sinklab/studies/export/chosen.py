@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.policies.base import Policy, SlotPolicy
+from sinklab.policies.base import Policy, Positions, SlotPolicy
 from sinklab.registry import policies
 from sinklab.results.summaries.cache import Comparison, IntegerChoice, PolicyEntry, QuantizedEntry
 from sinklab.results.summaries.shared import Difference
@@ -70,8 +70,10 @@ def _recommended(summary: Comparison) -> tuple[Policy, PolicyEntry | None]:
     if advised is None:
         raise InputError(f"this comparison recommends no policy, name one with `policy`: {summary['recommendation']}")
     name, size = ("sink_window", dict(advised)) if advised["num_sinks"] else ("window", {"window": advised["window"]})
-    policy: Policy = policies.make({"name": name, **size})
-    return policy, _measured(summary, policy)
+    made: list[Policy] = [policies.make({"name": name, **size, "positions": kind}) for kind in get_args(Positions)]
+    # Of one size with both kinds of positions, the recommendation is about the first kind.
+    entries = ((policy, entry) for policy in made if (entry := _measured(summary, policy)) is not None)
+    return next(entries, (made[0], None))
 
 
 def _named(summary: Comparison, text: str) -> tuple[Policy, PolicyEntry | None]:
