@@ -14,7 +14,7 @@ from sinklab.report.card import Card, CardNumber, front_matter, markdown
 from sinklab.results.run import Run
 from sinklab.results.table import make_table, read_run, write_json
 from sinklab.studies.card.contents import _task
-from sinklab.studies.card.reproduction import public_name
+from sinklab.studies.card.reproduction import public_name, public_spec
 
 CACHE = ["--text", "random_tokens", "--tokens", "80", "--documents", "2", "--window", "16", "--sinks", "0,1", "--seed", "3"]
 AUDIT = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12", "--no-cache"]
@@ -115,6 +115,63 @@ def test_the_command_makes_the_run_again(runs, checkpoint, tmp_path, monkeypatch
     first, second = (read_run(folder, "summary.json") for folder in (runs / kind, tmp_path / "again"))
     assert first.get("loss") == second.get("loss")
     assert [entry["loss"] for entry in first.get("policies", ())] == [entry["loss"] for entry in second.get("policies", ())]
+
+
+def test_the_card_of_depend(checkpoint, tmp_path, monkeypatch):
+    """A row and metrics for each task, on what it was measured, and a line that measures the same without the folders."""
+    book = tmp_path / "book.txt"
+    book.write_text("\n\n".join(f"The house number {number} has a green door." for number in range(400)))
+    tasks = f"long_text:contexts=[1.0,2.0],corpus={book},question_stream"
+    run(
+        "depend",
+        checkpoint,
+        "--task",
+        tasks,
+        "--window",
+        "60",
+        "--policies",
+        "full",
+        "--items",
+        "3",
+        "--out",
+        tmp_path / "first",
+    )
+    text = run("card", tmp_path / "first", "--yaml").stdout
+    first = read_run(tmp_path / "first", "summary.json")
+    results = ModelCard(text).data.eval_results
+    long_text = first["tasks"][0]
+    assert {result.dataset_name for result in results} == {"long_text, question_stream"}
+    assert {result.metric_type for result in results} <= {"sink_dependence", "log_likelihood", "choice"}
+    scores = {entry["policy"]: entry["score"]["mean"] for entry in long_text["policies"]}
+    values = {result.metric_name: result.metric_value for result in results}
+    assert values["long_text under 4+56, nats per token"] == scores["4+56"]
+    assert values["long_text under 0+60, nats per token"] == scores["0+60"]
+    assert f"| long_text | {long_text['verdict']} | {long_text['difference']['mean']:+.3f} " in text
+    assert "3 items of long_text, 3 items of question_stream, one BOS in front, seed 0." in text
+    assert str(tmp_path) not in text
+    words = shlex.split(text.split("```")[1].removeprefix("console\n"))
+    assert words[:3] == ["sinklab", "depend", checkpoint.name]
+    (tmp_path / checkpoint.name).symlink_to(checkpoint)
+    monkeypatch.chdir(tmp_path)
+    run(*words[1:], "--out", tmp_path / "again")
+    assert read_run(tmp_path / "again", "summary.json") == {**first, "model": checkpoint.name}
+
+
+@pytest.mark.parametrize(
+    ("spec", "public"),
+    [
+        (
+            "long_text:contexts=[1.0,2.0],corpus=/home/me/book.txt,scored=8",
+            "long_text:contexts=[1.0,2.0],corpus=book.txt,scored=8",
+        ),
+        ("lm_eval:/home/me/tasks:mine", "lm_eval:tasks:mine"),
+        ("needle:corpus=org/texts", "needle:corpus=org/texts"),
+        ("/home/me/book.txt", "book.txt"),
+        ("sink_window", "sink_window"),
+    ],
+)
+def test_specs_keep_all_but_the_folders(spec, public):
+    assert public_spec(spec) == public
 
 
 def test_json_has_all_of_it(runs):

@@ -15,8 +15,8 @@ __all__ = ["card"]
 def card(run: Path, *, yaml: bool = False) -> Listing:
     """Print the section for a model's card: what a run found, with its numbers, conditions and limits, and how to repeat it.
 
-    Works on runs of audit, cache, causes and pretrain, and on every other run that has a finding or numbers of the whole
-    model. No model is opened, and nothing is measured.
+    Works on runs of audit, cache, causes, depend and pretrain, and on every other run that has a finding or numbers of the
+    whole model. No model is opened, and nothing is measured.
 
     Args:
         run: Output directory of a finished run.

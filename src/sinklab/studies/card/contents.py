@@ -14,7 +14,8 @@ from sinklab.report.runs import IndexedRun, index_run
 from sinklab.report.words import condition_name, is_number, loss_unit, number, percent, unit_of
 from sinklab.results.summaries.cache import Comparison
 from sinklab.results.table import read_run
-from sinklab.studies.card.reproduction import command_of, public_name
+from sinklab.studies.card.reproduction import command_of, public_name, public_spec
+from sinklab.studies.depend.words import bos_name, index_text
 
 __all__ = ["card_of"]
 
@@ -138,6 +139,30 @@ def _causes(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
     return ["label", "heads", "layer.head"], rows, limits, numbers
 
 
+def _depend(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
+    rows, numbers, items = [], [], []
+    for outcome in summary["tasks"]:
+        task, unit, pair = public_spec(outcome["task"]), outcome["unit"], (outcome["with_sinks"], outcome["without"])
+        mean, low, high = (f"{outcome['difference'][end]:+.3f}" for end in ("mean", "low", "high"))
+        difference = f"{mean} [{low}, {high}]{'' if unit == 'fraction' else f' {unit}'}"
+        rows.append([task, outcome["verdict"], difference, index_text(outcome["dependence"])])
+        items.append(f"{number(outcome['items'])} items of {task}")
+        if "mean" in outcome["dependence"]:
+            title = f"{task}: index of dependence, {pair[0]} against {pair[1]}"
+            numbers.append(CardNumber("sink_dependence", title, float(outcome["dependence"]["mean"]), "ratio"))
+        numbers += [
+            CardNumber(outcome["metric"], f"{task} under {entry['policy']}", float(entry["score"]["mean"]), unit)
+            for entry in outcome["policies"]
+            if entry["policy"] in pair
+        ]
+    limits = [
+        f"{', '.join(items)}, {bos_name(summary['bos'])} in front, seed {record['config'].get('seed')}. The difference is that "
+        f"of {pair[0]} (first tokens + window) less {pair[1]}, which hold as many tokens; intervals over items, "
+        f"{100 * summary['level']:.4g} %."
+    ]
+    return ["task", "depends on the sink", "difference", "index of dependence"], rows, limits, numbers
+
+
 def _pretrain(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
     result, resolved = record.get("result") or {}, record.get("resolved") or {}
     rows, numbers = [], []
@@ -184,7 +209,7 @@ def _other(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
 
 
 KINDS: dict[str, Callable[[Summary, Summary, IndexedRun], Filled]] = {
-    "audit": _audit, "cache": _cache, "causes": _causes, "pretrain": _pretrain, "quantize": _quantize,
+    "audit": _audit, "cache": _cache, "causes": _causes, "depend": _depend, "pretrain": _pretrain, "quantize": _quantize,
 }  # fmt: skip
 """Command to what a card says of its runs."""
 
@@ -213,8 +238,9 @@ def _corpus(record: Summary) -> str:
     named = next((place["name"] for place in places if isinstance(place, dict) and place.get("name")), None)
     config = record.get("config")
     data = config.get("data") if isinstance(config, dict) else None
-    domains = record.get("domains")
+    domains, tasks = record.get("domains"), record.get("tasks")
     listed = ", ".join(str(one.get("domain")) for one in domains) if isinstance(domains, list) else ""
+    listed = listed or (", ".join(dict.fromkeys(str(one.get("name")) for one in tasks)) if isinstance(tasks, list) else "")
     return str(named or (data.get("corpus") if isinstance(data, dict) else None) or listed)
 
 

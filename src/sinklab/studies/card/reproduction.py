@@ -8,12 +8,13 @@ import re
 import shlex
 from collections.abc import Mapping
 
-__all__ = ["command_of", "public_name"]
+__all__ = ["command_of", "public_name", "public_spec"]
 
 FUNCTIONS = {
     "audit": "sinklab.studies.audit.audit:audit",
     "cache": "sinklab.studies.cache.cache:compare_policies",
     "causes": "sinklab.studies.causes.causes:find_causes",
+    "depend": "sinklab.studies.depend.depend:depend",
     "measure": "sinklab.studies.measure.measure:measure",
     "origin": "sinklab.studies.origin.origin:find_origin",
     "quantize": "sinklab.studies.quantize.quantize:quantize",
@@ -42,6 +43,9 @@ def command_of(record: Mapping[str, object], summary: Mapping[str, object], mode
     for old, new in ELSEWHERE.get(kind, {}).items():
         given[new] = given.pop(old, None)
     given |= {"domains": summary.get("domains")} if kind == "causes" else {}
+    specs = [*given.get("tasks", [None]), *(given.get("policies") or [])]
+    if kind == "depend" and not all(isinstance(spec, str) for spec in specs):  # objects of Python have no line
+        return ""
     if record.get("dtype") not in (None, "float32"):
         given["dtype"] = record["dtype"]
     revision = summary.get("revision")
@@ -64,8 +68,16 @@ def _option(name: str, value: object) -> list[str]:
     option = name.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{option}" if value else f"--no-{option}"]
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return [f"--{option}={','.join(public_spec(str(one)) for one in value)}"]
+    text = str(value)
     return [f"--{option}={public_name(text)}" if "/" in text else f"--{option}={text}"]
+
+
+def public_spec(text: str) -> str:
+    """A name with settings, ``needle:corpus=/home/me/book.txt``, without the folders of the machine in them."""
+    name, colon, settings = text.partition(":")
+    return public_name(name) + colon + re.sub(r"[^,:=\[\]]*/[^,:=\[\]]*", lambda match: public_name(match[0]), settings)
 
 
 def public_name(name: str) -> str:

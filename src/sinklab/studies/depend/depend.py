@@ -205,7 +205,11 @@ def depend(
             display=display,
             files=write_files,
             loaded=loaded,
-            config={"window": contenders.budget},
+            config={
+                "window": contenders.budget,
+                "tasks": [task if isinstance(task, str) else registry.settings(task) for task in tasks],
+                "policies": policies and [one if isinstance(one, str) else policy_registry.settings(one) for one in policies],
+            },
             model={"name": loaded.name, "revision": loaded.revision, "operation": loaded.operation},
             policies={name: policy_registry.settings(policy) for name, policy in contenders.policies.items()},
             tasks=records,
