@@ -8,6 +8,7 @@ import pytest
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import mean_over_items
 from sinklab.studies.depend.judge import effective_length, judge, useful_context
+from sinklab.studies.depend.outcome import Measured
 
 RULES = {"minimal_effect": 0.05, "chance": 0.1, "scale": 1.0}
 
@@ -131,3 +132,13 @@ class TestLengths:
         helps = [(8, spread(-3.0)), (16, spread(-2.5)), (32, spread(-2.2)), (64, spread(-2.199)), (128, spread(-1.0))]
         assert useful_context(helps) == 32
         assert useful_context([(8, spread(-3.0)), (16, spread(-4.0))]) == 8
+
+
+@pytest.mark.parametrize(("share", "low", "high"), [(0.0, 0.0, 0.75), (0.5, 0.0, 1.0), (1.0, 0.25, 1.0)])
+def test_the_interval_of_a_share_stays_within_shares(share, low, high):
+    """The rule of three reaches 3 / n to both sides, and nothing is known below 0 and above 1."""
+    shares = Measured({}, {}, chance=0.1, minimal_effect=0.05, scale=1.0, level=0.95)
+    interval = shares.score(np.full(4, share))
+    assert (interval.mean, interval.low, interval.high) == (share, low, high)
+    losses = Measured({}, {}, chance=None, minimal_effect=0.05, scale=None, level=0.95)
+    assert losses.score(np.array([-3.0, -2.0, -1.0, -2.5])).low < 0.0

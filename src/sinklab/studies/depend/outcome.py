@@ -48,6 +48,13 @@ class Measured:
         """Of the mean."""
         return mean_over_items(values, level=self.level, scale=self.scale)
 
+    def score(self, values: np.ndarray) -> Interval:
+        """Of a mean score; one in a fixed range is that of a share, and so is its interval."""
+        interval = self.interval(values)
+        if self.scale is None:
+            return interval
+        return Interval(interval.mean, max(0.0, interval.low), min(self.scale, interval.high))
+
     def dependence(self, visible: np.ndarray, hidden: np.ndarray, floor: np.ndarray) -> Dependence:
         """See :func:`~sinklab.studies.depend.dependence.measure_dependence`."""
         return measure_dependence(visible, hidden, floor, chance=self.chance, scale=self.scale, level=self.level)
@@ -86,7 +93,7 @@ def outcome(
         shown.append(
             {
                 "policy": name,
-                "score": measured.interval(scores).to_dict(),
+                "score": measured.score(scores).to_dict(),
                 "difference": None if name == contenders.without else measured.interval(scores - without).to_dict(),
                 "effective_length": lengths.get(name),
                 "means": dict(means.get(name, {})),
@@ -109,8 +116,7 @@ def outcome(
         "dependence_sentence": dependence_sentence(facts["task"], measured.chance, dependence),
         "policies": shown,
         "curves": {
-            name: [{"at": at, **measured.interval(numbers).to_dict()} for at, numbers in curve]
-            for name, curve in curves.items()
+            name: [{"at": at, **measured.score(numbers).to_dict()} for at, numbers in curve] for name, curve in curves.items()
         },
         "grid": _grid(measured, plan, judged, floor) if plan.grid else [],
     }
@@ -150,7 +156,7 @@ def _side(measured: Measured, cell: Cell | None, reference: np.ndarray, floor: n
     lost = measured.dependence(reference, values, floor)
     if values is reference and lost.index is not None:
         lost = Dependence(Interval(0.0, 0.0, 0.0))  # it is one reading, not two that agree
-    return {"read": cell.condition.label, "score": measured.interval(values).to_dict(), "lost": _entry(lost)}
+    return {"read": cell.condition.label, "score": measured.score(values).to_dict(), "lost": _entry(lost)}
 
 
 def _entry(dependence: Dependence) -> dict[str, Any]:
