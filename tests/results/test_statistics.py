@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.intervals import Interval, least_count_above, mean_over_items, means_over_items
+from sinklab.results.intervals import Interval, function_over_items, least_count_above, mean_over_items, means_over_items
 from sinklab.results.statistics import CHANCE, fewest, mean_interval, shortfall
 
 
@@ -68,9 +68,39 @@ def test_many_means_are_those_of_each():
         assert list(found[number].to_dict().values()) == pytest.approx(list(mean_over_items(values[number]).to_dict().values()))
 
 
-def test_two_items_are_an_interval_and_one_is_none():
-    found = mean_over_items([1.0, 3.0])
-    assert (found.mean, found.low, found.high) == (2.0, 1.0, 3.0)
+@pytest.mark.parametrize("items", [2, 3, 4])
+def test_intervals_over_very_few_items_are_those_of_student(items):
+    """No resample is below the least item, where an interval of so few has to reach: of two items, 12.7 times the error."""
+    values = np.array([[1.0, 3.0, -2.0, 0.5], [2.0, 2.5, 2.25, 4.0]])[:, :items]
+    for row, found in zip(values, means_over_items(values), strict=True):
+        expected = mean_interval(list(row))
+        assert found.mean == pytest.approx(expected[0])
+        assert (found.low, found.high) == pytest.approx((expected[0] - expected[1], expected[0] + expected[1]))
+    of_one = function_over_items(values, lambda means: means[0])
+    assert list(of_one.to_dict().values()) == pytest.approx(list(mean_over_items(values[0]).to_dict().values()))
+
+
+@pytest.mark.parametrize("items", [2, 3, 4, 5, 6])
+def test_intervals_over_few_items_hold_their_level(items):
+    """Of normal items: without Student's t, two were held in 57 % and three in 71 % of the cases."""
+    draws = np.random.default_rng(0).normal(size=(1000, items))
+    held = np.mean([found.low <= 0 <= found.high for found in means_over_items(draws)])
+    assert held > 0.89
+    ratios = np.random.default_rng(1).normal([[[1.0], [2.0]]], 0.1, size=(300, 2, items))
+    found = [function_over_items(pair, lambda means: means[0] / means[1]) for pair in ratios]
+    assert np.mean([one.low <= 0.5 <= one.high for one in found]) > 0.88
+
+
+def test_the_ratio_of_three_items_by_hand():
+    """Leaving one out gives 5/8, 4/7 and 3/7; the sum of their squared distances, times two thirds, is the variance."""
+    found = function_over_items(np.array([[1.0, 2.0, 3.0], [3.0, 4.0, 4.0]]), lambda means: means[0] / means[1])
+    left_out = np.array([5 / 8, 4 / 7, 3 / 7])
+    half = 4.302653 * math.sqrt(2 / 3 * ((left_out - left_out.mean()) ** 2).sum())
+    assert found.mean == pytest.approx(6 / 11)
+    assert (found.low, found.high) == pytest.approx((6 / 11 - half, 6 / 11 + half), rel=1e-6)
+
+
+def test_one_item_is_no_interval():
     with pytest.raises(ConfigurationError, match=r"^an interval needs two items or more, got 1; take more of them$"):
         mean_over_items([1.0])
 

@@ -116,7 +116,7 @@ class TestVerdicts:
     def test_an_untrained_model_is_at_chance(self, loaded):
         outcome = depend(loaded, ["passkey"], **{**QUICK, "window": 100}).summary["tasks"][0]
         assert outcome["verdict"] == "undecided"
-        assert "at chance" in outcome["reason"]
+        assert "not shown to be above chance" in outcome["reason"]
         assert {row["effective_length"] for row in outcome["policies"]} == {None}
 
     def test_lookup_counts_only_what_both_hold(self, loaded, induction):

@@ -68,19 +68,22 @@ class TestJudge:
         """Two policies that both guess differ by nothing, which says nothing."""
         found = judge(spread(0.1), spread(0.1), spread(0.1), **RULES)
         assert found.verdict == "undecided"
-        assert found.reason == "the model is at chance with sinks and without: at best 0.1, and 0.1 needs no model"
+        assert (
+            found.reason
+            == "the model is not shown to be above chance, with sinks or without: 0.1 at best, and 0.1 needs no model"
+        )
 
     def test_a_score_without_context_is_not_no(self):
         found = judge(spread(0.8), spread(0.8), spread(0.8), **RULES)
         assert (found.verdict, found.reason) == ("undecided", "the score is no better than with next to nothing in the cache")
 
     def test_too_few_items_are_undecided(self):
-        values = np.array([0.9, 0.3, 0.8, 0.4])
-        found = judge(values, values[::-1], np.full(4, 0.0), **RULES)
-        assert (found.verdict, found.reason) == (
-            "undecided",
-            "the interval of the difference reaches across 0.05 or -0.05",
-        )
+        values = np.array([0.9, 0.3, 0.8, 0.4, 0.7, 0.5])
+        found = judge(values, values[::-1], np.full(6, 0.0), **RULES)
+        assert (found.verdict, found.reason) == ("undecided", "the interval of the difference reaches across 0.05 or -0.05")
+        found = judge(values[:2], np.zeros(2), np.zeros(2), **RULES)  # of two items the interval is wide, whatever they are
+        expected = "the model is not shown to be above chance, with sinks or without: 0.6 at best, and 0.1 needs no model"
+        assert (found.verdict, found.reason) == ("undecided", expected)
 
     def test_sinks_that_cost_are_said_to(self):
         found = judge(spread(0.5), spread(0.8), spread(0.1), **RULES)

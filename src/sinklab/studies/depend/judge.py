@@ -61,7 +61,8 @@ def judge(
     # Two policies are looked at, so each interval leaves out half as much.
     best = max((mean_over_items(values, level=(1 + level) / 2, scale=scale) for values in (with_sinks, without)), key=_mean)
     if chance is not None and best.low <= chance:
-        reason = f"the model is at chance with sinks and without: at best {best.mean:.3g}, and {chance:g} needs no model"
+        at_best = f"{best.mean:.3g} at best, and {chance:g} needs no model"
+        reason = f"the model is not shown to be above chance, with sinks or without: {at_best}"
         return Judgement("undecided", difference, reason)
     if -minimal_effect <= difference.low and difference.high <= minimal_effect:
         use = max((mean_over_items(values - floor, level=level, scale=scale) for values in (with_sinks, without)), key=_mean)
