@@ -291,6 +291,21 @@ class Aside(nn.Module):
         return outputs
 
 
+@pytest.mark.parametrize(
+    ("layer", "reason"), [(0, REPLAYED), (1, "the model does not run with layers left out: KeyError: 'full_")]
+)
+def test_a_layer_that_takes_the_keys_of_one_that_is_left_out(layer, reason):
+    """The last layer of this Gemma 4 takes keys and values from the first one."""
+    types = {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "num_kv_shared_layers": 1}
+    inputs = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 40}
+    config = transformers.Gemma4TextConfig(**SHAPE, **types, **inputs, num_key_value_heads=2, head_dim=8, global_head_dim=8)
+    model, samples = of_config(config), texts()
+    variants, heads = usual(samples)[:3], heads_of([layer], 2)
+    found = measure_effects(model, samples, NextToken(), variants, heads)
+    assert next(iter(found.record.values())).startswith(reason)
+    assert_equal(found, one_by_one(model, samples, NextToken(), variants, heads))
+
+
 def test_a_replay_that_is_wrong_is_refused_and_said():
     model, samples = Aside(sinklm()).eval(), texts()
     variants, heads = usual(samples)[:2], heads_of([1], 2)

@@ -290,7 +290,7 @@ def _trial(plan: _Plan, recording: Recording, expected: Tensor, name: str) -> st
             plan.replay.maps[name] = way
         try:
             replayed = plan.outputs(plan.replay.run(recording, name, edits), recording)
-        except (RuntimeError, TypeError, ValueError, MeasurementError) as error:
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, MeasurementError) as error:
             reason = f"the model does not run with layers left out: {type(error).__name__}: {error}"
             continue
         logits = plan.replay.logit_map()
