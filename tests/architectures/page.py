@@ -96,6 +96,10 @@ CLOSING = """## Refused at run time
 | gradient checkpointing with gradients | every call would be counted twice | `torch.no_grad()`, or switch it off |
 | an unknown keyword of the attention function | it may carry mathematics | report the model |
 
+Models with several residual streams (Gemma 3n, DeepSeek-V4, GLM-5 Next, HY-V4) are measured: a hidden state is all streams of a token, one
+beside the other, so that its norm is that of all of them and a channel is stream × width + channel. `head_output` has no `relative_norm`
+there, edits of hidden states are refused, and `origin` cannot follow them.
+
 Sparse models that choose their keys (DeepSeek-V3.2) branch on the literal names `eager` and `sdpa`. A session leaves
 these names in place, so the model attends to its chosen keys and nothing else, and the weights that are measured are
 zero everywhere else.

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sinklab.attention.call import Part
@@ -58,6 +58,7 @@ class Anatomy:
         depth: how many layers the configuration counts, each run of one that runs several times (ALBERT); 0 where it does not
             say.
         shares_layers: whether some layers run several times in one forward, so that there are fewer of them than it counts.
+        streams: how many residual streams a hidden state has, 1 in most models (see :meth:`hidden_states`).
         encoder: of an encoder–decoder, the module that reads the source, and its qualified name; else ``None`` and nothing.
     """
 
@@ -74,6 +75,22 @@ class Anatomy:
         config = getattr(self.models[0], "config", None)
         self.depth = (getattr(config, "num_hidden_layers", None) or 0) * (getattr(config, "inner_group_num", None) or 1)
         self.shares_layers = 0 < len(self.layers) < self.depth
+        text = config.get_text_config() if isinstance(config, PreTrainedConfig) else None
+        self._leading_streams = int(getattr(text, "altup_num_inputs", None) or 1)
+        self.streams = max(self._leading_streams, int(getattr(text, "hc_mult", None) or 1))
+
+    def hidden_states(self, output: object) -> Tensor | None:
+        """Hidden states ``(batch, seq_len, hidden_size)`` that a module gives, first or alone; ``None`` where it gives none.
+
+        Several residual streams are one beside the other, ``(batch, seq_len, streams * hidden_size)``. Gemma 3n has them in its
+        first axis, models with hyper-connections (DeepSeek V4, GLM-5 Next, HY V4) in the last but one.
+        """
+        hidden = output[0] if isinstance(output, (tuple, list)) else output
+        if not isinstance(hidden, Tensor):
+            return None
+        if hidden.ndim == 4 and 1 < self.streams == hidden.shape[0 if self._leading_streams > 1 else 2]:
+            hidden = (hidden.permute(1, 2, 0, 3) if self._leading_streams > 1 else hidden).flatten(2)
+        return hidden if hidden.ndim == 3 else None
 
     def part(self, name: str, cross: bool = False) -> Part:
         """Which part of an encoder–decoder a module or layer belongs to; empty in other models."""

@@ -91,7 +91,8 @@ class AttentionCall:
             ``input_ids``; in cross-attention those of the source that its encoder was given in the same forward; -1 where it
             is not known (padding, cached before the session). ``None`` elsewhere.
         cached_keys: how many of the keys were there before this call; 0 for a fresh sequence.
-        residual: hidden states that entered the enclosing layer ``(batch, q_len, hidden_size)``; only when a probe needs them.
+        residual: hidden states that entered the enclosing layer ``(batch, q_len, hidden_size)``; only when a probe needs them,
+            and not of several residual streams.
         projection: weight of the output projection ``(hidden_size, num_heads * value_dim)``; only when a probe needs it.
         heads: numbers that its heads have in the module, where it was cut down to some; ``None`` for all of them in order.
         has_scores: whether :meth:`scores` are scores; false where only weights are known (:mod:`sinklab.attention.given`).
@@ -286,7 +287,7 @@ class LayerOutput:
     Attributes:
         site: the module whose output it is; layer ``-1`` is what enters the first layer (the embeddings).
         kind: ``"layer"`` for the output of a whole layer, ``"attention"`` for the output of an attention module.
-        hidden_states: ``(batch, seq_len, hidden_size)``.
+        hidden_states: ``(batch, seq_len, hidden_size)``; of a model with several residual streams one beside the other.
         positions, documents: int64 ``(batch, seq_len)``, as in :class:`AttentionCall`; -1 marks padding.
     """
 

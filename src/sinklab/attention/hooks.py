@@ -263,6 +263,10 @@ class ModelHooks:
     def _edited_hidden(self, site: Site, output: object) -> Tensor | None:
         if not self.editing.edits_layer(site.layer):
             return None
+        if self.anatomy.streams > 1:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} has {self.anatomy.streams} residual streams; what edits hidden states knows one"
+            )
         hidden = output[0] if isinstance(output, (tuple, list)) else output
         if isinstance(hidden, Tensor) and hidden.requires_grad:
             raise SessionError(
@@ -281,7 +285,8 @@ class ModelHooks:
         def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] = NO_KWARGS) -> None:
             hidden = args[0] if args else kwargs.get("hidden_states")
             if self.active() and isinstance(hidden, Tensor):
-                self.now.residuals[name] = hidden.detach()
+                if self.anatomy.streams == 1:  # of several streams a head's output is added to a mixture, which nobody sees
+                    self.now.residuals[name] = hidden.detach()
                 if index == 0 and self.now.layer_runs[name] <= 1:
                     self.now.embeddings = hidden.detach()
 
@@ -301,8 +306,8 @@ class ModelHooks:
         return hook
 
     def _layer_output(self, kind: str, site: Site, output: object) -> LayerOutput:
-        hidden = output[0] if isinstance(output, (tuple, list)) else output
-        if not isinstance(hidden, Tensor) or hidden.ndim != 3:
+        hidden = self.anatomy.hidden_states(output)
+        if hidden is None:
             raise UnsupportedModelError(
                 f"{site.module} gives no hidden states of shape (batch, seq_len, hidden_size); leave the "
                 "probe or intervention out that asks for them"
