@@ -7,7 +7,7 @@ import pytest
 from sinklab.attention.session import attend
 
 from .harness import STEPS, Recorder, decode, every_backend, every_decoding_backend, forward
-from .zoo import MEASURED, ZOO, Entry, batch_of, model_of
+from .zoo import MEASURED, ZOO, Entry, batch_of, build, grouped, model_of
 
 NAMES = {
     "llama": {"model.layers.0.self_attn": 1, "model.layers.1.self_attn": 1},
@@ -137,3 +137,13 @@ def test_attention_beside_the_seam_is_listed(entry: Entry) -> None:
         forward(model_of(entry.id), batch_of(entry))
     # SigLIP pools its patches with torch's own MultiheadAttention, which no table reaches.
     assert session.off_seam == (["vision_model.head.attention"] if entry.id == "siglip" else [])
+
+
+def test_linear_attention_is_listed() -> None:
+    config = grouped(head_dim=8, num_local_experts=2, layer_types=["full_attention", "linear_attention"])
+    entry = Entry(id="minimax", kind="decoder", model="MiniMaxForCausalLM", config=config, calls=1)
+    model = build(entry)
+    with attend(model, probes=[], verify=True) as session:
+        forward(model, batch_of(entry))
+    assert dict(session.calls) == {"model.layers.0.self_attn": 1}
+    assert session.off_seam == ["model.layers.1.self_attn"]

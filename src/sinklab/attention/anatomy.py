@@ -40,6 +40,8 @@ INPUT_NAMES = re.compile(
     re.IGNORECASE,
 )
 """Linear children that read the hidden state or positions, not the heads, whatever their width."""
+QUERY_MAPS = re.compile(r"(^|_)w?q[kv]{0,2}($|_)|query", re.IGNORECASE)
+"""Those of them that give queries, which recurrences (RWKV) have not."""
 CROSS = re.compile(r"EncDecAttention|cross_?attn|cross_?attention|encoder_attn", re.IGNORECASE)
 
 
@@ -187,7 +189,7 @@ def off_seam_modules(model: nn.Module) -> list[str]:
     """Qualified names of attention modules that compute attention in their own code, out of reach of the table."""
     modules = dict(model.named_modules())
     own = [name for name, module in modules.items() if "attention" in type(module).__name__.lower()]
-    own = [name for name in own if not _uses_table(type(modules[name])) and _has_own_attention(type(modules[name]))]
+    own = [name for name in own if not _uses_table(type(modules[name])) and _has_own_attention(modules[name])]
     on_seam = {name for name, module in modules.items() if _uses_table(type(module))} if own else set()
     names = [name for name in own if not any(other.startswith(f"{name}.") or name.startswith(f"{other}.") for other in on_seam)]
     # An outer module that only delegates to an inner one of the same kind is not a second attention.
@@ -198,8 +200,11 @@ def _uses_table(cls: type) -> bool:
     return "ALL_ATTENTION_FUNCTIONS" in _source(cls.forward) if hasattr(cls, "forward") else False
 
 
-def _has_own_attention(cls: type) -> bool:
-    return bool(re.search(r"[sS]oftmax|scaled_dot_product_attention|baddbmm|torch\.bmm|einsum", _source(cls)))
+def _has_own_attention(module: nn.Module) -> bool:
+    # What linear attention (MiniMax, Kimi) and kernels of their own (WavLM, MRA, YOSO) compute has no name in common.
+    cls: type = type(module)
+    maps = any(isinstance(child, nn.Linear) and QUERY_MAPS.search(name) for name, child in module.named_children())
+    return maps or bool(re.search(r"[sS]oftmax|scaled_dot_product_attention|baddbmm|torch\.bmm|einsum", _source(cls)))
 
 
 @functools.cache
