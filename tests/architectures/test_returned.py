@@ -27,7 +27,7 @@ from sinklab.results.table import read_table
 from sinklab.studies.measure.probing import check_identity, run_probes
 
 from .harness import Recorder, assert_identical, decode, forward, tensors
-from .zoo import OFF_SEAM, SECOND_TIER, ZOO, Entry, batch_of, build, model_of
+from .zoo import OFF_SEAM, SECOND_TIER, ZOO, Entry, batch_of, build, model_of, shape
 
 AT = ["probe", "metric", "layer", "head", "key_position", "count"]
 every_family = pytest.mark.parametrize("entry", SECOND_TIER, ids=lambda entry: entry.id)
@@ -125,6 +125,39 @@ def test_longformer_and_falcon_on_sdpa_are_refused():
     ):
         with pytest.raises(UnsupportedModelError, match=reason), attend_returned(model_of(family, backend)):
             pass
+
+
+WAVES = {
+    "conv_dim": [16, 16],
+    "conv_kernel": [8, 4],
+    "conv_stride": [8, 4],
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "feat_extract_norm": "layer",
+}
+
+
+@pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")
+def test_wavlm_returns_the_mean_of_its_heads_and_is_refused():
+    entry = Entry(id="wavlm", kind="audio", model="WavLMModel", config=shape(**WAVES), calls=0, inputs="waveform")
+    model = build(entry)
+    assert uses_returned(model)
+    message = r"layers\.0\.attention \(WavLMAttention\) returns the same weights for all of its 4 heads"
+    with pytest.raises(UnsupportedModelError, match=message), attend_returned(model):
+        forward(model, batch_of(entry))
+
+
+def test_padding_that_is_given_by_points_of_a_wave_is_refused():
+    config = shape(squeeze_factor=2, position_buckets=8, **WAVES)
+    entry = Entry(id="sew-d", kind="audio", model="SEWDModel", config=config, calls=0, inputs="waveform")
+    model = build(entry)
+    with attend_returned(model, [SinkRate()]) as session:
+        forward(model, batch_of(entry))
+    assert session.checks["rows_verified"] == 2 * 2 * 4 * 5  # layers, samples, heads, and frames: two of 32 points squeezed
+    message = r"SEWDModel was given an attention mask of shape \(2, 320\) and returns weights over 5 keys, of which it is not"
+    with pytest.raises(UnsupportedModelError, match=message), attend_returned(model):
+        forward(model, batch_of(entry, padded=True))
 
 
 def test_what_falcon_computes_on_sdpa_would_be_found_out(monkeypatch):

@@ -228,8 +228,18 @@ class ReturnedSession(Session):
                 f"{name} ({type(self._anatomy.attention[name]).__name__}) returns weights of shape {tuple(given.shape)} "
                 f"for {of}; expected (batch, heads, queries, keys) over all keys ({now.cached} cached). It cannot be measured"
             )
-        batch, _, q_len, kv_len = given.shape
+        batch, heads, q_len, kv_len = given.shape
+        if heads > 1 and kv_len > 1 and bool((given == given[:, :1]).all()):
+            raise UnsupportedModelError(
+                f"{name} ({type(self._anatomy.attention[name]).__name__}) returns the same weights for all of its {heads} "
+                "heads, as WavLM does, which returns their mean; what one head does cannot be measured"
+            )
         mask = next((mask for mask in reversed(now.token_masks) if tuple(mask.shape) == (batch, kv_len)), None)
+        if mask is None and not all(bool(other.all()) for other in now.token_masks):
+            raise UnsupportedModelError(
+                f"{self._name} was given an attention mask of shape {tuple(now.token_masks[-1].shape)} and returns weights "
+                f"over {kv_len} keys, of which it is not known which are padding; give it samples of one length, not padded"
+            )
         keys = Positions.plain(batch, kv_len, given.device)
         if mask is not None:
             keys = Positions.counted(mask, 0, kv_len, given.device)
