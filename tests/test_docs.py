@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import math
 import re
@@ -19,6 +20,7 @@ from tests.command_line import CliRunner
 from tests.conftest import TINY
 
 from sinklab.cli.app import app, make_app
+from sinklab.cli.commands import find_commands
 from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
@@ -370,8 +372,21 @@ def test_summary_keys_are_documented(checkpoint, tmp_path):
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     documented = {key for row in rows for key in re.findall(r"`([a-z0-9_]+)`", row)}
     assert documented == set(json.loads((out / "summary.json").read_text()))
-    files = text.split("## table.parquet")[0]
-    assert {path.name for path in out.iterdir()} == set(re.findall(r"^\| `([a-z.]+)` \|", files, flags=re.MULTILINE))
+    assert {path.name for path in out.iterdir()} == set(_first_column(text, "| file | what it is |"))
+
+
+def test_files_are_listed_for_every_command_that_leaves_some():
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    listed = _first_column(text, "| command | what else its output directory holds |")
+    one_thing = {"compare", "export", "index", "plot"}  # a page, a picture, files for somebody else: no run
+    with_out = {name for name, place in find_commands().items() if "out" in inspect.signature(place.load()).parameters}
+    assert sorted(listed) == sorted(with_out - one_thing)
+
+
+def _first_column(text: str, heading: str) -> list[str]:
+    """Names in backquotes in the first column of the table below a heading."""
+    rows = text.split(heading)[1].split("\n\n")[0].splitlines()[2:]
+    return [name for row in rows for name in re.findall(r"`([a-z.]+)`", row.split("|")[1])]
 
 
 def test_no_file_names_a_place_on_somebodys_machine():

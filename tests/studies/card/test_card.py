@@ -161,12 +161,12 @@ def test_the_card_of_depend(checkpoint, tmp_path, monkeypatch):
     ("spec", "public"),
     [
         (
-            "long_text:contexts=[1.0,2.0],corpus=/home/me/book.txt,scored=8",
+            "long_text:contexts=[1.0,2.0],corpus=/data/me/book.txt,scored=8",
             "long_text:contexts=[1.0,2.0],corpus=book.txt,scored=8",
         ),
-        ("lm_eval:/home/me/tasks:mine", "lm_eval:tasks:mine"),
+        ("lm_eval:/data/me/tasks:mine", "lm_eval:tasks:mine"),
         ("needle:corpus=org/texts", "needle:corpus=org/texts"),
-        ("/home/me/book.txt", "book.txt"),
+        ("/data/me/book.txt", "book.txt"),
         ("sink_window", "sink_window"),
     ],
 )

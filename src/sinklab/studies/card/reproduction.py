@@ -75,7 +75,7 @@ def _option(name: str, value: object) -> list[str]:
 
 
 def public_spec(text: str) -> str:
-    """A name with settings, ``needle:corpus=/home/me/book.txt``, without the folders of the machine in them."""
+    """A name with settings, ``needle:corpus=/data/me/book.txt``, without the folders of the machine in them."""
     name, colon, settings = text.partition(":")
     return public_name(name) + colon + re.sub(r"[^,:=\[\]]*/[^,:=\[\]]*", lambda match: public_name(match[0]), settings)
 
