@@ -43,8 +43,7 @@ def describe_call(
     batch, num_heads, q_len, head_dim = query.shape
     kv_len = key.shape[2]
     implementation = getattr(native, "__name__", "")
-    every = _for_every_query(mask, q_len)
-    visible, bias = host_arguments.read_mask(every, kwargs, module, implementation, q_len, kv_len, query.device)
+    visible, bias = host_arguments.read_mask(mask, kwargs, module, implementation, q_len, kv_len, query.device)
     record = forward.record_of(mask, q_len, kv_len)
     decoded = forward.decoded(q_len)
     known_before = record.q_offset if record is not None else 0
@@ -95,10 +94,3 @@ def describe_call(
         ),
         cached_keys=known_before if site.kind == "self" else kv_len if decoded else 0,
     )
-
-
-def _for_every_query(mask: object, q_len: int) -> object:
-    """A mask of four dimensions with a row for every query; of LayoutLM and Switch Transformers it has one row for all."""
-    if isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[2] == 1:
-        return mask.expand(-1, -1, q_len, -1)
-    return mask

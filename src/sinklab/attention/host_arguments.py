@@ -147,6 +147,8 @@ def read_mask(
     fused = "sdpa" in implementation or "flash" in implementation or implementation.startswith("sinklab_")
     if isinstance(mask, Tensor) and mask.ndim == 4:
         mask = mask[..., :kv_len]
+        if mask.shape[2] == 1:  # LayoutLM and Switch Transformers have one row for all queries
+            mask = mask.expand(-1, -1, q_len, -1)
         if mask.dtype == torch.bool:
             rule = Dense(mask)
         else:
