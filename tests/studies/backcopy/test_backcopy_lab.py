@@ -102,7 +102,8 @@ def test_what_is_done_is_not_done_again(lab, tmp_path):
     assert done.stat().st_mtime_ns == stamp
     assert len(json.loads((out / "summary.json").read_text())["runs"]) == 2
     # Other settings are another run.
-    assert lab([Softmax()], (0,), out=out, fields={"steps": 7}).record["resumed"] == 0
+    with pytest.raises(ConfigurationError, match=r"has other settings: steps was \d+, is 7; samples was \d+, is 3\. Resume it"):
+        lab([Softmax()], (0,), out=out, fields={"steps": 7}, samples=3)
     assert lab([Softmax()], (0,), out=out, overwrite=True).record["resumed"] == 0
     assert len(list((out / "store").glob("softmax-*.json"))) == 1
     # The same numbers but for the time that they took.
@@ -158,7 +159,7 @@ def test_the_command_prints_a_table(text, tmp_path):
     runs = json.loads(again.stdout)["runs"]
     assert [entry["no_feed_forward"] for entry in runs] == [[0], [0]]
     assert runs == json.loads((out / "summary.json").read_text())["runs"]
-    assert "2 of 2 runs were there already; `overwrite` trains them again" in run(*options).stdout
+    assert "2 of 2 runs were there already; --overwrite trains them again" in run(*options).stdout
 
 
 @pytest.mark.parametrize(

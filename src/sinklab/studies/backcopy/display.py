@@ -58,7 +58,7 @@ def display(result: Result) -> Iterator[RenderableType]:
     yield Text(f"\n{f'scale {scale}; ' if scale else ''}losses in nats a token; ratios are BOS to the mean of the others")
     resumed = result.record["resumed"]
     if resumed:
-        yield Text(f"\n{resumed} of {len(runs)} runs were there already; `overwrite` trains them again")
+        yield Text(f"\n{resumed} of {len(runs)} runs were there already; --overwrite trains them again")
     if result.folder is not None:
         yield Text(f"\ntable  {result.folder / 'table.parquet'}\nfigure {result.folder / 'curves.png'}")
 

@@ -69,9 +69,11 @@ def run_backcopy(
         )
     for _, cell, _ in grid:
         cell.check()
+    source = resolve_corpus(corpus)
+    of_all = {key: value for key, value in settings.to_dict().items() if key not in ("optimizer", "layers")}
+    asked = {**of_all, "samples": samples, "corpus": corpus_record(source)}
     resume = out is not None and not overwrite
-    with Run("backcopy", out=out, overwrite=overwrite, resume=resume, progress=progress) as run:
-        source = resolve_corpus(corpus)
+    with Run("backcopy", out=out, overwrite=overwrite, resume=resume, settings=asked, progress=progress) as run:
         texts = source.documents("train")
         chain = estimate_chain(map(only_letters, texts) if settings.letters else texts, settings.characters, settings.triggers)
         problem = BackcopyProblem(chain, settings.length)

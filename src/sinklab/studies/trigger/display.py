@@ -53,7 +53,7 @@ def display(result: Result) -> Iterator[RenderableType]:
     for entry in result.summary["cannot"]:
         yield Text(
             f"\n{entry['operation']} was not trained: {entry['reason']}; every choice of maps is off by "
-            f"{entry['least_error']:.3g} or more somewhere (`anyway` trains it)"
+            f"{entry['least_error']:.3g} or more somewhere (--anyway trains it)"
         )
     if result.folder is not None:
         yield Text(f"\ntable  {result.folder / 'table.parquet'}")
