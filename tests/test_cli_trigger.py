@@ -29,7 +29,7 @@ def test_table_and_files(tmp_path):
     ]
     assert lines[6] == (
         "relu:uncounted=0 was not trained: each weight depends on its own score, and none is divided by i - 1 of i visible "
-        "keys, so that no mean over i - 1 tokens comes out; every choice of maps is off by 0.0333 or more somewhere (`anyway` "
+        "keys, so that no mean over i - 1 tokens comes out; every choice of maps is off by 0.0333 or more somewhere (--anyway "
         "trains it)"
     )
     assert lines[-1] == f"table  {out / 'table.parquet'}"
