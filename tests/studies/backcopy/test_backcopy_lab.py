@@ -101,7 +101,9 @@ def test_what_is_done_is_not_done_again(lab, tmp_path):
     assert more.summary["runs"][0] == first.summary["runs"][0]
     assert done.stat().st_mtime_ns == stamp
     assert len(json.loads((out / "summary.json").read_text())["runs"]) == 2
-    # Other settings are another run.
+    # Operations, depths and optimisers may be added; other settings are another run.
+    grown = lab([Softmax(), Relu(power=0.0)], (0,), layers=[1, 2], optimizers=["adamw", "sgd"], out=out)
+    assert (grown.record["resumed"], len(grown.summary["runs"])) == (1, 8)
     with pytest.raises(ConfigurationError, match=r"has other settings: steps was \d+, is 7; samples was \d+, is 3\. Resume it"):
         lab([Softmax()], (0,), out=out, fields={"steps": 7}, samples=3)
     assert lab([Softmax()], (0,), out=out, overwrite=True).record["resumed"] == 0
