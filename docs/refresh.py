@@ -20,7 +20,7 @@ from sinklab.jobs.verdict import OF_ONE_MODEL
 from sinklab.registry import KINDS
 from sinklab.report.claims_page import VerdictLine, VerdictList
 from sinklab.results.metric import Metric, catalogue, metrics_of
-from sinklab.results.summaries.claims import ClaimPart
+from sinklab.results.summaries.claims import ClaimPart, ClaimRecord
 from sinklab.results.table import COLUMNS
 from sinklab.studies.reproduce.display import format_effect
 from sinklab.studies.reproduce.entries import Entry, entries_of, in_group
@@ -319,6 +319,13 @@ def claim_details() -> str:
     return "\n\n".join(_detail(one) for one in kept()) or "They follow with the results."
 
 
+def _lent(record: ClaimRecord) -> str:
+    """Further seeds of what is presupposed, in words."""
+    of_label = record.get("lent", {})
+    seeds = sorted({int(seed) for seeds in of_label.values() for seed in seeds})
+    return f" (what is presupposed of {', '.join(of_label)} also {', '.join(map(str, seeds))})" if seeds else ""
+
+
 def _detail(one: StoredClaim) -> str:
     record, folder = one.record, one.folder.relative_to(ROOT).as_posix()
     over = "over models: " if "models" in record else ""
@@ -340,8 +347,8 @@ def _detail(one: StoredClaim) -> str:
         *([f"No verdict of its own: {record['reason']}."] if record["reason"] else []),
         *(["Not applicable, or undecided:\n\n" + "\n".join(silent)] if silent else []),
         *([record["evidence"]] if record["evidence"] else []),
-        f"{'Draws of texts' if 'models' in record else 'Seeds'} {', '.join(map(str, record['seeds']))}; {hardware_of(record)}; "
-        f"{record['created'][:10]}.",
+        f"{'Draws of texts' if 'models' in record else 'Seeds'} {', '.join(map(str, record['seeds']))}{_lent(record)}; "
+        f"{hardware_of(record)}; {record['created'][:10]}.",
     ]
     if (one.folder / "figure.png").is_file():
         lines.append(f"![Numbers of single seeds and effects of {record['claim']}](../{folder}/figure.png)")

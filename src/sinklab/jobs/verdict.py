@@ -7,8 +7,9 @@ it is inconclusive. A claim is reproduced if all of its parts are, and not repro
 hold needs no correction for their number; that one part failing is enough makes "not reproduced" somewhat more likely by
 chance, which is the direction to err in.
 
-What the claim presupposes (that there is a sink to remove) is judged like a part. Where it does not hold, the claim is not
-tested at this scale; where its interval reaches over the bound, nothing follows for or against the claim.
+What the claim presupposes (that there is a sink to remove) is judged like a part, and where it is about one variant also from
+seeds of it that other claims have trained. Where it does not hold, the claim is not tested at this scale; where its interval
+reaches over the bound, nothing follows for or against the claim.
 
 Three kinds of evidence have verdicts of their own. Where a seed is a training, a claim is reproduced or not. Where a seed is a
 draw of texts for one model, it holds or does not hold for this model. What is proved is checked: it agrees with the proof if
@@ -127,7 +128,12 @@ class Conclusion:
 
 
 def judge(
-    parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[int, Numbers], *, one_model: bool = False
+    parts: Sequence[Part],
+    presupposes: Sequence[Part],
+    numbers: Mapping[int, Numbers],
+    *,
+    one_model: bool = False,
+    lent: Mapping[int, Numbers] | None = None,
 ) -> Conclusion:
     """The verdict about a claim.
 
@@ -136,8 +142,10 @@ def judge(
         presupposes: what must be so for the claim to be about anything.
         numbers: seed to its numbers.
         one_model: whether a seed is a draw of texts for one model, and no training.
+        lent: numbers of further seeds, of variants that other claims have trained: for what the claim presupposes alone.
     """
-    found = _judge(parts, presupposes, numbers, "not tested at this scale", "draw" if one_model else "seed")
+    unit = "draw" if one_model else "seed"
+    found = _judge(parts, presupposes, numbers, "not tested at this scale", unit, lent or {})
     return dataclasses.replace(found, verdict=OF_ONE_MODEL.get(found.verdict, found.verdict)) if one_model else found
 
 
@@ -152,10 +160,17 @@ def judge_model(parts: Sequence[Part], presupposes: Sequence[Part], numbers: Map
 
 
 def _judge(
-    parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[int, Numbers], otherwise: Verdict, unit: str
+    parts: Sequence[Part],
+    presupposes: Sequence[Part],
+    numbers: Mapping[int, Numbers],
+    otherwise: Verdict,
+    unit: str,
+    lent: Mapping[int, Numbers] | None = None,
 ) -> Conclusion:
     findings = tuple(judge_part(part, numbers, draws=unit == "draw") for part in parts)
-    presupposed = tuple(judge_part(part, numbers, draws=unit == "draw") for part in presupposes)
+    presupposed = tuple(
+        judge_part(part, {**numbers, **_complete(part, lent or {})}, draws=unit == "draw") for part in presupposes
+    )
     for finding in presupposed:
         few = sum(value is not None for value in finding.by_seed.values()) < SEEDS
         if finding.verdict == "not reproduced" or (few and not _mean_inside(finding)):
@@ -164,6 +179,11 @@ def _judge(
         if finding.undecided:
             return Conclusion("inconclusive", findings, presupposed, f"{_presupposes(finding)}; {_open(finding, unit)}")
     return _together(findings, presupposed, unit)
+
+
+def _complete(part: Part, lent: Mapping[int, Numbers]) -> Mapping[int, Numbers]:
+    """Of the seeds that are lent those that have what the part is about."""
+    return {seed: of_seed for seed, of_seed in lent.items() if part.effect(of_seed) is not None}
 
 
 def _applies(found: Conclusion) -> bool:

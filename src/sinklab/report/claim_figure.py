@@ -63,6 +63,7 @@ def draw_claim(record: ClaimRecord, table: pd.DataFrame) -> Figure:
     from matplotlib.figure import Figure
 
     parts = record["parts"]
+    table = table[table["seed"].isin(record["seeds"])]  # what is lent to premises is of no part
     series = [_series(part, table) for part in parts]
     rows = [max(3, len(numbers_of)) for numbers_of in series]
     width, line = INCHES

@@ -76,3 +76,5 @@ class ClaimRecord(Judged):
     evidence: NotRequired[str]
     one_model: NotRequired[str | None]
     models: NotRequired[list[ClaimOfModel]]
+    lent: NotRequired[dict[str, dict[str, str]]]
+    """Label of a variant to seeds beyond ``seeds`` to the claims that have trained these: numbers that premises alone use."""

@@ -29,7 +29,7 @@ def judged_again(record: ClaimRecord, table: pd.DataFrame) -> ClaimRecord:
     """The record of a claim with what its statement, its parts and the rule of verdicts are today.
 
     Args:
-        table: its numbers, which are taken as they are.
+        table: its numbers, which are taken as they are; those of seeds that the record does not have are lent to its premises.
 
     Raises:
         UnknownNameError: there is no such claim any more.
@@ -42,7 +42,8 @@ def judged_again(record: ClaimRecord, table: pd.DataFrame) -> ClaimRecord:
         return cast(ClaimRecord, {**record, **words, "evidence": remark, "models": models, **_judged(judgement)})
     model = claim.one_model.get(record["scale"])
     of_seeds = numbers_of_table(table, "model", record["seeds"])
-    judgement = judge(claim.parts, claim.presupposes, of_seeds, one_model=model is not None)
+    own = {seed: of_seeds.pop(seed) for seed in record["seeds"]}
+    judgement = judge(claim.parts, claim.presupposes, own, one_model=model is not None, lent=of_seeds)
     about = {"evidence": claim.evidence.get(record["scale"], ""), "one_model": model}
     return cast(ClaimRecord, {**record, **words, **about, **_judged(judgement)})
 

@@ -52,7 +52,7 @@ class Entry:
         part: what makes the verdict; of one that is open what is open, which may be a premise; ``None`` without any.
         others: how many parts there are besides, of a claim all of whose parts hold.
         premise: whether ``part`` is something that the claim presupposes.
-        seeds: trainings, draws of texts, or models.
+        seeds: trainings, draws of texts, or models, behind ``part``.
         needed: of what is open, how many of these would decide it; ``None`` where that cannot be foretold.
         leans: of what is open, whether its middle is in the claimed region, so that the claim would come to hold.
         fails: of a claim that waits for a premise, the part that fails once the premise is shown; empty where none does.
@@ -168,6 +168,8 @@ def _entry(record: ClaimRecord, judged: Judged, folder: str, model: ClaimOfModel
     if about == "models":
         seeds = 0 if deciding is None else len(deciding["by_seed"])
     waits = _forecast(judged, open_premise) if verdict == "inconclusive" else None
+    if open_premise is not None and waits is not None and about == "trainings":
+        seeds = _known(open_premise)  # which may be more than the parts have: others lend theirs
     return Entry(
         claim=record["claim"],
         statement=record["statement"],
@@ -208,7 +210,12 @@ def _deciding(judged: Judged) -> ClaimPart | None:
 
 def _undecided(part: ClaimPart) -> bool:
     """Whether a premise has enough seeds, and they leave it open."""
-    return part["verdict"] == "inconclusive" and sum(value is not None for value in part["by_seed"].values()) >= SEEDS
+    return part["verdict"] == "inconclusive" and _known(part) >= SEEDS
+
+
+def _known(part: ClaimPart) -> int:
+    """Seeds with a number."""
+    return sum(value is not None for value in part["by_seed"].values())
 
 
 @dataclasses.dataclass(frozen=True)

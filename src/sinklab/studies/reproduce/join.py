@@ -22,7 +22,7 @@ from sinklab.results.run import new_run_id
 from sinklab.results.summaries.claims import ClaimRecord
 from sinklab.results.table import append, read_table, write_json, write_table
 from sinklab.studies.reproduce.again import judged_again
-from sinklab.studies.reproduce.kept import StoredClaim, read_results
+from sinklab.studies.reproduce.kept import StoredClaim, read_results, same_training, without_dtype
 
 __all__ = ["add", "join"]
 
@@ -51,11 +51,11 @@ def join(kept: StoredClaim, other: StoredClaim) -> tuple[ClaimRecord, pd.DataFra
     if CHECKPOINT in (one["scale"], two["scale"]):
         raise InputError(f"{whose}: results on checkpoints are of one run each; run the claim with all seeds")
     for field, what in SAME.items():
-        if _without_dtype(one.get(field)) != _without_dtype(two.get(field)):
+        if without_dtype(one.get(field)) != without_dtype(two.get(field)):
             raise InputError(f"{whose} are of different {what}, and have no verdict together")
-    if {label: _asked(of) for label, of in one["conditions"].items()} != {
-        label: _asked(of) for label, of in two["conditions"].items()
-    }:
+    if one["conditions"].keys() != two["conditions"].keys() or not all(
+        same_training(of, two["conditions"][label]) for label, of in one["conditions"].items()
+    ):
         raise InputError(f"{whose} are of different variants, and have no verdict together")
     shared = sorted(set(one["seeds"]) & set(two["seeds"]))
     if shared:
@@ -68,7 +68,7 @@ def join(kept: StoredClaim, other: StoredClaim) -> tuple[ClaimRecord, pd.DataFra
         label: {**of, "cells": {**of["cells"], **two["conditions"][label]["cells"]}} for label, of in one["conditions"].items()
     }
     record = {
-        **one,
+        **{name: field for name, field in one.items() if name != "lent"},
         "run_id": new_run_id(),
         "seeds": sorted([*one["seeds"], *two["seeds"]]),
         "conditions": conditions,
@@ -81,21 +81,9 @@ def join(kept: StoredClaim, other: StoredClaim) -> tuple[ClaimRecord, pd.DataFra
 
 
 def _numbers_of(kept: StoredClaim) -> pd.DataFrame:
-    """The table of a record, without seeds that it does not speak of: of a joining that was cut short."""
+    """The table of a record, without seeds that it does not speak of: lent ones, and those of a joining that was cut short."""
     table = read_table(kept.folder / "table.parquet")
     return table[table["seed"].isin(kept.record["seeds"])]
-
-
-def _without_dtype(field: Any) -> Any:
-    """A configuration without the precision of its products, which a machine chooses; any other field as it is."""
-    if not isinstance(field, Mapping) or "training" not in field:
-        return field
-    return {**field, "training": {name: value for name, value in field["training"].items() if name != "dtype"}}
-
-
-def _asked(condition: Mapping[str, object]) -> dict[str, object]:
-    """What a variant is, without the trainings that were made of it."""
-    return {name: value for name, value in condition.items() if name != "cells"}
 
 
 def _before(record: Mapping[str, Any]) -> dict[str, object]:

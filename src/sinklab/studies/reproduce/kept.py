@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, cast
 
 from sinklab.errors import InputError
 from sinklab.jobs.scale import CHECKPOINT, RECORDED, folder_names
@@ -30,7 +30,9 @@ __all__ = [
     "evidence_of",
     "hardware_of",
     "read_results",
+    "same_training",
     "summary_of",
+    "without_dtype",
     "words_of",
 ]
 
@@ -230,6 +232,18 @@ def evidence_of(record: ClaimRecord) -> Evidence:
     if record.get("one_model"):
         return "natural"  # the embedded models, which have read Python source
     return "natural" if record.get("natural_text") else "toy"
+
+
+def without_dtype(field: Any) -> Any:
+    """A configuration without the precision of its products, which a machine chooses; any other field as it is."""
+    if not isinstance(field, Mapping) or "training" not in field:
+        return field
+    return {**field, "training": {name: value for name, value in field["training"].items() if name != "dtype"}}
+
+
+def same_training(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
+    """Whether two ``conditions`` of records are one variant, whatever its label and the trainings that were made of it."""
+    return {**one, "cells": None} == {**other, "cells": None}
 
 
 def hardware_of(record: ClaimRecord) -> str:

@@ -1,0 +1,120 @@
+"""Premises: what a claim presupposes of one variant, judged over every training of it that any kept claim has.
+
+A claim compares variants of one seed, so its parts need all of them from every seed. That its baseline has a sink is about the
+baseline alone, which other claims have trained from more seeds. ``python -m sinklab.studies.reproduce.premises results`` lends
+these numbers to every claim below a folder, into its own table, and judges it again. Nothing is trained or measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+
+from sinklab.errors import InputError
+from sinklab.registry import claims
+from sinklab.report.claim_figure import write_claim_figure
+from sinklab.results.summaries.claims import ClaimRecord
+from sinklab.results.table import append, read_table, write_json, write_table
+from sinklab.studies.reproduce.again import judged_again
+from sinklab.studies.reproduce.kept import StoredClaim, read_results, same_training, without_dtype
+
+__all__ = ["lend", "with_lent"]
+
+
+def with_lent(kept: StoredClaim, results: Iterable[StoredClaim]) -> tuple[ClaimRecord, pd.DataFrame]:
+    """The record and the table of a claim with the numbers that others lend it; neither folder is touched.
+
+    Lent are numbers of what a premise names, if it names one variant, from seeds that the claim does not have: of claims at the
+    same scale and base that train the same variant from the same configuration (but for the precision of products, which a
+    machine chooses). The record names under ``lent`` for every variant and seed the claim that they are from.
+
+    Args:
+        results: those that may lend; ``kept`` may be one of them.
+    """
+    record = cast(Mapping[str, Any], kept.record)
+    table = read_table(kept.folder / "table.parquet")
+    table = table[table["seed"].isin(record["seeds"])]  # without what was lent before
+    taken: dict[str, dict[str, str]] = {}
+    rows = [table]
+    for label, metrics in _asked(kept.record).items():
+        seeds = dict.fromkeys(record["seeds"])
+        for lender in sorted(results, key=lambda other: (-len(other.record["seeds"]), other.record["claim"])):
+            for lent in _numbers(lender, kept, label, metrics):
+                new = lent[~lent["seed"].isin(seeds)]
+                rows.append(new)
+                for seed in map(int, new["seed"].unique()):
+                    seeds[seed] = None
+                    taken.setdefault(label, {})[str(seed)] = lender.record["claim"]
+    whole = append(rows).reset_index(drop=True)
+    plain = {name: field for name, field in kept.record.items() if name != "lent"}
+    return judged_again(cast(ClaimRecord, plain | ({"lent": taken} if taken else {})), whole), whole
+
+
+def _asked(record: ClaimRecord) -> dict[str, set[str]]:
+    """Labels of trained variants, and the metrics that premises about each alone are computed from."""
+    asked: dict[str, set[str]] = {}
+    for premise in claims[record["claim"]]().presupposes:
+        needs = premise.effect.needs()
+        labels = {label for label, _ in needs}
+        if len(labels) == 1 and labels <= record["conditions"].keys():
+            asked.setdefault(labels.pop(), set()).update(metric for _, metric in needs)
+    return asked
+
+
+def _numbers(lender: StoredClaim, kept: StoredClaim, label: str, metrics: set[str]) -> Iterable[pd.DataFrame]:
+    """Rows of the lender about the variant that ``kept`` calls ``label``, under that label, of seeds that have all metrics."""
+    one, two = cast(Mapping[str, Any], kept.record), cast(Mapping[str, Any], lender.record)
+    if lender.folder.parent.name != kept.folder.parent.name or without_dtype(one["config"]) != without_dtype(two.get("config")):
+        return
+    table = read_table(lender.folder / "table.parquet")
+    for other, condition in two["conditions"].items():
+        # What starts from the weights of another variant is another training for each of these.
+        if condition["after"] is not None or not same_training(condition, one["conditions"][label]):
+            continue
+        rows = table[(table["model"] == other) & table["metric"].isin(metrics) & table["seed"].isin(two["seeds"])]
+        whole = rows.dropna(subset="value").groupby("seed")["metric"].nunique() == len(metrics)
+        yield rows[rows["seed"].isin(whole.index[whole])].assign(model=label)
+
+
+def lend(folder: Path) -> list[str]:
+    """Lend numbers among the claims below a folder, and write those whose record changes; a line for each.
+
+    Raises:
+        InputError: a record that is damaged.
+    """
+    results = [kept for kept in read_results(folder) if kept.record["conditions"] and kept.record["claim"] in claims]
+    lines = []
+    for kept in sorted(results, key=lambda kept: (kept.folder.parent.name, kept.folder.name)):
+        record, table = with_lent(kept, results)
+        if record == kept.record:
+            continue
+        write_table(table, kept.folder / "table.parquet")
+        write_json(record, kept.folder / "run.json")
+        if (kept.folder / "figure.png").is_file():
+            write_claim_figure(kept.folder)
+        change = "" if record["verdict"] == kept.record["verdict"] else f", {kept.record['verdict']} → {record['verdict']}"
+        lent = cast(Mapping[str, Any], record).get("lent", {})
+        seeds = "; ".join(f"{label} of {len(of)} more seeds" for label, of in lent.items()) or "nothing is lent any more"
+        lines.append(f"{kept.folder.parent.name}/{kept.folder.name}: {seeds}{change}")
+    return lines
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Lend among the claims below a folder, and print a line for each that changes."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sinklab.studies.reproduce.premises", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("results", type=Path, help="folder with SCALE/CLAIM/run.json below it")
+    given = parser.parse_args(arguments)
+    try:
+        print("\n".join(lend(given.results)) or "nothing to lend")
+    except InputError as error:
+        parser.exit(2, f"error: {error}\n")
+
+
+if __name__ == "__main__":
+    main()
