@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from xml.etree import ElementTree
@@ -40,3 +41,21 @@ def test_the_longest_verdict_has_room():
     assert VERDICTS + 6.2 * len(longest) < WIDTH - 10
     drawn = draw_forest([row("ratio", 1.0, 0.9, 1.1)], title="Claims")
     assert re.search(rf'viewBox="0 0 {WIDTH} \d+"', drawn)
+
+
+def test_rows_that_differ_in_their_last_word_are_told_apart():
+    rows = [
+        dataclasses.replace(row("percent", 1.0), says=f"there is no sink on the first token with {last}")
+        for last in ("key bias, shared by all heads", "sink token")
+    ]
+    written = texts(*rows)
+    for last in ("bias, shared by all heads", "token"):
+        assert written[written.index(last) - 1].startswith("there is no sink on the first token with ")
+    one, two = (float(re.search(r'viewBox="0 0 \d+ (\d+)"', draw_forest(of, title="Claims"))[1]) for of in (rows[:1], rows))
+    assert two - one >= 3 * 13  # three lines of text have room
+
+
+def test_a_sentence_of_more_than_two_lines_is_cut_between_words():
+    (long,) = (text for text in texts(dataclasses.replace(row("percent", 1.0), says="some words " * 20)) if "…" in text)
+    assert long.endswith(" …")
+    assert set(long.split()) == {"some", "words", "…"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Literal
 from xml.sax.saxutils import escape
@@ -92,7 +93,10 @@ WIDTH = 956
 TEXT, LEFT, RIGHT, NUMBERS, VERDICTS = 14, 288, 586, 598, 764
 """Where the columns begin: names, the axis and its end, numbers, verdicts; px."""
 
-LINE, LEAST_ROW, PAD = 14, 29, 6
+LINE, LEAST_ROW, PAD, WORDS_LINE = 14, 29, 6, 13
+WORDS = 46
+"""Characters of a line of what a row claims, of which there are two at most."""
+
 INK, SOFT, RULE, REGION, BOUND = "#1d2126", "#59616b", "#d9dce0", "#e9eef3", "#9aa5b1"
 SMALL = 0.5
 """Nats up to which an effect is shown on an axis of its own: beside one of 7, one of 0.05 would be nothing."""
@@ -200,7 +204,7 @@ def _panel(parts: list[str], name: str, rows: Sequence[Row], y: float) -> float:
     parts.append(_text(TEXT, y, TITLES.get(name, f"Effects in {name}"), size=13, weight=600))
     y += 8
     top = y
-    heights = [max(LEAST_ROW, LINE * len(row.marks) + PAD) for row in rows]
+    heights = [max(LEAST_ROW + (WORDS_LINE + 2) * (len(_words(row)) - 1), LINE * len(row.marks) + PAD) for row in rows]
     bottom = top + sum(heights)
     below: list[str] = []
     for tick in axis.ticks():
@@ -227,11 +231,10 @@ def _panel(parts: list[str], name: str, rows: Sequence[Row], y: float) -> float:
 
 
 def _row(row: Row, axis: _Axis, y: float, height: float) -> list[str]:
-    middle = y + height / 2
-    parts = [
-        _text(TEXT, middle - 3, row.claim, size=11.5, weight=600),
-        _text(TEXT, middle + 10.5, _shortened(row.says, 48), size=10.5, colour=SOFT),
-    ]
+    middle, words = y + height / 2, _words(row)
+    name = middle - 3 - (WORDS_LINE / 2 + 1) * (len(words) - 1)
+    parts = [_text(TEXT, name, row.claim, size=11.5, weight=600)]
+    parts += [_text(TEXT, name + 13.5 + WORDS_LINE * count, line, size=10.5, colour=SOFT) for count, line in enumerate(words)]
     first = middle - LINE * (len(row.marks) - 1) / 2
     if row.published is not None:
         parts.append(_published(axis(row.published), y + 3, y + height - 3))
@@ -340,8 +343,6 @@ def _tick(value: float) -> str:
     return f"{value:g}".replace("-", "−")
 
 
-def _shortened(text: str, most: int) -> str:
-    """Cut between words."""
-    if len(text) <= most:
-        return text
-    return text[: most - 1].rsplit(" ", 1)[0] + " …"
+def _words(row: Row) -> list[str]:
+    """What a row claims, in lines; rows of one claim often differ in their last word, so that few are cut."""
+    return textwrap.wrap(row.says, WORDS, max_lines=2, placeholder=" …", break_on_hyphens=False)
