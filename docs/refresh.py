@@ -27,6 +27,7 @@ from sinklab.studies.reproduce.entries import Entry, entries_of, in_group
 from sinklab.studies.reproduce.kept import StoredClaim, evidence_of, hardware_of, read_results, summary_of
 from sinklab.studies.reproduce.overview import summary_of_entries
 from sinklab.studies.reproduce.stated import stated
+from sinklab.testing.references import DEFINITIONS, load_references
 from sinklab.training.headline import headline_metrics, tracked
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +46,7 @@ FILES = (
     "docs/operations.md",
     "docs/policies.md",
     "docs/pretraining.md",
+    "docs/reference-sinks.md",
     "docs/scores-that-depend-on-the-sink.md",
 )
 
@@ -411,6 +413,27 @@ def _definition(module: str, name: str) -> ast.FunctionDef | ast.ClassDef:
     raise LookupError(f"{module} has no {name}")
 
 
+def reference_sinks() -> str:
+    """Models with what the definitions come to, all heads together."""
+    units = {"percent": "{:.2f} %", "fraction": "{:.3f}", "weight": "{:.3f}", "nats": "{:.3f} nats"}
+    known = {name: units[catalogue()[name].metric.unit] for name in DEFINITIONS}
+    rows = [
+        f"| `{name}` | {words} | "
+        + " | ".join(known[name].format(one.numbers[name].mean()) for one in load_references())
+        + " |"
+        for name, words in DEFINITIONS.items()
+    ]
+    models = [f"`{one.model}`" for one in load_references()]
+    revisions = [f"`{one.revision}`" for one in load_references()]
+    shapes = ["{} × {}".format(*one.numbers["gu2024"].shape) for one in load_references()]
+    texts = [f"{len(one.rows)}, {sum(map(len, one.rows)):,} tokens" for one in load_references()]
+    head = [f"| definition | of one head | {' | '.join(models)} |", f"|---|---|{'---|' * len(models)}"]
+    head += [
+        f"| | {what} | {' | '.join(of)} |" for what, of in (("weights", revisions), ("layers × heads", shapes), ("rows", texts))
+    ]
+    return "\n".join([*head, *rows])
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "public_names": public_names,
@@ -441,6 +464,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "metrics": metrics,
     "headline": headline,
     "other_metrics": other_metrics,
+    "reference_sinks": reference_sinks,
 }
 
 

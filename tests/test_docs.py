@@ -82,7 +82,19 @@ def test_every_document_with_derived_parts_is_refreshed(refresh):
 
 
 @pytest.mark.parametrize(
-    "file", ["api", "claims", "claims-results", "commands", "corpora", "interventions", "metrics", "policies", "results"]
+    "file",
+    [
+        "api",
+        "claims",
+        "claims-results",
+        "commands",
+        "corpora",
+        "interventions",
+        "metrics",
+        "policies",
+        "reference-sinks",
+        "results",
+    ],
 )
 def test_derived_parts_are_fresh(refresh, file):
     text = (ROOT / "docs" / f"{file}.md").read_text(encoding="utf-8")

@@ -33,6 +33,7 @@ RUN_BY = {
     "docs/policies.md": "tests/policies/test_policy_page.py",
     "docs/pretraining.md": "tests/test_blocks.py",
     "docs/quantisation.md": "tests/test_blocks.py",
+    "docs/reference-sinks.md": "tests/test_references.py",
     "docs/report.md": "tests/test_blocks.py",
     "docs/results.md": "tests/test_blocks.py",
     "docs/retrieval.md": "tests/test_blocks.py",
