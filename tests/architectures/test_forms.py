@@ -248,6 +248,59 @@ def test_packed_rows_of_a_mask_of_the_user_may_end_in_padding() -> None:
         assert record.call.key_documents.tolist() == [[0] * 4 + [1] * 3 + [-1] * 3]
 
 
+PACKED = torch.tensor([[0] * 4 + [1] * 6, [-1] * 2 + [0] * 3 + [1] * 5])
+"""Document of every token of two rows; the second one begins with padding."""
+
+
+@pytest.mark.parametrize("positions", ["none", "restarting", "running on"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_documents_that_a_mask_of_the_user_keeps_apart_are_documents(backend: str, positions: str) -> None:
+    """Whether or not the position ids say so: the numbers are those of the documents one by one."""
+    visible = ((PACKED[:, :, None] == PACKED[:, None]).tril() & (PACKED >= 0)[:, None])[:, None]
+    restarting = torch.tensor([[*range(4), *range(6)], [0, 0, *range(3), *range(5)]])
+    ids = {"none": {}, "restarting": {"position_ids": restarting}, "running on": {"position_ids": torch.arange(LENGTH)[None]}}
+    tokens, probes = batch_of(ZOO["llama"])["input_ids"], [SinkRate(0.2), AttentionReceived()]
+    model = model_of("llama", backend)
+    with attend(model, probes=[recorder := Recorder(), *probes], verify=True) as packed:
+        forward(model, {"input_ids": tokens, "attention_mask": additive(visible, LOWEST), **ids[positions]})
+    for record in recorder.records:
+        assert torch.equal(record.call.key_documents, PACKED)
+        assert torch.equal(record.call.query_positions, restarting.masked_fill(PACKED < 0, -1))
+    with attend(model, probes=[SinkRate(0.2), AttentionReceived()], verify=True) as alone:
+        for row, document in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            forward(model, {"input_ids": tokens[row, PACKED[row] == document][None]})
+    one, other = (session.table().query("probe != 'recorder'").reset_index(drop=True) for session in (packed, alone))
+    # Rotated by other angles, scores agree to the last digits of float32, and weights with them.
+    pandas.testing.assert_frame_equal(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_documents_of_an_encoder_are_kept_apart_both_ways() -> None:
+    visible, recorder = (PACKED[:1, :, None] == PACKED[:1, None])[:, None], Recorder()
+    with attend(model_of("bert", "sdpa"), probes=[recorder], verify=True):
+        model_of("bert", "sdpa")(batch_of(ZOO["bert"])["input_ids"], visible.expand(2, -1, -1, -1))  # by its place
+    for record in recorder.records:
+        assert torch.equal(record.call.key_documents, PACKED[:1].expand(2, -1))
+
+
+@pytest.mark.parametrize("kind", ["window", "prefix seen by two branches", "causal"])
+def test_masks_that_keep_nothing_apart_are_one_document(kind: str) -> None:
+    distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+    branch = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 2])
+    visible = {
+        "causal": distance >= 0,
+        "window": (distance >= 0) & (distance < 2),
+        "prefix seen by two branches": (distance >= 0) & ((branch == 0) | (branch[:, None] == branch)),
+    }[kind]
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 4, 5, 6]]) if "prefix" in kind else None
+    batch = {"input_ids": batch_of(ZOO["llama"])["input_ids"], "attention_mask": visible.expand(2, 1, -1, -1)}
+    recorder = Recorder()
+    with attend(model_of("llama", "sdpa"), probes=[recorder], verify=True):
+        forward(model_of("llama", "sdpa"), {**batch, "position_ids": positions})
+    for record in recorder.records:
+        assert record.call.query_positions.tolist() == [list(range(LENGTH))] * 2
+        assert record.call.query_documents.tolist() == [[0] * LENGTH] * 2
+
+
 def test_a_boolean_mask_that_eager_adds_is_named() -> None:
     model = model_of("llama", "eager")
     visible = torch.ones(LENGTH, LENGTH).tril().bool().repeat(2, 1, 1, 1)
