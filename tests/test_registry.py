@@ -25,6 +25,7 @@ from sinklab.registry import (
     read_outs,
     recipes,
     registry_of,
+    spelled,
     split_specs,
     tasks,
 )
@@ -281,6 +282,19 @@ def test_lists_of_plugins_are_split_between_them():
         "pinned:pinned=[0,2],window=3",
     ]
     assert split_specs(" ") == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "sink_rate"},
+        {"name": "sink_rate", "threshold": 0.25},
+        {"name": "pinned", "pinned": [0, 2], "window": 3, "positions": "original"},
+        {"name": "some", "one": None, "two": True, "three": "0.5", "four": {"a": 1}},
+    ],
+)
+def test_settings_are_spelled_as_they_are_read(settings):
+    assert KINDS["policies"].read(spelled(settings)) == settings
 
 
 def test_every_kind_has_plugins_and_they_all_import():

@@ -46,6 +46,7 @@ __all__ = [
     "read_outs",
     "recipes",
     "registry_of",
+    "spelled",
     "split_specs",
     "tasks",
 ]
@@ -290,6 +291,16 @@ def registry_of(kind: str) -> Registry[Any]:
     raise UnknownNameError(
         f"there is no kind of plug-in called {kind!r}.{_did_you_mean(kind, KINDS)} Kinds: {', '.join(KINDS)}"
     )
+
+
+def spelled(settings: Mapping[str, object]) -> str:
+    """The text that is read as these settings: ``{"name": "entropy", "sink_position": 2}`` is ``entropy:sink_position=2``.
+
+    Args:
+        settings: name and settings as :meth:`Registry.settings` gives them; values that JSON has.
+    """
+    parts = [f"{key}={json.dumps(value, default=str)}" for key, value in settings.items() if key != "name"]
+    return f"{settings['name']}:{','.join(parts)}" if parts else str(settings["name"])
 
 
 def split_specs(text: str) -> list[str]:

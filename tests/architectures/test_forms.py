@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 from sinklab.attention.call import LayerOutput
+from sinklab.attention.host_arguments import read_mask
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import MeasurementError, UnsupportedModelError
@@ -146,6 +147,73 @@ def test_a_bias_that_falls_with_the_distance_hides_nothing() -> None:
         assert record.call.bias is not None
 
 
+@pytest.mark.parametrize("backend", ZOO["swin"].backends)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_shift_of_swin_hides_and_its_bias_stays(backend: str, dtype: torch.dtype) -> None:
+    """After a shift, windows at the lower and right edge hold patches of up to four regions, which do not see each other."""
+    entry = ZOO["swin"]
+    model, recorder = build(entry, backend).to(dtype), Recorder()
+    batch = {name: value.to(dtype) for name, value in batch_of(entry).items()}
+    with attend(model, probes=[recorder], verify=True):
+        forward(model, batch)
+    for index, record in enumerate(recorder.records):
+        windows = len(record.call.queries)
+        side = int((windows // 2) ** 0.5)  # of two images
+        region = torch.zeros(2, side, side, 2, 2)
+        if index % 2:  # every second block is shifted by one patch in windows of 2 × 2
+            region[:, -1, :, 1, :] += 1
+            region[:, :, -1, :, 1] += 2
+        region = region.reshape(windows, 4)
+        visible = (region[:, :, None] == region[:, None])[:, None]
+        assert torch.equal(record.call.visible.block(0, 4, 0, 4).expand(windows, -1, -1, -1)[:, :1], visible)
+        assert record.call.bias is not None
+        assert float(record.call.bias.abs().max()) < 50  # and no -100
+        assert record.statistics.column_count is not None
+        assert record.statistics.column_count[:, 0].expand(windows, 4).tolist() == visible[:, 0].sum(1).tolist()
+
+
+def _alibi(slope: float, length: int = LENGTH) -> Tensor:
+    return -slope * (torch.arange(length)[:, None] - torch.arange(length)).abs()[None, None].float()
+
+
+LOWEST = torch.finfo(torch.float32).min
+LATE = torch.ones(LENGTH, LENGTH).tril().bool()[None, None]
+T5 = torch.randn(1, 4, LENGTH, LENGTH, generator=torch.Generator().manual_seed(0)) * 30
+BLOCKS = (torch.arange(LENGTH)[:, None] // 5 == torch.arange(LENGTH) // 5)[None, None]
+
+
+@pytest.mark.parametrize(
+    ("mask", "hidden"),
+    [
+        pytest.param(additive(LATE, -100.0), ~LATE, id="two values"),
+        pytest.param(additive(LATE, -88.0, torch.bfloat16), ~LATE, id="two values in bfloat16"),
+        pytest.param(additive(LATE, LOWEST) + additive(BLOCKS, -100.0), ~(LATE & BLOCKS), id="two values behind a causal mask"),
+        pytest.param(
+            T5 / 30 + additive(torch.cat([BLOCKS, BLOCKS | True]), -100.0), torch.cat([~BLOCKS, BLOCKS & False]), id="on a bias"
+        ),
+        pytest.param(additive(LATE, -80.0), None, id="two values of which none hides"),
+        pytest.param(_alibi(1.0, 512), None, id="alibi"),
+        pytest.param(_alibi(100.0), None, id="alibi in large steps"),
+        pytest.param(torch.cat([_alibi(1.0), _alibi(1.0) - 100.0]), None, id="alibi from another key"),
+        pytest.param(T5, None, id="relative bias"),
+        pytest.param(torch.cat([T5, T5 * 2]), None, id="relative bias of every sample"),
+        pytest.param(torch.full((1, 1, LENGTH, LENGTH), -100.0), None, id="one number everywhere"),
+        pytest.param(torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.long), None, id="whole numbers"),
+    ],
+)  # fmt: skip
+def test_one_number_hides_and_a_bias_does_not(mask: Tensor, hidden: Tensor | None) -> None:
+    q_len, kv_len = mask.shape[-2:]
+    rule, bias = read_mask(mask, {}, torch.nn.Module(), "eager", q_len, kv_len, torch.device("cpu"))
+    if hidden is None:
+        assert rule.block(0, q_len, 0, kv_len).all()
+        assert bias is not None
+        assert torch.equal(bias, mask)
+    else:
+        assert torch.equal(rule.block(0, q_len, 0, kv_len).expand_as(mask), ~hidden.expand_as(mask))
+        left = mask.masked_fill(hidden, 0.0)
+        assert bias is None if not left.any() else bias is not None and torch.equal(bias, left)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_of_a_mask_of_the_user_is_what_no_query_sees(side: str, backend: str) -> None:
@@ -178,6 +246,59 @@ def test_packed_rows_of_a_mask_of_the_user_may_end_in_padding() -> None:
     for record in recorder.records:
         assert record.call.query_positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, -1, -1, -1]]
         assert record.call.key_documents.tolist() == [[0] * 4 + [1] * 3 + [-1] * 3]
+
+
+PACKED = torch.tensor([[0] * 4 + [1] * 6, [-1] * 2 + [0] * 3 + [1] * 5])
+"""Document of every token of two rows; the second one begins with padding."""
+
+
+@pytest.mark.parametrize("positions", ["none", "restarting", "running on"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_documents_that_a_mask_of_the_user_keeps_apart_are_documents(backend: str, positions: str) -> None:
+    """Whether or not the position ids say so: the numbers are those of the documents one by one."""
+    visible = ((PACKED[:, :, None] == PACKED[:, None]).tril() & (PACKED >= 0)[:, None])[:, None]
+    restarting = torch.tensor([[*range(4), *range(6)], [0, 0, *range(3), *range(5)]])
+    ids = {"none": {}, "restarting": {"position_ids": restarting}, "running on": {"position_ids": torch.arange(LENGTH)[None]}}
+    tokens, probes = batch_of(ZOO["llama"])["input_ids"], [SinkRate(0.2), AttentionReceived()]
+    model = model_of("llama", backend)
+    with attend(model, probes=[recorder := Recorder(), *probes], verify=True) as packed:
+        forward(model, {"input_ids": tokens, "attention_mask": additive(visible, LOWEST), **ids[positions]})
+    for record in recorder.records:
+        assert torch.equal(record.call.key_documents, PACKED)
+        assert torch.equal(record.call.query_positions, restarting.masked_fill(PACKED < 0, -1))
+    with attend(model, probes=[SinkRate(0.2), AttentionReceived()], verify=True) as alone:
+        for row, document in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            forward(model, {"input_ids": tokens[row, PACKED[row] == document][None]})
+    one, other = (session.table().query("probe != 'recorder'").reset_index(drop=True) for session in (packed, alone))
+    # Rotated by other angles, scores agree to the last digits of float32, and weights with them.
+    pandas.testing.assert_frame_equal(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_documents_of_an_encoder_are_kept_apart_both_ways() -> None:
+    visible, recorder = (PACKED[:1, :, None] == PACKED[:1, None])[:, None], Recorder()
+    with attend(model_of("bert", "sdpa"), probes=[recorder], verify=True):
+        model_of("bert", "sdpa")(batch_of(ZOO["bert"])["input_ids"], visible.expand(2, -1, -1, -1))  # by its place
+    for record in recorder.records:
+        assert torch.equal(record.call.key_documents, PACKED[:1].expand(2, -1))
+
+
+@pytest.mark.parametrize("kind", ["window", "prefix seen by two branches", "causal"])
+def test_masks_that_keep_nothing_apart_are_one_document(kind: str) -> None:
+    distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+    branch = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 2])
+    visible = {
+        "causal": distance >= 0,
+        "window": (distance >= 0) & (distance < 2),
+        "prefix seen by two branches": (distance >= 0) & ((branch == 0) | (branch[:, None] == branch)),
+    }[kind]
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 4, 5, 6]]) if "prefix" in kind else None
+    batch = {"input_ids": batch_of(ZOO["llama"])["input_ids"], "attention_mask": visible.expand(2, 1, -1, -1)}
+    recorder = Recorder()
+    with attend(model_of("llama", "sdpa"), probes=[recorder], verify=True):
+        forward(model_of("llama", "sdpa"), {**batch, "position_ids": positions})
+    for record in recorder.records:
+        assert record.call.query_positions.tolist() == [list(range(LENGTH))] * 2
+        assert record.call.query_documents.tolist() == [[0] * LENGTH] * 2
 
 
 def test_a_boolean_mask_that_eager_adds_is_named() -> None:

@@ -517,7 +517,7 @@ VISION_AND_AUDIO = (
         },
         calls=4,
         inputs="pixels",
-        notes=("windows in the batch axis", "position bias and shift folded into the mask"),
+        notes=("windows in the batch axis", "position bias and shift (-100, which hides) folded into the mask"),
     ),
     Entry(
         id="clip",

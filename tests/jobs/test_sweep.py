@@ -27,16 +27,18 @@ from sinklab.cli.app import app
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs import cell as cell_module
 from sinklab.jobs import driver, local
-from sinklab.jobs.cell import SweepPlan, read_plan, run_cell
+from sinklab.jobs.cell import PLAN, SweepPlan, read_plan, run_cell
 from sinklab.jobs.driver import run_sweep
 from sinklab.jobs.forks import Forks, can_fork
 from sinklab.jobs.grid import ALIASES, field_path, make_cells, parse_grid
 from sinklab.jobs.processes import REFUSED, last_line, run_processes, serve, stop_with_driver
 from sinklab.jobs.watch import Bars, Watch
+from sinklab.recipes.tiny import tiny
 from sinklab.results.folder import FolderLock
-from sinklab.results.table import read_run, read_table
+from sinklab.results.table import read_run, read_table, write_json
 from sinklab.studies.arguments import parse_seeds
 from sinklab.studies.sweep.sweep import sweep as sweep_command
+from sinklab.training import process
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.resolve import resolve_recipe
 
@@ -477,6 +479,60 @@ def test_a_resumed_sweep_keeps_what_has_ended_and_may_grow(swept, here, tmp_path
         swept({"lr": [5e-3]}, seeds=[0], resume=True)
     with pytest.raises(ConfigurationError, match=r"is a run of another configuration: training.steps was 8 and is 4"):
         swept({"lr": [5e-3]}, "training.steps=4", seeds=[0, 1], resume=True)
+
+
+def test_auto_is_one_dtype_for_all_cells_on_whatever_machine_they_run(swept, monkeypatch, tmp_path):
+    """A sweep that is planned where bfloat16 is fast and resumed where it is not, and one that was planned before."""
+
+    def on_a_machine(bfloat16):
+        monkeypatch.setattr(process, "has_bfloat16", lambda device: bfloat16)
+
+    def dtypes(sweep):
+        runs = [read_run(sweep.folder / name) for name in cells_of(sweep)["cell"]]
+        return [(run["config"]["training"]["dtype"], run["resolved"]["dtype"]) for run in runs]
+
+    on_a_machine(True)
+    first = swept({"lr": [5e-3]}, "training.dtype=auto", seeds=[0])
+    on_a_machine(False)
+    grown = swept({"lr": [5e-3]}, "training.dtype=auto", seeds=[0, 1], resume=True)
+    assert dtypes(grown) == [("bfloat16", "bfloat16")] * 2
+    assert (first.record["dtype"], grown.record["dtype"]) == ("bfloat16", "bfloat16")
+    assert list(cells_of(grown)["cell"][:1]) == list(cells_of(first)["cell"])
+
+    # As plans were that leave the dtype to every machine.
+    plan = {name: value for name, value in grown.record.items() if name != "dtype"}
+    for cell in plan["cells"]:
+        cell["config"]["training"]["dtype"] = "auto"
+        run = read_run(grown.folder / cell["name"])
+        run["config"]["training"]["dtype"] = "auto"
+        write_json(run, grown.folder / cell["name"] / "run.json")
+    write_json(plan, grown.folder / PLAN)
+    with pytest.raises(
+        ConfigurationError, match=r"begun under training.dtype=auto, its cell .* in bfloat16, and here .* float32"
+    ):
+        swept({"lr": [5e-3]}, "training.dtype=auto", seeds=[0, 1, 2], resume=True)
+    on_a_machine(True)
+    more = swept({"lr": [5e-3]}, "training.dtype=auto", seeds=[0, 1, 2], resume=True)
+    assert dtypes(more) == [("auto", "bfloat16")] * 3
+
+
+def test_cells_of_several_devices_have_what_all_of_these_have(monkeypatch):
+    monkeypatch.setattr(process, "has_bfloat16", lambda device: device == "cuda")
+    monkeypatch.setattr(process.torch.cuda, "is_available", lambda: True)
+    cells = make_cells(tiny(), {"training.device": ["cpu", "cuda"]}, changes=["training.dtype=auto"])
+    planned, dtype = driver._in_one_dtype({cell.name: cell for cell in cells}, None)
+    assert dtype == "float32"
+    assert {cell.config.training.dtype for cell in planned.values()} == {"float32"}
+
+
+def test_a_sweep_that_names_its_dtype_plans_none(six):
+    assert read_run(six.folder, PLAN)["dtype"] is None  # tiny has float32
+
+
+def test_a_device_that_is_not_here_has_no_dtype(swept, here):
+    with pytest.raises(ConfigurationError, match=r"^cell device=cuda-\w+: training.device is cuda .* or name training.dtype"):
+        swept({"training.device": ["cuda"]}, "training.dtype=auto")
+    assert here == []
 
 
 def test_one_that_diverges_is_a_result(swept):

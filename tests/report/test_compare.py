@@ -48,6 +48,22 @@ def test_values_are_those_of_the_audits(folders: list[Path]) -> None:
     assert softmax["sink rate, one token repeated (%)"] == 0.0
 
 
+@pytest.mark.parametrize("corpus", ["random_tokens", "repeated_token"])
+def test_an_audit_on_an_artificial_text_has_rates_with_and_without_bos(corpus: str, tmp_path: Path) -> None:
+    other = "repeated_token" if corpus == "random_tokens" else "random_tokens"
+    rates = [(corpus, 0, 10.0), (corpus, 1, 25.0), (other, 0, 4.0)]  # as an audit with --bos none gives them
+    conditions = [{"corpus": name, "bos": bos, "sink_rate_gu2024": rate} for name, bos, rate in rates]
+    folders = [write_audit(tmp_path / name, model=name, layers=2, summary={"conditions": conditions}) for name in "ab"]
+    table = comparison_table(folders)
+    words = {"random_tokens": "random tokens", "repeated_token": "one token repeated"}
+    for name in "ab":
+        numbers = table[name]
+        assert (numbers["sink rate with BOS (%)"], numbers["sink rate without BOS (%)"]) == (25.0, 10.0)
+        assert numbers["BOS sensitivity (percentage points)"] == 15.0
+        assert numbers[f"sink rate, {words[corpus]} (%)"] == 10.0  # under the condition that all probes see
+        assert numbers[f"sink rate, {words[other]} (%)"] == 4.0
+
+
 def test_what_was_not_measured_is_none_and_a_dash(tmp_path: Path, folders: list[Path]) -> None:
     bare = write_audit(
         tmp_path / "c", model="bare", layers=2, omit={"entropy", "sink_rate", "conditions", "definitions", "loss"}

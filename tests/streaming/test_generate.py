@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 import torch
-from tests.streaming.decoders import SINKS, WINDOW, backends_of, decoder, gap, one_by_one, read, text
+from tests.streaming.decoders import SINKS, WINDOW, backends_of, build_decoder, decoder, gap, one_by_one, read, text
 from tests.streaming.oracle import slow_logits
 
 from sinklab.errors import ConfigurationError
@@ -134,6 +134,28 @@ def test_copies_go_on_when_the_first_cache_is_gone():
         gc.collect()
         assert gone() is None
         assert gap(read(model, text(5, rows=1, seed=1), copied), expected) == 0
+
+
+@pytest.mark.parametrize("policy", ["sink_window:num_sinks=2,window=8", "heavy_hitter:heavy=4,recent=5"])
+def test_a_cache_is_not_copied_together_with_its_model(policy):
+    model, prompt = build_decoder("llama"), text(17, rows=1)
+    cache = open_reader(model, policy).cache
+    expected = read(model, prompt, cache)
+    for both in ((model, cache), (cache, model), {"decoder": model.model, "cache": cache}):
+        with pytest.raises(
+            ConfigurationError, match=r"a cache and the .* belongs to cannot be copied together: .* Copy the model"
+        ):
+            copy.deepcopy(both)
+    model.kept = cache
+    with pytest.raises(ConfigurationError, match=r"cannot be copied together"):
+        copy.deepcopy(model)
+    del model.kept
+    twin, first, second = copy.deepcopy(model), *copy.deepcopy([cache, cache])
+    assert first is second
+    assert first.model is model
+    assert gap(read(twin, prompt, open_reader(twin, policy).cache), expected) == 0
+    more = text(5, rows=1, seed=1)
+    assert gap(read(model, more, first), read(model, more, cache)) == 0
 
 
 def test_a_cache_cannot_be_pickled():

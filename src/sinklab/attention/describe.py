@@ -56,6 +56,7 @@ def describe_call(
         cross=site.kind == "cross",
         decoded=decoded,
         token_masks=forward.token_masks,
+        masked_by_caller=forward.masked_by_caller,
         position_ids=kwargs.get("position_ids") if kwargs.get("position_ids") is not None else forward.position_ids,
         device=query.device,
     )

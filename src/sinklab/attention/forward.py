@@ -33,6 +33,7 @@ class Forward:
         embeddings: what entered the first layer, until the positions of its tokens are known.
         positions: positions of the tokens of self-attention calls, by length.
         token_masks: 2-D padding masks that the model was called with.
+        masked_by_caller: whether the model was called with a mask of four dimensions (or one for each kind of layer).
         position_ids: position ids that the model was called with.
         cached: tokens that the innermost model that has begun had in its cache before.
         cache: that the model was called with, if any.
@@ -51,6 +52,7 @@ class Forward:
     embeddings: Tensor | None = None
     positions: dict[int, Positions] = dataclasses.field(default_factory=dict)
     token_masks: list[Tensor] = dataclasses.field(default_factory=list)
+    masked_by_caller: bool = False
     position_ids: Tensor | None = None
     cached: int = 0
     cache: Cache | None = None

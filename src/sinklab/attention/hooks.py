@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -173,9 +174,11 @@ class ModelHooks:
                 )
         self.depth += 1
         for name in ("attention_mask", "decoder_attention_mask"):
-            mask = kwargs.get(name)
+            mask = _given(module, args, kwargs, name)
             if isinstance(mask, Tensor) and mask.ndim == 2:
                 self.now.token_masks.append(mask.bool())
+            elif self.depth == 1 and (isinstance(mask, Mapping) or (isinstance(mask, Tensor) and mask.ndim == 4)):
+                self.now.masked_by_caller = True
         ids = kwargs.get("input_ids", args[0] if args else None)
         if isinstance(ids, Tensor) and ids.ndim == 2 and ids.dtype in (torch.int64, torch.int32):
             self.now.token_ids.append(ids.long())
@@ -317,6 +320,13 @@ class ModelHooks:
         if known is None or known.positions.shape[0] != batch:
             known = self.now.counted(batch, length, hidden.device)
         return LayerOutput(site, kind, hidden.detach(), known.positions, known.documents)
+
+
+def _given(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], name: str) -> object:
+    """An argument of a module's call, by its name or by its place; ``None`` where it was not given."""
+    if name in kwargs or len(args) < 2:  # the first is what the model reads, and never a mask
+        return kwargs.get(name)
+    return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)).get(name)
 
 
 def _recomputes(model: nn.Module) -> bool:

@@ -5,6 +5,7 @@ Nothing here calls or wraps such a function; that is :mod:`sinklab.attention.sea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TypedDict
 
@@ -77,6 +78,10 @@ HIDDEN_FROM = -9_000.0
 """What an additive mask adds to hide a key, or less: the smallest number, -1e9, -10,000 (-9,984 in bfloat16). Beside a key
 without it such a one has weight 0 in every dtype."""
 
+HIDING_STEP = -math.log(torch.finfo(torch.float32).tiny)
+"""How much lower a key is than without being hidden, at least, where one number hides it that is no bias by its size alone:
+87.3, beyond which its weight beside a key of the same score is below the smallest normal number of float32 (Swin: 100)."""
+
 
 class FurtherKeywords(TypedDict, total=False):
     """Keyword arguments of an attention function that sinklab reads; a model may give any of :data:`KEYWORDS`."""
@@ -132,7 +137,8 @@ def read_mask(
 
     Args:
         mask: as the function received it: boolean or additive 4-D, 2-D padding (flash), or ``None``. What an additive one
-            adds is a bias down to :data:`HIDDEN_FROM`, where it begins to hide.
+            adds is a bias down to :data:`HIDDEN_FROM`, where it begins to hide; less than that hides where it is one number
+            that is added or not, :data:`HIDING_STEP` or more (Swin's -100).
         implementation: name of the backend; without a mask ``sdpa`` and ``flash`` follow ``is_causal``, eager sees everything.
 
     Returns:
@@ -153,10 +159,12 @@ def read_mask(
             rule = Dense(mask)
         else:
             hidden = _hidden(mask)
-            rule = Dense(~hidden)
             # Swin and BEiT fold a relative bias into the mask; what is neither 0 nor "hidden" is such a bias.
             if bool(((mask != 0) & ~hidden).any()):
-                bias = mask.masked_fill(hidden, 0.0)
+                hidden = hidden | _one_step_lower(mask, hidden)
+                rest = mask.masked_fill(hidden, 0.0)
+                bias = rest if bool((rest != 0).any()) else None
+            rule = Dense(~hidden)
     elif mask is None or (isinstance(mask, Tensor) and mask.ndim == 2):
         if mask is not None:
             rule = rule & Keys(mask.bool())
@@ -182,6 +190,34 @@ def _hidden(mask: Tensor) -> Tensor:
     hidden = mask <= HIDDEN_FROM
     # A bias that falls with the distance (ALiBi) gets that low step by step, over a long text; a mask jumps.
     return hidden if torch.equal(mask <= HIDDEN_FROM / 2, hidden) else mask <= torch.finfo(mask.dtype).min / 2
+
+
+def _one_step_lower(mask: Tensor, hidden: Tensor) -> Tensor:
+    """Where an additive mask is lower than elsewhere by one number that hides, boolean in the shape of the mask.
+
+    A bias has many values, and the lowest of them come step by step (ALiBi, however long the text) or are small (T5). A mask
+    adds 0 or one number. That can be seen where nothing else is added, and where what else is added is the same for all rows of
+    the batch: Swin adds its bias to all windows of a picture, and -100 in those that the shift has put together.
+
+    Args:
+        mask: additive, 4-D.
+        hidden: where it is known to hide; these are left out.
+    """
+    known = mask.detach().to(torch.promote_types(mask.dtype, torch.float32)).masked_fill(hidden, -math.inf)
+    # The sum of bias and number is rounded in the dtype of the mask, by half of its eps times the sum at most, up or down.
+    eps = torch.finfo(mask.dtype).eps if mask.is_floating_point() else 0.0
+    rounding = eps * float(known.masked_fill(hidden, 0.0).abs().max())
+    for shared in (known.new_zeros(()), known.amax(0, keepdim=True)):
+        lower = torch.where(hidden, 0.0, shared - known)
+        steps = lower[lower != 0]
+        if not len(steps) or steps.min() < HIDING_STEP or steps.max() - steps.min() > rounding:
+            continue
+        unchanged = (lower == 0) & ~hidden
+        # A row that is lower as a whole has the weights of one that is not: ALiBi may count from another key in every sample.
+        beside = unchanged.any(-1) | (lower == 0).all(-1) if shared.ndim else unchanged.any()
+        if beside.all():
+            return lower > 0
+    return torch.zeros_like(hidden)
 
 
 def read_sink_scores(keywords: FurtherKeywords) -> Tensor | None:

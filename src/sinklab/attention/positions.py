@@ -54,6 +54,7 @@ def read_positions(
     cross: bool,
     decoded: int,
     token_masks: list[Tensor],
+    masked_by_caller: bool,
     position_ids: Tensor | None,
     device: torch.device,
 ) -> tuple[Positions, Positions]:
@@ -64,6 +65,8 @@ def read_positions(
         cross: cross-attention; the host's padding then speaks of the keys alone.
         decoded: for cross-attention, how many tokens the decoder had in its cache before this call.
         token_masks: 2-D padding masks that the model was called with, for calls whose mask the host did not build.
+        masked_by_caller: the model was called with a mask of four dimensions. Documents that it keeps apart are documents,
+            whatever the position ids. (Masks that a model makes of itself hold other things apart: the windows of Swin.)
         position_ids: of the model's call; a restart of the count begins a new document if the mask agrees.
     """
     q_offset = record.q_offset if record is not None else 0 if cross else max(kv_len - q_len, 0)
@@ -82,6 +85,11 @@ def read_positions(
     whole = padding is None and q_len == kv_len > 1 and q_offset == 0
     if whole and record is None and isinstance(visible, Dense):
         padding = _seen(visible.mask, batch)
+        if masked_by_caller:
+            packed = _kept_apart(visible.mask, batch, padding)
+            if packed is not None:
+                return packed, packed
+            position_ids = None  # branches behind one prefix count from where it ends, and see it: one document
     if whole and position_ids is not None:
         packed = _documents(position_ids, visible, batch, q_len, device)
         if packed is not None:
@@ -123,6 +131,29 @@ def _documents(position_ids: Tensor, visible: Visibility, batch: int, length: in
     index = torch.arange(length, device=device).expand(batch, length)
     first = torch.where(starts, index, 0).cummax(dim=1).values
     return Positions(index - first, torch.cumsum(starts, dim=1) - 1)
+
+
+def _kept_apart(mask: Tensor, batch: int, tokens: Tensor | None) -> Positions | None:
+    """Positions in documents that no query looks out of or into; ``None`` where every row is one document.
+
+    Args:
+        mask: boolean ``(batch or 1, heads or 1, length, length)``, true where visible.
+        tokens: boolean ``(batch, length)``, false for padding; ``None`` without any.
+    """
+    seen = mask.any(dim=1).expand(batch, -1, -1)
+    length = seen.shape[-1]
+    index = torch.arange(length, device=seen.device)
+    tokens = torch.ones(batch, length, dtype=torch.bool, device=seen.device) if tokens is None else tokens
+    linked = (seen | seen.mT) & tokens[:, :, None] & tokens[:, None]
+    # The first token that each one is linked with, itself at the latest; a document begins where none behind reaches before.
+    first = torch.where(linked.any(-1), linked.byte().argmax(-1), index).minimum(index)
+    reached = first.flip(-1).cummin(-1).values.flip(-1)
+    starts = (reached == index) & tokens
+    if not bool((starts.sum(1) > 1).any()):
+        return None
+    before = torch.cumsum(tokens, dim=1) - tokens.long()
+    positions = before - torch.where(starts, before, 0).cummax(dim=1).values
+    return Positions(positions, torch.cumsum(starts, dim=1) - 1).without(tokens)
 
 
 def by_position(values: Tensor, positions: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from sinklab.configuration import with_overrides
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs.cell import ENDED, NUMBERS, PLAN, SweepPlan, read_plan, text_of
 from sinklab.jobs.grid import Cell, make_cells, short_label
@@ -24,12 +26,15 @@ from sinklab.results.table import append, read_run, read_table, write_table, wri
 from sinklab.training import progress as training_progress
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
-from sinklab.training.process import compiles, default_cache
+from sinklab.training.process import chosen_dtype, compiles, default_cache
 from sinklab.training.resuming import require_same_config
 
 __all__ = ["check_machine", "prepare_texts", "run_sweep", "run_waiting"]
 
 CACHE = "cache"
+
+AUTO = "auto"
+"""The ``training.dtype`` that every machine reads in its own way."""
 
 
 def run_sweep(
@@ -51,6 +56,9 @@ def run_sweep(
     Everything is validated, and the text encoded, before the first cell runs. A cell that dies goes on from its last
     checkpoint; one that diverges is a result; one that fails does not keep the others from running. ``out`` gets
     ``sweep.json`` (the plan), a run folder per cell, ``logs``, ``table.parquet`` and ``cells.csv``.
+
+    ``training.dtype=auto`` is what suits the machine where the sweep is planned: ``dtype`` of ``sweep.json``, and the field in
+    the ``config`` of every cell. All cells have it, wherever they run and the sweep is resumed.
 
     Args:
         grid: field to values; see :func:`~sinklab.jobs.grid.make_cells`.
@@ -75,7 +83,8 @@ def run_sweep(
         - ``errors``: a sentence for every cell that failed.
 
     Raises:
-        ConfigurationError: a grid that names no field, a cell that cannot be, or a sweep to resume that was another.
+        ConfigurationError: a grid that names no field, a cell that cannot be, a sweep to resume that was another, or one
+            whose plan does not say its dtype and that would go on in another one here.
         InputError: text or a directory that cannot be used, or another process that runs this sweep.
         KeyboardInterrupt: after all cells have stopped with a checkpoint; what has ended is in the tables.
     """
@@ -90,13 +99,21 @@ def run_sweep(
         import_ray()
     out = out.expanduser().absolute()
     with FolderLock(out):
+        planned = _planned_dtype(out)
+        cells, dtype = _in_one_dtype(cells, planned)
         earlier = _earlier(out, cells, resume)
+        if planned == AUTO:
+            _require_same_dtype(out, cells)
         if ray is None:
             check_machine(cells)
         cache = (cache or (out / CACHE if ray is not None else default_cache())).expanduser().absolute()
         texts = prepare_texts(cells, cache, progress)
         plan = SweepPlan(out, earlier.sweep_id if earlier else new_run_id(), cells, texts, cache)
-        plan.write(recipe=config.name, grid={path: list(values) for path, values in grid.items()}, seeds=seeds and list(seeds))
+        varied = {path: list(values) for path, values in grid.items()}
+        plan.write(recipe=config.name, grid=varied, seeds=seeds and list(seeds), dtype=dtype)
+        if progress and dtype not in (None, AUTO) and (ray is not None or planned is not None):
+            whose = "was planned with" if planned is not None else "takes from this machine; set training.dtype for another"
+            print(f"training.dtype is {dtype} in all cells, which the sweep {whose}", file=sys.stderr)
         errors: dict[str, str] = {}
         try:
             errors = run_waiting(plan, jobs=jobs, retries=retries, ray=ray, progress=progress)
@@ -159,6 +176,75 @@ def _earlier(out: Path, cells: Mapping[str, Cell], resume: bool) -> SweepPlan | 
         if (out / name / "run.json").is_file():
             require_same_config(read_run(out / name), cell.config, out / name)
     return earlier
+
+
+def _planned_dtype(out: Path) -> str | None:
+    """What ``auto`` stands for in the sweep in a folder; ``None`` where it stands for nothing yet.
+
+    ``"auto"`` of a plan that does not say it: every machine then took its own.
+    """
+    if not (out / PLAN).is_file():
+        return None
+    plan = read_run(out, PLAN)
+    if not any((out / str(cell.get("name"))).exists() for cell in plan.get("cells", [])):
+        return None  # planned, and refused before any cell had begun
+    planned = plan.get("dtype", AUTO)
+    return None if planned is None else str(planned)
+
+
+def _in_one_dtype(cells: Mapping[str, Cell], planned: str | None) -> tuple[dict[str, Cell], str | None]:
+    """The cells with one dtype by name where they leave it to the machine, and that dtype; ``None`` where none does.
+
+    They are compared, and bfloat16 costs some hundredths of a nat: a sweep that moved to another machine, or runs on several,
+    would show that as a difference between its settings.
+
+    Raises:
+        ConfigurationError: a device that is not here, whose dtype is not known, with the name of the cell.
+    """
+    open_cells = [cell for cell in cells.values() if cell.config.training.dtype == AUTO]
+    if not open_cells or planned == AUTO:
+        return dict(cells), planned
+    dtype = planned
+    if dtype is None:
+        here = {_dtype_here(cell) for cell in open_cells}
+        # Cells for several devices have float32 where not all of these have instructions for bfloat16.
+        dtype = here.pop() if len(here) == 1 else "float32"
+    changed = {
+        cell.name: dataclasses.replace(cell, config=with_overrides(cell.config, [f"training.dtype={dtype}"]))
+        for cell in open_cells
+    }
+    return {name: changed.get(name, cell) for name, cell in cells.items()}, dtype
+
+
+def _dtype_here(cell: Cell) -> str:
+    try:
+        return chosen_dtype(cell.config)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"cell {cell.name}: {error}, or name training.dtype, which auto leaves to the device"
+        ) from None
+
+
+def _require_same_dtype(out: Path, cells: Mapping[str, Cell]) -> None:
+    """Refuse to go on with a sweep whose plan does not say its dtype where that would be another here.
+
+    Raises:
+        ConfigurationError: cells have begun in another dtype.
+    """
+    open_cells = [cell for cell in cells.values() if cell.config.training.dtype == AUTO]
+    begun = {
+        cell.name: str(run["resolved"]["dtype"])
+        for cell in open_cells
+        if (out / cell.name / "run.json").is_file() and "dtype" in (run := read_run(out / cell.name)).get("resolved", {})
+    }
+    here = {cell.name: _dtype_here(cell) for cell in open_cells}
+    other = next((name for name in begun if begun[name] != here[name]), None)
+    if other is not None:
+        raise ConfigurationError(
+            f"the sweep in {out} was begun under training.dtype=auto, its cell {other} in {begun[other]}, and here that would "
+            f"be {here[other]}, which does not compare; resume it on a machine like the first, or sweep again into another "
+            f"`out` with training.dtype={begun[other]}"
+        )
 
 
 def check_machine(cells: Mapping[str, Cell]) -> None:

@@ -36,7 +36,7 @@ class Card:
         task: pipeline of the hub, such as ``text-generation``; ``other`` where the run does not say.
         corpus: name of the texts; empty where it is not known.
         headings, rows: the table; texts are shown as they are.
-        finding: what was found; sentences.
+        finding: what was found; sentences. Empty where the run has none, such as one of ``measure``.
         recommendation: what to do; empty where the run recommends nothing.
         limits: on what it was measured, and what that does not say; sentences.
         command: lines that make the run again; empty where that cannot be said.
@@ -60,7 +60,7 @@ class Card:
 
 def markdown(card: Card) -> str:
     """The section: finding, table, recommendation, limits, and how to make it again."""
-    blocks = ["## Attention sinks", plain(card.finding)]
+    blocks = ["## Attention sinks", *([plain(card.finding)] if card.finding else [])]
     if card.rows:
         aligned = ["---", *("---:" for _ in card.headings[1:])]
         lines = [card.headings, aligned, *card.rows]

@@ -279,13 +279,16 @@ def _certificates(audits: Sequence[tuple[str, Audit]], table: pd.DataFrame) -> d
 
 
 def _condition(audit: Audit, kind: str) -> float | None:
-    """Gu et al.'s rate at the first position under one of the audit's conditions."""
-    for entry in audit.summary.get("conditions") or []:
-        if not isinstance(entry, dict):
-            continue
+    """Gu et al.'s rate at the first position under one of the audit's conditions.
+
+    Args:
+        kind: a corpus, of whose conditions the first counts; or ``"with"`` or ``"without"`` BOS, on the audit's own text.
+    """
+    conditions = [entry for entry in audit.summary.get("conditions") or [] if isinstance(entry, dict)]
+    for entry in conditions:
         corpus, bos = entry.get("corpus"), entry.get("bos")
-        artificial = corpus in ("random_tokens", "repeated_token")
-        if kind == corpus or (not artificial and bos is not None and kind == ("with" if bos else "without")):
+        own = corpus == conditions[0].get("corpus")  # which may be an artificial one
+        if kind == corpus or (own and bos is not None and kind == ("with" if bos else "without")):
             return _float(entry.get("sink_rate_gu2024"))
     return None
 

@@ -15,7 +15,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.policies.base import BoundedPolicy
 from sinklab.streaming.decoding import Tokenizer
 from sinklab.streaming.held import HeldLayer
-from sinklab.streaming.host import Planner, generating_model, join, kept_tensors
+from sinklab.streaming.host import Planner, copied_together, generating_model, join, kept_tensors
 from sinklab.streaming.table import IndexedTable, PlannedStep, Table
 from sinklab.streaming.telemetry import Telemetry, describe_slots
 
@@ -73,14 +73,24 @@ class BoundedCache(Cache, Planner):
             layer.move(-steps)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A cache of the same model that goes on by itself, as for texts with a common beginning; the model is not copied."""
+        """A cache of the same model that goes on by itself, as for texts with a common beginning; the model is not copied.
+
+        Raises:
+            ConfigurationError: the model is being copied too, of which the copy could not be the cache.
+        """
         model = self.model
-        for module in () if model is None else model.modules():
-            memo.setdefault(id(module), module)
+        shared = {} if model is None else {id(module): module for module in model.modules()}
+        if any(memo.get(key, module) is not module for key, module in shared.items()):
+            raise ConfigurationError(copied_together(f"the {type(model).__name__}"))
+        memo.update(shared)
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
-        for name, value in vars(self).items():
-            setattr(copied, name, copy.deepcopy(value, memo))
+        try:
+            for name, value in vars(self).items():
+                setattr(copied, name, copy.deepcopy(value, memo))
+        finally:  # or a model that is copied after the cache would be the first one itself
+            for key in shared:
+                memo.pop(key, None)
         if model is not None:
             join(model, copied)
         return copied

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import copy
 import inspect
 import sys
 import weakref
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Arguments",
     "Planner",
+    "copied_together",
     "decoder_of",
     "generating_model",
     "join",
@@ -172,6 +174,14 @@ class _Hooks:
         """A copy of a model has copies of its hooks, and no caches yet."""
         return {**self.__dict__, "caches": set()}
 
+    def __deepcopy__(self, memo: dict[int, object]) -> _Hooks:
+        caches = [cache for reference in tuple(self.caches) if (cache := reference()) is not None]
+        if any(id(cache) in memo for cache in caches):  # copied before the model, by the same call
+            raise ConfigurationError(copied_together("the model"))
+        memo[id(self)] = copied = _Hooks.__new__(_Hooks)
+        copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
+        return copied
+
     def before(self, module: nn.Module, args: tuple[object, ...], kwargs: Arguments) -> tuple[tuple[()], Arguments] | None:
         arguments = {**dict(zip(self.names, args, strict=False)), **kwargs}
         cache = _planner(arguments.get("past_key_values"))
@@ -186,6 +196,15 @@ class _Hooks:
     ) -> ModelOutput | None:
         cache = _planner(kwargs.get("past_key_values"))
         return None if cache is None else _close(cache, output)
+
+
+def copied_together(model: str) -> str:
+    """Why a cache is not copied by the call that copies its model."""
+    return (
+        f"a cache and {model} that it belongs to cannot be copied together: a copy of a cache is one of the same model. Copy "
+        "the model alone and make a cache for the copy; save_state and load_state of sinklab.streaming.state hand over what "
+        "one that goes by positions holds"
+    )
 
 
 def _planner(cache: object) -> Planner | None:

@@ -161,6 +161,8 @@ def test_bos_must_exist(checkpoint):
 def test_measure_needs_a_probe(checkpoint):
     with pytest.raises(ConfigurationError, match=r"name at least one probe; known: attention_received"):
         measure(str(checkpoint), probes=[])
+    with pytest.raises(ConfigurationError, match=r"`probes` has 'entropy' 2 times; expected it once"):
+        measure(str(checkpoint), probes=["entropy", "entropy:sink_position=2"])
 
 
 def test_a_model_that_is_not_deterministic_is_refused():

@@ -190,6 +190,52 @@ def test_a_run_of_another_kind_shows_its_numbers(tmp_path):
     assert {result.metric_type: result.metric_value for result in card.data.eval_results} == {"entropy": 1.5, "gu2024": 25.0}
 
 
+def test_the_settings_of_probes_are_said(checkpoint, tmp_path, monkeypatch):
+    """Runs that differ in nothing else give other cards, metadata and lines, and the line measures the same again."""
+    texts = {}
+    for threshold in (0.2, 0.4):
+        out = tmp_path / str(threshold)
+        probes = ["--probe", f"sink_rate:threshold={threshold}", "--probe", "null_mass,entropy:sink_position=2"]
+        run("measure", checkpoint, *probes, "--corpus", "random_tokens", "--samples", "3", "--seq-len", "12", "--out", out)
+        texts[threshold] = run("card", out, "--yaml").stdout
+    for threshold, text in texts.items():
+        card = ModelCard(text)
+        assert f"| gu2024 (sink_rate:threshold={threshold}) |" in card.text
+        names = {result.metric_type: result.metric_name for result in card.data.eval_results}
+        assert names["gu2024"] == f"gu2024 (sink_rate:threshold={threshold}), percent"
+        assert card.text.startswith("\n## Attention sinks\n\n| measurement")  # no empty paragraph in place of a finding
+        words = shlex.split(text.split("```")[1].removeprefix("console\n"))
+        assert f"--probes=sink_rate:threshold={threshold},null_mass,entropy:sink_position=2" in words
+    monkeypatch.chdir(checkpoint.parent)
+    run(*words[1:], "--out", tmp_path / "again")
+    first, second = (read_run(tmp_path / name) for name in (str(threshold), "again"))
+    assert (second["probes"], second["config"], second["token_sha256"]) == (
+        first["probes"],
+        first["config"],
+        first["token_sha256"],
+    )
+
+
+def test_the_card_of_an_older_run_has_the_settings_too(checkpoint, tmp_path):
+    """Its config has the names of the probes alone; the record has their settings elsewhere."""
+    run(
+        "measure",
+        checkpoint,
+        "--probe",
+        "sink_rate:threshold=0.2",
+        "--corpus",
+        "random_tokens",
+        "--samples",
+        "3",
+        "--out",
+        tmp_path / "a",
+    )
+    record = read_run(tmp_path / "a")
+    record["config"]["probes"] = ["sink_rate"]
+    write_json(record, tmp_path / "a" / "run.json")
+    assert "--probes=sink_rate:threshold=0.2" in run("card", tmp_path / "a").stdout
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [

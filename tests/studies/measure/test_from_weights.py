@@ -212,6 +212,10 @@ def test_what_cannot_be_attention_weights_is_refused_in_a_line(case):
         ({"window": 4.0}, r"`window` is 4\.0; expected a whole number of keys"),
         ({"window": [2.5]}, r"`window` is 2\.5; expected a whole number"),
         ({"probes": "entropy"}, r"`probes` is one probe, 'entropy'; expected a list"),
+        (
+            {"probes": ["sink_rate:threshold=0.2", "entropy", {"name": "sink_rate", "threshold": 0.4}]},
+            r"`probes` has 'sink_rate' 2 times; expected it once, since rows of a table have the name",
+        ),
         ({"window": [1, 2]}, r"`window` has 2 entries for 1 layers"),
         ({"probes": ["key_norm"]}, r"probe 'key_norm' reads queries, keys and values, which weights do not give"),
         ({"probes": [KeyNorm()]}, r"probe 'key_norm' reads"),

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from sinklab.errors import InputError
+from sinklab.registry import spelled
 from sinklab.report.card import Card, CardNumber
 from sinklab.report.policies import HEADINGS, is_comparison, left_out_lines, policy_rows
 from sinklab.report.runs import IndexedRun, index_run
 from sinklab.report.words import condition_name, is_number, loss_unit, number, percent, unit_of
 from sinklab.results.summaries.cache import Comparison
 from sinklab.results.table import read_run
-from sinklab.studies.card.reproduction import command_of, public_name, public_spec
+from sinklab.studies.card.reproduction import command_of, probe_settings, public_name, public_spec
 from sinklab.studies.depend.words import bos_name, index_text
 
 __all__ = ["card_of"]
@@ -199,13 +200,26 @@ def _quantize(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
 
 
 def _other(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
-    """A run of any other command: the numbers of the whole model in its table."""
-    shown = list(run.numbers.items())[:MOST_ROWS]
-    rows = [[name, f"{number(value)} {unit}".strip()] for name, (value, unit) in shown]
-    numbers = [CardNumber(name, name, value, unit or "1") for name, (value, unit) in shown]
+    """A run of any other command: the numbers of the whole model in its table, each with the settings of its probe."""
+    under = _settings_of_metrics(record)
+    rows, numbers = [], []
+    for name, (value, unit) in list(run.numbers.items())[:MOST_ROWS]:
+        title = name + under.get(name.partition(" · ")[0], "")  # behind the point: under what other condition
+        rows.append([title, f"{number(value)} {unit}".strip()])
+        numbers.append(CardNumber(name, title, value, unit or "1"))
     corpus, samples = summary.get("corpus") or _corpus(record), run.settings.get("samples")
     limits = [f"{f'{samples} samples of ' if samples else ''}{public_name(str(corpus))}; numbers have no interval here."]
     return ["measurement", "value"], rows, limits if corpus else [], numbers
+
+
+def _settings_of_metrics(record: Summary) -> dict[str, str]:
+    """Metric to the settings that its probe had, as ``" (sink_rate:threshold=0.2)"``; none of a probe without settings."""
+    probes = {str(one["name"]): public_spec(spelled(one)) for one in probe_settings(record) if len(one) > 1}
+    return {
+        str(one.get("metric")): f" ({probes[one['probe']]})"
+        for one in record.get("definitions") or []
+        if isinstance(one, dict) and one.get("probe") in probes
+    }
 
 
 KINDS: dict[str, Callable[[Summary, Summary, IndexedRun], Filled]] = {

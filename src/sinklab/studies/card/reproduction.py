@@ -8,7 +8,9 @@ import re
 import shlex
 from collections.abc import Mapping
 
-__all__ = ["command_of", "public_name", "public_spec"]
+from sinklab.registry import spelled
+
+__all__ = ["command_of", "probe_settings", "public_name", "public_spec"]
 
 FUNCTIONS = {
     "audit": "sinklab.studies.audit.audit:audit",
@@ -43,6 +45,8 @@ def command_of(record: Mapping[str, object], summary: Mapping[str, object], mode
     for old, new in ELSEWHERE.get(kind, {}).items():
         given[new] = given.pop(old, None)
     given |= {"domains": summary.get("domains")} if kind == "causes" else {}
+    if kind == "measure":  # the config of older runs has the names of the probes alone
+        given["probes"] = [spelled(settings) for settings in probe_settings(record)] or given.get("probes")
     specs = [*given.get("tasks", [None]), *(given.get("policies") or [])]
     if kind == "depend" and not all(isinstance(spec, str) for spec in specs):  # objects of Python have no line
         return ""
@@ -58,6 +62,12 @@ def command_of(record: Mapping[str, object], summary: Mapping[str, object], mode
         if option in parameters and value is not None and not _is_default(value, parameters[option].default):
             words += _option(option, value)
     return shlex.join(words)
+
+
+def probe_settings(record: Mapping[str, object]) -> list[dict[str, object]]:
+    """Name and settings of every probe of a run of ``measure``, from its record; empty where that does not say."""
+    probes = record.get("probes")
+    return [one for one in probes if isinstance(one, dict) and "name" in one] if isinstance(probes, list) else []
 
 
 def _is_default(value: object, default: object) -> bool:

@@ -86,6 +86,7 @@ def measure(
     from sinklab.corpora._reading import corpus_record, read_samples
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
     from sinklab.registry import probes as registry
+    from sinklab.registry import spelled
     from sinklab.results.metric import definitions
     from sinklab.studies.measure import probing
     from sinklab.studies.measure.display import display
@@ -96,6 +97,7 @@ def measure(
         if not probes:
             raise ConfigurationError(f"name at least one probe; known: {', '.join(registry)}")
         chosen = probing.make_probes(probes, threshold)
+        made = [registry.settings(probe) for probe in chosen]
         loaded = reading_part(probing.opened(
             model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
             device_map=device_map, max_memory=max_memory, offload_folder=offload_folder, tp=tp,
@@ -112,11 +114,11 @@ def measure(
             table=probing.labelled(session, loaded, run_id=run.id, corpus=text.label, bos=int(with_bos), seed=seed),
             display=display,
             loaded=loaded,
-            config={"corpus": text.label, "seq_len": drawn.positions or seq_len, "probes": [probe.name for probe in chosen]},
+            config={"corpus": text.label, "seq_len": drawn.positions or seq_len, "probes": [spelled(probe) for probe in made]},
             model=probing.model_facts(loaded, session),
             corpus=corpus_record(text, reading),
             token_sha256=drawn.sha256,
-            probes=[registry.settings(probe) for probe in chosen],
+            probes=made,
             definitions=definitions({probe.name: probe.metrics for probe in chosen}),
             checks=probing.checks(session, identity),
             calls=dict(session.calls),

@@ -124,11 +124,20 @@ def make_probes(probes: Sequence[str | Mapping[str, object] | Probe], threshold:
     """A list of probes from their names and settings, as :func:`make_probe`.
 
     Raises:
-        ConfigurationError: one probe and no list.
+        ConfigurationError: one probe and no list, or two probes of one name: a row of a table has the name of its probe and
+            not the settings, so that their numbers could not be told apart, and means would be taken over both.
     """
     if isinstance(probes, (str, Mapping, Probe)):
         raise ConfigurationError(f"`probes` is one probe, {probes!r}; expected a list of them")
-    return [make_probe(probe, threshold) for probe in probes]
+    made = [make_probe(probe, threshold) for probe in probes]
+    names = [probe.name for probe in made]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(
+            f"`probes` has {twice!r} {names.count(twice)} times; expected it once, since rows of a table have the name of a "
+            "probe and not its settings. Measure once for each setting"
+        )
+    return made
 
 
 def uses_bos(encoder: Encoder, bos: str) -> bool:
