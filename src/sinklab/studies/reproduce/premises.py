@@ -43,6 +43,8 @@ def with_lent(kept: StoredClaim, results: Iterable[StoredClaim]) -> tuple[ClaimR
     for label, metrics in _asked(kept.record).items():
         seeds = dict.fromkeys(record["seeds"])
         for lender in sorted(results, key=lambda other: (-len(other.record["seeds"]), other.record["claim"])):
+            if seeds.keys() >= set(lender.record["seeds"]):
+                continue
             for lent in _numbers(lender, kept, label, metrics):
                 new = lent[~lent["seed"].isin(seeds)]
                 rows.append(new)
