@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sinklab.attention.anatomy import require_module
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.policies.base import PolicySpec
@@ -71,6 +72,7 @@ class Stream:
         keep: str | Sequence[int] | None = None,
         chunk: int = 128,
     ) -> None:
+        require_module(model)
         if chunk < 1:
             raise ConfigurationError(f"chunk {chunk} must be 1 or more")
         if isinstance(stop, str) or "" in stop:
