@@ -255,6 +255,9 @@ class Stream:
         """Text of each row that waits for the next token, because a character or a stop string may be in the making."""
         return tuple(decoder.rest() for decoder in self._decoders) or ("",) * len(self._ended)
 
+    def __repr__(self) -> str:
+        return f"Stream({type(self.model).__name__} at position {self.position:,}; {self.telemetry()})"
+
     def telemetry(self) -> Telemetry:
         """What is held, and what has gone; see :class:`~sinklab.streaming.telemetry.Telemetry`."""
         return self.reader.telemetry()
