@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 
@@ -249,6 +250,16 @@ class TestBadInput:
         (tmp_path / "bytes").write_bytes(b"abc\xff")
         result = run(checkpoint, "--file", tmp_path / "bytes", status=2)
         assert "is no UTF-8 text: invalid start byte at byte 3" in result.stderr
+
+    def test_a_pipe_is_a_file(self, checkpoint, tmp_path):
+        """As a shell makes one of ``<(zcat book.gz)``; a byte-order mark is no part of the text."""
+        reading, writing = os.pipe()
+        os.write(writing, b"\xef\xbb\xbfabc")
+        os.close(writing)
+        result = run(checkpoint, "--file", f"/dev/fd/{reading}", "--max-new-tokens", 3)
+        os.close(reading)
+        assert result.stdout == run(checkpoint, "--prompt", "abc", "--max-new-tokens", 3).stdout
+        assert "cannot be read as a text file: Is a directory" in run(checkpoint, "--file", tmp_path, status=2).stderr
 
     def test_a_model_without_a_tokenizer(self, own_checkpoint):
         for name in ("tokenizer.json", "tokenizer_config.json"):

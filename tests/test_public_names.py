@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 from pathlib import Path
 
@@ -39,6 +40,16 @@ def test_the_type_checker_sees_the_same_names():
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(AttributeError, match=r"no attribute 'audti'; it has .*audit"):
         _ = sinklab.audti
+
+
+def test_what_messages_and_docstrings_tell_to_call_is_public():
+    called = {
+        name
+        for path in Path(sinklab.__file__).parent.rglob("*.py")
+        for name in re.findall(r"\bsinklab\.(\w+)\(", path.read_text())
+    }
+    assert "wrap_model" in called
+    assert called <= set(sinklab.__all__)
 
 
 @pytest.mark.parametrize("module", MODULES)

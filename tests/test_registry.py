@@ -267,6 +267,7 @@ def test_settings_are_written_behind_a_colon_and_checked():
         (probes, "entropy:sink=2", "probe 'entropy' has no setting 'sink'; it has sink_position. Did you mean 'sink_position'"),
         (recipes, "tiny:model.windw=8", "there is no field 'model.windw'. Did you mean 'window'"),
         (read_outs, "sinks:rows=8", "read-out 'sinks' has no setting 'rows'; it has none"),
+        (operations, type(operations.make("relu")), "Relu is a class; make one of it: Relu\\(…\\)"),
         (claims, "sgd_keeps_the_sink:x=1", "claim 'sgd_keeps_the_sink' has no setting 'x'; it has none"),
     ],
 )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sinklab.attention.session import attend
     from sinklab.attention.statistics.of_tensors import attention_statistics
     from sinklab.models.attach import attach, save_model
-    from sinklab.models.loading import load_model
+    from sinklab.models.loading import load_model, wrap_model
     from sinklab.probes.sink_rate import SinkRate
     from sinklab.report.html import write_report
     from sinklab.streaming.cache import PolicyCache, SinkCache
@@ -61,6 +61,7 @@ _HOMES = {
     "save_model": "sinklab.models.attach",
     "show": "sinklab.studies.show.show",
     "stream": "sinklab.streaming.stream",
+    "wrap_model": "sinklab.models.loading",
     "write_report": "sinklab.report.html",
 }
 
@@ -90,6 +91,7 @@ __all__ = [
     "save_model",
     "show",
     "stream",
+    "wrap_model",
     "write_report",
 ]
 

@@ -156,8 +156,9 @@ class Registry(Generic[T]):
         """Name and settings of ``"name:key=value,key=value"`` (values in YAML) or ``{"name": …, key: value}``, unchecked.
 
         Raises:
-            ConfigurationError: it reads like neither.
+            ConfigurationError: it reads like neither, or is a class.
         """
+        self._refuse_class(spec)
         if not isinstance(spec, str):
             settings = dict(spec)
             name = settings.pop("name", self.default)
@@ -198,8 +199,9 @@ class Registry(Generic[T]):
         Raises:
             UnknownNameError: no such name (did you mean …?).
             ConfigurationError: a setting that the plug-in does not have (did you mean …?), one that is missing or of another
-                type, or a value that the plug-in refuses.
+                type, a value that the plug-in refuses, or a class in place of a plug-in.
         """
+        self._refuse_class(spec)
         if not isinstance(spec, (str, Mapping)):
             return spec
         settings = self.read(spec)
@@ -242,6 +244,10 @@ class Registry(Generic[T]):
         if name not in names:
             known = f"Known: {', '.join(names)}" if len(names) <= LISTED else f"Known: see 'sinklab list {self.plural}'"
             raise UnknownNameError(f"no {self.kind} is called {name!r}.{_did_you_mean(name, names)} {known}")
+
+    def _refuse_class(self, spec: object) -> None:
+        if isinstance(spec, type):
+            raise ConfigurationError(f"{spec.__name__} is a class; make one of it: {spec.__name__}(…)")
 
     def _folder(self) -> Path:
         return Path(__file__).parent / self.plural

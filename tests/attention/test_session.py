@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from tests.conftest import make_sinklm
@@ -11,11 +13,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCau
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
-from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelError
+from sinklab.errors import ConfigurationError, InputError, SessionError, UnsupportedModelError
 from sinklab.interventions.zero_head import ZeroHead
+from sinklab.models.attach import attach
+from sinklab.models.loading import wrap_model
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.sink_rate import SinkRate
+from sinklab.streaming.cache import SinkCache
+from sinklab.streaming.stream import Stream
 
 IDS = torch.arange(2, 14)[None]
 
@@ -176,3 +182,33 @@ def test_in_training_only_dropout_stands_in_the_way(dropout, verified):
                 model(input_ids=IDS)
         else:
             model(input_ids=IDS)
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({"probes": SinkRate()}, "`probes` is 'sink_rate'; expected a list of probes"),
+        ({"probes": "sink_rate"}, "`probes` is 'sink_rate'; expected a list of probes"),
+        ({"probes": None}, "`probes` is None; expected a list of probes"),
+        ({"probes": [SinkRate]}, "`probes` holds a class; make one of it: SinkRate(…)"),
+        ({"interventions": ZeroHead(heads={0: [0]})}, "`interventions` is 'zero_head'; expected a list of interventions"),
+        ({"interventions": ["zero_head"]}, "make one of it with sinklab.registry.interventions.make('zero_head')"),
+        ({"interventions": [ZeroHead]}, "`interventions` holds a class; make one of it: ZeroHead(…)"),
+    ],
+)
+def test_one_probe_a_name_and_a_class_are_refused_in_a_line(named, message):
+    with pytest.raises(ConfigurationError, match=re.escape(message)), attend(make_sinklm(), **named):
+        pass
+
+
+def test_what_is_no_model_is_refused_with_what_to_give_instead():
+    loaded = wrap_model(make_sinklm())
+    for function in (lambda model: attend(model).__enter__(), lambda model: attach(model, "sigmoid"), SinkCache, Stream):
+        with pytest.raises(InputError, match=r"LoadedModel holds a model and is none itself; give its `\.model`"):
+            function(loaded)
+        with pytest.raises(
+            InputError, match=r"'org/model' is the name of a model; load it first: load_model\('org/model'\)\.model"
+        ):
+            function("org/model")
+        with pytest.raises(InputError, match="dict is no model; expected a module of torch"):
+            function({})

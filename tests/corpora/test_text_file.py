@@ -38,6 +38,16 @@ def test_paragraphs_come_first_then_the_other_lines_each_once(book):
     assert sorted(rows[3:]) == ["  aa", "bbbb"]
 
 
+def test_a_line_without_end_gives_samples_from_inside(tmp_path):
+    """After the beginnings of lines: at the first word behind every thousand characters, or there, without blanks."""
+    (tmp_path / "one line.txt").write_text(" ".join(f"{number:04}" for number in range(1000)) + "\n" + "x" * 2500)
+    rows = read(tmp_path / "one line.txt", samples=8)
+    assert rows[:2] == ["0000", "xxxx"]
+    assert sorted(rows[2:]) == ["0200", "0400", "0600", "0800", "xxxx", "xxxx"]
+    with pytest.raises(InputError, match="gives 8 of 9 samples"):
+        read(tmp_path / "one line.txt", samples=9)
+
+
 def test_the_seed_decides_the_order(book):
     orders = {tuple(read(book, seed=seed, samples=3)) for seed in range(20)}
     assert len(orders) == 6

@@ -115,6 +115,20 @@ def test_different_settings_are_said(folders: list[Path], tmp_path: Path) -> Non
     assert "These audits differ in threshold and seq_len: their rates are not comparable as they stand." in text
 
 
+@pytest.mark.parametrize("changes", [{"samples": 20}, {"seq_len": 32}, {"bos": "none"}, {"seed": 7}])
+def test_losses_of_other_passages_are_not_ranked(folders: list[Path], tmp_path: Path, changes: dict) -> None:
+    """Losses per byte compare tokenizers, but over other passages or behind less context they are other losses."""
+    run = read_run(folders[0])
+    other = {"config": {"seed": 0} | run["config"] | changes, "token_sha256": "1a" * 32}
+    first = write_audit(
+        tmp_path / "a", model="a", summary={"loss": 3.0, "bits_per_byte": 1.25}, run={"config": {"seed": 0} | run["config"]}
+    )
+    second = write_audit(tmp_path / "b", model="b", summary={"loss": 2.0, "bits_per_byte": 1.1}, run=other)
+    text = write_comparison([first, second], tmp_path / "compare.html").read_text(encoding="utf-8")
+    assert f"Losses are not ranked, since the audits differ in {next(iter(changes))}: they are of other passages" in text
+    assert "Lowest loss" not in text
+
+
 def test_other_texts_are_said_whatever_they_are_called(folders: list[Path], tmp_path: Path) -> None:
     """Two files of one name: the losses are not ranked, and the warning shows what differs."""
     config = read_run(folders[0])["config"] | {"corpus": "text.txt"}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import fcntl
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -27,6 +29,11 @@ TABLE = make_table([{"metric": "m", "value": 1.0, "unit": "weight", "count": 1}]
 
 def display(result):
     yield f"[bold]{result.kind}[/bold]"
+
+
+def write_its_kind(folder):
+    (folder / "report.html").write_text(read_run(folder)["kind"])
+    return folder / "report.html"
 
 
 def run(out, number=1, **options):
@@ -425,6 +432,13 @@ class TestResult:
         with pytest.raises(InputError, match="was not written, so it has no page; give a directory with `out`"):
             unwritten.report()
         assert unwritten._repr_html_() == result._repr_html_()
+
+    def test_pickled_and_copied(self):
+        """A result travels to another process, with what its page in a notebook is made of."""
+        result = Run("trial").finish(table=TABLE, summary={"loss": 1.5}, display=display, page=write_its_kind)
+        for other in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
+            assert (other.summary, other.record, repr(other)) == (result.summary, result.record, repr(result))
+            assert other._repr_html_() == result._repr_html_()
 
     def test_in_a_notebook_without_a_page(self):
         result = Result({"model": "<b>", "loss": 1.5, "heads": []}, TABLE, {"kind": "trial"}, None, display)

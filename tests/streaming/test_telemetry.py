@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 import torch
-from tests.conftest import make_sinklm
+from tests.conftest import make_sinklm, make_tokenizer
 
-from sinklab import PolicyCache, SinkCache
+from sinklab import Chat, PolicyCache, SinkCache, Stream
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.streaming.reader import open_reader
@@ -207,3 +207,13 @@ class TestFigures:
         found = cache.telemetry()
         assert (found.seen, found.held, found.rebases, found.highest_position) == ((0,), (0,), 0, -1)
         assert len(cache.describe()) == 0
+
+
+def test_what_a_debugger_shows(model):
+    assert repr(SinkCache(num_sinks=2, window=3)) == "SinkCache(2+3, of no model yet)"
+    cache = read(model, SinkCache(model, num_sinks=2, window=3), [[1, 2, 3]])
+    assert repr(cache) == f"SinkCache(SinkLM; {cache.telemetry()})"
+    source = Stream(model, policy={"name": "sink_window", "num_sinks": 2, "window": 3}).feed([1, 2, 3])
+    assert repr(source) == f"Stream(SinkLM at position 3; {source.telemetry()})"
+    assert repr(source.reader) == f"CacheReader(SinkLM; {source.telemetry()})"
+    assert repr(Chat(model, tokenizer=make_tokenizer())).startswith("Chat(Stream(SinkLM at position 0; 4+")

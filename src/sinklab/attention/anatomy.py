@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping
 
@@ -14,8 +15,9 @@ from transformers.pytorch_utils import Conv1D
 from sinklab.attention.call import Part
 from sinklab.attention.placement import held
 from sinklab.attention.ranks import Ranks
+from sinklab.errors import InputError
 
-__all__ = ["Anatomy", "off_seam_modules", "on_seam_modules"]
+__all__ = ["Anatomy", "off_seam_modules", "on_seam_modules", "require_module"]
 
 OUTPUT_NAMES = (
     "o_proj",
@@ -43,6 +45,21 @@ INPUT_NAMES = re.compile(
 QUERY_MAPS = re.compile(r"(^|_)w?q[kv]{0,2}($|_)|query", re.IGNORECASE)
 """Those of them that give queries, which recurrences (RWKV) have not."""
 CROSS = re.compile(r"EncDecAttention|cross_?attn|cross_?attention|encoder_attn", re.IGNORECASE)
+
+
+def require_module(model: object) -> None:
+    """Refuse what is no module of torch where one is looked at or changed, with what to give in its place.
+
+    Raises:
+        InputError: a name, what ``load_model`` gave, or anything else.
+    """
+    if isinstance(model, nn.Module):
+        return
+    if isinstance(model, (str, os.PathLike)):
+        raise InputError(f"{os.fspath(model)!r} is the name of a model; load it first: load_model({os.fspath(model)!r}).model")
+    if isinstance(getattr(model, "model", None), nn.Module):
+        raise InputError(f"{type(model).__name__} holds a model and is none itself; give its `.model`")
+    raise InputError(f"{type(model).__name__} is no model; expected a module of torch")
 
 
 class Anatomy:

@@ -6,14 +6,14 @@ import contextlib
 import dataclasses
 import importlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from sinklab.attention import host_arguments, seam
-from sinklab.attention.anatomy import Anatomy, off_seam_modules
+from sinklab.attention.anatomy import Anatomy, off_seam_modules, require_module
 from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
 from sinklab.attention.describe import describe_call
 from sinklab.attention.editing import Editing
@@ -97,11 +97,10 @@ class Session:
     def __init__(
         self, model: nn.Module, probes: Sequence[Probe] = (), interventions: Sequence[Intervention] = (), *, verify: bool = True
     ) -> None:
+        require_module(model)
+        _require_objects("probe", probes, Probe)
+        _require_objects("intervention", interventions, Intervention)
         for probe in probes:
-            if isinstance(probe, str):
-                raise ConfigurationError(
-                    f"`probes` holds a name; make a probe of it with sinklab.registry.probes.make({probe!r})"
-                )
             unknown = sorted(set(probe.needs) - set(NEEDS))
             if unknown:
                 raise ConfigurationError(f"probe {probe.name!r} needs {', '.join(unknown)}; known needs: {', '.join(NEEDS)}")
@@ -372,6 +371,22 @@ class Session:
 
 def _texts(ids: list[int], tokenizer: Decoder | None) -> list[str]:
     return [str(one) if tokenizer is None else str(tokenizer.decode([one])) for one in ids]
+
+
+def _require_objects(kind: str, given: object, base: type) -> None:
+    """Refuse one plug-in in place of a list of them, and names and classes in the list.
+
+    Raises:
+        ConfigurationError: one of these, or no list.
+    """
+    plural = f"{kind}s"
+    if isinstance(given, (str, base, type)) or not isinstance(given, Iterable):
+        raise ConfigurationError(f"`{plural}` is {getattr(given, 'name', given)!r}; expected a list of {plural}")
+    for one in given:
+        if isinstance(one, str):
+            raise ConfigurationError(f"`{plural}` holds a name; make one of it with sinklab.registry.{plural}.make({one!r})")
+        if isinstance(one, type):
+            raise ConfigurationError(f"`{plural}` holds a class; make one of it: {one.__name__}(…)")
 
 
 def table_of(probes: Sequence[Probe], **constants: object) -> pd.DataFrame:

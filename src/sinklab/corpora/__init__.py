@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +26,7 @@ SOUNDS = (".wav", ".mp3", ".flac", ".ogg", ".m4a", ".opus", ".aac", ".wma", ".ai
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def resolve_corpus(spec: str | Mapping[str, object] | Corpus, **dataset: str | None) -> Corpus:
+def resolve_corpus(spec: str | os.PathLike[str] | Mapping[str, object] | Corpus, **dataset: str | None) -> Corpus:
     """The corpus of that name, or the texts or dataset at that path, or the dataset of that name on the hub, in this order.
 
     A folder is what most of its files are: a dataset, texts (``.txt``, ``.md``), pictures or recordings; in a draw, the
@@ -38,10 +39,19 @@ def resolve_corpus(spec: str | Mapping[str, object] | Corpus, **dataset: str | N
 
     Raises:
         UnknownNameError: neither a name (did you mean …?) nor a path.
-        InputError: a path at which there is nothing readable.
+        InputError: a path at which there is nothing readable, or something that is neither a name nor a corpus.
         ConfigurationError: settings of a dataset for something else, or settings that the corpus does not take.
     """
+    if isinstance(spec, os.PathLike):
+        spec = os.fspath(spec)
     if not isinstance(spec, (str, Mapping)):
+        from sinklab.corpora.base import Corpus
+
+        if not isinstance(spec, Corpus):
+            raise InputError(
+                f"`corpus` is a {type(spec).__name__}; expected a name, a path or a Corpus. Texts in memory go into a file, "
+                "one a line for records:path=FILE"
+            )
         return spec
     written = isinstance(spec, Mapping) or not Path(spec).expanduser().exists()  # a path may hold a colon
     fields: dict[str, Any] = corpora.read(spec) if written else {"name": spec}

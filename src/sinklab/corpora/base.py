@@ -118,7 +118,7 @@ class Encoder:
         if self.tokenizer is None:
             raise InputError(
                 "this model has no tokenizer, so it cannot read text; use `corpus` random_tokens or repeated_token, or give it "
-                "one: in its directory, or with wrap_model(model, tokenizer)"
+                "one: in its directory, or with sinklab.wrap_model(model, tokenizer)"
             )
         return self._ids(self.tokenizer, text, add_special_tokens=False)
 

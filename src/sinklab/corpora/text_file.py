@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import random
+import re
 from collections.abc import Iterator
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -23,13 +24,18 @@ MARKS = {
 }
 """Byte-order marks of other encodings, and their names as iconv takes them."""
 
+LONG_LINE = 1000
+"""Characters from one start of a passage inside of a line to the next; a text without line breaks is one line."""
+WORD = re.compile(r"(?<=\s)\S")
+
 
 @corpora.register("text_file")
 class TextFile(TextCorpus):
     """Passages of one file.
 
     A passage starts at the beginning of a paragraph, in an order drawn from the seed; when the paragraphs are used up, at the
-    beginnings of the other lines. No two samples start at the same place, but in a short text they may overlap.
+    beginnings of the other lines, and then inside of long lines, behind every thousand characters. No two samples start at the
+    same place, but in a short text they may overlap.
 
     For pre-training, one paragraph in twenty is held out, by the hash of its text, so that a repeated paragraph is on one side
     only. A document is a run of paragraphs between two of the other side: what belongs together stays together.
@@ -84,7 +90,7 @@ class TextFile(TextCorpus):
             yield from (self.text[start:] for start in starts)
 
     def documents(self, split: Split) -> Iterator[str]:
-        starts, _ = self._starts()
+        starts, *_ = self._starts()
         paragraphs = [self.text[start:stop] for start, stop in pairwise([*starts, len(self.text)])]
         held_out = held_out_keys(paragraph.strip() for paragraph in paragraphs)
         sides = [paragraph.strip() in held_out for paragraph in paragraphs]
@@ -97,14 +103,23 @@ class TextFile(TextCorpus):
             if side == (split == "held_out"):
                 yield "".join(paragraph for paragraph, _ in run).rstrip()
 
-    def _starts(self) -> tuple[list[int], list[int]]:
-        """Offsets of the first lines of paragraphs, and of all other lines that are not blank."""
+    def _starts(self) -> tuple[list[int], list[int], list[int]]:
+        """Offsets of the first lines of paragraphs, of other lines that are not blank, and of words inside of long lines."""
         paragraphs: list[int] = []
         others: list[int] = []
+        inside: list[int] = []
         offset, after_blank = 0, True
         for line in self.text.splitlines(keepends=True):
             if line.strip():
                 (paragraphs if after_blank else others).append(offset)
+                inside += [offset + place for place in _places_inside(line)]
             after_blank = not line.strip()
             offset += len(line)
-        return paragraphs, others
+        return paragraphs, others, inside
+
+
+def _places_inside(line: str) -> Iterator[int]:
+    """Where the first word begins behind every :data:`LONG_LINE` characters, or that place, in scripts without blanks."""
+    for place in range(LONG_LINE, len(line), LONG_LINE):
+        word = WORD.search(line, place, place + LONG_LINE)
+        yield place if word is None else word.start()

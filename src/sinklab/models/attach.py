@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sinklab.attention import host_arguments, seam
-from sinklab.attention.anatomy import off_seam_modules, on_seam_modules
+from sinklab.attention.anatomy import off_seam_modules, on_seam_modules, require_module
 from sinklab.attention.operation import HeadShape, Operation
 from sinklab.attention.paths.table import set_attention_path
 from sinklab.attention.placement import input_device
@@ -72,11 +72,13 @@ def attach(
             ``dummy_inputs`` by default.
 
     Raises:
+        InputError: what ``load_model`` gave, or a name, in place of the model.
         UnsupportedModelError: no attention module on the seam, learned sink logits of its own, or an operation that needs the
             model's help (a sink token).
         ConfigurationError: a :class:`~sinklab.models.language_model.SinkLM`, whose operation is a field of its config; or a
             second operation on top of one that is attached.
     """
+    require_module(model)
     if isinstance(model.config, SinkLMConfig):
         raise ConfigurationError(
             "the operation of a SinkLM is a field of its config: SinkLMConfig(operation={'name': …}); attach() is for models "

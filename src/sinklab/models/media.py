@@ -160,7 +160,7 @@ def _processor(loaded: LoadedModel, what: str) -> Processor:
         how = (
             "copy it from the original checkpoint, or save one there: processor.save_pretrained(...)"
             if loaded.source
-            else "give it: wrap_model(model, processor=...)"
+            else "give it: sinklab.wrap_model(model, processor=...)"
         )
         raise InputError(f"{where} how the model's {what} are made into numbers; {how}")
     return loaded.processor

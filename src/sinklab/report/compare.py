@@ -323,11 +323,15 @@ def _sentences(audits: Sequence[tuple[str, Audit]]) -> list[str]:
 
 
 def _losses(audits: Sequence[tuple[str, Audit]]) -> list[str]:
-    """Which model predicts best, where that can be said: of the same tokens per token, of the same text per byte."""
+    """Which model predicts best, where that can be said: of the same tokens per token, of the same passages per byte."""
     if sum(_float(audit.summary.get("loss")) is not None for _, audit in audits) < 2:
         return []
     if len({_text(audit) for _, audit in audits}) > 1:
         return ["Losses are not ranked, since the texts differ."]
+    if different := _different(audits, ("seq_len", "samples", "bos", "seed")):
+        return [
+            f"Losses are not ranked, since the audits differ in {_join(different)}: they are of other passages or contexts."
+        ]
     kinds = dict.fromkeys(loss_unit(audit.summary) for _, audit in audits if _float(audit.summary.get("loss")) is not None)
     if len(kinds) > 1:
         return [f"Losses are not ranked: {_join(list(kinds))} are losses of different tasks."]
@@ -341,6 +345,11 @@ def _losses(audits: Sequence[tuple[str, Audit]]) -> list[str]:
     best_name, best = min(known, key=lambda pair: pair[1])
     others = [f"{name} {percent(100 * (loss / best - 1))} above it" for name, loss in known if name != best_name and best > 0]
     return [f"Lowest loss: {best_name}, {number(best, 4)} {unit}; {_join(others)}."]
+
+
+def _different(audits: Sequence[tuple[str, Audit]], settings: Sequence[str]) -> list[str]:
+    """Those of some settings in which audits that have recorded them differ."""
+    return [name for name in settings if len({str(audit.config[name]) for _, audit in audits if name in audit.config}) > 1]
 
 
 def _text(audit: Audit) -> tuple[str, str]:
@@ -357,9 +366,7 @@ def _warning(audits: Sequence[tuple[str, Audit]]) -> str:
     if len(texts) > 1:
         listed = _join([f"{name} ({revision[:HASH_SHOWN]})" for name, revision in texts])
         sentences.append(f"These audits read different texts: {listed}. Neither their rates nor their losses compare.")
-    different = [
-        name for name in _SETTINGS if len({str(audit.config[name]) for _, audit in audits if name in audit.config}) > 1
-    ]
+    different = _different(audits, _SETTINGS)
     if different:
         sentences.append(f"These audits differ in {_join(different)}: their rates are not comparable as they stand.")
     return " ".join([*sentences, "Audit again with the same text and settings."]) if sentences else ""

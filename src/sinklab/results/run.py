@@ -181,6 +181,27 @@ class Result:
         return f"<table>{cells}</table>"
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Writer:
+    """Writes what the folder of a run holds besides its page; no function inside of one, so that a result can be pickled."""
+
+    table: pd.DataFrame
+    summary: Mapping[str, object] | None
+    about: Mapping[str, object]
+    files: Callable[[Path], None] | None
+
+    def __call__(self, folder: Path, *, whole: bool = True) -> None:
+        from sinklab.results.table import write_json, write_table
+
+        write_table(self.table, folder / "table.parquet")
+        if self.summary is not None:
+            write_json(self.summary, folder / "summary.json")
+        if whole:
+            write_json(self.about, folder / "run.json")
+        if self.files is not None:
+            self.files(folder)
+
+
 class Run:
     """One run of a command, from the refusal of what is in its way to the folder that it leaves::
 
@@ -321,7 +342,7 @@ class Run:
         """
         from sinklab.results.environment import environment
         from sinklab.results.metric import definitions_of
-        from sinklab.results.table import write_json, write_table
+        from sinklab.results.table import write_json
 
         about = {
             "run_id": self.id,
@@ -334,15 +355,7 @@ class Run:
         }
         result = Result(dict(summary or {}), table, about, self.out, display, page, frame=frame)
 
-        def write(folder: Path, *, whole: bool = True) -> None:
-            write_table(table, folder / "table.parquet")
-            if summary is not None:
-                write_json(summary, folder / "summary.json")
-            if whole:
-                write_json(about, folder / "run.json")
-            if files is not None:
-                files(folder)
-
+        write = _Writer(table, summary, about, files)
         if self.out is None or self._lock is None:
             return result if page is None else dataclasses.replace(result, write=write)
         self._lock.require()

@@ -48,6 +48,9 @@ class Reader(abc.ABC):
     def bytes_held(self) -> int:
         """Bytes of the keys and values that are kept between calls."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self.model).__name__}; {self.telemetry()})"
+
     def telemetry(self) -> Telemetry:
         """What is held, and what has gone, in figures.
 

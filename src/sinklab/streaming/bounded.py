@@ -62,6 +62,14 @@ class BoundedCache(Cache, Planner):
         """What the forward at hand does; ``None`` between forwards."""
         return None if self._table is None else self._table.step
 
+    def __repr__(self) -> str:
+        known = (
+            f"{self.policy.describe()}, of no model yet"
+            if self.model is None
+            else f"{type(self.model).__name__}; {self.telemetry()}"
+        )
+        return f"{type(self).__name__}({known})"
+
     @abc.abstractmethod
     def bind(self, model: PreTrainedModel) -> BoundedCache:
         """Take the model's layers, rotations and limits."""

@@ -84,6 +84,9 @@ class Chat:
             stream = Stream(model, **settings)
         self.stream = stream
 
+    def __repr__(self) -> str:
+        return f"Chat({self.stream!r})"
+
     def say(self, text: str) -> Stream:
         """Give the model a turn of the user; the stream, whose next tokens are the answer.
 

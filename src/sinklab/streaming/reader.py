@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from sinklab.attention.anatomy import require_module
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.base import Policy, PolicySpec, ScoredPolicy, SlotPolicy
@@ -97,6 +98,7 @@ def open_reader(model: PreTrainedModel, policy: PolicySpec, *, chunk: int = 128,
         UnknownNameError, ConfigurationError: no such policy, a setting it refuses, or one that cannot be quantised.
         UnsupportedModelError: it cannot be had with this model; see :class:`~sinklab.streaming.cache.PolicyCache`.
     """
+    require_module(model)
     made = policies.make(policy)
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(

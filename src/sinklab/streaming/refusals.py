@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel
 
+from sinklab.attention.anatomy import require_module
 from sinklab.errors import UnsupportedModelError
 from sinklab.policies.base import BoundedPolicy, SlotPolicy
 from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
@@ -14,6 +15,7 @@ __all__ = ["extent", "most_slots", "require_decoder", "require_positions"]
 
 def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
     """Refuse what is not a causal decoder whose every layer can see all that the policy holds."""
+    require_module(model)
     name, config = type(model).__name__, model.config.get_text_config()
     if model.config.is_encoder_decoder:
         if has_ordered_bias(model):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sinklab.attention.anatomy import require_module
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.policies.base import PolicySpec
@@ -71,6 +72,7 @@ class Stream:
         keep: str | Sequence[int] | None = None,
         chunk: int = 128,
     ) -> None:
+        require_module(model)
         if chunk < 1:
             raise ConfigurationError(f"chunk {chunk} must be 1 or more")
         if isinstance(stop, str) or "" in stop:
@@ -252,6 +254,9 @@ class Stream:
     def rest(self) -> tuple[str, ...]:
         """Text of each row that waits for the next token, because a character or a stop string may be in the making."""
         return tuple(decoder.rest() for decoder in self._decoders) or ("",) * len(self._ended)
+
+    def __repr__(self) -> str:
+        return f"Stream({type(self.model).__name__} at position {self.position:,}; {self.telemetry()})"
 
     def telemetry(self) -> Telemetry:
         """What is held, and what has gone; see :class:`~sinklab.streaming.telemetry.Telemetry`."""

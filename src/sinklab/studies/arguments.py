@@ -10,11 +10,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import operator
 import os
 import re
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 from typing_extensions import Doc
 
@@ -174,10 +189,15 @@ def _with_checked_numbers(function: F) -> F:
 
     @functools.wraps(function)
     def call(*positional: Any, **named: Any) -> Any:
-        bound = inspect.signature(function).bind(*positional, **named)
+        signature = inspect.signature(function)
+        try:
+            bound = signature.bind(*positional, **named)
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}() {error}; it takes {', '.join(signature.parameters)}") from None
         for name, value in bound.arguments.items():
             if name == "model" and isinstance(value, os.PathLike):  # a directory; everything behind reads names
-                bound.arguments[name] = os.fspath(value)
+                value = os.fspath(value)
+            value = bound.arguments[name] = _checked(function, name, value)
             if isinstance(value, (int, float, list, tuple)):
                 from sinklab.configuration import check_numbers
 
@@ -185,6 +205,49 @@ def _with_checked_numbers(function: F) -> F:
         return function(*bound.args, **bound.kwargs)
 
     return cast(F, call)
+
+
+def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
+    """The value; where a number is declared, as one of Python, which runs can record, and not of numpy.
+
+    Raises:
+        ConfigurationError: no number, one with a fraction in place of a whole one, or one thing in place of a list of them.
+    """
+    if isinstance(value, (list, tuple)):
+        return type(value)([_of_python(item) for item in value]) if type(value) in (list, tuple) else value
+    text = str(function.__annotations__.get(name, ""))
+    if text.removeprefix("Annotated[").startswith("Sequence[") and isinstance(value, (str, os.PathLike, Mapping)):
+        raise ConfigurationError(f"`{name}` is {value!r}; expected a list, also of one")  # a text is a sequence, of its letters
+    declared = _declared(function, name)
+    if value is None and type(None) in declared:
+        return None
+    try:
+        if declared <= {int, type(None)}:
+            return value if isinstance(value, bool) else operator.index(value)
+        if declared <= {int, float, type(None)}:
+            if isinstance(value, str):
+                raise TypeError
+            return value if isinstance(value, int) else float(value)
+    except (TypeError, ValueError):
+        what = "number" if float in declared else "whole number"
+        raise ConfigurationError(f"`{name}` is {value!r}; expected a {what}") from None
+    return value
+
+
+def _of_python(value: Any) -> Any:
+    """A number of numpy as one of Python; all else as it is."""
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () else value
+
+
+def _declared(function: Callable[..., Any], name: str) -> set[Any]:
+    """The types that a parameter is declared to take; what cannot be evaluated while it runs stands for itself."""
+    holder = types.SimpleNamespace(__annotations__={name: function.__annotations__.get(name, Any)})
+    try:
+        annotation = get_type_hints(holder, function.__globals__)[name]
+    except NameError:  # imported for type checkers only
+        return {Any}
+    parts = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    return set(parts)
 
 
 def parse_seeds(seeds: str | Sequence[int]) -> list[int]:

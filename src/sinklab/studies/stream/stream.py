@@ -281,10 +281,12 @@ def _text(prompt: str | None, file: Path | None, *, needed: bool) -> str | None:
     if prompt is not None:
         text, where = prompt, "`prompt`"
     elif file is not None:
-        if not file.is_file():
-            raise InputError(f"there is no text file {file}")
         try:
-            text, where = file.read_text(encoding="utf-8"), str(file)
+            text, where = file.read_text(encoding="utf-8-sig"), str(file)  # a pipe is read too, as shells make of <(…)
+        except FileNotFoundError:
+            raise InputError(f"there is no text file {file}") from None
+        except OSError as error:
+            raise InputError(f"{file} cannot be read as a text file: {error.strerror or error}") from None
         except UnicodeDecodeError as error:
             raise InputError(f"{file} is no UTF-8 text: {error.reason} at byte {error.start}") from error
     elif not needed:
