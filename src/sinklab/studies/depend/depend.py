@@ -161,13 +161,13 @@ def depend(
             else:
                 prepared.append(prepare_task(loaded, task, label, plan, items, seed))
         clock = Clock(
-            sum(task.tokens(condition.bos) for task in prepared for condition in plan.conditions),
+            ((condition.kind, task.tokens(condition)) for task in prepared for condition in plan.conditions),
             say if plan.grid else lambda text: None,
             run.progress,
         )
         if plan.grid:
             cells = len(plan.conditions)
-            say(f"{len(prepared) * cells} cells: {len(prepared)} tasks, {cells} conditions, {clock.tokens:,} tokens to read")
+            say(f"{len(prepared) * cells} cells: {len(prepared)} tasks, {cells} conditions, {clock.tokens:,} tokens to compute")
         identity: dict[str, object] = {"model": loaded.name, "revision": loaded.revision, "dtype": str(loaded.model.dtype)}
         if run.out is not None:
             identity["weights"] = hash_weights(loaded.model)
