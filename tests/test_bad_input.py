@@ -202,7 +202,7 @@ class TestOutputDirectory:
         (tmp_path / "file").write_text("not a directory")
         result = run("audit", checkpoint, *QUICK, "--out", tmp_path / "file" / "out")
         assert result.exit_code == 2
-        assert re.search(r"out cannot be made: .*file is not a directory that you may write; choose another", result.stderr)
+        assert re.search(r"out cannot be made: .*file is not a directory; choose another", result.stderr)
         assert result.stderr.count("\n") == 1
 
     def test_a_full_disk_leaves_nothing_behind(self, checkpoint, tmp_path, monkeypatch):

@@ -58,7 +58,9 @@ Qwen3-Next four; two on each side of an encoder–decoder). **Replace** says whe
 `sinklab_sigmoid` can take the place of the attention; where it cannot, running it raises.
 
 What an audit shows them: **masked encoders** read samples with both tokens of their tokenizer (`[CLS]` … `[SEP]`), and
-their loss is a masked-LM loss, taken in a pass of its own with 15 % of the tokens hidden. **Encoder–decoders** read
+their loss is a masked-LM loss, taken in a pass of its own with 15 % of the tokens hidden. XLM,
+Flaubert and the LM heads of the BERT family are among them where their attention looks ahead, which is found out by
+running them and not read from a config. **Encoder–decoders** read
 [pairs](corpora.md) of a source and a target, or the two halves of a text; encoder, decoder and cross-attention are
 reported apart, and the loss is that of the target's tokens. Neither has a cache policy; encoder–decoders have no causes
 and no certificate either, and every command that cannot serve them says so in one line.

@@ -20,10 +20,12 @@ from tests.training.conftest import short
 
 from sinklab import __version__
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.jobs import ray_cluster
+from sinklab.jobs import driver, ray_cluster
 from sinklab.jobs.cell import read_plan
 from sinklab.jobs.driver import run_sweep
+from sinklab.jobs.grid import make_cells
 from sinklab.results.table import read_run, read_table
+from sinklab.studies.reproduce.cells import open_store
 
 MEMORY = 80 * 2**20
 """Object store of a node in bytes, near the least that Ray takes; no cell puts anything there."""
@@ -124,6 +126,56 @@ def test_without_ray_the_sweep_says_what_to_install(text, tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigurationError, match=r"`ray` needs Ray, which is not installed; try: pip install 'sinklab\[ray\]'"):
         run_sweep(short(text), {"lr": [1e-3]}, tmp_path / "sweep", ray="auto", progress=False)
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.fixture
+def silent_address():
+    """An address at which nobody listens, and nobody else can."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{closed.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("from_where", "said"), [("variable", "which RAY_ADDRESS names"), ("file", "where Ray has started one before")]
+)
+def test_a_cluster_that_has_gone_is_refused_before_anything_is_prepared(
+    text, cache, tmp_path, monkeypatch, silent_address, from_where, said
+):
+    """Ray would try for minutes to reach what RAY_ADDRESS, or the file of the last cluster, names."""
+    pytest.importorskip("ray")
+    if from_where == "variable":
+        monkeypatch.setenv("RAY_ADDRESS", silent_address)
+    else:
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)
+        monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda temp_dir: silent_address)
+    monkeypatch.setattr("ray.init", mock.Mock(side_effect=AssertionError("Ray was asked")))
+    monkeypatch.setattr(driver, "prepare_texts", mock.Mock(side_effect=AssertionError("texts were encoded")))
+    port = silent_address.rpartition(":")[2]
+    with pytest.raises(
+        ConfigurationError,
+        match=rf"`ray` auto: no Ray cluster answers at [0-9.]+:{port}, {said} \(.*refused.*\); start one with",
+    ):
+        run_sweep(short(text), {"lr": [1e-3]}, tmp_path / "sweep", ray="auto", cache=cache, progress=False)
+    assert not (tmp_path / "sweep").exists()
+    cells = make_cells(short(text), {"lr": [1e-3]}, None, ())
+    with pytest.raises(ConfigurationError, match="no Ray cluster answers"):
+        open_store(tmp_path / "store", {cell.name: cell for cell in cells}, cache, ray="auto", progress=False)
+
+
+def test_without_any_cluster_auto_says_so_before_anything_is_prepared(text, cache, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)
+    monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda temp_dir: None)
+    monkeypatch.setattr(driver, "prepare_texts", mock.Mock(side_effect=AssertionError("texts were encoded")))
+    with pytest.raises(
+        ConfigurationError,
+        match=r"`ray` auto: no Ray cluster answers \(Could not find any running Ray instance\..*start one with",
+    ):
+        run_sweep(short(text), {"lr": [1e-3]}, tmp_path / "sweep", ray="auto", cache=cache, progress=False)
     assert not (tmp_path / "sweep").exists()
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -176,8 +178,39 @@ class TestWritten:
         a_file(tmp_path / "file")
         (tmp_path / "gone").symlink_to("nowhere")
         for place in ("file", "gone"):
-            with pytest.raises(InputError, match=rf"cannot be made: .*{place} is not a directory that you may write"):
+            with pytest.raises(InputError, match=rf"cannot be made: .*{place} is not a directory"):
                 check_file(tmp_path / place / "out", overwrite=True)
+
+    @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="there is no /proc here")
+    def test_a_file_system_that_takes_no_files(self):
+        """Whatever the permissions of its directories say to root."""
+        for place in ("/proc/out", "/proc/new/out"):
+            message = rf"output file {place} cannot be made: nothing can be written in /proc \(.+\); choose another with `save`"
+            with pytest.raises(InputError, match=message):
+                check_file(Path(place), overwrite=False, name="save")
+
+    def test_a_file_system_that_is_read_only(self, tmp_path, monkeypatch):
+        def refuse(*_, **__):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+        with pytest.raises(InputError, match=r"out cannot be made: nothing can be written in .* \(Read-only file system\);"):
+            check_file(tmp_path / "out", overwrite=False)
+
+    def test_a_folder_that_another_process_removes_meanwhile(self, tmp_path, monkeypatch):
+        (tmp_path / "made").mkdir()
+        temporary = tempfile.TemporaryFile
+
+        def late(dir):
+            (tmp_path / "made").rmdir() if dir.name == "made" else None
+            return temporary(dir=dir)
+
+        monkeypatch.setattr("tempfile.TemporaryFile", late)
+        check_file(tmp_path / "made" / "out", overwrite=False)
+
+    def test_a_look_leaves_nothing(self, tmp_path):
+        check_file(tmp_path / "new" / "out", overwrite=False)
+        assert names(tmp_path) == []
 
     def test_overwrite_needs_a_file(self):
         check_file(None, overwrite=False)

@@ -118,7 +118,7 @@ class TestWhole:
             run(tmp_path / "mine", overwrite=True)
         with pytest.raises(InputError, match="is a file"):
             run(tmp_path / "mine" / "thesis.tex", overwrite=True)
-        with pytest.raises(InputError, match="not a directory that you may write"):
+        with pytest.raises(InputError, match=r"thesis\.tex is not a directory;"):
             run(tmp_path / "mine" / "thesis.tex" / "out")
         assert names(tmp_path / "mine") == {"thesis.tex"}
 
@@ -292,6 +292,14 @@ class TestLock:
         monkeypatch.setattr(fcntl, "flock", none)
         with pytest.raises(InputError, match=r"out is on a file system without locks \(there are none\)"):
             FolderLock(tmp_path / "new" / "out")
+
+    @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="there is no /proc here")
+    @pytest.mark.parametrize("patience", [0.0, 1.0])
+    def test_a_directory_that_takes_no_files_is_not_in_use(self, patience):
+        with pytest.raises(InputError, match=r"/proc/out cannot be made: nothing can be written in /proc \(.+\); choose"):
+            FolderLock(Path("/proc/out"), patience=patience)
+        with pytest.raises(InputError, match="nothing can be written in /proc"):
+            run(Path("/proc/out"))
 
     def test_another_error_is_shown_as_it_is(self, tmp_path, monkeypatch):
         def broken(*_):

@@ -16,6 +16,7 @@ from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy, off_seam_modules, on_seam_modules
 from sinklab.attention.call import Site, Statistics, run_name, run_of
 from sinklab.attention.given import UNAVAILABLE, GivenCall, find_fault, given_call, reach
+from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.positions import Positions
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import Session
@@ -126,8 +127,8 @@ class ReturnedSession(Session):
             raise UnsupportedModelError(
                 f"{self._name} computes attention in its own code and has {what}, which is not measured"
             )
-        generates = isinstance(model, PreTrainedModel) and bool(model.can_generate())
-        self._is_decoder = generates or bool(getattr(config, "is_decoder", False))
+        decodes = isinstance(model, PreTrainedModel) and (model.can_generate() or getattr(config, "is_decoder", False))
+        self._is_decoder = decodes and not looks_ahead(model)
         self._window = int(getattr(config, "window_size", 0) or 0)
         self._causal: bool | None = None
         self._farthest: Counter[str] = Counter()

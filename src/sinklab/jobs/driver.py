@@ -94,7 +94,7 @@ def run_sweep(
         raise ConfigurationError(f"`jobs` must be at least 1 and `retries` at least 0, got {jobs} and {retries}")
     cells = {cell.name: cell for cell in make_cells(config, grid, seeds, changes)}
     if ray is not None:
-        from sinklab.jobs.ray_cluster import import_ray
+        from sinklab.jobs.ray_cluster import import_ray, require_cluster
 
         import_ray()
     out = out.expanduser().absolute()
@@ -106,6 +106,8 @@ def run_sweep(
             _require_same_dtype(out, cells)
         if ray is None:
             check_machine(cells)
+        elif earlier is None or any(earlier.outcome(name) is None for name in cells):
+            require_cluster(ray)  # before texts are encoded, which may take long, and anything is written
         cache = (cache or (out / CACHE if ray is not None else default_cache())).expanduser().absolute()
         texts = prepare_texts(cells, cache, progress)
         plan = SweepPlan(out, earlier.sweep_id if earlier else new_run_id(), cells, texts, cache)

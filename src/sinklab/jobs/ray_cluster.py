@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import socket
@@ -21,7 +22,7 @@ from sinklab.jobs.watch import Watch
 from sinklab.results.table import read_run
 from sinklab.results.version import __version__
 
-__all__ = ["import_ray", "run_ray"]
+__all__ = ["import_ray", "require_cluster", "run_ray"]
 
 GRACE = 120.0
 """Seconds that the cells have, when the sweep is interrupted, for the step at hand and a checkpoint."""
@@ -50,6 +51,53 @@ def import_ray() -> ModuleType:
     except ImportError:
         raise ConfigurationError("`ray` needs Ray, which is not installed; try: pip install 'sinklab[ray]'") from None
     return ray
+
+
+def require_cluster(address: str) -> None:
+    """Refuse an address at which no cluster listens, at once and before anything is prepared.
+
+    Ray itself finds a cluster that has gone at the address that it has left in a file, or that ``RAY_ADDRESS`` names, and tries
+    for minutes to reach it.
+
+    Args:
+        address: as for :func:`run_ray`; of no meaning in a process that is connected already.
+
+    Raises:
+        ConfigurationError: Ray is not installed, it knows of no cluster, or none answers.
+    """
+    if import_ray().is_initialized():
+        return
+    place = address
+    try:
+        place = _place(address)
+        host, _, port = place.rpartition(":")
+        if host and "://" not in place:
+            socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, ValueError) as error:
+        raise _refusal(address, place, error) from None
+
+
+def _place(address: str) -> str:
+    """Where Ray would look for a cluster: ``host:port``, or the address as it is.
+
+    Raises:
+        ConnectionError: nowhere, as it knows of none.
+    """
+    said = (os.environ.get("RAY_ADDRESS") or address) if address == "auto" else address
+    if said != "auto":
+        return said
+    services = importlib.import_module("ray._private.services")
+    find = getattr(services, "canonicalize_bootstrap_address", None)  # no part of its interface, and perhaps not there
+    return said if find is None else str(find(said))
+
+
+def _refusal(address: str, place: str, error: Exception) -> ConfigurationError:
+    why = "which RAY_ADDRESS names" if os.environ.get("RAY_ADDRESS") else "where Ray has started one before"
+    where = "" if place == address else f" at {place}, {why}"
+    return ConfigurationError(
+        f"`ray` {address}: no Ray cluster answers{where} ({' '.join(str(error).split())}); start one with 'ray start --head', "
+        "or leave out `ray` to run the cells on this machine"
+    )
 
 
 def run_ray(plan: SweepPlan, names: Sequence[str], *, address: str, retries: int, watch: Watch) -> dict[str, str]:
@@ -92,17 +140,12 @@ def _own_handler() -> Iterator[None]:
 
 
 def _connect(ray: ModuleType, address: str) -> None:
-    host, _, port = address.rpartition(":")
+    require_cluster(address)
     try:
-        if host and "://" not in address:  # Ray itself would go on trying for many minutes
-            socket.create_connection((host, int(port)), timeout=10).close()
         with _own_handler():
             ray.init(address=address, log_to_driver=False, logging_level="error")
     except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigurationError(
-            f"`ray` {address}: no Ray cluster answers ({' '.join(str(error).split())}); start one with 'ray start --head', or "
-            "leave out `ray` to run the cells on this machine"
-        ) from None
+        raise _refusal(address, address, error) from None
 
 
 def _run(ray: ModuleType, plan: SweepPlan, resources: dict[str, dict[str, int]], retries: int, watch: Watch) -> dict[str, str]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.errors import ConfigurationError
 
 __all__ = ["HIDDEN_SHARE", "IGNORED", "LossKind", "cross_entropies", "hide_tokens", "is_causal_lm", "loss_kind"]
@@ -26,16 +27,25 @@ LossKind: TypeAlias = Literal["next token", "masked token", "target token", "cla
 
 
 def is_causal_lm(model: PreTrainedModel) -> bool:
-    """Whether the model predicts the next token of its own text."""
-    return bool(model.can_generate()) and not model.config.is_encoder_decoder
+    """Whether the model predicts the next token of its own text: it can generate, and its attention sees no later token."""
+    return bool(model.can_generate()) and not model.config.is_encoder_decoder and not looks_ahead(model)
 
 
 def loss_kind(model: nn.Module) -> LossKind | None:
-    """What the loss of a model is taken of; ``None`` for a model without a head, or with one of another task."""
-    name = type(model).__name__
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return "target token" if getattr(model, "can_generate", lambda: False)() else None
-    if getattr(model, "can_generate", lambda: False)():
+    """What the loss of a model is taken of; ``None`` for a model without a head, or with one of another task.
+
+    A head that would serve a decoder and sits on attention in both directions is that of a masked LM in the families that have
+    a field for it (XLM, Flaubert, the BERT family). Others that see the whole text have no loss that is known: XLNet, which is
+    told beside its inputs what to predict, and a Llama whose mask was taken away.
+    """
+    name, config = type(model).__name__, getattr(model, "config", None)
+    generates = bool(getattr(model, "can_generate", lambda: False)())
+    if getattr(config, "is_encoder_decoder", False):
+        return "target token" if generates else None
+    if isinstance(model, PreTrainedModel) and generates and not is_causal_lm(model):
+        fields = (getattr(config, "causal", None), getattr(config, "is_decoder", None))
+        return "masked token" if False in fields else None
+    if generates:
         return "next token"
     if name.endswith("ForMaskedLM"):
         return "masked token"

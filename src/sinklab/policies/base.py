@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, TypeAlias
 
 import torch
@@ -59,6 +59,14 @@ class Policy(abc.ABC):
     @abc.abstractmethod
     def max_held(self, seq_len: int) -> int:
         """The most tokens held, the one being processed included, in a sequence of ``seq_len`` tokens."""
+
+    def computed(self, wanted: Sequence[range]) -> int:
+        """Tokens of a row that the model computes to give the logits of some of them; with a cache, each at most once.
+
+        Args:
+            wanted: indices of the tokens whose logits are wanted, ascending and apart.
+        """
+        return wanted[-1].stop if wanted else 0
 
     def describe(self) -> str:
         """The policy in a few characters, for tables and plots; by default its name and settings."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -50,6 +51,17 @@ class Recompute(Policy):
     def first(self, token: int) -> int:
         """Index of the first token of the window in which a token is read."""
         return max(0, (token // self.every + 1) * self.every - self.window - 1)
+
+    def computed(self, wanted: Sequence[range]) -> int:
+        total = 0
+        for span in wanted:
+            token = span.start
+            while token < span.stop:
+                shared = (token // self.every + 1) if self.first(token) else (self.window + 1) // self.every
+                stop = min(span.stop, shared * self.every)
+                total += stop - self.first(token)
+                token = stop
+        return total
 
     def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """Whether each key is in the window of each query, and not behind it; token indices, boolean of the common shape.

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -137,19 +138,29 @@ def require_utf8(text: str, what: str) -> None:
 def check_writable(path: Path, what: str, name: str = "out") -> None:
     """Refuse a path in a directory that cannot be written, also where that directory is still to be made.
 
+    A file without a name is made there, since nothing else tells: the permissions of /proc let root write, and nobody can.
+
     Args:
         what: what the path is.
         name: the parameter that it was given with.
 
     Raises:
-        InputError: the nearest directory that exists is none, or is not ours to write.
+        InputError: the nearest directory that exists is none, or nothing can be written there; with the system's reason.
     """
     # Found before the minutes of measuring, not after them.
     parent = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+    if not parent.is_dir():
+        raise InputError(f"{what} {path} cannot be made: {parent} is not a directory; choose another with `{name}`")
+    try:
+        tempfile.TemporaryFile(dir=parent).close()
+    except OSError as error:
+        if not os.path.lexists(parent):  # another process has just removed the folder that it had made
+            return check_writable(path, what, name)
+        # /proc has no such file, whichever it is.
+        reason = "its file system takes no new files" if error.errno == errno.ENOENT else error.strerror
         raise InputError(
-            f"{what} {path} cannot be made: {parent} is not a directory that you may write; choose another with `{name}`"
-        )
+            f"{what} {path} cannot be made: nothing can be written in {parent} ({reason}); choose another with `{name}`"
+        ) from None
 
 
 def in_use(out: Path) -> bool:
@@ -186,13 +197,15 @@ class FolderLock:
         patience: seconds to wait for another process; infinite for as long as it takes.
 
     Raises:
-        InputError: another process holds it, or the file system has no locks.
+        InputError: another process holds it, nothing can be written beside the folder, or the file system has no locks.
     """
 
     def __init__(self, out: Path, *, patience: float = 0.0) -> None:
         from filelock import FileLock  # a tenth of a second, which commands that write nothing do not need
 
         self.out, place = out, _real(out)
+        # To filelock, a directory that takes no files is a lock that somebody holds: it would be waited for.
+        check_writable(place, "output directory")
         self.path = place.with_name(f".{place.name}.lock")
         self._made = [parent for parent in self.path.parents if not parent.exists()]
         # Without flock, filelock would go over to a file that outlives a killed process.

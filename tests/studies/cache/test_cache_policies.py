@@ -115,7 +115,25 @@ def test_settings_that_were_given_hold_and_the_rest_makes_the_size():
         ("8 heavy+56", 64),
         ("0+32", 32),
     ]
-    assert [row["policy"] for row in left_out] == ["window"]
+    assert left_out == []  # a size that was given is compared at that one, if it is among them
+
+
+def test_a_size_that_was_given_and_is_none_of_the_windows_is_said_to_be_that():
+    names, left_out = checked_names(["sink_window:window=40", "strided:dense=8"]), []
+    assert list(plan_policies(None, None, names, [32, 64], (0, 1), sinks_at(0, 1), True, left_out)) == []
+    assert left_out[0] == {
+        "policy": "sink_window",
+        "label": "sink_window",
+        "reason": "sink_window:window=40 holds 44 tokens before the query, and policies are compared at equal sizes, which are "
+        "32 and 64; give 44 among `windows`, or leave its size open",
+    }
+    assert [row["reason"] for row in left_out[1:]] == [
+        f"policy 'strided' cannot be made to hold {size} tokens and the query: span {span} must be a positive multiple of "
+        "stride 8; give its other sizes too"
+        for size, span in ((32, 3606), (64, 3638))
+    ]
+    (plan,) = plan_policies(None, None, names[:1], [32, 44], (0, 1), sinks_at(0, 1), True, left_out := [])
+    assert (plan[0].describe(), plan[1], left_out) == ("4+40", 44, [])
 
 
 def test_pinned_tokens_are_those_that_were_found():
@@ -141,7 +159,8 @@ def test_a_policy_without_sizes_is_left_out(monkeypatch):
     assert list(plan_policies(None, None, ["fixed"], [16], (0,), sinks_at(), True, left_out)) == []
     assert left_out == [
         {"policy": "fixed", "label": "fixed",
-         "reason": "policy 'fixed' has no settings by which it could be given the size of the others"}
+         "reason": "policy 'fixed' has no settings by which it could be given the size of the others, 16 tokens before the "
+         "query; it holds 5"}
     ]  # fmt: skip
 
 

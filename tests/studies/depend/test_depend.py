@@ -21,6 +21,7 @@ from sinklab.streaming.reader import open_reader
 from sinklab.studies.depend import runner
 from sinklab.studies.depend.contenders import make_contenders, parse_policy
 from sinklab.studies.depend.depend import depend
+from sinklab.studies.depend.measurement import window_warning
 from sinklab.studies.depend.score import score_sheet
 from sinklab.tasks.base import Question, Sheet
 
@@ -79,6 +80,28 @@ class TestScores:
         sheet = Sheet(torch.tensor([[0, 5, 9]]), (Question(2, 3),), 0)
         with pytest.raises(MeasurementError, match=r"SinkLM under 4\+60 gives logits that are not numbers at columns 1 to 1"):
             score_sheet(Broken(loaded.model, parse_policy("4+60")), sheet)
+
+
+def test_a_window_beyond_the_training_is_warned_of(loaded, capsys):
+    """As soon as a full cache and the token at hand have a position that the model has never seen, and not before."""
+    trained = loaded.model.config.max_position_embeddings
+    options = {**QUICK, "policies": [], "items": 2}
+    inside = depend(loaded, ["long_text:contexts=[1.2],scored=4"], **{**options, "window": trained - 1})
+    assert inside.summary["warnings"] == []
+    result = depend(loaded, ["long_text:contexts=[1.2],scored=4"], **{**options, "window": trained})
+    (warning,) = result.summary["warnings"]
+    assert warning.startswith(
+        f"A window of {trained} tokens and the token at hand take {trained + 1} positions, and the model was made for {trained}"
+    )
+    assert warning.endswith(f"Take a `window` below {trained}.")
+    capsys.readouterr()
+    result.show()
+    assert f"warning: {warning}" in " ".join(capsys.readouterr().out.split())
+    loaded.model.config.max_position_embeddings = None
+    try:
+        assert window_warning(loaded, 10**6) == ""
+    finally:
+        loaded.model.config.max_position_embeddings = trained
 
 
 class TestVerdicts:

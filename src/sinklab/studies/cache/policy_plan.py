@@ -107,7 +107,14 @@ def plan_policies(
     for spec in chosen:
         settings = policy_registry.read(spec)
         policy: Policy = policy_registry.make(spec)
-        for budget in budgets if policy.bounded and not policy.of_model else (None,):
+        sized: Sequence[int | None] = budgets if policy.bounded and not policy.of_model else (None,)
+        if None not in sized and not _sizes(policy, settings.keys()):
+            # Its size is given: it is compared at that one, if others are.
+            held = _held(policy)
+            sized = [held] if held in budgets else []
+            if not sized:
+                left_out.append(left_out_row(policy.name, _not_among(spec, held, budgets)))
+        for budget in sized:
             try:
                 yield policy if budget is None else _sized(policy, budget, settings.keys()), budget
             except ConfigurationError as error:
@@ -165,6 +172,19 @@ def _settings(
         yield {}
 
 
+def _held(policy: Policy) -> int:
+    """Tokens before the query that a bounded policy holds."""
+    return policy.max_held(_FOREVER) - 1
+
+
+def _not_among(spec: str, held: int, budgets: Sequence[int]) -> str:
+    """Why a policy whose settings make its size is not compared."""
+    return (
+        f"{spec} holds {held} tokens before the query, and policies are compared at equal sizes, which are "
+        f"{' and '.join(map(str, budgets))}; give {held} among `windows`, or leave its size open"
+    )
+
+
 def left_out_row(name: str, reason: str) -> LeftOut:
     """Why a policy is not compared."""
     return {"policy": name, "label": name, "reason": reason}
@@ -173,30 +193,42 @@ def left_out_row(name: str, reason: str) -> LeftOut:
 def _sized(policy: Policy, budget: int, chosen: Collection[str] = ()) -> Policy:
     """The policy that holds ``budget`` tokens and the query: its sizes in the proportions that they have.
 
-    Settings that were ``given`` stay. Sizes are the whole numbers among the others that are :data:`LEAST_SIZE` or more; the
-    rest keep theirs.
+    Settings that were ``chosen`` stay, and so do all others that are no sizes (:func:`_sizes`).
 
     Raises:
         ConfigurationError: it has no such settings, or they cannot be made to add up.
     """
-    held = policy.max_held(_FOREVER) - 1
-    values = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy) if field.name not in chosen}
-    sizes = {name: value for name, value in values.items() if type(value) is int and value >= LEAST_SIZE}
+    held, sizes = _held(policy), _sizes(policy, chosen)
     if not sizes and held == budget:
         return policy
     if not sizes:
-        raise ConfigurationError(f"policy {policy.name!r} has no settings by which it could be given the size of the others")
+        raise ConfigurationError(
+            f"policy {policy.name!r} has no settings by which it could be given the size of the others, {budget} tokens before "
+            f"the query; it holds {held}"
+        )
     fixed = held - sum(sizes.values())
     scale = (budget - fixed) / sum(sizes.values())
     sizes = {name: max(1, int(value * scale)) for name, value in sizes.items()}
     last = list(sizes)[-1]
     for _ in range(2):
-        sized = dataclasses.replace(policy, **sizes)  # type: ignore[arg-type]
+        try:
+            sized = dataclasses.replace(policy, **sizes)  # type: ignore[arg-type]
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"policy {policy.name!r} cannot be made to hold {budget} tokens and the query: {error}; give its other sizes "
+                "too"
+            ) from error
         over = sized.max_held(_FOREVER) - 1 - budget
         if not over:
             return sized
         sizes[last] -= over  # what rounding has left
     raise ConfigurationError(f"policy {policy.name!r} cannot be made to hold {budget} tokens and the query; {sizes} does not")
+
+
+def _sizes(policy: Policy, chosen: Collection[str] = ()) -> dict[str, int]:
+    """Settings that are sizes: whole numbers of :data:`LEAST_SIZE` or more, besides those that were ``chosen``."""
+    values = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy) if field.name not in chosen}
+    return {name: value for name, value in values.items() if type(value) is int and value >= LEAST_SIZE}
 
 
 def sinks_of_texts(loaded: LoadedModel, rows: Tensor, bos: bool) -> Sinks:

@@ -159,7 +159,8 @@ def _depend(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
     limits = [
         f"{', '.join(items)}, {bos_name(summary['bos'])} in front, seed {record['config'].get('seed')}. The difference is that "
         f"of {pair[0]} (first tokens + window) less {pair[1]}, which hold as many tokens; intervals over items, "
-        f"{100 * summary['level']:.4g} %."
+        f"{100 * summary['level']:.4g} %.",
+        *(summary.get("warnings") or ()),
     ]
     return ["task", "depends on the sink", "difference", "index of dependence"], rows, limits, numbers
 

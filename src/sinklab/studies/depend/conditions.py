@@ -54,6 +54,11 @@ class Condition:
         """Policy and, of a cache of integers, their kind: the column ``policy`` of the table."""
         return self.policy.describe() + (f", {self.quantized}" if self.quantized else "")
 
+    @property
+    def kind(self) -> str:
+        """What takes its own time for a token: the name of the policy, and the kind of integers."""
+        return self.policy.name + (f", {self.quantized}" if self.quantized else "")
+
     def label_beside(self, bos: int) -> str:
         """The same, and what stands in front where it is not so many tokens."""
         return self.label if self.bos == bos else f"{self.label}, {bos_name(self.bos)}"

@@ -118,7 +118,7 @@ def depend(
     from sinklab.studies.depend.contenders import make_contenders
     from sinklab.studies.depend.display import display
     from sinklab.studies.depend.heatmap import write_heatmap
-    from sinklab.studies.depend.measurement import default_window, summarise_task
+    from sinklab.studies.depend.measurement import default_window, summarise_task, window_warning
     from sinklab.studies.depend.plot import write_plots
     from sinklab.studies.depend.rows import index_rows
     from sinklab.studies.depend.runner import PreparedTask, prepare_task, run_task
@@ -149,6 +149,7 @@ def depend(
         model_bits = 8 * loaded.model.dtype.itemsize
         counts, bits = counts_of(read_bos(bos), loaded.encoder), read_bits(cache_bits, model_bits)
         budget = default_window(loaded) if window is None else window
+        warnings = [warning] if (warning := window_warning(loaded, budget)) else []
         grid = cross or len(counts) > 1 or any(size != model_bits for size in bits)
         contenders = make_contenders(budget, sinks, ["full"] if grid and policies is None else policies)
         plan = make_plan(contenders, counts, read_sights(visibility), bits, model_bits, cross=cross)
@@ -161,13 +162,13 @@ def depend(
             else:
                 prepared.append(prepare_task(loaded, task, label, plan, items, seed))
         clock = Clock(
-            sum(task.tokens(condition.bos) for task in prepared for condition in plan.conditions),
+            ((condition.kind, task.tokens(condition)) for task in prepared for condition in plan.conditions),
             say if plan.grid else lambda text: None,
             run.progress,
         )
         if plan.grid:
             cells = len(plan.conditions)
-            say(f"{len(prepared) * cells} cells: {len(prepared)} tasks, {cells} conditions, {clock.tokens:,} tokens to read")
+            say(f"{len(prepared) * cells} cells: {len(prepared)} tasks, {cells} conditions, {clock.tokens:,} tokens to compute")
         identity: dict[str, object] = {"model": loaded.name, "revision": loaded.revision, "dtype": str(loaded.model.dtype)}
         if run.out is not None:
             identity["weights"] = hash_weights(loaded.model)
@@ -199,7 +200,7 @@ def depend(
         return run.finish(
             summary={
                 "model": loaded.name, "operation": loaded.operation, "window": contenders.budget, "bos": plan.reference,
-                "items": items, "level": level, "bits": model_bits, "tasks": summaries,
+                "items": items, "level": level, "bits": model_bits, "warnings": warnings, "tasks": summaries,
             },
             table=append(frames),
             display=display,

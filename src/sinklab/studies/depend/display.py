@@ -23,6 +23,8 @@ def display(result: Result) -> Iterator[RenderableType]:
     """Every task, one below the other."""
     for number, outcome in enumerate(result.summary["tasks"]):
         yield from _task(outcome, first=number == 0)
+    for warning in result.summary["warnings"]:
+        yield Text(f"\nwarning: {warning}", style="bold")
     if len(result.summary["tasks"]) > 1:
         yield "\n[bold]index of dependence[/bold]: share of the score above chance that goes with the sink"
         overview = Table(box=None, pad_edge=False, show_header=False)

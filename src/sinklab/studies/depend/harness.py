@@ -41,13 +41,16 @@ class _Document:
 
     Attributes:
         longest: tokens of its longest text, without beginning-of-sequence tokens.
-        choices: how many texts it has.
-        tokens: of all of them.
+        texts: of each, tokens without beginning-of-sequence tokens, and how many of them are scored, the last ones.
     """
 
     longest: int
-    choices: int
-    tokens: int
+    texts: tuple[tuple[int, int], ...]
+
+    @property
+    def choices(self) -> int:
+        """How many texts it has."""
+        return len(self.texts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,9 +77,10 @@ class PreparedHarness:
         """What the task is called in the summary."""
         return f"lm_eval:{self.name}"
 
-    def tokens(self, bos: int) -> int:
-        """How many are read under one condition."""
-        return sum(document.tokens + bos * document.choices for document in self.documents)
+    def tokens(self, condition: Condition) -> int:
+        """How many the model computes under one condition, those that it generates not counted: nobody knows how many."""
+        ends = ((length + condition.bos, scored) for document in self.documents for length, scored in document.texts)
+        return sum(condition.policy.computed([range(max(0, end - 1 - scored), end - 1)]) for end, scored in ends)
 
 
 def prepare_harness(loaded: LoadedModel, task: str, plan: ConditionPlan, items: int, seed: int) -> PreparedHarness:
@@ -114,15 +118,21 @@ def prepare_harness(loaded: LoadedModel, task: str, plan: ConditionPlan, items: 
         part.set_fewshot_seed(seed=seed)
     lm = PolicyLM(loaded, Full(), bos=0 if loaded.encoder.bos_token_id is not None else None)
     requests: dict[tuple[str, int], list[list[str]]] = {}
+    whole = set()
     for key, part in sorted(tasks["tasks"].items()):
         part.build_all_requests(limit=items, rank=0, world_size=1)
         for instance in part.instances:
             strings = [text for text in instance.args if isinstance(text, str)]
             requests.setdefault((key, int(instance.doc_id)), []).append(strings)
+            if instance.request_type == "loglikelihood_rolling":
+                whole.add(key)
     documents = []
-    for _, texts in sorted(requests.items()):
+    for (key, _), texts in sorted(requests.items()):
         lengths = [len(lm.fronted(lm.tok_encode("".join(strings)))) for strings in texts]
-        documents.append(_Document(max(lengths), len(lengths), sum(lengths)))
+        # What is scored is the second string, the whole of a text that is alone, or of a prompt what is generated behind it.
+        before = [1 if key in whole else len(lm.fronted(lm.tok_encode(strings[0]))) for strings in texts]
+        scored = [max(1, length - begin) for length, begin in zip(lengths, before, strict=True)]
+        documents.append(_Document(max(lengths), tuple(zip(lengths, scored, strict=True))))
     budget = plan.contenders.budget
     counted = [index for index, document in enumerate(documents) if document.longest + min(plan.bos) >= budget + 2]
     if len(counted) < 2:
@@ -160,8 +170,11 @@ def run_harness(
     refused: dict[Condition, str] = {}
     metric = ""
     longest = max(document.longest for document in prepared.documents) + MAX_NEW_TOKENS
-    conditions = plan.conditions
-    for number, condition in enumerate(conditions):
+    # In tokens, not in conditions: re-computation takes many times what a cache takes of the same texts.
+    steps, done = sum(prepared.tokens(condition) for condition in plan.conditions), 0
+    for condition in plan.conditions:
+        tokens = prepared.tokens(condition)
+        done += tokens
         policy = condition.fitted(longest + condition.bos)
         settings = {
             **identity, "task": prepared.name, "texts": prepared.texts, "bos": condition.bos,
@@ -172,7 +185,7 @@ def run_harness(
         stored = store.get("lm_eval-scores", settings, sources)
         if stored is None:
             try:
-                with clock.cell(prepared.tokens(condition.bos)):
+                with clock.cell(condition.kind, tokens):
                     found = _evaluate(loaded, prepared, condition, policy)
             except (ConfigurationError, UnsupportedModelError) as error:
                 if condition in plan.needed:
@@ -182,11 +195,11 @@ def run_harness(
             store.put("lm_eval-scores", settings, sources, found)
         else:
             found = stored.record
-            clock.skip(prepared.tokens(condition.bos))
+            clock.skip(condition.kind, tokens)
         metric = str(found["metric"])
         scored[condition] = np.array(found["scores"])
         bos[condition.label_beside(plan.reference)] = found["bos"]
-        clock.progress(prepared.label, number + 1, len(conditions))
+        clock.progress(prepared.label, done, steps)
     counted = prepared.counted
     choices = [prepared.documents[index].choices for index in counted]
     compared = [name for name in plan.contenders.policies if plan.of_policy(name) in scored]

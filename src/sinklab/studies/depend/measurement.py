@@ -13,13 +13,25 @@ from sinklab.studies.depend.outcome import Facts, Measured, outcome
 from sinklab.studies.depend.runner import ScoredTask, curve, effective_lengths, per_item, table_rows
 from sinklab.studies.depend.score import METRICS
 
-__all__ = ["default_window", "summarise_task"]
+__all__ = ["default_window", "summarise_task", "window_warning"]
 
 
 def default_window(loaded: LoadedModel) -> int:
     """Half of the length that the model was trained on, so that everything held is at a familiar distance; 1,024 at most."""
     trained = trained_length(loaded.model)
     return min(1024, trained // 2) if trained else 1024
+
+
+def window_warning(loaded: LoadedModel, window: int) -> str:
+    """A sentence where a cache and the token at hand have more positions than the model was trained on; empty otherwise."""
+    trained = trained_length(loaded.model)
+    if trained is None or window < trained:
+        return ""
+    return (
+        f"A window of {window:,} tokens and the token at hand take {window + 1:,} positions, and the model was made for "
+        f"{trained:,}: scores there, with sinks or without, are those of positions it has never seen. Take a `window` below "
+        f"{trained:,}."
+    )
 
 
 def summarise_task(

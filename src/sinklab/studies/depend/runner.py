@@ -58,9 +58,14 @@ class PreparedTask:
     sheets: dict[int, list[Sheet]]
     counted: list[tuple[int, int]]
 
-    def tokens(self, bos: int) -> int:
-        """How many are read under one condition."""
-        return sum(sheet.tokens.numel() for sheet in self.sheets[bos])
+    def tokens(self, condition: Condition) -> int:
+        """How many the model computes under one condition: with a cache every one once, by re-computation windows."""
+        return sum(tokens_of(sheet, condition) for sheet in self.sheets[condition.bos])
+
+
+def tokens_of(sheet: Sheet, condition: Condition) -> int:
+    """Tokens of all rows of a sheet that the model computes under a condition."""
+    return len(sheet.tokens) * condition.policy.computed([range(one.start - 1, one.stop - 1) for one in sheet.questions])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,10 +125,11 @@ def run_task(
     scores: dict[Condition, list[list[Scores]]] = {}
     refused: dict[Condition, str] = {}
     task, conditions = prepared.task, plan.conditions
-    steps = len(conditions) * len(prepared.sheets[plan.reference])
+    # In tokens, not in sheets: re-computation takes many times what a cache takes of the same sheet.
+    steps = sum(prepared.tokens(condition) for condition in conditions)
     done = 0
     for condition in conditions:
-        sheets = prepared.sheets[condition.bos]
+        sheets, tokens = prepared.sheets[condition.bos], prepared.tokens(condition)
         policy = condition.fitted(max(sheet.tokens.shape[1] for sheet in sheets))
         settings = {
             **identity,
@@ -136,16 +142,16 @@ def run_task(
         stored = None if store.folder is None else store.get(f"{task.name}-scores", settings, sources)
         if stored is not None:
             scores[condition] = _unpacked(stored.arrays, sheets)
-            done += len(sheets)
-            clock.skip(prepared.tokens(condition.bos))
+            done += tokens
+            clock.skip(condition.kind, tokens)
             clock.progress(prepared.label, done, steps)
             continue
         answers: list[list[Scores]] = []
         try:
-            with clock.cell(prepared.tokens(condition.bos)):
-                for number, sheet in enumerate(sheets):
+            with clock.cell(condition.kind, tokens):
+                for number, sheet in enumerate(sheets, start=1):
                     answers.append(_score_all(loaded, policy, condition.quantized, sheet))
-                    clock.progress(prepared.label, done + number + 1, steps)
+                    clock.progress(prepared.label, done + sum(tokens_of(one, condition) for one in sheets[:number]), steps)
         except (ConfigurationError, UnsupportedModelError) as error:
             if condition in plan.needed:
                 raise
@@ -153,7 +159,7 @@ def run_task(
         else:
             scores[condition] = answers
             store.put(f"{task.name}-scores", settings, sources, arrays=_packed(answers))
-        done += len(sheets)
+        done += tokens
     return ScoredTask(prepared, scores, refused)
 
 

@@ -15,6 +15,7 @@ from sinklab.jobs.cell import PLAN, SweepPlan, read_plan
 from sinklab.jobs.claim import Changes, Times, Variant
 from sinklab.jobs.driver import check_machine, prepare_texts, run_waiting
 from sinklab.jobs.grid import Cell, short_label
+from sinklab.jobs.ray_cluster import require_cluster
 from sinklab.jobs.scale import Base, Scale, bases_at
 from sinklab.results.folder import FolderLock
 from sinklab.results.run import new_run_id
@@ -94,20 +95,23 @@ def make_cells(
     return cells
 
 
-def open_store(folder: Path, cells: Mapping[str, Cell], cache: Path, *, progress: bool) -> SweepPlan:
+def open_store(folder: Path, cells: Mapping[str, Cell], cache: Path, *, ray: str | None = None, progress: bool) -> SweepPlan:
     """The store in ``folder`` with these cells in its plan; cells that it has already stay, whoever asked for them.
 
     Several processes may add to one store and train in it at the same time: the plan is written under a lock and only grows,
     and a cell is trained by one of them while the others wait for it.
 
     Raises:
-        ConfigurationError, InputError: a cell that this machine cannot run, or a text that cannot be used.
+        ConfigurationError, InputError: a cell that this machine cannot run, a cluster ``ray`` that does not answer, or a text
+            that cannot be used.
     """
     with FolderLock(folder, patience=math.inf):
         earlier = read_plan(folder) if (folder / PLAN).is_file() else None
         known = {} if earlier is None else earlier.cells
         new = {name: cell for name, cell in cells.items() if name not in known}
         check_machine(new)
+        if new and ray is not None:
+            require_cluster(ray)  # before texts are encoded, which may take long
         texts = ({} if earlier is None else earlier.texts) | prepare_texts(new, cache, progress)
         plan = SweepPlan(folder, earlier.sweep_id if earlier else new_run_id(), known | new, texts, cache)
         if new or earlier is None:

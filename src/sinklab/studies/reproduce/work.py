@@ -316,7 +316,7 @@ def train_and_read(
             cannot be used.
         KeyboardInterrupt: after running trainings have stopped with a checkpoint.
     """
-    plan = open_store(store / "runs" / scale, cells, cache, progress=progress)
+    plan = open_store(store / "runs" / scale, cells, cache, ray=ray, progress=progress)
     errors = train_cells(plan, cells, jobs=jobs, retries=retries, ray=ray, progress=progress)
     readings = [Reading(plan.folder / cell, read_out) for cell, read_out in read]
     workers = jobs or torch.cuda.device_count() or os.cpu_count() or 1
