@@ -128,6 +128,8 @@ def test_no_room_for_positions():
     [
         ({"num_sinks": -1}, "num_sinks -1 must be 0 or more"),
         ({"window": 0}, "window 0 must be 1 or more"),
+        ({"num_sinks": "4"}, "num_sinks must be a whole number, got '4'"),
+        ({"window": 64.0}, "window must be a whole number, got 64.0"),
         ({"positions": "absolute"}, "positions 'absolute' is neither 'in_cache' nor 'original'"),
         ({"chunk": 0}, "chunk 0 must be 1 or more"),
     ],

@@ -7,7 +7,7 @@ import dataclasses
 import importlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from sinklab.attention.positions import Positions
 from sinklab.attention.probe import NEEDS, Probe
 from sinklab.attention.ranks import ranks_of
 from sinklab.attention.statistics.columns import capture_log_sum_exp, column_statistics
+from sinklab.attention.token_text import Decoder, token_text
 from sinklab.attention.verify import verify_call, verify_statistics
 from sinklab.errors import ConfigurationError, MeasurementError, SessionError, UnsupportedModelError
 
@@ -36,14 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["Session", "attend", "table_of"]
 
 STATISTICS_NEEDS = frozenset(NEEDS) - {"head_outputs", "hidden_states", "attention_outputs", "vectors"}
-
-
-class Decoder(Protocol):
-    """What makes text of token ids: a tokenizer of transformers."""
-
-    def decode(self, token_ids: list[int], /) -> str | list[str]:
-        """The text of some ids."""
-        ...
 
 
 @contextlib.contextmanager
@@ -189,7 +182,9 @@ class Session:
         maps = received = None
         if drawn is not None:
             arrays = drawn.arrays()
-            sides = {part: [_texts(row, tokenizer) for row in ids.tolist()] for part, ids in drawn.ids.items()}
+            sides = {
+                part: [[token_text(tokenizer, one) for one in row] for row in ids.tolist()] for part, ids in drawn.ids.items()
+            }
             targets = sides.pop("decoder", [])
             samples = len(arrays["weights"])
             tokens = next(iter(sides.values()), []) if about.names is None else [list(about.names)] * samples
@@ -367,10 +362,6 @@ class Session:
             for probe in self.probes:
                 if need in probe.needs:
                     probe.update_layer(output)
-
-
-def _texts(ids: list[int], tokenizer: Decoder | None) -> list[str]:
-    return [str(one) if tokenizer is None else str(tokenizer.decode([one])) for one in ids]
 
 
 def _require_objects(kind: str, given: object, base: type) -> None:

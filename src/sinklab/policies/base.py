@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, TypeAlias
 
@@ -78,12 +79,16 @@ class Policy(abc.ABC):
         return f"{self.name}({settings})" if settings else self.name
 
     def _require(self, name: str, least: int, why: str = "") -> None:
-        """Refuse a setting below ``least``.
+        """Refuse a setting below ``least``, or that is no whole number.
 
         Raises:
             ConfigurationError: it is.
         """
         value = getattr(self, name)
+        try:
+            operator.index(value)
+        except TypeError:
+            raise ConfigurationError(f"{name} must be a whole number, got {value!r}") from None
         if value < least:
             raise ConfigurationError(f"{name} {value} must be {least} or more{why}")
 

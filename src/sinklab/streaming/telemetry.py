@@ -6,6 +6,7 @@ import dataclasses
 
 import pandas as pd
 
+from sinklab.attention.token_text import token_text
 from sinklab.streaming.decoding import Tokenizer
 from sinklab.streaming.table import IndexedTable
 
@@ -74,7 +75,7 @@ def describe_slots(table: IndexedTable, batch: int, tokenizer: Tokenizer | None 
                     "slot": slot,
                     "token": token,
                     "id": token_id if token_id >= 0 else None,
-                    "text": tokenizer.decode([token_id]) if tokenizer is not None and token_id >= 0 else None,
+                    "text": token_text(tokenizer, token_id) if tokenizer is not None and token_id >= 0 else None,
                     "pinned": token in pinned,
                     "position": None if distance is None else next_position - distance,
                     "distance": distance,

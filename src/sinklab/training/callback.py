@@ -133,6 +133,8 @@ class SinkCallback(TrainerCallback):
         columns: Mapping[str, object] | None = None,
         trainer: Trainer | None = None,
     ) -> None:
+        if not isinstance(rows, Tensor):
+            raise ConfigurationError(f"rows must be an int64 tensor (rows, seq_len), got a {type(rows).__name__}")
         if rows.ndim != 2 or rows.dtype != torch.int64:
             raise ConfigurationError(f"rows must be int64 (rows, seq_len), got {rows.dtype} {tuple(rows.shape)}")
         if every < 1:

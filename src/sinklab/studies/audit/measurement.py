@@ -15,6 +15,7 @@ from sinklab.attention.call import PARTS, Part
 from sinklab.attention.maps import AttentionMaps
 from sinklab.attention.probe import OfPart, Probe
 from sinklab.attention.session import Session
+from sinklab.attention.token_text import token_text
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import corpus_record, read_samples
 from sinklab.corpora.base import HELD, Corpus
@@ -271,7 +272,7 @@ def about_sinks(
 
 def decoder(loaded: LoadedModel) -> Callable[[int], str]:
     """From ids to texts of tokens; to numbers where the model has no tokenizer."""
-    return lambda token: token_texts(loaded, [token])[0]
+    return lambda token: token_text(loaded.tokenizer, token)
 
 
 def _refuse_sections(summary: dict[str, Any], kind: Kind, asked: dict[str, bool]) -> None:
@@ -346,6 +347,4 @@ def _longest(samples: Samples) -> int | None:
 
 def token_texts(loaded: LoadedModel, ids: Sequence[int]) -> list[str]:
     """Tokens as text, one string each; numbers when the model has no tokenizer."""
-    if loaded.tokenizer is None:
-        return [str(token) for token in ids]
-    return [loaded.tokenizer.decode([token]) for token in ids]
+    return [token_text(loaded.tokenizer, token) for token in ids]

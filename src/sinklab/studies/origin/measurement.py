@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sinklab.attention.token_text import token_text
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
@@ -152,7 +153,7 @@ def require_settings(samples: int, controls: int, batch_size: int | None) -> Non
 def decoded(loaded: LoadedModel) -> Callable[[int], str] | None:
     """From ids to texts of tokens; ``None`` where the model has no tokenizer."""
     tokenizer = loaded.tokenizer
-    return None if tokenizer is None else lambda token: str(tokenizer.decode([token]))
+    return None if tokenizer is None else lambda token: token_text(tokenizer, token)
 
 
 def origin_section(

@@ -6,6 +6,7 @@ import dataclasses
 
 from torch import Tensor
 
+from sinklab.attention.token_text import token_text
 from sinklab.corpora.samples import Samples
 from sinklab.models.loading import LoadedModel
 from sinklab.results.summaries.quantize import TokenRise, WorstChannel
@@ -88,5 +89,4 @@ class Names:
         return self._decoded(int(targets[text, position]))
 
     def _decoded(self, token: int) -> str:
-        tokenizer = self.loaded.tokenizer
-        return str(token) if tokenizer is None else str(tokenizer.decode([token]))
+        return token_text(self.loaded.tokenizer, token)

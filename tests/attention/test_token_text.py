@@ -1,0 +1,46 @@
+"""The text of a token: what it decodes to, and the vocabulary's own spelling of a space that decodes to nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sinklab.attention.token_text import token_text
+
+
+class Llama:
+    """Decodes as the tokenizers of Llama do, which take away the space in front of a text."""
+
+    pieces = ("▁", "▁the", "\n", "<0x20>")
+
+    def decode(self, token_ids):
+        (token,) = token_ids
+        return self.pieces[token].replace("▁", " ").replace("<0x20>", " ").removeprefix(" ")
+
+    def convert_ids_to_tokens(self, token):
+        return self.pieces[token]
+
+
+class Letters:
+    """Has no pieces of its own."""
+
+    def decode(self, token_ids):
+        return "" if token_ids == [0] else "a"
+
+
+def test_a_token_that_decodes_to_nothing_is_written_as_in_the_vocabulary():
+    assert [token_text(Llama(), token) for token in range(4)] == ["▁", "the", "\n", "<0x20>"]
+    assert [token_text(Letters(), token) for token in range(2)] == ["", "a"]
+    assert token_text(None, 17) == "17"
+
+
+@pytest.mark.skipif("SINKLAB_REAL_MODELS" not in os.environ, reason="needs checkpoints of others: SINKLAB_REAL_MODELS")
+def test_no_token_of_a_llama_is_shown_as_nothing():
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(Path(os.environ["SINKLAB_REAL_MODELS"]) / "tiny1m")
+    texts = [token_text(tokenizer, token) for token in range(len(tokenizer))]
+    assert "" not in texts
+    assert "" in [tokenizer.decode([token]) for token in range(len(tokenizer))]  # the space in front of a word
