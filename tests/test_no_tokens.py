@@ -42,7 +42,7 @@ def test_a_probe_that_saw_padding_alone_has_no_rows(model, name):
 
 
 def test_a_name_is_no_probe(model):
-    refused = pytest.raises(ConfigurationError, match=r"make a probe of it with sinklab.registry.probes.make\('entropy'\)")
+    refused = pytest.raises(ConfigurationError, match=r"make one of it with sinklab.registry.probes.make\('entropy'\)")
     with refused, attend(model, probes=["entropy"]):
         pass
 

@@ -115,7 +115,9 @@ def test_errors(tokens):
         logits(model, tokens, ZeroHead(heads={"decoder": (0,)}))
     with pytest.raises(ConfigurationError, match="has no head 4; expected 0 to 3"):
         logits(model, tokens, ZeroHead(heads={0: (4,)}))
-    with pytest.raises(ConfigurationError, match="is no intervention"):
+    with pytest.raises(
+        ConfigurationError, match=r"holds a name; make one of it with sinklab.registry.interventions.make\('zero_head'\)"
+    ):
         logits(model, tokens, "zero_head")
     with pytest.raises(ConfigurationError, match="positions are given for 3 samples, and the batch has 2"):
         logits(model, tokens, HideKey(place=torch.zeros(3, 1, dtype=torch.int64)))

@@ -222,7 +222,7 @@ def test_a_processor_that_is_missing_or_wrong(classifier, tmp_path):
     loaded = load_model(str(tmp_path))
     with pytest.raises(InputError, match=r"has no preprocessor_config.json, which says how the model's pictures are made into"):
         draw_samples(loaded, resolve_corpus("noise"), seq_len=9, samples=1, seed=0, bos=False)
-    with pytest.raises(InputError, match=r"came without a processor, .*; give it: wrap_model\(model, processor=...\)"):
+    with pytest.raises(InputError, match=r"came without a processor, .*; give it: sinklab.wrap_model\(model, processor=...\)"):
         draw_samples(wrap_model(classifier.model), resolve_corpus("noise"), seq_len=9, samples=1, seed=0, bos=False)
     classifier.processor.save_pretrained(tmp_path)
     assert isinstance(load_model(str(tmp_path)).processor, type(AutoImageProcessor.from_pretrained(tmp_path)))
