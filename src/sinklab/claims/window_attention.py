@@ -108,8 +108,8 @@ def window_attention() -> Claim:
         read_outs=("sinks", excess_weights),
         evidence={
             "small": "Without a window, too, the first token has only 0.011, 0.010 and 0.024 beyond an even share at these "
-            "queries (seeds 0 to 2), and 0.20, 0.17 and 0.17 at queries 8 to 15: the sink of this base fades with the distance, "
-            "and what is missing is not for want of a larger window."
+            "queries (seeds 0 to 2), and 0.20, 0.17 and 0.17 at queries 8 to 15: the sink of this base fades with the "
+            "distance, and what is missing is not for want of a larger window."
         },
         presupposes=(has_sink(),),
         parts=(
