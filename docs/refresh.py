@@ -414,24 +414,26 @@ def _definition(module: str, name: str) -> ast.FunctionDef | ast.ClassDef:
 
 
 def reference_sinks() -> str:
-    """Models with what the definitions come to, all heads together."""
+    """The models, the definitions, and what these come to, all heads together."""
     units = {"percent": "{:.2f} %", "fraction": "{:.3f}", "weight": "{:.3f}", "nats": "{:.3f} nats"}
-    known = {name: units[catalogue()[name].metric.unit] for name in DEFINITIONS}
-    rows = [
-        f"| `{name}` | {words} | "
-        + " | ".join(known[name].format(one.numbers[name].mean()) for one in load_references())
-        + " |"
-        for name, words in DEFINITIONS.items()
+    form = {name: units[catalogue()[name].metric.unit] for name in DEFINITIONS}
+    references = load_references()
+    models = [
+        f"| `{one.model}` | `{one.revision}` | {' × '.join(map(str, one.numbers['gu2024'].shape))} | {len(one.rows)} of "
+        f"{sum(map(len, one.rows)):,} tokens together |"
+        for one in references
     ]
-    models = [f"`{one.model}`" for one in load_references()]
-    revisions = [f"`{one.revision}`" for one in load_references()]
-    shapes = ["{} × {}".format(*one.numbers["gu2024"].shape) for one in load_references()]
-    texts = [f"{len(one.rows)}, {sum(map(len, one.rows)):,} tokens" for one in load_references()]
-    head = [f"| definition | of one head | {' | '.join(models)} |", f"|---|---|{'---|' * len(models)}"]
-    head += [
-        f"| | {what} | {' | '.join(of)} |" for what, of in (("weights", revisions), ("layers × heads", shapes), ("rows", texts))
+    numbers = [
+        f"| `{name}` | " + " | ".join(form[name].format(one.numbers[name].mean()) for one in references) + " |"
+        for name in DEFINITIONS
     ]
-    return "\n".join([*head, *rows])
+    return "\n".join(
+        [
+            *("| model | weights | layers × heads | rows |", "|---|---|---|---|", *models, ""),
+            *(f"- `{name}`: {words}" for name, words in DEFINITIONS.items()),
+            *("", f"| | {' | '.join(f'`{one.model}`' for one in references)} |", f"|---|{'---|' * len(references)}", *numbers),
+        ]
+    )
 
 
 PARTS: dict[str, Callable[[], str]] = {
