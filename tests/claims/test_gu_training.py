@@ -84,7 +84,17 @@ def test_window_read_out_of_a_model_that_attends_evenly():
         "excess_of_first": pytest.approx(0, abs=1e-6),
         "excess_inside": pytest.approx(0, abs=1e-6),
     }
-    assert excess_weights(trained_like()) == {}
+    assert excess_weights(trained_like(window=1)) == {}
+
+
+def test_window_read_out_of_a_model_without_a_window_is_of_a_window_of_half_its_context():
+    trained = trained_like()
+    read = excess_weights(trained)
+    assert list(read) == ["excess_of_first"]  # there is no first token inside a window
+    with torch.no_grad():
+        maps = trained.loaded.model(trained.rows(8, 64), output_attentions=True, use_cache=False).attentions
+    on_first, even = torch.stack(maps)[..., 16:32, 0].double(), 1 / torch.arange(17, 33)
+    assert read["excess_of_first"] == pytest.approx(float(((on_first - even) / (1 - even)).mean()), abs=1e-6)
 
 
 def test_prefix_read_out_of_a_model_without_a_sink():
