@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCau
 
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.probe import Watcher
-from sinklab.attention.session import attend
+from sinklab.attention.session import attend, table_of
 from sinklab.errors import ConfigurationError, InputError, SessionError, UnsupportedModelError
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.models.attach import attach
@@ -106,6 +106,18 @@ def test_the_table_names_model_and_operation():
     assert (str(table["model"].dtype), str(table["operation"].dtype)) == ("string", "string")
     model.config.name_or_path = "here/there"
     assert set(session.table()["model"]) == {"here/there"}
+
+
+def test_two_probes_of_one_name_are_measured_and_have_no_common_table():
+    """Two thresholds in one forward are fine; their rows would have the same name in every column."""
+    model, probes = make_sinklm(), [SinkRate(threshold=0.99), SinkRate(threshold=0.0)]
+    with torch.no_grad(), attend(model, probes) as session:
+        model(input_ids=IDS)
+    with pytest.raises(SessionError, match=r"two probes of the name 'sink_rate'.*`rows\(\)` of each probe"):
+        session.table()
+    strict, lenient = (table_of([probe]) for probe in probes)
+    first = [of[(of["metric"] == "gu2024") & (of["key_position"] == 0)]["value"].mean() for of in (strict, lenient)]
+    assert first == [0, 100]
 
 
 def test_edits_need_a_forward_without_gradients():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import ClassVar, Self
 
 from sinklab.attention.call import AttentionCall, LayerOutput, Part, Statistics
 from sinklab.errors import ContractError
 from sinklab.results.metric import Metric, Row
 
-__all__ = ["NEEDS", "OfPart", "Probe", "Watcher"]
+__all__ = ["NEEDS", "OfPart", "Probe", "Watcher", "named_twice"]
 
 NEEDS: dict[str, str] = {
     "columns": "column_sum, column_share, column_count",
@@ -108,3 +108,9 @@ class OfPart(Probe):
 
     def rows(self) -> Iterator[Row]:
         return self.probe.rows()
+
+
+def named_twice(probes: Iterable[Probe]) -> str | None:
+    """The name of two probes that give rows, if there is one: a row has the name of its probe and not its settings."""
+    names = [probe.name for probe in probes if probe.metrics]
+    return next((name for name in names if names.count(name) > 1), None)

@@ -22,7 +22,7 @@ from sinklab.attention.intervention import Intervention
 from sinklab.attention.maps import AttentionMaps
 from sinklab.attention.operation import Operation
 from sinklab.attention.positions import Positions
-from sinklab.attention.probe import NEEDS, Probe
+from sinklab.attention.probe import NEEDS, Probe, named_twice
 from sinklab.attention.ranks import ranks_of
 from sinklab.attention.statistics.columns import capture_log_sum_exp, column_statistics
 from sinklab.attention.token_text import Decoder, token_text
@@ -141,6 +141,9 @@ class Session:
         Args:
             constants: columns that are the same for all rows, such as ``run_id``; in place of what the session says of model
                 and operation where these are among them.
+
+        Raises:
+            SessionError: two probes of one name, whose rows could not be told apart.
         """
         table = table_of(
             self.probes, **{"model": self._model_name, "operation": self.operation, "tier": self.tier, **constants}
@@ -384,6 +387,12 @@ def table_of(probes: Sequence[Probe], **constants: object) -> pd.DataFrame:
     """Rows of some probes in the long schema, what they were shown being at its end; ``constants`` as of :func:`make_table`."""
     from sinklab.results.table import make_table
 
+    twice = named_twice(probes)
+    if twice is not None:
+        raise SessionError(
+            f"the table of two probes of the name {twice!r}: its rows have the name of a probe and not its settings, so that "
+            "they could not be told apart; read the `rows()` of each probe, or open a session for each"
+        )
     for probe in probes:
         probe.finish()
     return make_table(({**row, "probe": probe.name} for probe in probes for row in probe.rows()), **constants)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from sinklab import audit, measure
 from sinklab.errors import InputError
@@ -26,6 +27,7 @@ def test_the_second_is_refused_and_the_first_is_whole(checkpoint, tmp_path, comm
     marker, go = tmp_path / "marker", tmp_path / "go"
 
     def held() -> None:
+        torch.set_num_threads(1)  # the threads that this process has computed with are not there after the fork
         real = (home := importlib.import_module(module)).run_probes
 
         def run_probes(*arguments, **options):

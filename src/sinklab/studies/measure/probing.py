@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from sinklab.attention.operation import Operation
 from sinklab.attention.placement import input_device, placement_of
-from sinklab.attention.probe import Probe
+from sinklab.attention.probe import Probe, named_twice
 from sinklab.attention.ranks import ranks_of
 from sinklab.attention.returned import attend_returned, bytes_of_weights, unavailable, uses_returned
 from sinklab.attention.session import Session, attend
@@ -130,11 +130,11 @@ def make_probes(probes: Sequence[str | Mapping[str, object] | Probe], threshold:
     if isinstance(probes, (str, Mapping, Probe)):
         raise ConfigurationError(f"`probes` is one probe, {probes!r}; expected a list of them")
     made = [make_probe(probe, threshold) for probe in probes]
-    names = [probe.name for probe in made]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = named_twice(made)
     if twice is not None:
+        count = sum(probe.name == twice for probe in made)
         raise ConfigurationError(
-            f"`probes` has {twice!r} {names.count(twice)} times; expected it once, since rows of a table have the name of a "
+            f"`probes` has {twice!r} {count} times; expected it once, since rows of a table have the name of a "
             "probe and not its settings. Measure once for each setting"
         )
     return made
