@@ -45,6 +45,13 @@ def test_decoders(family):
     assert len(said) - known <= 1  # reading the rotations at most
 
 
+def test_a_decoder_that_sees_later_tokens():
+    """A Llama is causal or not by a field of its config; its class and its layers are the same."""
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY, is_causal=False)).eval()
+    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM sees later tokens"):
+        small(model)
+
+
 @pytest.mark.parametrize("family", sorted(ORDERED | {"qwen3_next", "bamba", "deepseek_v32", "gpt2", "deepseek_v3"}))
 def test_rotations_alone(family):
     with pytest.raises(UnsupportedModelError, match=ZOO[family].model):

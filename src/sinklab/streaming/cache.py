@@ -428,7 +428,10 @@ class SinkCache(PolicyCache):
         window: int = 1020,
         sinks: Sinks | None = None,
         positions: Positions = "in_cache",
-        **settings: Any,
+        chunk: int = 128,
+        rebase_at: int | None = None,
+        quantized: str | None = None,
+        rollback: int = 0,
     ) -> None:
         if sinks is not None and num_sinks is not None:
             raise ConfigurationError("`num_sinks` and `sinks` both say which tokens stay; give one of them")
@@ -438,4 +441,4 @@ class SinkCache(PolicyCache):
             if sinks is None
             else Pinned.of(sinks, window=window, positions=positions)
         )
-        super().__init__(policy, model, **settings)
+        super().__init__(policy, model, chunk=chunk, rebase_at=rebase_at, quantized=quantized, rollback=rollback)

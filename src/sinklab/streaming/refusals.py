@@ -24,6 +24,11 @@ def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
             f"{name} is an encoder-decoder, and its decoder has other positions than the buckets of distances of T5: learned "
             "or sinusoidal ones cannot be moved once they are in the cache, and rotary ones are served in decoders alone"
         )
+    if not getattr(config, "is_causal", True):
+        raise UnsupportedModelError(
+            f"{name} sees later tokens (`is_causal` of its config is false): keys that are held would have to change with every "
+            "token that comes, so that no cache gives what the model computes on a whole text"
+        )
     kinds = set(getattr(config, "layer_types", None) or [])
     strange = sorted(kinds - {"full_attention", "sliding_attention"})
     if strange:
