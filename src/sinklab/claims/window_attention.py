@@ -30,8 +30,8 @@ METRICS = (
         "excess_of_first",
         "fraction",
         "Weight on the first token of the text beyond an even share, (weight - 1/n) / (1 - 1/n) of the n keys that the query "
-        "sees: mean over rows, layers, heads and the queries window/2 <= t < window, the last ones that see it; of a model without "
-        "a window at those of a window of half its context.",
+        "sees: mean over rows, layers, heads and the queries window/2 <= t < window, the last ones that see it; of a model "
+        "without a window at those of a window of half its context.",
     ),
     Metric(
         "excess_inside",

@@ -26,8 +26,8 @@ def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
         )
     if not getattr(config, "is_causal", True):
         raise UnsupportedModelError(
-            f"{name} sees later tokens (`is_causal` of its config is false): keys that are held would have to change with every "
-            "token that comes, so that no cache gives what the model computes on a whole text"
+            f"{name} sees later tokens (`is_causal` of its config is false): keys that are held would have to change with "
+            "every token that comes, so that no cache gives what the model computes on a whole text"
         )
     kinds = set(getattr(config, "layer_types", None) or [])
     strange = sorted(kinds - {"full_attention", "sliding_attention"})

@@ -73,6 +73,18 @@ def test_the_baseline_of_another_claim_is_lent_and_its_owner_is_named(tmp_path, 
     assert {len(line.get_xdata()) for line in shown.lines if line.get_marker() == "o"} == {3}
 
 
+def test_a_premise_gets_seeds_that_another_premise_of_the_same_variant_cannot_have(tmp_path):
+    """Of windows one premise is a rate, which every baseline has, and one the weight far away, which no other claim reads."""
+    borrower = RESULTS / "small" / "window_attention"
+    for of in (LENDER, borrower):
+        shutil.copytree(of, tmp_path / "small" / of.name)
+    lend(tmp_path)
+    record = read_run(tmp_path / "small" / borrower.name)
+    rate, far = record["presupposes"]
+    assert set(rate["by_seed"]) == {*map(str, record["seeds"]), *record["lent"]["baseline"]} > set(far["by_seed"])
+    assert set(far["by_seed"]) == {*map(str, record["seeds"])}
+
+
 @pytest.mark.parametrize("changed", [{"config": {}}, {"conditions": None}])
 def test_nothing_is_lent_of_another_configuration_or_variant(tmp_path, changed):
     if "conditions" in changed:

@@ -77,4 +77,7 @@ class ClaimRecord(Judged):
     one_model: NotRequired[str | None]
     models: NotRequired[list[ClaimOfModel]]
     lent: NotRequired[dict[str, dict[str, str]]]
-    """Label of a variant to seeds beyond ``seeds`` to the claims that have trained these: numbers that premises alone use."""
+    """Label of a variant to seeds beyond ``seeds`` to the claims that have trained these, with a comma between several.
+
+    Numbers that premises alone use.
+    """

@@ -39,35 +39,39 @@ def with_lent(kept: StoredClaim, results: Iterable[StoredClaim]) -> tuple[ClaimR
     table = read_table(kept.folder / "table.parquet")
     table = table[table["seed"].isin(record["seeds"])]  # without what was lent before
     taken: dict[str, dict[str, str]] = {}
-    rows = [table]
-    for label, metrics in _asked(kept.record).items():
+    found: list[pd.DataFrame] = []
+    for label, metrics in _asked(kept.record):
         seeds = dict.fromkeys(record["seeds"])
         for lender in sorted(results, key=lambda other: (-len(other.record["seeds"]), other.record["claim"])):
             if seeds.keys() >= set(lender.record["seeds"]):
                 continue
             for lent in _numbers(lender, kept, label, metrics):
                 new = lent[~lent["seed"].isin(seeds)]
-                rows.append(new)
+                found.append(new)
                 for seed in map(int, new["seed"].unique()):
                     seeds[seed] = None
-                    taken.setdefault(label, {})[str(seed)] = lender.record["claim"]
-    whole = append(rows).reset_index(drop=True)
+                    owners = taken.setdefault(label, {})
+                    named = owners.get(str(seed), lender.record["claim"]).split(", ")
+                    owners[str(seed)] = ", ".join(dict.fromkeys((*named, lender.record["claim"])))
+    # Of premises that share a metric each brings it.
+    lent_rows = [append(found).drop_duplicates(["model", "metric", "seed"])] if found else []
+    whole = append([table, *lent_rows]).reset_index(drop=True)
     plain = {name: field for name, field in kept.record.items() if name != "lent"}
     return judged_again(cast(ClaimRecord, plain | ({"lent": taken} if taken else {})), whole), whole
 
 
-def _asked(record: ClaimRecord) -> dict[str, set[str]]:
-    """Labels of trained variants, and the metrics that premises about each alone are computed from."""
-    asked: dict[str, set[str]] = {}
+def _asked(record: ClaimRecord) -> list[tuple[str, frozenset[str]]]:
+    """Of every premise about one trained variant the label of this, and the metrics that the premise is computed from."""
+    asked = []
     for premise in claims[record["claim"]]().presupposes:
         needs = premise.effect.needs()
         labels = {label for label, _ in needs}
         if len(labels) == 1 and labels <= record["conditions"].keys():
-            asked.setdefault(labels.pop(), set()).update(metric for _, metric in needs)
-    return asked
+            asked.append((labels.pop(), frozenset(metric for _, metric in needs)))
+    return list(dict.fromkeys(asked))
 
 
-def _numbers(lender: StoredClaim, kept: StoredClaim, label: str, metrics: set[str]) -> Iterable[pd.DataFrame]:
+def _numbers(lender: StoredClaim, kept: StoredClaim, label: str, metrics: frozenset[str]) -> Iterable[pd.DataFrame]:
     """Rows of the lender about the variant that ``kept`` calls ``label``, under that label, of seeds that have all metrics."""
     one, two = cast(Mapping[str, Any], kept.record), cast(Mapping[str, Any], lender.record)
     if lender.folder.parent.name != kept.folder.parent.name or without_dtype(one["config"]) != without_dtype(two.get("config")):
@@ -77,7 +81,7 @@ def _numbers(lender: StoredClaim, kept: StoredClaim, label: str, metrics: set[st
         # What starts from the weights of another variant is another training for each of these.
         if condition["after"] is not None or not same_training(condition, one["conditions"][label]):
             continue
-        rows = table[(table["model"] == other) & table["metric"].isin(metrics) & table["seed"].isin(two["seeds"])]
+        rows = table[(table["model"] == other) & table["metric"].isin(list(metrics)) & table["seed"].isin(two["seeds"])]
         whole = rows.dropna(subset="value").groupby("seed")["metric"].nunique() == len(metrics)
         yield rows[rows["seed"].isin(whole.index[whole])].assign(model=label)
 
