@@ -8,6 +8,7 @@ import pytest
 
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Encoder
+from sinklab.corpora.pairs import Pairs
 from sinklab.errors import ConfigurationError, InputError
 
 
@@ -81,3 +82,13 @@ def test_identity_is_the_hash_of_the_file(lines, tmp_path):
     assert lines.label == "lines.txt"
     with pytest.raises(InputError, match="there is no text file"):
         resolve_corpus("records:path=/nowhere.txt")
+
+
+def test_a_line_ends_where_files_end_one(tmp_path):
+    """U+2028, U+0085 and form feeds are characters of a record; ``str.splitlines`` would cut it there."""
+    path = tmp_path / "lines.txt"
+    path.write_text("one\u2028record\ntwo\x85x\x0c\r\nthree", encoding="utf-8")
+    assert sorted(whole(resolve_corpus(f"records:path={path}"), seq_len=10)) == sorted(["one\u2028record", "two\x85x", "three"])
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"source": "a\u2028b", "target": "c"}\n', encoding="utf-8")
+    assert list(Pairs(pairs).pairs(0)) == [("a\u2028b", "c")]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -192,6 +195,31 @@ def test_no_graph_is_kept_alive(gated_sink):
     model = attach(llama(), "gated_sink")
     model(TOKENS)
     assert model.model.layers[0].self_attn.operation_state.layer_input is None
+
+
+def test_a_copy_has_hooks_of_its_own_and_a_model_pickles(gated_sink):
+    model = randomize(attach(llama(), "gated_sink"))
+    expected = model(TOKENS).logits
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(TOKENS).logits, expected)
+    model.model.layers[0].self_attn.operation_state.layer_input = "untouched"
+    twin(TOKENS)
+    assert model.model.layers[0].self_attn.operation_state.layer_input == "untouched"
+    average = torch.optim.swa_utils.AveragedModel(twin)
+    assert torch.equal(average(TOKENS).logits, expected)
+
+
+@pytest.mark.parametrize("name", ["gated", "gated_heads"])
+def test_gates_that_read_the_layer_s_input_copy_and_pickle(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = attach(llama(), name)
+    expected = model(TOKENS).logits
+    assert torch.equal(copy.deepcopy(model)(TOKENS).logits, expected)
+    stored = io.BytesIO()
+    torch.save(model, stored)
+    stored.seek(0)
+    assert torch.equal(torch.load(stored, weights_only=False)(TOKENS).logits, expected)
 
 
 def test_refusals():

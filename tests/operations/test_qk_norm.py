@@ -6,9 +6,11 @@ import math
 
 import pytest
 import torch
+import transformers
 
 from sinklab.attention.operation import HeadShape
 from sinklab.errors import ConfigurationError
+from sinklab.models.attach import attach
 from sinklab.operations.qk_norm import QkNorm
 from sinklab.registry import operations
 from sinklab.testing import check_operation
@@ -68,3 +70,11 @@ def test_initial_gain():
 def test_round_trip():
     operation = QkNorm(unit_length=True, initial=16.0)
     assert operations.make(operation.to_dict()) == operation
+
+
+def test_unit_length_is_refused_where_the_model_scales_in_its_own_way():
+    """T5 does not scale: `gain` would not be all that stands before the cosine."""
+    config = transformers.T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    with pytest.raises(ConfigurationError, match=r"the model scales scores by 1 and not by 1/sqrt\(8\)"):
+        attach(transformers.T5ForConditionalGeneration(config), {"name": "qk_norm", "unit_length": True})
+    attach(transformers.T5ForConditionalGeneration(config), "qk_norm")

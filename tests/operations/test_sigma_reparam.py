@@ -17,6 +17,7 @@ from sinklab.models.loading import load_model
 from sinklab.operations._sigma_linear import SigmaLinear
 from sinklab.operations.sigma_reparam import SigmaReparam
 from sinklab.registry import operations
+from sinklab.training.initial import load_weights
 
 NAME = {"name": "sigma_reparam"}
 IDS = torch.arange(24).view(2, 12)
@@ -198,6 +199,45 @@ def test_a_softmax_checkpoint_continues(tmp_path):
         sigma.save_pretrained(tmp_path / "sigma")
         again = SinkLM.from_pretrained(tmp_path / "sigma").eval()
         assert torch.equal(again(input_ids=IDS).logits, sigma(input_ids=IDS).logits)
+
+
+@pytest.mark.parametrize("source", ["softmax", "sigma_reparam"])
+def test_weights_of_another_run_give_its_function(source, tmp_path):
+    """What was taken from the initial weights, γ and the singular vectors, is taken from those that are loaded."""
+    theirs = make_sinklm({"name": source})
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "proj" in name:
+                parameter.mul_(3.0).add_(0.1 * torch.randn_like(parameter))
+    if source == "sigma_reparam":
+        theirs.train()(input_ids=IDS)  # one step of power iteration, so that the vectors are no longer those of the start
+        theirs.eval()
+    theirs.save_pretrained(tmp_path)
+    torch.manual_seed(1)
+    ours = SinkLM(make_sinklm(NAME).config).eval()
+    record = load_weights(ours, tmp_path)
+    assert bool(record["new"]) == (source == "softmax")
+    with torch.no_grad():
+        torch.testing.assert_close(ours(input_ids=IDS).logits, theirs(input_ids=IDS).logits, rtol=0, atol=2e-5)
+
+
+def test_gradient_checkpointing_changes_no_gradient():
+    """A forward that is run again inside the backward must not move the singular vectors once more."""
+
+    def gradients(checkpointing: bool) -> list[torch.Tensor]:
+        model = make_sinklm(NAME).double().train()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith("proj.weight"):
+                    parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+        if checkpointing:
+            (getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable)()
+        model(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    for plain, again in zip(gradients(False), gradients(True), strict=True):
+        # The vectors that are kept are normed once more: float64 rounding.
+        torch.testing.assert_close(again, plain, rtol=1e-9, atol=1e-15)
 
 
 def test_built_without_numbers():

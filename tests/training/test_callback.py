@@ -24,6 +24,7 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.integrations import integration_utils
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
@@ -403,6 +404,30 @@ def test_a_training_that_ended_early_and_goes_on_leaves_the_rows_of_one_that_did
     whole = table("whole")
     assert sorted(set(table("ended", ends_at=3)["step"])) == [0, 2, 3]  # where it ends, it is measured
     pd.testing.assert_frame_equal(table("ended"), whole)
+
+
+class Killed(Exception):
+    """What stands for the end of a process."""
+
+
+@pytest.mark.parametrize("strategy", ["epoch", "best"])
+def test_rows_are_on_disk_when_a_checkpoint_is(tmp_path, monkeypatch, strategy):
+    """Of saves that are asked for after the last step of an epoch, and after an evaluation, too."""
+
+    class Kills(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            raise Killed
+
+    monkeypatch.setattr(run_table, "WRITING_SHARE", 0.0)  # no row is written because there is time for it
+    path = tmp_path / "table.parquet"
+    callback = SinkCallback(ROWS, every=1, window=8, table=path)
+    trainer = make_trainer(make_llama(), tmp_path, [callback, Kills()], max_steps=100, metric_for_best_model="loss")
+    trainer.args.save_strategy, trainer.eval_dataset = SaveStrategy(strategy), Examples()
+    if strategy == "best":
+        trainer.args.eval_strategy, trainer.args.eval_steps = IntervalStrategy("steps"), 3
+    with pytest.raises(Killed):
+        trainer.train()
+    assert set(read_table(path)["step"]) == set(range(trainer.state.global_step + 1))
 
 
 def test_headlines_go_through_the_trainer_s_log(tmp_path):

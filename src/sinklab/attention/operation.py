@@ -47,13 +47,18 @@ that is a log-sum-exp of 4,096, far beyond what trained models have."""
 
 @dataclasses.dataclass(frozen=True)
 class HeadShape:
-    """Shape of the attention module that an operation's parameters are made for."""
+    """Shape of the attention module that an operation's parameters are made for.
+
+    Attributes:
+        scaling: factor of the scores of the host, where it is not ``1/sqrt(head_dim)``.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     value_dim: int
     hidden_size: int
+    scaling: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from sinklab.jobs.effect import Ratio, Value
 from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import attention_numbers
 from sinklab.registry import claims
-from sinklab.results.metric import Metric
+from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.sinks import find_sinks
 from sinklab.studies.causes.location import location
 from sinklab.studies.causes.samples import token_samples
@@ -19,14 +19,24 @@ from sinklab.studies.causes.samples import token_samples
 __all__ = ["METRICS", "bos_removed", "no_bos", "without_bos"]
 
 METRICS = (
-    Metric("strongest", "fraction", "Mean share of a row on BOS, of the head that gives it most."),
-    Metric("at_first_without", "fraction", "Share of that head on position 0 where BOS is gone."),
+    Metric("strongest", "fraction", "Mean share of a row on BOS, of the head that gives it most.", range=FRACTION),
+    Metric("at_first_without", "fraction", "Share of that head on position 0 where BOS is gone.", range=FRACTION),
     Metric(
-        "at_first_replaced", "fraction", "Share of that head on position 0 where a random token stands in the place of BOS."
+        "at_first_replaced",
+        "fraction",
+        "Share of that head on position 0 where a random token stands in the place of BOS.",
+        range=FRACTION,
     ),
-    Metric("at_bos_moved", "fraction", "Share of that head on BOS where BOS stands a quarter into the row."),
-    Metric("at_first_moved", "fraction", "Share of that head on position 0 where BOS stands a quarter into the row."),
-    Metric("sink_rate_without", "percent", "sink_rate of the first token where BOS is gone, on the same texts."),
+    Metric("at_bos_moved", "fraction", "Share of that head on BOS where BOS stands a quarter into the row.", range=FRACTION),
+    Metric(
+        "at_first_moved",
+        "fraction",
+        "Share of that head on position 0 where BOS stands a quarter into the row.",
+        range=FRACTION,
+    ),
+    Metric(
+        "sink_rate_without", "percent", "sink_rate of the first token where BOS is gone, on the same texts.", range=PERCENTAGE
+    ),
     Metric("loss_without", "nats", "Change of the loss where BOS is gone."),
     Metric("loss_replaced", "nats", "Change of the loss where a random token stands in the place of BOS."),
     Metric("loss_moved", "nats", "Change of the loss where BOS stands a quarter into the row."),

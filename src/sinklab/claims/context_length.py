@@ -8,14 +8,14 @@ from sinklab.jobs.effect import Difference, Trend
 from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs._attention import attention_numbers
 from sinklab.registry import claims
-from sinklab.results.metric import Metric
+from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.training.config import PretrainingConfig
 
 __all__ = ["METRICS", "context_length", "first_tokens"]
 
 METRICS = (
-    Metric("first_attention_of_16", "fraction", "first_attention over rows of 16 tokens."),
-    Metric("sink_rate_of_16", "percent", "sink_rate over rows of 16 tokens."),
+    Metric("first_attention_of_16", "fraction", "first_attention over rows of 16 tokens.", range=FRACTION),
+    Metric("sink_rate_of_16", "percent", "sink_rate over rows of 16 tokens.", range=PERCENTAGE),
 )
 
 READ = 16

@@ -17,7 +17,7 @@ from sinklab.jobs.effect import Difference, Value
 from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import batches, first_rows, look
 from sinklab.registry import claims
-from sinklab.results.metric import Metric
+from sinklab.results.metric import FRACTION, Metric
 from sinklab.training.windowed import token_losses
 
 __all__ = ["METRICS", "Behind", "false_sinks", "false_sinks_in_a_prompt"]
@@ -46,12 +46,16 @@ METRICS = (
             "fraction",
             f"Mean share of a row on eight tokens a quarter into the text together, of the head that gives the first token "
             f"most, over the queries behind them; the eight are {what}.",
+            range=FRACTION,
         )
         for kind, what in KINDS.items()
     ),
     *(
         Metric(
-            f"first_beside_{kind}", "fraction", f"Share of that head on the first token, over the same queries, beside {what}."
+            f"first_beside_{kind}",
+            "fraction",
+            f"Share of that head on the first token, over the same queries, beside {what}.",
+            range=FRACTION,
         )
         for kind, what in KINDS.items()
     ),

@@ -13,7 +13,7 @@ from sinklab.jobs.effect import Difference
 from sinklab.jobs.trained import TrainedModel
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.registry import claims
-from sinklab.results.metric import Metric
+from sinklab.results.metric import PERCENTAGE, Metric
 from sinklab.results.table import unpacked
 from sinklab.studies.reproduce.scales import base_called
 from sinklab.training.config import PretrainingConfig
@@ -26,6 +26,7 @@ METRICS = (
         "first_text_sink_rate",
         "percent",
         "Sink rate of the first token on held-out text of the first training, 64 tokens a row.",
+        range=PERCENTAGE,
     ),
     Metric("first_text_loss", "nats", "Mean next-token loss on the same rows."),
 )

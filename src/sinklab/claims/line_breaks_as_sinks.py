@@ -8,11 +8,14 @@ from sinklab.jobs.claim import Claim, OnCheckpoint, Part
 from sinklab.jobs.effect import Difference, Numbers, Value
 from sinklab.models.loading import LoadedModel
 from sinklab.registry import claims
-from sinklab.results.metric import LOSS, Metric
+from sinklab.results.metric import FRACTION, LOSS, Metric
 
 __all__ = ["METRICS", "line_breaks_as_sinks"]
 
-METRICS = (LOSS, Metric("begins_alike", "fraction", "1 if a token stands in front of every text, else 0.", outcome=True))
+METRICS = (
+    LOSS,
+    Metric("begins_alike", "fraction", "1 if a token stands in front of every text, else 0.", outcome=True, range=FRACTION),
+)
 
 FAILS = Part("a window without sinks fails", Difference("loss", "no sinks", "four first tokens"), more_than=MARGIN)
 

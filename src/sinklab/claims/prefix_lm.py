@@ -16,7 +16,7 @@ from sinklab.jobs.claim import Claim, Part, Variant
 from sinklab.jobs.effect import Value
 from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
-from sinklab.results.metric import Metric
+from sinklab.results.metric import PERCENTAGE, Metric
 
 __all__ = ["METRICS", "RowRates", "prefix_lm", "prefix_rates"]
 
@@ -33,12 +33,14 @@ METRICS = (
         "prefix_largest",
         "percent",
         "Sink rate (gu2024) of single rows, over layers and heads: the largest among the tokens of the prefix; mean over rows.",
+        range=PERCENTAGE,
     ),
-    Metric("prefix_second", "percent", "The second largest of each row; mean over rows."),
+    Metric("prefix_second", "percent", "The second largest of each row; mean over rows.", range=PERCENTAGE),
     Metric(
         "prefix_one",
         "percent",
         f"Share of the rows in which one token of the prefix has a rate above {SINK} and no other has a quarter of it.",
+        range=PERCENTAGE,
     ),
 )
 

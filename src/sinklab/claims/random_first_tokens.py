@@ -11,7 +11,7 @@ from sinklab.jobs.effect import Difference, Extreme
 from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs._attention import attention_numbers, first_rows
 from sinklab.registry import claims
-from sinklab.results.metric import Metric
+from sinklab.results.metric import PERCENTAGE, Metric
 
 __all__ = ["METRICS", "NO_BOS", "as_trained", "random_first_tokens"]
 
@@ -26,7 +26,12 @@ TWO = Variant("random_first_two", {"data.bos": "none", "data.random_positions": 
 
 
 METRICS = tuple(
-    Metric(f"{name}_as_trained", "percent", f"{name} on held-out rows that hold random tokens where those of the training do.")
+    Metric(
+        f"{name}_as_trained",
+        "percent",
+        f"{name} on held-out rows that hold random tokens where those of the training do.",
+        range=PERCENTAGE,
+    )
     for name in ("sink_rate", "sink_rate_1", "sink_rate_max")
 )
 

@@ -15,7 +15,7 @@ from sinklab.jobs.trained import MeasuredModel
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.read_outs._attention import SAMPLES, look
 from sinklab.registry import claims
-from sinklab.results.metric import Metric
+from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.results.table import unpacked
 
 __all__ = ["METRICS", "SameOrder", "rates", "threshold_and_length"]
@@ -49,6 +49,7 @@ METRICS = (
             "percent",
             f"Sink rate (gu2024) of the first token at a threshold of {threshold} % of a row, over rows of {length} tokens.",
             paper="Gu et al. 2024 (arXiv 2410.10781)",
+            range=PERCENTAGE,
         )
         for threshold in THRESHOLDS
         for length in LENGTHS
@@ -57,6 +58,7 @@ METRICS = (
         "change_with_length",
         "percent",
         "Largest of the sink rates at a threshold of 0.3 over rows of 32, 48 and 64 tokens, less the smallest.",
+        range=PERCENTAGE,
     ),
 )
 
@@ -74,6 +76,10 @@ class SameOrder(Effect):
     @property
     def unit(self) -> str:
         return "fraction"
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return FRACTION
 
     def __call__(self, numbers: Numbers) -> float | None:
         if any(metric not in numbers.get(label, {}) for label, metric in self.needs()):

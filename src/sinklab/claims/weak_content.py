@@ -13,7 +13,7 @@ from sinklab.jobs.effect import Ratio
 from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import FIRST_ATTENTION, FirstToken, first_rows, look
 from sinklab.registry import claims
-from sinklab.results.metric import Metric
+from sinklab.results.metric import FRACTION, Metric
 
 __all__ = ["METRICS", "contents", "weak_content"]
 
@@ -40,13 +40,21 @@ KINDS = {
 
 METRICS = (
     Metric(
-        "content_natural", "fraction", "Mean share of a row on the first token of the text, of the head that gives it most."
+        "content_natural",
+        "fraction",
+        "Mean share of a row on the first token of the text, of the head that gives it most.",
+        range=FRACTION,
     ),
     *(
-        Metric(f"content_{kind}", "fraction", f"Share of that head on the first place where it holds {what}.")
+        Metric(f"content_{kind}", "fraction", f"Share of that head on the first place where it holds {what}.", range=FRACTION)
         for kind, what in KINDS.items()
     ),
-    Metric("content_later", "fraction", "Share of that head on a place a quarter into the row which holds the telling token."),
+    Metric(
+        "content_later",
+        "fraction",
+        "Share of that head on a place a quarter into the row which holds the telling token.",
+        range=FRACTION,
+    ),
 )
 
 

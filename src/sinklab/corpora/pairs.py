@@ -14,6 +14,7 @@ from typing import ClassVar
 from sinklab.corpora.base import Corpus, Encoder, Identity
 from sinklab.corpora.hub_dataset import HubDataset
 from sinklab.corpora.samples import Kind
+from sinklab.corpora.text_file import lines_of
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import corpora
 
@@ -98,7 +99,7 @@ class Pairs(Corpus):
 
     def _read(self, text: str, between: str) -> Iterator[tuple[str, str]]:
         if not between:
-            for number, line in enumerate(text.splitlines(), start=1):
+            for number, line in enumerate(lines_of(text), start=1):
                 if line.strip():
                     yield self._pair(self._object(line, number), f"{self.path} line {number}")
             return

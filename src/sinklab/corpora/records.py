@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sinklab.corpora.base import Encoder, Identity, Split, TextCorpus, hash_order, held_out_keys
-from sinklab.corpora.text_file import TextFile
+from sinklab.corpora.text_file import TextFile, lines_of
 from sinklab.errors import InputError
 from sinklab.registry import corpora
 
@@ -34,7 +34,7 @@ class Records(TextCorpus):
     def __init__(self, path: str | Path) -> None:
         self._file = TextFile(path)
         self.path = self._file.path
-        self._records = [line.strip() for line in self._file.text.splitlines() if line.strip()]
+        self._records = [line.strip() for line in lines_of(self._file.text) if line.strip()]
 
     @property
     def label(self) -> str:

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.estimate import Estimate, estimate_counts, estimate_mean, estimate_median, estimate_ratio, estimate_share
-from sinklab.results.metric import catalogue
+from sinklab.results.metric import FRACTION, PERCENTAGE, catalogue
 
 __all__ = [
     "Difference",
@@ -55,21 +55,31 @@ class Effect(abc.ABC):
         units = {known[metric].metric.unit if metric in known else "number" for _, metric in self.needs()}
         return units.pop() if len(units) == 1 else "number"
 
+    @property
+    def range(self) -> tuple[float, float]:
+        """Smallest and largest value: those of the metrics, if they have one range; else any number."""
+        known = catalogue()
+        ranges = {known[metric].metric.range if metric in known else (-math.inf, math.inf) for _, metric in self.needs()}
+        return ranges.pop() if len(ranges) == 1 else (-math.inf, math.inf)
+
     def estimate(self, values: Sequence[float]) -> Estimate:
         """What the effects of three seeds or more say together.
 
-        Outcomes are counted: whether a training diverged, and the difference of two of these. Shares are rates. A number that
-        is a ratio (a norm over that of others) is one, as the ratio of two numbers is.
+        Outcomes are counted: whether a training diverged, and the difference of two of these. Rates are what is declared to lie
+        from 0 to the whole, and not what the values at hand happen to. A number that is a ratio (a norm over that of
+        others) is one, as the ratio of two numbers is.
         """
-        known, paired = catalogue(), isinstance(self, Difference | Peak)
+        known, paired = catalogue(), isinstance(self, Difference | Peak | Rise)
         outcomes = all(metric in known and known[metric].metric.outcome for _, metric in self.needs())
         if outcomes and all(value in (-1.0, 0.0, 1.0) for value in values):
             return estimate_counts(values, paired=paired)
         if self.unit == "ratio" and not paired:
             return estimate_ratio(values)
-        whole = {"fraction": 1.0, "percent": 100.0}.get(self.unit)
-        if whole is not None and not paired and min(values) >= 0 and max(values) <= whole:
-            return estimate_share(values, whole)
+        extent = {"fraction": FRACTION, "percent": PERCENTAGE}.get(self.unit)
+        if extent is not None and not paired and self.range == extent:
+            least, whole = extent
+            # In it but for rounding, which a root of the share does not bear.
+            return estimate_share([min(max(value, least), whole) for value in values], whole)
         return estimate_mean(values)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -119,8 +120,8 @@ def _attached(
             reference = next(module.parameters())
             state.to(reference.device)
             if chosen.needs_layer_input:
-                module.register_forward_pre_hook(_keep_layer_input(state), with_kwargs=True)
-                module.register_forward_hook(_drop_layer_input(state), always_call=True)
+                module.register_forward_pre_hook(_keep_layer_input, with_kwargs=True)
+                module.register_forward_hook(_drop_layer_input, always_call=True)
     setattr(model.config, CONFIG_FIELD, {"operation": chosen.to_dict()})
     set_attention_path(model, path)
     return model
@@ -202,18 +203,15 @@ def restore(model: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
     return model
 
 
-def _keep_layer_input(state: OperationState) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        state.layer_input = args[0] if args else kwargs["hidden_states"]
-
-    return hook
+# Hooks that find the state on the module that they are called with: those of a copied model are of the copy, and they pickle.
 
 
-def _drop_layer_input(state: OperationState) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        state.layer_input = None  # it would keep the graph of the whole forward alive until the next one
+def _keep_layer_input(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+    getattr(module, ATTRIBUTE).layer_input = args[0] if args else kwargs["hidden_states"]
 
-    return hook
+
+def _drop_layer_input(module: nn.Module, args: tuple[object, ...], output: object) -> None:
+    getattr(module, ATTRIBUTE).layer_input = None  # it would keep the graph of the whole forward alive until the next one
 
 
 def _own_config(model: PreTrainedModel) -> None:
@@ -259,12 +257,14 @@ class _Shapes(seam.Observer):
                 f"{name} ({type(module).__name__}) has learned sink logits of its own, which are part of a softmax; no other "
                 "operation can take its place"
             )
+        usual, scaling = query.shape[3] ** -0.5, kwargs.get("scaling")
         self.shapes[name] = HeadShape(
             num_heads=query.shape[1],
             num_kv_heads=key.shape[1],
             head_dim=query.shape[3],
             value_dim=value.shape[3],
             hidden_size=self.widths.get(name, query.shape[1] * query.shape[3]),
+            scaling=None if scaling is None or math.isclose(scaling, usual, rel_tol=1e-6) else scaling,
         )
         return native(module, query, key, value, *args, **kwargs)
 

@@ -14,8 +14,9 @@ __all__ = ["SigmaLinear"]
 class SigmaLinear(nn.Linear):
     """``y = (γ / σ(W)) W x + b`` with ``σ(W) = u · W v`` and the singular vectors u, v from power iteration.
 
-    Each forward in training mode does one step of power iteration, in float32 or wider; in evaluation mode nothing changes. The
-    gradient flows through ``W`` in ``σ(W)``; u and v are constants to it.
+    Each forward in training mode does one step of power iteration, in float32 or wider; in evaluation mode nothing changes, nor
+    where gradient checkpointing runs a forward again, which has to be the one that was. The gradient flows through ``W`` in
+    ``σ(W)``; u and v are constants to it.
 
     Attributes:
         weight, bias: those of the map that it was made of, the very same parameters.
@@ -73,7 +74,7 @@ class SigmaLinear(nn.Linear):
     def _spectral_norm(self, weight: Tensor, training: bool) -> Tensor:
         # Normed again: a model in bfloat16 has its buffers in bfloat16. New tensors too, so that autograd keeps no buffer.
         left, right = (normalize(vector.to(weight.dtype), dim=0) for vector in (self.left, self.right))
-        if training:
+        if training and not _is_recomputing():
             with torch.no_grad():
                 right = normalize(weight.T @ left, dim=0)
                 left = normalize(weight @ right, dim=0)
@@ -81,3 +82,8 @@ class SigmaLinear(nn.Linear):
                 self.right.copy_(right)
         # u · W v as a plain sum: matrix kernels round by how the weight lies in memory, which differs in a loaded checkpoint.
         return (weight * (left[:, None] * right)).sum()
+
+
+def _is_recomputing() -> bool:
+    """Whether this forward runs inside a backward pass; a compiled one is traced before it runs, and asks nothing."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1  # as torch's own FSDP asks

@@ -37,6 +37,9 @@ class QkNorm(Softmax):
             ``gain · sqrt(head_dim) · cos``.
         initial: gain at the start, positive. With ``unit_length``, Henry et al. start at ``log2(L² - L)`` for sequences of L
             tokens, which is 16 for 256.
+
+    Raises:
+        ConfigurationError: ``initial`` is not positive; or ``unit_length`` in a model with another scaling (T5, Granite).
     """
 
     unit_length: bool = False
@@ -47,6 +50,11 @@ class QkNorm(Softmax):
             raise ConfigurationError(f"operation 'qk_norm': initial = {self.initial} must be a positive gain")
 
     def parameters(self, shape: HeadShape) -> dict[str, Tensor]:
+        if self.unit_length and shape.scaling is not None:
+            raise ConfigurationError(
+                f"operation 'qk_norm' with unit_length: the model scales scores by {shape.scaling:g} and not by "
+                f"1/sqrt({shape.head_dim}), so that `gain` would not take its place; leave unit_length out"
+            )
         return {"gain": torch.full((shape.num_heads,), float(self.initial))}
 
     def features(self, queries: Tensor, keys: Tensor, state: State) -> tuple[Tensor, Tensor]:

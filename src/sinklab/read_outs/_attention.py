@@ -19,7 +19,7 @@ from sinklab.jobs.trained import MeasuredModel
 from sinklab.probes.entropy import ENTROPY
 from sinklab.probes.null_mass import NULL_MASS, NullMass
 from sinklab.probes.sink_rate import SinkRate
-from sinklab.results.metric import Metric
+from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.results.table import unpacked
 from sinklab.training.callback import TOKENS_PER_FORWARD
 
@@ -51,6 +51,7 @@ FIRST_ATTENTION = Metric(
     "Mean over rows, layers, heads and queries of the row-normalised weight on the first token; 0 for queries that cannot see "
     "it. Without learned tokens in front it is the probes' qiu2025_first_attention.",
     paper="Qiu et al. 2025 (arXiv 2505.06708)",
+    range=FRACTION,
 )
 FIRST_MASS = Metric(
     "first_mass",
@@ -61,6 +62,7 @@ MASS_RATE = Metric(
     "sink_rate_of_mass",
     "percent",
     "sink_rate of the first token by the weights as the operation gives them, not divided by the sum of their row.",
+    range=PERCENTAGE,
 )
 FIRST_ARGMAX = Metric(
     "first_argmax",
@@ -68,6 +70,7 @@ FIRST_ARGMAX = Metric(
     "Share of (query, head) pairs whose largest weight is on the first token. Without learned tokens in front it is the "
     "probes' kaul2024_first_argmax.",
     paper="Kaul et al. 2024 (arXiv 2410.17174)",
+    range=PERCENTAGE,
 )
 ATTENTION = (
     Metric(
@@ -76,21 +79,29 @@ ATTENTION = (
         "Sink rate of the first token: share of (row, layer, head) in which the mean row-normalised weight on it, over the "
         f"queries that see it, exceeds {THRESHOLD}.",
         paper="Gu et al. 2024 (arXiv 2410.10781)",
+        range=PERCENTAGE,
     ),
     *(
-        Metric(f"sink_rate_{position}", "percent", f"sink_rate of the token at position {position}, counted from 0.")
+        Metric(
+            f"sink_rate_{position}",
+            "percent",
+            f"sink_rate of the token at position {position}, counted from 0.",
+            range=PERCENTAGE,
+        )
         for position in range(1, FIRST_POSITIONS)
     ),
     Metric(
         "sink_rate_max",
         "percent",
         "Largest sink rate over the tokens of the first half of the rows; late tokens are seen by too few queries to compare.",
+        range=PERCENTAGE,
     ),
     Metric(
         "sink_rate_star",
         "percent",
         "Sink_* of Gu et al.: the rule of sink_rate for the mean mass on the null score (sink logit, key bias, plus one) or, "
         "where the model puts learned tokens in front, for the most attended of them; 0 where there is neither.",
+        range=PERCENTAGE,
     ),
     FIRST_ATTENTION,
     FIRST_MASS,

@@ -15,7 +15,7 @@ from sinklab.attention.probe import Watcher
 from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import THRESHOLD, first_rows, look
 from sinklab.registry import read_outs
-from sinklab.results.metric import Metric
+from sinklab.results.metric import PERCENTAGE, Metric
 
 __all__ = ["METRICS", "TOKENS", "CarriedRate", "carried"]
 
@@ -29,6 +29,7 @@ METRICS = (
         "Share of (row, layer, head) in which one of the first five tokens has, over the queries that see it, a mean share of "
         "more than 0.3 of its rows and a mean weight of more than 0.3 too: the weight itself, not divided by the sum of its "
         "row, times the gate on the output of the head.",
+        range=PERCENTAGE,
     ),
 )
 

@@ -13,7 +13,7 @@ from sinklab.attention.probe import Watcher
 from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import THRESHOLD, first_rows, look
 from sinklab.registry import read_outs
-from sinklab.results.metric import Metric
+from sinklab.results.metric import PERCENTAGE, Metric
 
 __all__ = ["METRICS", "EffectiveWeight", "effective"]
 
@@ -28,6 +28,7 @@ METRICS = (
         "percent",
         "Share of (row, layer, head) in which the mean effective weight of the first token, over the queries that see it, "
         f"exceeds {THRESHOLD}; effective weight: {_WEIGHT}.",
+        range=PERCENTAGE,
     ),
     Metric(
         "effective_first",

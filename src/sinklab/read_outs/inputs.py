@@ -8,7 +8,7 @@ from torch import Tensor
 from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import SAMPLES, SEQ_LEN, attention_numbers
 from sinklab.registry import read_outs
-from sinklab.results.metric import Metric
+from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 
 __all__ = ["METRICS", "inputs"]
 
@@ -19,8 +19,8 @@ _TEXTS = {
 _FRONTS = {"": "as in training, with its token in front if it has one", "_no_bos": "without a token in front"}
 
 METRICS = tuple(
-    Metric(f"{metric}_{text}{front}", unit, f"{metric} on {of_text}, {of_front}.")
-    for metric, unit in (("sink_rate", "percent"), ("first_attention", "fraction"))
+    Metric(f"{metric}_{text}{front}", unit, f"{metric} on {of_text}, {of_front}.", range=extent)
+    for metric, unit, extent in (("sink_rate", "percent", PERCENTAGE), ("first_attention", "fraction", FRACTION))
     for text, of_text in _TEXTS.items()
     for front, of_front in _FRONTS.items()
 )

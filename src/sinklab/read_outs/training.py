@@ -9,7 +9,7 @@ import pandas as pd
 
 from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import read_outs
-from sinklab.results.metric import Metric
+from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 
 __all__ = ["METRICS", "numbers_of_table", "training"]
 
@@ -29,9 +29,14 @@ _AT = {
 }
 
 METRICS = (
-    *(Metric(f"sink_rate_{when}", "percent", f"{_RATE}, {words}.") for when, words in _AT.items()),
+    *(Metric(f"sink_rate_{when}", "percent", f"{_RATE}, {words}.", range=PERCENTAGE) for when, words in _AT.items()),
     *(
-        Metric(f"first_attention_{when}", "fraction", f"{_WEIGHT}, {words}; absent where learned tokens stand in front.")
+        Metric(
+            f"first_attention_{when}",
+            "fraction",
+            f"{_WEIGHT}, {words}; absent where learned tokens stand in front.",
+            range=FRACTION,
+        )
         for when, words in _AT.items()
         if when != "start"
     ),
@@ -39,6 +44,7 @@ METRICS = (
         "onset_share",
         "fraction",
         "Share of the steps after which the sink rate first reaches half of sink_rate_end; absent where that is 0.",
+        range=FRACTION,
     ),
     Metric("entropy_least", "nats", "Least mean entropy of the attention rows over the measurements of the training."),
     Metric(

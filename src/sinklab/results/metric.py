@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
+    "FRACTION",
     "LOSS",
+    "PERCENTAGE",
     "STEPS",
     "VALUE_RATIO",
     "Coordinates",
@@ -33,6 +35,9 @@ __all__ = [
     "metrics_of",
 ]
 
+FRACTION, PERCENTAGE = (0.0, 1.0), (0.0, 100.0)
+"""Ranges of a share, in fractions and in percent. A difference or a quotient of shares has the unit and not the range."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
@@ -43,7 +48,8 @@ class Metric:
         unit: as in the column ``unit`` of the table: percent, fraction, weight, nats, norm, degrees, ….
         text: one sentence: what is averaged over what.
         paper: where the definition comes from, with its arXiv number; empty for our own.
-        range: smallest and largest value that the definition allows.
+        range: smallest and largest value that the definition allows. Over seeds a number of range ``FRACTION`` or
+            ``PERCENTAGE`` has the interval of a share, and any other one that of a mean.
         version: raised when the definition changes; numbers of different versions are never merged.
         outcome: whether it is 1 or 0 of every single case: something that happened or did not. Several are a count, with the
             interval of one.

@@ -172,6 +172,13 @@ class SinkCallback(TrainerCallback):
         if control.should_save:
             self.table.write()  # a training that is resumed from this checkpoint finds its rows
 
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        if control.should_save:
+            self.table.write()
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        self.table.write()  # whatever asked for the checkpoint, such as a best evaluation
+
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: nn.Module, **kwargs: object
     ) -> None:

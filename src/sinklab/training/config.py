@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -75,7 +75,9 @@ class OptimizerConfig(Section):
         "the blocks; AdamW for the rest)",
     )
     learning_rate: float = Field(5e-3, gt=0, description="peak learning rate")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="decay rates of Adam's moments")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.95), description="decay rates of Adam's moments"
+    )
     eps: float = Field(1e-8, gt=0, description="added to the root of Adam's second moment")
     momentum: float = Field(0.9, ge=0, lt=1, description="of sgd, rmsprop and muon")
     muon_learning_rate: float = Field(0.02, gt=0, description="learning rate of the matrices under muon")
@@ -120,7 +122,7 @@ class TrainingConfig(Section):
     vocab_multiple: int = Field(
         1, ge=1, description="the model's vocabulary is the tokenizer's, rounded up to a multiple of this"
     )
-    seed: int = Field(0, description="seed of the initialisation")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of the initialisation")
     log_every: int = Field(50, ge=1, description="steps between records of loss, learning rate, gradient norm and speed")
     evaluate_every: int = Field(500, ge=1, description="steps between held-out losses")
     save_every: int = Field(500, ge=1, description="steps between checkpoints from which a killed run resumes")
@@ -168,6 +170,11 @@ class PretrainingConfig(Section):
         if watch.window >= watch.seq_len - 1:
             raise ConfigurationError(
                 f"watch.window {watch.window} leaves no token beyond it in rows of watch.seq_len {watch.seq_len} tokens"
+            )
+        never = [step for step in training.snapshots if not 0 <= step <= training.steps]
+        if never:
+            raise ConfigurationError(
+                f"training.snapshots has step {never[0]}, and the run has steps 0 to {training.steps} (training.steps)"
             )
         busy = self.schedule.warmup_steps + (self.schedule.decay_steps if self.schedule.name == "warmup_stable_decay" else 0)
         if busy > training.steps:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.architecture import Architecture
+from sinklab.models.block import SinkLMLayer
 from sinklab.models.checkpoint import hash_files, locate, read_config, weight_files
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.training.checkpoints import PREFIX, usable
@@ -111,10 +112,18 @@ def load_weights(model: SinkLM, folder: Path) -> dict[str, object]:
             f"the weights of {name} do not fit: {wrong[0]} has the shape {tuple(stored[wrong[0]].shape)} there and "
             f"{tuple(targets[wrong[0]].shape)} here"
         )
+    buffers = {_plain(key): buffer for key, buffer in model.named_buffers()}
     with torch.no_grad():
         for key in shared:
             targets[key].copy_(stored[key])
-    buffers = {_plain(key) for key, _ in model.named_buffers()}
+        # What the operation has taken from the weights (singular vectors) is of the initial ones until here.
+        if theirs.operation["name"] == ours.operation["name"]:
+            for key in buffers.keys() & stored.keys():
+                buffers[key].copy_(stored[key])
+        else:
+            for module in model.modules():
+                if isinstance(module, SinkLMLayer):
+                    module.self_attn.operation.prepare(module.self_attn)
     return {
         "path": name,
         "sha256": hash_files(files),

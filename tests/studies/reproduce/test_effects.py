@@ -102,3 +102,17 @@ def test_orders_that_are_none_are_refused() -> None:
         Extreme("x", ())
     with pytest.raises(ConfigurationError, match="a least needs two metrics or more, got x"):
         Least(("x",), "a")
+
+
+def test_the_interval_of_a_share_is_for_what_is_declared_as_one():
+    """A quotient of differences has the unit of a share; the values that it happens to have do not make it one."""
+    share, signed = Value("first_attention", "a"), Value("left_by_one", "a")
+    assert (share.unit, signed.unit) == ("fraction", "fraction")
+    values = [0.01, 0.02, 0.06]
+    assert "arcsine" in share.estimate(values).method
+    assert signed.estimate(values).method == signed.estimate([-0.01, *values]).method == "Student's t"
+    assert share.estimate([0.9, 1 + 1e-7, 0.95]).method == share.estimate([0.9, 1.0, 0.95]).method  # rounding
+
+
+def test_a_rise_of_rates_is_a_difference():
+    assert Rise("sink_rate", over=("a", "b")).estimate([1.0, 2.0, 6.0]).method == "Student's t"
