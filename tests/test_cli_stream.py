@@ -236,6 +236,11 @@ class TestBadInput:
             (["--prompt", "a", "--keep", "b" * 200], "the model was trained to see 128 at once: choose a shorter text"),
             (["--prompt", "a", "--resume", "nowhere"], "there is no state at nowhere; save one first"),
             (["--resume", "s", "--window", "9"], "--window cannot change a state that is resumed: leave it out, or begin anew"),
+            (["--resume", "s", "--sinks", "0"], "--sinks cannot change a state that is resumed"),
+            (
+                ["--prompt", "a", "--policy", "full", "--save", "s"],
+                "policy 'full' keeps no cache of slots, so there is no state",
+            ),
             (["--prompt", "a", "--save", "nowhere/s"], "there is no directory nowhere to save s in"),
         ],
     )

@@ -9,10 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.conftest import make_sinklm
 from transformers import (
+    BatchEncoding,
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -223,6 +225,20 @@ class TestRows:
         found = Stream(model, policy=POLICY).feed(padded, mask).generate(10)
         expected = stream(model, [prompt[0, :12].tolist(), prompt[0, :7].tolist()], policy=POLICY, max_new_tokens=10)
         assert [token.ids for token in found] == [token.ids for token in expected]
+
+    def test_what_a_tokenizer_returns_is_its_ids_with_their_mask(self, model, prompt):
+        padded = torch.stack((prompt[0, :12], torch.cat((torch.zeros(5, dtype=torch.long), prompt[0, :7]))))
+        mask = torch.tensor([[1] * 12, [0] * 5 + [1] * 7])
+        expected = [token.ids for token in Stream(model, policy=POLICY).feed(padded, mask).generate(10)]
+        for given in (
+            BatchEncoding({"input_ids": padded, "attention_mask": mask}),
+            {"input_ids": padded.tolist(), "attention_mask": mask.tolist()},
+        ):
+            assert [token.ids for token in Stream(model, policy=POLICY).feed(given).generate(10)] == expected
+        for row in (prompt[0, :12].numpy(), [np.int64(token) for token in prompt[0, :12].tolist()]):
+            assert ids_of(Stream(model, policy=POLICY).feed(row).generate(10)) == [ids[0] for ids in expected]
+        with pytest.raises(InputError, match="rows of `input_ids` of one length"):
+            Stream(model, policy=POLICY).feed({"input_ids": [[5, 6], [7]]})
 
     def test_a_row_that_has_ended_leaves_the_others_alone(self, model, prompt):
         rows = [prompt[0, :20].tolist(), prompt[0, 9:14].tolist()]

@@ -142,6 +142,14 @@ class SlotPolicy(BoundedPolicy):
         """Whether tokens stay in their slots when the newest query no longer sees them; see ``rollback`` of a cache."""
         return False
 
+    @property
+    def is_one_ring(self) -> bool:
+        """Whether the tokens behind the pinned ones are written to one slot after the other, again and again."""
+        first, pinned = max(self.pinned, default=-1) + 1, len(self.pinned)
+        ring = self.num_slots - pinned
+        slots = self.slots(torch.arange(first, first + 2 * ring)) - pinned
+        return bool((slots.diff() % ring == 1 % ring).all())
+
     @abc.abstractmethod
     def slots(self, tokens: Tensor) -> Tensor:
         """Slot of each token index, int64 of the same shape."""

@@ -35,7 +35,7 @@ from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.limits import fit_limits
 from sinklab.streaming.ordered import OrderedLayer, OrderedStep, OrderedTable, has_ordered_bias, require_ordered
 from sinklab.streaming.quantized import QuantizedLayer, Workspace, read_bits
-from sinklab.streaming.refusals import require_decoder
+from sinklab.streaming.refusals import require_decoder, require_integers
 from sinklab.streaming.rotation import KeyRotations
 from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.step import StaticStep, Step
@@ -108,6 +108,8 @@ class PolicyCache(BoundedCache):
                 f"`rollback` takes tokens back, and what `quantized` {quantized!r} has rounded with them stays rounded; leave "
                 "one of them out"
             )
+        if quantized is not None:
+            require_integers(policy)
         super().__init__(policy)
         self.rollback = rollback
         self.chunk, self.rebase_at, self.quantized, self._bits = chunk, rebase_at, quantized, read_bits(quantized)

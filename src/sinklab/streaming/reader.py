@@ -21,6 +21,7 @@ from sinklab.streaming.base import Reader
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.per_head import PerHeadCache, verify_groups
 from sinklab.streaming.recompute import RecomputeReader
+from sinklab.streaming.refusals import require_integers
 from sinklab.streaming.scored import ScoredCache
 from sinklab.streaming.telemetry import Telemetry
 from sinklab.streaming.verify import verify_model
@@ -107,10 +108,8 @@ def open_reader(model: PreTrainedModel, policy: PolicySpec, *, chunk: int = 128,
         )
     if quantized is None:
         return reader_of(made, model, chunk=chunk)
-    if not isinstance(made, SlotPolicy):
-        raise ConfigurationError(
-            f"`quantized` is for policies whose tokens stay in their slots; {made.name!r} is none, sink_window and pinned are"
-        )
+    require_integers(made)
+    assert isinstance(made, SlotPolicy)
     return CacheReader(model, made, PolicyCache(made, model, chunk=chunk, quantized=quantized))
 
 

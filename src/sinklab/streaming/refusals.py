@@ -5,12 +5,12 @@ from __future__ import annotations
 from transformers import PreTrainedModel
 
 from sinklab.attention.anatomy import require_module
-from sinklab.errors import UnsupportedModelError
-from sinklab.policies.base import BoundedPolicy, SlotPolicy
+from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.policies.base import BoundedPolicy, Policy, SlotPolicy
 from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
 from sinklab.streaming.ordered import has_ordered_bias
 
-__all__ = ["extent", "most_slots", "require_decoder", "require_positions"]
+__all__ = ["extent", "most_slots", "require_decoder", "require_integers", "require_positions"]
 
 
 def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
@@ -62,6 +62,23 @@ def require_positions(policy: BoundedPolicy, limit: int | None, name: str) -> No
     if limit is not None and policy.reach >= limit:
         raise UnsupportedModelError(
             f"{name} keeps its frequencies up to position {limit}, and the policy holds {extent(policy)}; choose fewer"
+        )
+
+
+def require_integers(policy: Policy) -> None:
+    """Refuse a policy whose tokens cannot be kept as integers: groups of them are rounded at once, when they are complete.
+
+    Raises:
+        ConfigurationError: tokens that leave their slots, or slots that are not written one after the other.
+    """
+    if not isinstance(policy, SlotPolicy):
+        raise ConfigurationError(
+            f"`quantized` is for policies whose tokens stay in their slots; {policy.name!r} is none, sink_window and pinned are"
+        )
+    if not policy.is_one_ring:
+        raise ConfigurationError(
+            f"`quantized` rounds tokens in groups of slots that are written one after the other, and {policy.name!r} writes "
+            "several rings in turn: each token would be rounded again and again. sink_window and pinned have one"
         )
 
 

@@ -29,7 +29,7 @@ from sinklab.streaming.per_head import PerHeadCache
 from sinklab.streaming.reader import CacheReader
 from sinklab.streaming.table import IndexedTable
 
-__all__ = ["SavedState", "load_state", "read_state", "save_state"]
+__all__ = ["SavedState", "load_state", "read_state", "require_slots", "save_state"]
 
 Json: TypeAlias = dict[str, Any]
 
@@ -80,6 +80,20 @@ class SavedState:
     tensors: dict[str, Tensor]
 
 
+def require_slots(held: PolicyCache | Reader) -> PolicyCache:
+    """The cache that can be saved.
+
+    Raises:
+        ConfigurationError: a policy that keeps no cache of slots.
+    """
+    cache = held if isinstance(held, PolicyCache) else getattr(held, "cache", None)
+    if not isinstance(cache, PolicyCache) or not isinstance(cache.policy, SlotPolicy | PerHead):
+        raise ConfigurationError(
+            f"policy {held.policy.name!r} keeps no cache of slots, so there is no state to save; use sink_window, for example"
+        )
+    return cache
+
+
 def save_state(
     held: PolicyCache | Reader,
     path: str | Path,
@@ -104,11 +118,7 @@ def save_state(
     """
     path = Path(path)
     check_file(path, overwrite, "path")
-    cache = held if isinstance(held, PolicyCache) else getattr(held, "cache", None)
-    if not isinstance(cache, PolicyCache) or not isinstance(cache.policy, SlotPolicy | PerHead):
-        raise ConfigurationError(
-            f"policy {held.policy.name!r} keeps no cache of slots, so there is no state to save; use sink_window, for example"
-        )
+    cache = require_slots(held)
     model = cache.model
     if model is None or cache.layers[0].batch_size < 0:
         raise ConfigurationError("the cache has read nothing yet, so there is no state to save")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import numbers
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -28,7 +30,7 @@ from sinklab.streaming.telemetry import Telemetry
 
 __all__ = ["Stream", "stream"]
 
-Given: TypeAlias = str | Tensor | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+Given: TypeAlias = str | Tensor | Sequence[int] | Sequence[str] | Sequence[Sequence[int]] | Mapping[str, Any]
 """What may be fed: a text or its ids, or one of them for each row of a batch."""
 
 
@@ -105,7 +107,8 @@ class Stream:
 
         Args:
             given: text, ids ``(length,)`` or ``(batch, length)``, or a list of texts or of ids, one a row, which are padded on
-                the left. The tokenizer adds its special tokens to a text that begins the stream, and to no other.
+                the left; or what a tokenizer returns, with its mask. The tokenizer adds its special tokens to a text that
+                begins the stream, and to no other.
             attention_mask: ``(batch, length)`` of these ids: 1 for tokens and 0 for padding; the last column has none of it.
             progress: called after every chunk with the columns read and their number.
 
@@ -149,6 +152,16 @@ class Stream:
 
     def _rows(self, given: Given, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Ids and which of them are tokens, ``(batch, length)`` on the CPU."""
+        if isinstance(given, Mapping):
+            mask = given.get("attention_mask") if mask is None else mask
+            try:
+                given, mask = torch.as_tensor(given["input_ids"]), None if mask is None else torch.as_tensor(mask)
+            except (KeyError, ValueError) as error:
+                raise InputError(
+                    f"what a tokenizer returns is read as rows of `input_ids` of one length ({error}); pad on the left"
+                ) from None
+        elif isinstance(given, np.ndarray):
+            given = torch.as_tensor(given)
         if isinstance(given, Tensor):
             ids = given.cpu()[None] if given.ndim == 1 else given.cpu()
             if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
@@ -162,7 +175,7 @@ class Stream:
         else:
             if mask is not None:
                 raise InputError("an attention_mask goes with a tensor of ids; lists are padded here")
-            several = not isinstance(given, str) and len(given) > 0 and not isinstance(given[0], int)
+            several = not isinstance(given, str) and len(given) > 0 and not isinstance(given[0], numbers.Integral)
             texts = cast("Sequence[str | Sequence[int]]", given if several else [given])
             first = not self.reader.position and not self._kept
             ids, valid = _padded([self._encode(text, first=first) for text in texts])

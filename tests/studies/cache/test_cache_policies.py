@@ -240,6 +240,19 @@ class TestComparison:
         assert scored == known.sum() == 2 * 12 * 4
         torch.testing.assert_close(found[known], losses(model.model, rows, policy)[known], atol=1e-4, rtol=0)
 
+    @pytest.mark.parametrize("every", [2, 8, 16, 17])
+    def test_blocks_are_those_of_the_whole_text_and_all_their_places_are_scored(self, model, every):
+        rows = resolve_corpus("random_tokens").sample(model.encoder, seq_len=120, samples=2, seed=0, bos=False)
+        policy = policy_registry["recompute"](window=16, every=every)
+        found, _ = _recomputed(model.model, rows, policy, 60, None)
+        known = ~found.isnan()
+        torch.testing.assert_close(found[known], losses(model.model, rows, policy)[known], atol=1e-4, rtol=0)
+        places = (known[0].nonzero()[:, 0] + 1) % every  # of the tokens that are predicted
+        counts = torch.bincount(places, minlength=every)
+        assert counts.min() > 0
+        if every == 2:  # the points of the curve are 5 tokens wide
+            assert counts.unique().numel() == 1
+
     def test_losses_at_some_tokens_are_completed_by_paired_differences(self):
         reference = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
         sampled = torch.tensor([[torch.nan, torch.nan, torch.nan, 4.5, 5.1, 6.3]])

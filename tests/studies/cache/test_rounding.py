@@ -87,3 +87,21 @@ def test_what_cannot_be_rounded_is_refused_in_a_line():
         ConfigurationError, match="`quantized` is for policies whose tokens stay in their slots; 'heavy_hitter'"
     ):
         open_reader(loaded.model, "heavy_hitter", quantized="int8")
+
+
+def test_a_window_of_the_trained_length_is_compared_with_itself(loaded):
+    """The texts with all tokens held are cut to that length, and those under the window are not."""
+    (*_, bounded) = quantized_caches(loaded, ROWS, ["int8"], 64)
+    assert (bounded["window"], bounded["tokens"]) == (64, 160)
+
+
+def test_a_model_that_cannot_have_integers_is_refused_before_anything_is_compared(tmp_path):
+    model = wrap_model(build(ZOO["bloom"], "eager").eval())
+    said = []
+    model.model.register_forward_hook(lambda *_: said.append(1))
+    with pytest.raises(ConfigurationError, match="`quantized` is for keys in slots; BloomForCausalLM"):
+        compare_policies(
+            model, corpus="random_tokens", policies=["window", "sink_window"], windows=[8], sinks=[0, 1], tokens=40,
+            documents=2, quantized=["int8"], out=tmp_path / "out",
+        )  # fmt: skip
+    assert len(said) <= 2  # loading and reading the positions at most

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import random
@@ -279,3 +280,17 @@ class TestDepend:
             PolicyLM(embedded, "full").loglikelihood(requests("loglikelihood", ("a", "")), disable_tqdm=True)
         with pytest.raises(ConfigurationError, match="batch_size 0 must be 1 or more"):
             PolicyLM(embedded, "full", batch_size=0)
+
+
+def test_a_tokenizer_without_an_end_of_text_token_continues_to_the_limit(small):
+    """Rows are padded by what the mask hides, and no token ends a text; only a text after nothing needs a token before it."""
+    plain = PolicyLM(small, "full")
+    endless = PolicyLM(wrap_model(small.model, tokenizer=copy.deepcopy(small.tokenizer)), "full")
+    endless.tokenizer.eos_token = None
+    asked = requests("loglikelihood", ("def f(x):", " return"), ("a", " longer text than that"))
+    assert endless.loglikelihood(asked) == plain.loglikelihood(asked)
+    (text,) = endless.generate_until(requests("generate_until", ("def f(x):", {"until": [], "max_gen_toks": 5})))
+    assert isinstance(text, str)
+    endless.tokenizer.bos_token = None
+    with pytest.raises(InputError, match="no beginning-of-sequence and no end-of-text token"):
+        _ = endless.prefix_token_id

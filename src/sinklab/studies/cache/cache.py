@@ -121,7 +121,7 @@ def compare_policies(
     from sinklab.studies.cache.head_orders import checked_sources
     from sinklab.studies.cache.long_texts import long_texts
     from sinklab.studies.cache.policy_plan import checked_budgets, checked_names, default_length
-    from sinklab.studies.cache.rounding import quantized_caches, quantized_table
+    from sinklab.studies.cache.rounding import quantized_caches, quantized_table, require_quantized
     from sinklab.studies.export.chosen import require_advice
     from sinklab.studies.export.writing import FOLDER, advised_exports, checked_engines, write_exports
     from sinklab.studies.measure.probing import opened, uses_bos, writes
@@ -142,6 +142,8 @@ def compare_policies(
             device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
         )  # fmt: skip
         require_head_maps(loaded, names, sources)
+        if quantized:
+            require_quantized(loaded.model, quantized)
         budgets = checked_budgets(loaded, windows, sinks)
         length = tokens or default_length(loaded, budgets)
         with_bos = uses_bos(loaded.encoder, bos)

@@ -19,6 +19,7 @@ from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import is_causal_lm
 from sinklab.policies.base import Policy, SlotPolicy
+from sinklab.policies.recompute import Recompute
 from sinklab.registry import policies as policy_registry
 from sinklab.results.metric import LOSS, Coordinates, Metric, Row
 from sinklab.results.run import Progress, silent
@@ -166,13 +167,20 @@ def _measure(
 def _recomputed(
     model: PreTrainedModel, rows: Tensor, policy: Policy, first: int, report: Callable[[int, int], None] | None
 ) -> tuple[Tensor, int]:
-    """Losses at stretches of tokens from ``first`` on; what such a policy sees is its window, wherever the reading began."""
-    length = rows.shape[1]
+    """Losses at stretches of tokens from ``first`` on; what such a policy sees is its window, wherever the reading began.
+
+    Where it reads blocks, a stretch is one of them long or several, since the first token of a block sees least, and reading
+    begins where a block does.
+    """
+    assert isinstance(policy, Recompute)
+    length, stretch = rows.shape[1], -(-STRETCH // policy.every) * policy.every
     token_losses = torch.full((len(rows), length - 1), torch.nan)
-    stretches = [range(max(first, stop - STRETCH), stop) for stop in _edges(length)[1:] if stop > first]
+    points = itertools.pairwise(_edges(length))
+    stretches = [range(max(first, begin, stop - stretch), stop) for begin, stop in points if stop > first]
     read = 0
     for number, (start, stop) in enumerate(((part.start, part.stop) for part in stretches), start=1):
         before = max(0, start - policy.max_held(length))
+        before -= before % policy.every
         part = losses(model, rows[:, before:stop], policy, first=start - before)
         token_losses[:, start - 1 : stop - 1] = part
         read += part.numel()
@@ -215,7 +223,8 @@ def _summary(
             # Of one size with both kinds of positions, the recommendation is about the usual kind.
             if number not in by_sinks[entry.budget] or entry.policy.positions == "in_cache":
                 by_sinks[entry.budget][number] = part
-        if entry.policy.name in others:
+        # Blocks that share a window are another reading than one anew for every token, which others are compared with.
+        if entry.policy.name in others and getattr(entry.policy, "every", 1) == 1:
             others[entry.policy.name][entry.budget] = part
     entries: list[PolicyEntry] = []
     for entry, part, speed, count in zip(measured, scored, timed, counts, strict=True):

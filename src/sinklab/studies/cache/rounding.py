@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.attention.placement import input_device
+from sinklab.attention.session import Session
 from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.policies.pinned import Pinned
@@ -23,7 +24,7 @@ from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.perplexity import estimate, losses
 from sinklab.streaming.quantized import read_bits
 
-__all__ = ["quantized_caches", "quantized_table"]
+__all__ = ["quantized_caches", "quantized_table", "require_quantized"]
 
 GAP = Metric(
     "cache_quantization_gap",
@@ -75,18 +76,20 @@ def quantized_caches(
     sinks = tuple(found.positions)
     cells.append((_by_positions(whole)[sinks], sinks, budget, rows))
     entries: list[QuantizedEntry] = []
-    exact: dict[int, Tensor] = {}
+    exact: dict[tuple[int, int], Tensor] = {}
     total = len(cells) * len(kinds)
     for names, pinned, window, texts in cells:
         policy = Pinned(pinned=pinned, window=window) if pinned else SinkWindow(num_sinks=0, window=window)
         chunk = max(1, min(READ, texts.shape[1] // 8))
         # Where all tokens are held, what is pinned makes no difference but to what is rounded.
-        if window not in exact:
-            exact[window] = losses(model, texts, policy, chunk=chunk)
+        # A window of the trained length is not that case: the texts are longer.
+        case = (window, texts.shape[1])
+        if case not in exact:
+            exact[case] = losses(model, texts, policy, chunk=chunk)
         unrounded = _bytes(model, policy, texts, None)
         for kind in kinds:
             rounded = losses(model, texts, policy, chunk=chunk, quantized=kind)
-            gap = estimate(rounded - exact[window])
+            gap = estimate(rounded - exact[case])
             entries.append(
                 {
                     "quantized": kind, "whole": names, "positions": list(pinned), "window": None if texts is short else window,
@@ -96,6 +99,18 @@ def quantized_caches(
             )  # fmt: skip
             progress("quantised caches", len(entries), total)
     return entries
+
+
+def require_quantized(model: PreTrainedModel, kinds: Sequence[str]) -> None:
+    """Refuse at once a model whose keys cannot be kept as integers, or whose attention cannot be seen, to find its sinks.
+
+    Raises:
+        ConfigurationError: bits that do not exist.
+        UnsupportedModelError: such a model.
+    """
+    for kind in kinds:
+        PolicyCache(SinkWindow(num_sinks=0, window=1), model, quantized=kind)
+    Session(model)  # which is how sinks are found
 
 
 def _by_positions(whole: dict[str, tuple[int, ...]]) -> dict[tuple[int, ...], str]:

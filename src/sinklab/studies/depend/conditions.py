@@ -14,6 +14,7 @@ from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.window import Window
 from sinklab.streaming.quantized import BITS
+from sinklab.streaming.refusals import require_integers
 from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.evicted import SinkEvicted
 from sinklab.studies.depend.words import bos_name
@@ -178,6 +179,11 @@ def _cell(contenders: Contenders, bos: int, family: str, sight: Sight, bits: int
             bos, family, sight, bits, None, "a full cache of integers is not there: integers are for sinks and a window"
         )
     assert policy is not None
+    if quantized is not None:
+        try:
+            require_integers(policy)
+        except ConfigurationError:
+            return Cell(bos, family, sight, bits, None, f"what {family} holds cannot be kept as integers")
     return Cell(bos, family, sight, bits, Condition(bos, policy, quantized))
 
 

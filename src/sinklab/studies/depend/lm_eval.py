@@ -107,13 +107,25 @@ class PolicyLM(TemplateLM):
     # --- the tokenizer -------------------------------------------------------------------------------------------------------
 
     @property
-    def eot_token_id(self) -> int:
-        return int(self.tokenizer.eos_token_id)
+    def eot_token_id(self) -> int | None:
+        """The end-of-text token, at which a continuation ends; ``None`` of a tokenizer without one, whose do not."""
+        end = self.tokenizer.eos_token_id
+        return None if end is None else int(end)
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text that has nothing before it: the beginning-of-sequence token, or the end-of-text token."""
-        return self.eot_token_id if self.tokenizer.bos_token_id is None else int(self.tokenizer.bos_token_id)
+        """What stands before a text that has nothing before it: the beginning-of-sequence token, or the end-of-text token.
+
+        Raises:
+            InputError: a tokenizer with neither.
+        """
+        begin = self.eot_token_id if self.tokenizer.bos_token_id is None else int(self.tokenizer.bos_token_id)
+        if begin is None:
+            raise InputError(
+                f"the tokenizer of {self.name} has no beginning-of-sequence and no end-of-text token to put before a text that "
+                "has nothing before it; set its bos_token"
+            )
+        return begin
 
     @property
     def tokenizer_name(self) -> str:
@@ -232,7 +244,7 @@ class PolicyLM(TemplateLM):
     def _begin(self, texts: Sequence[list[int]]) -> tuple[Reader, Tensor, Tensor | None]:
         """A reader at its beginning, and the texts padded on the left, with their mask."""
         length = max(map(len, texts))
-        padding = self.eot_token_id
+        padding = self.eot_token_id or 0  # which the mask hides
         tokens = torch.tensor([[padding] * (length - len(text)) + text for text in texts], device=self.device)
         mask = torch.tensor([[0] * (length - len(text)) + [1] * len(text) for text in texts], device=self.device)
         reader = open_reader(self.model, self.policy, chunk=self.chunk, quantized=self.quantized)

@@ -10,6 +10,7 @@ from sinklab.policies.base import Policy, Positions, SlotPolicy
 from sinklab.registry import policies
 from sinklab.results.summaries.cache import Comparison, IntegerChoice, PolicyEntry, QuantizedEntry
 from sinklab.results.summaries.shared import Difference
+from sinklab.streaming.refusals import require_integers
 from sinklab.studies.export.base import ExportPlan
 
 __all__ = ["INTEGER_MARGIN", "plan_of", "require_advice"]
@@ -34,13 +35,12 @@ def plan_of(summary: Comparison, policy: str | None = None, quantized: IntegerCh
     found = [_loss(summary, entry)]
     if policy is None:
         found.append(summary["recommendation"])
-    measured = [one for one in summary.get("quantized", []) if isinstance(made, SlotPolicy) and one["window"] is not None]
+    has_ring = isinstance(made, SlotPolicy) and made.is_one_ring
+    measured = [one for one in summary.get("quantized", []) if has_ring and one["window"] is not None]
     if kind == "auto":
         kind = _cheapest(measured)
-    elif kind is not None and made.bounded and not isinstance(made, SlotPolicy):
-        raise ConfigurationError(
-            f"`quantized` is for policies whose tokens stay in their slots; {made.name!r} is none, sink_window and pinned are"
-        )
+    elif kind is not None and made.bounded:
+        require_integers(made)
     if kind is not None:
         found.append(_integers(measured, kind))
     return ExportPlan(

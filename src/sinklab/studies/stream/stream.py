@@ -56,10 +56,10 @@ def stream(
     max_new_tokens: int | None = None,
     endless: bool = False,
     stop: Annotated[list[str] | None, WHOLE] = None,
-    temperature: float = 0.0,
+    temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     chunk: int = 128,
     save: Path | None = None,
     overwrite: OverwriteFile = False,
@@ -94,10 +94,10 @@ def stream(
         max_new_tokens: End after so many (in a chat: end the answer); by default no end.
         endless: Go on past the model's end-of-text token.
         stop: End where this text would come; repeatable.
-        temperature: 0 takes the likeliest token; higher is more varied.
+        temperature: 0, the default, takes the likeliest token; higher is more varied.
         top_k: Draw from so many of the likeliest tokens.
         top_p: Draw from the likeliest tokens of this total probability.
-        seed: Seed of the draws.
+        seed: Seed of the draws, by default 0.
         chunk: Tokens of a prompt that are read at once; the result does not depend on it.
         save: At the end, write what is needed to go on with the same tokens.
         resume: Go on from a saved state, with its policy and sampling; a prompt is put behind it.
@@ -126,16 +126,17 @@ def stream(
     if save is not None and not save.absolute().parent.is_dir():
         raise InputError(f"there is no directory {save.parent} to save {save.name} in")
     fixed = {"policy": policy, "sinks": sinks, "window": window, "changes": changes, "keep": keep, "system": system}
-    if resume is not None and (given := [name for name, value in fixed.items() if value]):
+    if resume is not None and (given := [name for name, value in fixed.items() if value is not None]):
         raise ConfigurationError(f"`{given[0]}` cannot change a state that is resumed: leave it out, or begin anew")
     text = None if chat else _text(prompt, file, needed=resume is None)
     quiet_libraries()
     from sinklab.models.loading import load_model
     from sinklab.streaming.chat import Chat
+    from sinklab.streaming.state import require_slots
     from sinklab.streaming.stream import Stream
 
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    sampling = {name: value for name, value in sampling.items() if value not in (None, 0) or resume is None}
+    given_sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    sampling = {name: value for name, value in given_sampling.items() if value is not None}
     loaded = load_model(
         model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
         device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
@@ -159,6 +160,8 @@ def stream(
             source = talk.stream
         else:
             source = Stream(loaded.model, keep=keep, **settings)
+    if save is not None:
+        require_slots(source.reader)  # what cannot be saved is said before anything is generated
     _warn(loaded, source)
     if text is not None:
         with bars() as update:
