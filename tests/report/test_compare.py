@@ -129,6 +129,22 @@ def test_losses_of_other_passages_are_not_ranked(folders: list[Path], tmp_path: 
     assert "Lowest loss" not in text
 
 
+def test_a_bos_that_one_tokenizer_added_and_the_other_did_not_is_a_difference(folders: list[Path], tmp_path: Path) -> None:
+    """Both were asked for what the tokenizer does: what it did is what compares."""
+    config = read_run(folders[0])["config"] | {"bos": "auto"}
+    audits = [
+        write_audit(
+            tmp_path / name, model=name, summary={"loss": 3.0, "bits_per_byte": 1.25},
+            run={"config": config | {"bos_tokens_per_sample": count}, "token_sha256": f"{count}a" * 32},
+        )
+        for count, name in enumerate("ab")
+    ]  # fmt: skip
+    assert "These audits differ in bos" in comparison_warning(audits)
+    assert list(comparison_table(audits).loc["setting: bos"]) == ["none", "in front"]
+    text = write_comparison(audits, tmp_path / "compare.html").read_text(encoding="utf-8")
+    assert "Losses are not ranked, since the audits differ in bos" in text
+
+
 def test_other_texts_are_said_whatever_they_are_called(folders: list[Path], tmp_path: Path) -> None:
     """Two files of one name: the losses are not ranked, and the warning shows what differs."""
     config = read_run(folders[0])["config"] | {"corpus": "text.txt"}

@@ -48,16 +48,19 @@ def compare(folders: list[Path], *, out: Path | None = None, overwrite: Overwrit
         sinklab compare {folders} --out compared.html  (as a page)
     """
     check_file(out, overwrite)
-    from sinklab.report.compare import comparison_table, comparison_warning, format_comparison, write_comparison
-    from sinklab.report.data import read_audit
-    from sinklab.report.words import verdict
+    from sinklab.report.compare import (
+        comparison_table,
+        comparison_verdicts,
+        comparison_warning,
+        format_comparison,
+        write_comparison,
+    )
 
     table = comparison_table(folders)
     page = write_comparison(folders, out, overwrite=overwrite) if out is not None else None
 
     def display(record: object) -> Iterator[RenderableType]:
-        said = [f"{name}: {verdict(read_audit(folder))}" for name, folder in zip(table.columns, folders, strict=True)]
-        yield from _side_by_side(format_comparison(table), said)
+        yield from _side_by_side(format_comparison(table), comparison_verdicts(folders))
         warning = comparison_warning(folders)
         if warning:
             yield Text(f"\nwarning  {warning}", style="bold")

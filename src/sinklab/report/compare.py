@@ -33,7 +33,7 @@ from sinklab.report.words import (
 )
 from sinklab.results.file import check_file, write_file
 
-__all__ = ["comparison_table", "comparison_warning", "format_comparison", "write_comparison"]
+__all__ = ["comparison_table", "comparison_verdicts", "comparison_warning", "format_comparison", "write_comparison"]
 
 _PERCENT = " (%)"
 """Rows whose name ends so are percentages."""
@@ -73,6 +73,15 @@ def format_comparison(table: pd.DataFrame) -> pd.DataFrame:
         {name: [_write(row, value) for row, value in zip(table.index, table[name], strict=True)] for name in table.columns},
         index=table.index,
     )
+
+
+def comparison_verdicts(folders: Sequence[Path]) -> list[str]:
+    """The finding of every column of the table in a sentence, its name in front.
+
+    Raises:
+        ConfigurationError, InputError, ResultError: as :func:`comparison_table`.
+    """
+    return [f"{name}: {verdict(audit)}" for name, audit in _read(folders)]
 
 
 def comparison_warning(folders: Sequence[Path]) -> str:
@@ -219,8 +228,7 @@ def _numbers(audit: Audit) -> dict[str, object]:
     }
     numbers |= _certified(audit)
     for name in _SETTINGS:
-        value = audit.config.get(name)
-        numbers[f"setting: {name}"] = None if value is None else str(value)
+        numbers[f"setting: {name}"] = _setting(audit, name)
     corpus, revision = _text(audit)
     return numbers | {"setting: corpus": corpus, "setting: revision of the corpus": revision[:HASH_SHOWN]}
 
@@ -248,7 +256,8 @@ def _certified(audit: Audit) -> dict[str, Any]:
         "gap (median head)": median("gap", heads),
         "weights sum to one": "yes" if certificate["normalized"] else "no, so none is forced",
     }
-    sink_row = {_ASKED: "the null" if sink == "null" else f"position {sink}"}
+    place = f"position {sink}" if is_number(sink) else str(certificate.get("sink") or sink)
+    sink_row = {_ASKED: "the null" if sink == "null" else place}
     return sink_row | {f"{_CERTIFICATE}{row}": value for row, value in rows.items()}
 
 
@@ -349,7 +358,16 @@ def _losses(audits: Sequence[tuple[str, Audit]]) -> list[str]:
 
 def _different(audits: Sequence[tuple[str, Audit]], settings: Sequence[str]) -> list[str]:
     """Those of some settings in which audits that have recorded them differ."""
-    return [name for name in settings if len({str(audit.config[name]) for _, audit in audits if name in audit.config}) > 1]
+    recorded = {name: [_setting(audit, name) for _, audit in audits] for name in settings}
+    return [name for name, values in recorded.items() if len({value for value in values if value is not None}) > 1]
+
+
+def _setting(audit: Audit, name: str) -> str | None:
+    """A setting as it was in effect: whether there was a BOS, where ``auto`` asks the tokenizer for one."""
+    if name == "bos" and is_number(count := audit.config.get("bos_tokens_per_sample")):
+        return "in front" if count else "none"
+    value = audit.config.get(name)
+    return None if value is None else str(value)
 
 
 def _text(audit: Audit) -> tuple[str, str]:

@@ -238,10 +238,17 @@ def finding(summary: Mapping[str, Any]) -> str:
         )
     if is_number(rate):
         heads = f"in none of its {cells} heads" if cells else "in no head"
-        return (
+        text = (
             f"{subject} has no attention sink: {heads} does any position hold more than {threshold} of the attention often "
             f"enough to count; the first position does in {percent(rate)} of heads and samples."
         )
+        if summary.get("windowed_modules"):
+            text += (
+                f" In {summary['windowed_modules']} of its {summary['num_modules']} attention modules, as where a window "
+                "slides, fewer than half of the queries see the first position, so that it cannot count there. Take samples of "
+                "at most two windows (`--seq-len`)."
+            )
+        return text
     return "The sink rate was not measured, so nothing can be said about attention sinks."
 
 

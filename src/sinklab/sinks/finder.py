@@ -190,6 +190,10 @@ class SinkFinder(Watcher):
         """Positions up to the last one that half of the queries see in half of the documents: those that can be a sink."""
         return max((int(module.candidates().nonzero()[0].max(initial=-1)) + 1 for module in self._modules.values()), default=0)
 
+    def windowed(self) -> tuple[int, int]:
+        """Modules in which too few queries see position 0 for it to count as a sink, and all modules."""
+        return sum(not module.candidates()[:1].any() for module in self._modules.values()), len(self._modules)
+
     def tried(self) -> dict[int | Literal["null"], float]:
         """Positions, and the null score where every module has one, with the largest mean share that a head gives to them."""
         best = np.zeros(self._length)

@@ -48,6 +48,23 @@ def test_a_window_that_hides_every_position_from_half_of_the_queries(seq_len, ca
     assert (tmp_path / "out" / "report.html").is_file()
 
 
+def test_a_rate_without_a_sink_is_explained_by_the_layers_whose_window_is_short(tmp_path):
+    """Of Gemma 2 every second layer has a window: too few queries see position 0 there for it to count, and its rate does."""
+    torch.manual_seed(0)
+    config = transformers.Gemma2Config(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=8, sliding_window=4,
+    )  # fmt: skip
+    model = wrap_model(transformers.Gemma2ForCausalLM(config).eval(), None, name="gemma2")
+    summary = audit(model, **SMALL | {"seq_len": 24}, threshold=0.2).summary
+    assert (summary["windowed_modules"], summary["num_modules"]) == (1, 2)
+    assert summary["sink_rate_gu2024"] > 0
+    assert "In 1 of its 2 attention modules, as where a window slides, fewer than half of the queries see" in summary["finding"]
+    plain = audit(model, **SMALL).summary
+    assert plain["windowed_modules"] == 0
+    assert "window slides" not in plain["finding"]
+
+
 def test_writes_every_file_and_nothing_else(result):
     names = {path.name for path in result.folder.iterdir()}
     assert names == {"table.parquet", "summary.json", "run.json", "maps.safetensors", "report.html"}

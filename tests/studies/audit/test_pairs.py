@@ -11,12 +11,13 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from sinklab import audit, measure
+from sinklab.cli.pages import compare
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.drawing import draw_samples
 from sinklab.models.loading import LoadedModel, wrap_model
 from sinklab.models.losses import IGNORED
-from sinklab.report.compare import comparison_table, write_comparison
+from sinklab.report.compare import comparison_table, comparison_verdicts, write_comparison
 from sinklab.report.data import read_audit
 from sinklab.report.head_data import head_data
 
@@ -261,5 +262,8 @@ def test_parts_are_compared_as_models_are(result, tsv, tmp_path):
     assert len(table.columns) == 6
     heads = table.loc["strongest sink: heads"]
     assert [heads[name] for name in heads.index if "cross" in name] == ["1 of 2", "0 of 2"]
+    said = comparison_verdicts([result.folder, other.folder])
+    assert [line.partition(": ")[0] for line in said] == list(table.columns)
+    assert list(compare([result.folder, other.folder]).display({}))  # what the terminal shows
     page = write_comparison([result.folder, other.folder], tmp_path / "both.html").read_text(encoding="utf-8")
     assert page.count("nats per target token; ") == 1  # once for each model, not once for each part

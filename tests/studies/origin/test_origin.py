@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ import transformers as T
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.losses import IGNORED, hide_tokens
-from sinklab.sinks import Sinks
-from sinklab.studies.measure.probing import forward_arguments
+from sinklab.sinks import Sink, Sinks
+from sinklab.studies.measure.probing import forward_arguments, sample_losses
 from sinklab.studies.origin.ablation import Edit, new_values, run_edits
 from sinklab.studies.origin.decomposition import decompose
 from sinklab.studies.origin.measurement import locate_origins
@@ -134,6 +135,20 @@ def test_without_a_jump_of_the_norm_the_write_behind_the_pull_is_found(samples):
     assert found["units"][0]["unit"] == NEURON
     assert found["pull_lost"]["mean"] == pytest.approx(found["pull"], rel=0.2)
     assert "has no jump of its norm" in found["verdict"]
+
+
+def test_a_token_that_some_samples_lack_is_followed_in_the_others():
+    """The first of a token: a mean over samples of which some have none was no number, and its record no JSON."""
+    ids = tokens(samples=8)
+    ids[::2, 0] = 3  # without it
+    model, sinks = planted(writes=0.06, reads=SPIKE), Sinks.at(Sink(kind="token", token=0, text="<s>"))
+    (found,) = locate_origins(model, Samples.of_tokens(ids), sinks).summary["origins"]
+    (alone,) = locate_origins(model, Samples.of_tokens(ids[1::2]), sinks).summary["origins"]
+    json.dumps(found, allow_nan=False)
+    assert (found["by"], found["block"], found["sublayer"]) == ("pull", 0, "mlp")
+    assert found["units"][0]["unit"] == NEURON
+    assert found["pull"] == pytest.approx(alone["pull"], rel=1e-5)
+    assert found["pull_lost"]["mean"] == pytest.approx(alone["pull_lost"]["mean"], rel=1e-5)
 
 
 def test_a_jump_behind_the_heads_that_look_is_not_the_origin(samples):
@@ -403,3 +418,20 @@ def test_rows_name_their_metrics_and_the_place(samples):
     assert units
     assert all(", unit " in module for module in units)
     assert dataclasses.is_dataclass(located)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_losses_of_padded_texts_are_those_of_the_texts_alone(side):
+    """Padding is no next token, and nothing is predicted from it."""
+    torch.manual_seed(0)
+    model = T.GPT2LMHeadModel(T.GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=32, **ENDS)).eval()
+    text, padding = tokens(samples=2), torch.full((2, 5), 2)
+    parts = [(padding, 0), (text, 1)] if side == "left" else [(text, 1), (padding, 0)]
+    mask = torch.cat([torch.full_like(part, real) for part, real in parts], dim=1)
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    padded = Samples.of_tokens(torch.cat([part for part, _ in parts], dim=1))
+    padded = dataclasses.replace(padded, arguments={**padded.arguments, "attention_mask": mask, "position_ids": places})
+    alone, found = sample_losses(model, Samples.of_tokens(text)), sample_losses(model, padded)
+    scored = ~found.isnan()
+    assert scored.sum(1).tolist() == [11, 11]
+    torch.testing.assert_close(found[scored].view(2, 11), alone, rtol=0, atol=1e-5)

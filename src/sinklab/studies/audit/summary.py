@@ -30,6 +30,7 @@ class Condition:
     Attributes:
         sinks: of an encoder–decoder those of each part, else of all self-attention together (part "").
         candidates: likewise, positions up to the last one that half of the queries see.
+        windowed: likewise, attention modules in which fewer than half of the queries see the first position, and all of them.
     """
 
     corpus: str
@@ -39,6 +40,7 @@ class Condition:
     token_sha256: str
     sinks: Mapping[Part, Sinks]
     candidates: Mapping[Part, int]
+    windowed: Mapping[Part, tuple[int, int]]
 
 
 def summarize(
@@ -135,6 +137,8 @@ def _found(
         "sink_positions": [_position(sink) for sink in (*sinks.sinks, *sinks.silent) if sink.kind == "position"],
         "sink_tokens": list(by_token),
         "candidate_positions": main.candidates[part],
+        "windowed_modules": main.windowed[part][0],
+        "num_modules": main.windowed[part][1],
         "sink_role": "null score" if strongest is not None and strongest.kind == "null" else sinks.describe(),
         "sink_heads": (strongest.sinking or 0) if strongest else 0,
         "sink_heads_by_weight": sinks.heads_by_weight,

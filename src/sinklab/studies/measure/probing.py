@@ -251,10 +251,17 @@ def as_samples(samples: Samples | Tensor) -> Samples:
 
 
 def scored_pairs(logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-    """Logits ``(samples, positions, classes)`` and the targets ``(samples, positions)`` that they are compared with."""
+    """Logits ``(samples, positions, classes)`` and the targets ``(samples, positions)`` that they are compared with.
+
+    Of padded texts the next tokens are those behind a token: ``IGNORED`` elsewhere.
+    """
     if samples.targets is None:
         assert samples.tokens is not None, "only a text has next tokens"
-        return logits[:, :-1], samples.tokens[:, 1:]
+        mask, next_tokens = samples.arguments.get("attention_mask"), samples.tokens[:, 1:]
+        if mask is not None and mask.shape == samples.tokens.shape:
+            padding = ~(mask[:, 1:].bool() & mask[:, :-1].bool())
+            next_tokens = next_tokens.masked_fill(padding.to(next_tokens.device), IGNORED)
+        return logits[:, :-1], next_tokens
     return (logits[:, None], samples.targets[:, None]) if samples.targets.ndim == 1 else (logits, samples.targets)
 
 

@@ -267,24 +267,26 @@ def _strongest_write(
     setting: OriginSetting, at: Tensor, clean: Measured, place: Place
 ) -> tuple[Sublayer | None, tuple[float, Interval | None]]:
     """The write without which the scores of the place fall most, over the heads that give it most; how far these scores stand
-    above the others, and how much they fall (``None`` where nothing is written before these heads read)."""
+    above the others, and how much they fall (``None`` where nothing is written before these heads read, or fewer than two
+    samples have the place)."""
     chosen = own_heads(setting, clean, -1)
-    few = dataclasses.replace(setting, samples=setting.samples.take(slice(0, PULL_SAMPLES)))
-    number = len(few.samples)
+    pulls = mean_over(clean.pulls, chosen)
+    rows = (~pulls.isnan()).nonzero()[:PULL_SAMPLES, 0]  # a sink that is a token is not in every sample
+    few = dataclasses.replace(setting, samples=setting.samples.take(rows))
     last = max(few.block_of(label) for label in chosen)
     sublayers = [sublayer for sublayer in setting.structure.sublayers if sublayer.block < last and sublayer.kind != "block"]
     edits = [Edit(f"write {sublayer.stage}", stage=sublayer.stage, mean_write=True) for sublayer in sublayers]
-    before = mean_over(clean.pulls, chosen)[:number]
-    if not edits:
-        return None, (float(before.mean()), None)
+    before = pulls[rows]
+    mean = float(before.mean())
+    if not edits or len(rows) < 2:
+        return None, (mean, None)
     measured = run_edits(
-        few.model, few.structure, edits, {}, few.samples, (at[:number], few.others[:number], few.real[:number]), few.forward,
+        few.model, few.structure, edits, {}, few.samples, (at[rows], few.others[rows], few.real[rows]), few.forward,
         few.batch_size, progress=few.progress, stage=f"{place.name}: every write taken away",
     )  # fmt: skip
     lost = [before - mean_over(seen.pulls, chosen) for seen in measured]
     best = max(range(len(lost)), key=lambda index: float(lost[index].mean()))
     interval = mean_over_items(lost[best].numpy())
-    mean = float(before.mean())
     enough = interval.low > 0 and interval.mean >= LEAST_PULL * mean
     return (sublayers[best] if enough else None), (mean, interval)
 
