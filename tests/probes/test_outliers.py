@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import scipy.stats
 import torch
-from dense_oracle import assert_same, layer_output, show_layers, values_of
+from dense_oracle import assert_same, layer_output, places, show_layers, values_of
 
+from sinklab.attention.call import LayerOutput, Site
 from sinklab.probes.outliers import Outliers
+from sinklab.results.table import unpacked
 
 
 def test_three_tokens_by_hand():
@@ -59,3 +61,33 @@ def test_layout_does_not_matter():
 def test_a_constant_tensor_has_no_kurtosis():
     found = values_of(show_layers(Outliers(), layer_output(torch.full((1, 3, 4), 0.3))))
     assert {key[0] for key in found} == {"layer_max_inf_norm"}
+
+
+def test_cross_attention_does_not_enter_the_whole_model():
+    torch.manual_seed(3)
+    loud, quiet = torch.randn(1, 4, 8) * 100, torch.randn(1, 4, 8)
+    outputs = [
+        LayerOutput(Site(name, 0, kind, part=part), "attention", hidden, *places([[4]], 4, left=False))
+        for name, kind, part, hidden in (
+            ("own", "self", "", quiet), ("across", "cross", "", loud), ("encoder.own", "self", "encoder", quiet),
+            ("decoder.own", "self", "decoder", quiet * 2), ("decoder.across", "cross", "cross-attention", loud),
+        )
+    ]  # fmt: skip
+    largest = float(quiet.abs().max())
+    wholes = {}
+    for row in unpacked(show_layers(Outliers(), *outputs[:2]).rows()):
+        if "layer" not in row:
+            wholes[row["metric"]] = (row["value"], row["count"], "part" in row)
+    assert wholes["max_inf_norm"] == (pytest.approx(largest), 1, False)
+    assert wholes["kurtosis"] == (pytest.approx(scipy.stats.kurtosis(quiet.double().flatten(), fisher=False)), 1, False)
+    # Of an encoder-decoder one row a part.
+    parts = [
+        (row["part"], row["value"])
+        for row in unpacked(show_layers(Outliers(), *outputs[2:]).rows())
+        if "layer" not in row and row["metric"] == "max_inf_norm"
+    ]
+    assert parts == [
+        ("encoder", pytest.approx(largest)),
+        ("decoder", pytest.approx(2 * largest)),
+        ("cross-attention", pytest.approx(float(loud.abs().max()))),
+    ]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.accumulate import Means, documents_of, require_same
-from sinklab.attention.call import LayerOutput, Site
+from sinklab.attention.call import LayerOutput, Part, Site
 from sinklab.attention.probe import Probe
 from sinklab.registry import probes
 from sinklab.results.metric import Metric, Row
@@ -78,7 +78,8 @@ class Outliers(Probe):
 
     Per document all values of the tensor are taken together; both numbers are then averaged over documents. For the whole
     model (rows without layer) the infinity norm is the maximum over tensors and the kurtosis their mean; the embeddings, layer
-    -1, have rows but do not enter these. The kurtosis is not the excess: a Gaussian gives 3.
+    -1, and cross-attention have rows but do not enter these. An encoder–decoder has one such row for each of its parts
+    instead, cross-attention among them. The kurtosis is not the excess: a Gaussian gives 3.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"hidden_states", "attention_outputs"})
@@ -122,11 +123,15 @@ class Outliers(Probe):
     def rows(self) -> Iterator[Row]:
         self.finish()
         for metric in self.metrics:
-            cells = [(float(sums / counts), int(counts)) for site, sums, counts in self._means.cells(metric) if site.layer >= 0]
-            if cells:
+            wholes: dict[Part, list[tuple[float, int]]] = {}
+            for site, sums, counts in self._means.cells(metric):
+                if site.layer >= 0 and (site.kind == "self" or site.part):
+                    wholes.setdefault(site.part, []).append((float(sums / counts), int(counts)))
+            for part, cells in wholes.items():
                 values = [value for value, _ in cells]
                 value = max(values) if metric in (MAX_INF_NORM, LAYER_MAX_INF_NORM) else sum(values) / len(values)
-                yield {"metric": metric, "value": value, "count": sum(count for _, count in cells)}
+                row: Row = {"metric": metric, "value": value, "count": sum(count for _, count in cells)}
+                yield {**row, "part": part} if part else row
         yield from self._means.rows()
 
 
