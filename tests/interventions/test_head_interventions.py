@@ -118,6 +118,17 @@ def test_means_of_texts_of_one_s_own(llama, tokens, dense):
     assert (found - mean[1]).abs().max() < ROUNDING
 
 
+def test_packed_documents_have_means_of_their_own(llama, tokens):
+    edit = MeanHead(heads={0: (1,)})
+    spy = Spy()
+    with torch.no_grad(), attend(llama, [spy], [edit]):
+        llama(input_ids=tokens, position_ids=torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3]]).expand(3, 9), use_cache=False)
+    assert spy.calls[0].query_documents.tolist() == [[0] * 5 + [1] * 4] * 3
+    alone = torch.cat([first_head(llama, text, edit) for text in (tokens[:, :5], tokens[:, 5:])], dim=1)
+    assert (alone[:, 4] - alone[:, 5]).abs().min() > 1e-6
+    assert (spy.calls[0].head_outputs[:, :, 1] - alone).abs().max() < 1e-7  # angles are float32
+
+
 def test_padding_is_no_part_of_a_mean_and_gets_none(llama, tokens):
     mask = torch.ones(1, 9).long()
     mask[:, :4] = 0

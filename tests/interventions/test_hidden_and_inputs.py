@@ -115,6 +115,20 @@ def test_a_gap_is_no_new_document(llama):
     assert not torch.allclose(found, packed)
 
 
+def test_a_gap_is_refused_where_documents_are_packed(llama):
+    """The mask that keeps the gap from being a border would also take away the border that is there."""
+    packed = torch.tensor([[0, 1, 2, 0, 1]])
+    with pytest.raises(ConfigurationError, match="move_apart: position_ids start anew inside a row, which packs several docu"):
+        run(llama, MoveApart(gap=5), input_ids=IDS, position_ids=packed.expand(2, 5), use_cache=False)
+    with pytest.raises(ConfigurationError, match="position_ids start anew"):
+        MoveApart(gap=5).edit_inputs({"input_ids": IDS[:, :3], "position_ids": torch.zeros(1, 3).long()})  # one token each
+    # Positions that do not start anew are moved, also with a gap of their own; so are those beside a mask.
+    moved = MoveApart(gap=5).edit_inputs({"input_ids": IDS, "position_ids": torch.tensor([[3, 4, 8, 9, 10]])})
+    assert moved["position_ids"].tolist() == [[3, 9, 13, 14, 15]] * 2
+    given = {"input_ids": IDS[:1], "position_ids": packed, "attention_mask": torch.tensor([[1, 1, 1, 0, 0]])}
+    assert MoveApart(gap=5).edit_inputs(given)["position_ids"].tolist() == [[0, 6, 7, 0, 1]]
+
+
 def test_moving_everything_alike_changes_nothing_under_relative_positions(llama):
     """Behind position 0 all distances stay; so a model that does not see position 0 computes the same."""
     from sinklab.interventions.hide_key import HideKey

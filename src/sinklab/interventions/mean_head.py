@@ -25,7 +25,8 @@ class MeanHead(HeadIntervention):
     """Mean ablation: what a head adds on average stays, what depends on the query goes (Wang et al. 2022, arXiv 2211.00593).
 
     Without ``means`` the mean is taken over the queries of the same text, later ones included, after whatever was edited
-    before; padding is neither counted nor changed. Under any operation, gated or not.
+    before; of documents packed in a row each has its own. Padding is neither counted nor changed. Under any operation, gated
+    or not.
 
     Args:
         means: mean output of every head, ``(num_heads, value_dim)`` by module; ``MeanHead.over`` takes them from
@@ -71,9 +72,22 @@ class MeanHead(HeadIntervention):
                     f"mean_head: {call.site.module} has {call.cached_keys} keys in a cache, and a mean over the text needs "
                     "their queries; run the text at once, or take means elsewhere (MeanHead.over)"
                 )
-            number = counted.sum(2, keepdim=True).clamp_min(1)
-            mean = outputs.masked_fill(~counted, 0.0).sum(2, keepdim=True) / number
+            mean = _mean_of_documents(call, outputs)
         return torch.where(counted, mean, outputs)
+
+
+def _mean_of_documents(call: AttentionCall, outputs: Tensor) -> Tensor:
+    """Mean output over the counted queries of the document of each query, in the shape of ``outputs``; 0 for padding."""
+    counted, documents = call.counted, call.query_documents.clamp(min=0)
+    size = int(documents.max()) + 1 if documents.numel() else 1
+    if size == 1:  # a plain sum, whose order of addition does not depend on the device
+        total = outputs.masked_fill(~counted[:, None, :, None], 0.0).sum(2, keepdim=True)
+        return (total / counted.sum(1).clamp_min(1)[:, None, None, None]).expand_as(outputs)
+    number = counted.new_zeros(len(counted), size, dtype=torch.int64).scatter_add(1, documents, counted.long())
+    index = documents[:, None, :, None].expand_as(outputs)
+    sums = outputs.new_zeros(*outputs.shape[:2], size, outputs.shape[3])
+    sums = sums.scatter_add(2, index, outputs.masked_fill(~counted[:, None, :, None], 0.0))
+    return (sums / number.clamp_min(1)[:, None, :, None]).gather(2, index)
 
 
 class _Means(Watcher):

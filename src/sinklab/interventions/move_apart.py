@@ -22,14 +22,16 @@ class MoveApart(InputIntervention):
 
     Under relative positions every other distance stays too. That a sink does not mind is why streaming may keep it at a fixed
     distance (Xiao et al. 2023, arXiv 2309.17453). Without positions given, they are counted from 0 by index, padding included,
-    as the models that take ``position_ids`` do. In decoding with a cache, new tokens are moved like the others.
+    as the models that take ``position_ids`` do. In decoding with a cache, new tokens are moved like the others. A row is one
+    document: what is packed by ``position_ids`` alone, without a mask, is refused.
 
     Args:
         place: last position before the gap, padding not counted.
         gap: 0 or more; with learned positions it must stay inside the table.
 
     Raises:
-        ConfigurationError: a negative number.
+        ConfigurationError: a negative number; or documents packed in a row, that is, ``position_ids`` that start anew and no
+            mask.
         UnsupportedModelError: the model takes no ``position_ids``, or counts in a way of its own and none were given.
     """
 
@@ -53,8 +55,14 @@ class MoveApart(InputIntervention):
         given = inputs.get(positions)
         if given is None:
             given = torch.arange(start, start + ids.shape[1], device=ids.device).expand(ids.shape)
+        alone = inputs.get(mask) is None and inputs.get("past_key_values") is None
+        if alone and given.ndim == 2 and bool((given[:, 1:] <= given[:, :-1]).any()):
+            raise ConfigurationError(
+                f"move_apart: {positions} start anew inside a row, which packs several documents, and a gap would merge them; "
+                f"give each document a row of its own, and a {mask} where rows are padded"
+            )
         inputs[positions] = given + self.gap * (token_positions(self, inputs) > self.place)
-        if inputs.get(mask) is None and inputs.get("past_key_values") is None:
+        if alone:
             # Without a mask transformers takes a gap in the positions for the beginning of another document.
             inputs[mask] = torch.ones_like(ids)
         return inputs
