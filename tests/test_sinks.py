@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 import torch
 from tests.conftest import make_sinklm
-from transformers import DynamicCache
+from transformers import DynamicCache, SegformerConfig, SegformerModel
 
 from sinklab import attend
 from sinklab.attention.probe import Watcher
@@ -20,6 +20,7 @@ from sinklab.report.words import finding
 from sinklab.results.intervals import LEAST_SHARE
 from sinklab.sinks import Head, Sink, SinkFinder, Sinks, find_sinks
 from sinklab.sinks.places import Hits, enough_documents, places
+from sinklab.sinks.weights import SinkWeights
 
 LOUD = 7
 
@@ -347,6 +348,25 @@ def test_a_cache_is_refused():
         cache = model(input_ids=texts(2)[:, :6], use_cache=True).past_key_values
         with pytest.raises(SessionError, match="run the model without a cache"):
             model(input_ids=texts(2)[:, 6:9], past_key_values=cache)
+
+
+def test_fewer_keys_than_queries():
+    """SegFormer merges its keys, so that no query stands on one; only in its last stage is every token a key."""
+    torch.manual_seed(0)
+    shape = {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 2, 2]}
+    model = SegformerModel(SegformerConfig(**shape, attn_implementation="eager")).eval()
+    finder, known = SinkFinder(), SinkWeights(Sinks.at(0))
+    pictures = torch.randn(2, 3, 64, 64)
+    with torch.no_grad(), attend(model, [finder, known]):
+        model(pixel_values=pictures)
+    with torch.no_grad():
+        weights = model(pixel_values=pictures, output_attentions=True).attentions
+    assert [tuple(one.shape[2:]) for one in weights] == [(256, 4), (64, 4), (16, 4), (4, 4)]
+    expected = torch.cat([one[:, :, 1 if one.shape[2] == 4 else 0 :, 0].mean((0, 2)) for one in weights])
+    np.testing.assert_allclose(known.completed().weights, expected, rtol=1e-5)
+    behind = [(one.sum(2) - one.diagonal(dim1=2, dim2=3)) / 3 if one.shape[2] == 4 else one.mean(2) for one in weights]
+    best = torch.cat([one.mean(0) for one in behind]).amax(0)
+    np.testing.assert_allclose([finder.tried()[key] for key in range(4)], best, rtol=1e-5)
 
 
 class TestKeys:

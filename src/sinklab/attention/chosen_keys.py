@@ -8,7 +8,7 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.operation import leaves_digits, repeat_groups
 
-__all__ = ["first_keys", "keys_of_document", "scores_of_keys", "weights_of_keys", "weights_on_own_keys"]
+__all__ = ["first_keys", "keys_of_document", "scores_of_keys", "stands_on_no_key", "weights_of_keys", "weights_on_own_keys"]
 
 _BLOCK_NUMBERS = 1 << 22
 """Numbers per intermediate tensor: 16 MiB in float32 whatever the length."""
@@ -148,12 +148,26 @@ def weights_of_keys(call: AttentionCall, indices: Tensor, log_sum_exp: Tensor | 
     return torch.cat(blocks, dim=2)
 
 
+def stands_on_no_key(call: AttentionCall) -> bool:
+    """Whether no query of a call has a key of its own token.
+
+    In cross-attention the keys are those of another text; and where a model merges keys (the spatial reduction of SegFormer),
+    so that there are fewer keys than queries, a key is of many tokens.
+    """
+    return call.site.kind == "cross" or call.kv_len < call.q_len
+
+
 def weights_on_own_keys(call: AttentionCall, log_sum_exp: Tensor | None) -> Tensor:
     """Weight of every query on the key of its own token, float32 (or float64) ``(batch, num_heads, q_len)``.
 
     Args:
         log_sum_exp: as for :func:`weights_of_keys`. The keys of the queries are the last ones of the call.
+
+    Returns:
+        The weights; 0 where a query has no such key (:func:`stands_on_no_key`).
     """
+    if stands_on_no_key(call):
+        return call.queries.new_zeros(call.queries.shape[:3], dtype=torch.promote_types(call.queries.dtype, torch.float32))
     before = call.kv_len - call.q_len
     if log_sum_exp is None or not leaves_digits(log_sum_exp):
         own = torch.arange(before, call.kv_len, device=call.keys.device).expand(call.queries.shape[0], -1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Part, Statistics
-from sinklab.attention.chosen_keys import weights_on_own_keys
+from sinklab.attention.chosen_keys import stands_on_no_key, weights_on_own_keys
 from sinklab.attention.operation import repeat_groups, row_share
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Watcher
@@ -127,7 +127,7 @@ class SinkFinder(Watcher):
         assert count is not None
         seen, real = count.expand_as(share), call.key_positions >= 0
         queries = _by_document(call, call.counted[:, None].to(share.dtype))[:, 0]
-        cross = call.site.kind == "cross"  # there a query stands on no key
+        cross = stands_on_no_key(call)
         early = seen >= (queries // 2).clamp(min=1).gather(1, call.key_documents.clamp(min=0))[:, None]
         # In float32, like the statistics: the nearest float64 of a mean of exactly 0.3 may lie above 0.3.
         hits = self._above(share / seen.clamp_min(1.0)) & early & real[:, None]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Part, Statistics
-from sinklab.attention.chosen_keys import scores_of_keys, weights_of_keys
+from sinklab.attention.chosen_keys import scores_of_keys, stands_on_no_key, weights_of_keys
 from sinklab.attention.operation import repeat_groups, row_share
 from sinklab.attention.probe import Watcher
 from sinklab.sinks.value import Head, Sinks
@@ -63,7 +63,7 @@ class SinkWeights(Watcher):
             index = self.given.all_keys(call)
             places = call.key_positions.gather(1, index.clamp(min=0).flatten(1)).view_as(index)
             standing = (places == call.query_positions[..., None]).any(-1)
-            if call.site.kind == "cross":  # a query of the target stands on no key of the source
+            if stands_on_no_key(call):
                 standing = torch.zeros_like(standing)
             queries = scores_of_keys(call, index)[1].any(-1) & (call.counted & ~standing)[:, None]
             own = norms.masked_fill(~at[:, None], 0.0).sum((0, 2))
