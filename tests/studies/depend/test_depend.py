@@ -281,3 +281,11 @@ def test_the_embedded_model_has_a_cliff_at_its_cache_size():
         assert within["at"] == 108
         assert within["low"] > 0.5
         assert behind["high"] < 0.25
+
+
+def test_policies_that_are_called_alike_are_refused():
+    """One would vanish behind the other, as two head maps that cut as many heads to the same windows."""
+    alike = ["pinned:pinned=[0,1,2,3,10],window=55", "pinned:pinned=[0,1,2,3,20],window=55"]
+    with pytest.raises(ConfigurationError, match=r"two policies are both called '\{5 tokens\}\+55'"):
+        make_contenders(64, (1,), alike)
+    assert "{5 tokens}+55" in make_contenders(64, (1,), [alike[0], alike[0]]).policies

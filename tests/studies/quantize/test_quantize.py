@@ -23,8 +23,9 @@ from sinklab.results.table import COLUMNS
 from sinklab.studies.quantize.cures import Cure, cost_of, modules_whole
 from sinklab.studies.quantize.quantize import quantize
 from sinklab.studies.quantize.scheme import Scheme, parse_schemes
+from sinklab.studies.quantize.spikes import find_spikes
 from sinklab.studies.quantize.texts import distinct, divided, two_sets
-from sinklab.studies.quantize.twin import Treatment, Twin
+from sinklab.studies.quantize.twin import Range, Treatment, Twin
 from sinklab.studies.quantize.verdict import best_cure, judged, texts_needed
 
 CALIBRATION = 8
@@ -111,6 +112,40 @@ def test_a_spike_that_is_no_sink_is_not_called_one():
     cures = by_name(summary["cures"], "cure")
     assert cures["spike tokens whole"]["positions"] == [0]
     assert "sinks whole" not in cures
+
+
+@pytest.mark.parametrize(("bits", "least"), [(2, 4), (3, 4), (4, 4), (5, 4), (6, 4), (7, 8), (8, 16), (16, 16)])
+def test_a_spike_takes_two_bits_of_the_median_channel_however_few_there_are(bits, least):
+    """Where the grid itself has 16 values or fewer, channels that are all alike are none."""
+    inputs, twin = rows(2), Twin(bigram().model)
+
+    def channels(worst):
+        high = torch.linspace(0.5, 1.5, TOKENS)
+        high[3] = worst * high[torch.arange(TOKENS) != 3].median()
+        ranges = {key: Range(torch.zeros(TOKENS), high) for key in twin.sites}
+        found = find_spikes(twin, inputs, ranges, bits)
+        return {(spike.large, spike.channels) for spike in found.values()}
+
+    assert channels(0.9 * least) == {(False, ())}
+    assert channels(1.1 * least) == {(True, (3,))}
+
+
+@pytest.mark.parametrize("scheme", ["w8a2", "w8a3", "w4a4"])
+def test_schemes_of_few_activation_bits_are_examined(scheme):
+    summary = quantize(bigram(spike=1024), inputs=rows(24), calibration=CALIBRATION, schemes=[scheme]).summary
+    sites = by_name(summary["sites"], "site")
+    assert [name for name, site in sites.items() if site["spike"]] == [SPIKE]
+    assert by_name(summary["cures"], "cure")["channels whole"]["share_whole"] == pytest.approx(TOKENS / (14 * TOKENS**2))
+
+
+def test_a_range_that_no_channel_is_left_to_give_is_that_of_all():
+    twin = Twin(bigram().model)
+    site = twin.sites[SPIKE]
+    ranges = {SPIKE: Range(-torch.arange(4.0), torch.arange(4.0))}
+    scheme = Scheme(8, 2)
+    whole = Treatment(scheme=scheme, ranges=ranges).grid(site)
+    assert Treatment(scheme=scheme, ranges=ranges, clipped={SPIKE: (0, 1)}, channels={SPIKE: (2, 3)}).grid(site) == whole
+    assert Treatment(scheme=scheme, ranges=ranges, channels={SPIKE: (3,)}).grid(site) != whole
 
 
 def test_a_spike_of_the_residual_stream_costs_only_where_that_is_on_a_grid():

@@ -45,7 +45,8 @@ def make_contenders(budget: int, sinks: Sequence[int] = (1, 4), more: Sequence[s
             and recomputation of the window.
 
     Raises:
-        ConfigurationError: numbers that do not fit into the budget, or a policy that cannot be read.
+        ConfigurationError: numbers that do not fit into the budget, a policy that cannot be read, or two policies that have one
+            description.
         UnknownNameError: no such policy.
     """
     if not sinks or min(sinks) < 1 or max(sinks) >= budget - 1:
@@ -62,7 +63,13 @@ def make_contenders(budget: int, sinks: Sequence[int] = (1, 4), more: Sequence[s
         others: list[Policy] = [policies["full"](), window, *with_sinks.values(), policies["recompute"](window=budget), floor]
     else:
         others = [window, judged, *(parse_policy(policy) if isinstance(policy, str) else policy for policy in more), floor]
-    named = {policy.describe(): policy for policy in others}
+    named: dict[str, Policy] = {}
+    for policy in others:
+        if named.setdefault(policy.describe(), policy) != policy:
+            raise ConfigurationError(
+                f"two policies are both called {policy.describe()!r}, and their scores could not be told apart; ask for one of "
+                "them at a time"
+            )
     return Contenders(named, window.describe(), judged.describe(), floor.describe(), budget, max(sinks))
 
 

@@ -16,6 +16,13 @@ __all__ = ["Spike", "find_spikes", "worst_channel"]
 LEAST_LEVELS = 16
 """A channel is a spike where its range leaves the median channel of the site fewer values of the grid than these, 4 bits."""
 
+LEAST_RATIO = 4.0
+"""Times the range of the median channel that every spike exceeds, which takes 2 bits from that channel.
+
+A grid of 4 bits or fewer leaves no channel more than 16 values, whatever the others are, and on one of 5 bits twice the median
+would be a spike, which many channels of an ordinary site are. From 6 bits on the number of values left decides alone.
+"""
+
 HEIGHT = 0.5
 """Share of the channel's largest value that a token must reach to carry the spike."""
 
@@ -62,7 +69,7 @@ def find_spikes(twin: Twin, samples: Samples, ranges: Mapping[str, Range], bits:
         samples: those that the ranges are from.
         bits: of the grid that the spike would be on.
     """
-    least = 2 ** min(bits, 8) / LEAST_LEVELS
+    least = max(LEAST_RATIO, 2 ** min(bits, 8) / LEAST_LEVELS)
     spikes = {}
     for key, found in ranges.items():
         channel, ratio, ratios = worst_channel(found)

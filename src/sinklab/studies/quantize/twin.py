@@ -97,14 +97,19 @@ class Treatment:
     clipped: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def grid(self, site: Site) -> Grid | int | None:
-        """Of the activations of a site; bits where each token has its own; ``None`` where they stay as they are."""
+        """Of the activations of a site; bits where each token has its own; ``None`` where they stay as they are.
+
+        A static range is that of the channels that are neither whole nor clipped; of all, where every one is.
+        """
         bits = self.scheme.activations
         if bits == WHOLE_BITS:
             return None
         if self.per_token:
             return bits
         found, left_out = self.ranges[site.key], {*self.channels.get(site.key, ()), *self.clipped.get(site.key, ())}
-        counted = [channel for channel in range(len(found.low)) if channel not in left_out] if left_out else slice(None)
+        counted = [channel for channel in range(len(found.low)) if channel not in left_out]
+        if not counted:  # nothing is left to give a range
+            return affine_grid(found.low.min(), found.high.max(), bits)
         return affine_grid(found.low[counted].min(), found.high[counted].max(), bits)
 
 
