@@ -112,5 +112,5 @@ class OfPart(Probe):
 
 def named_twice(probes: Iterable[Probe]) -> str | None:
     """The name of two probes that give rows, if there is one: a row has the name of its probe and not its settings."""
-    names = [probe.name for probe in probes if probe.metrics]
+    names = [probe.name for probe in probes if getattr(probe, "metrics", ())]
     return next((name for name in names if names.count(name) > 1), None)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 from itertools import islice
 
 from sinklab.corpora.base import Corpus, Encoder, TextCorpus
 from sinklab.results.metric import Metric
 
-__all__ = ["BITS_PER_BYTE", "MOST_UNREAD", "Reading", "corpus_record", "read_samples"]
+__all__ = ["BITS_PER_BYTE", "MOST_UNREAD", "Reading", "corpus_record", "lines_of", "read_samples"]
 
 BITS_PER_BYTE = Metric(
     "bits_per_byte",
@@ -102,3 +103,8 @@ def corpus_record(corpus: Corpus, reading: Reading | None = None) -> dict[str, s
     """``corpus`` of ``run.json``: name, source, revision and licence, and how the tokenizer read it."""
     record: dict[str, str | float] = {"name": corpus.label, "kind": corpus.name, **dataclasses.asdict(corpus.identity)}
     return record if reading is None else record | dataclasses.asdict(reading)
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines as files have them. ``str.splitlines`` also ends one at U+2028, U+0085 and form feeds, which a text may hold."""
+    return io.StringIO(text, newline=None).read().split("\n")

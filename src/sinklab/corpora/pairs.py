@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from sinklab.corpora._reading import lines_of
 from sinklab.corpora.base import Corpus, Encoder, Identity
 from sinklab.corpora.hub_dataset import HubDataset
 from sinklab.corpora.samples import Kind
-from sinklab.corpora.text_file import lines_of
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import corpora
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import io
 import random
 import re
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from sinklab.corpora.base import Identity, Split, TextCorpus, held_out_keys
 from sinklab.errors import InputError
 from sinklab.registry import corpora
 
-__all__ = ["TextFile", "lines_of"]
+__all__ = ["TextFile"]
 
 MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",  # begins as that of UTF-16 does
@@ -124,8 +123,3 @@ def _places_inside(line: str) -> Iterator[int]:
     for place in range(LONG_LINE, len(line), LONG_LINE):
         word = WORD.search(line, place, place + LONG_LINE)
         yield place if word is None else word.start()
-
-
-def lines_of(text: str) -> list[str]:
-    """Lines as files have them. ``str.splitlines`` also ends one at U+2028, U+0085 and form feeds, which a text may hold."""
-    return io.StringIO(text, newline=None).read().split("\n")

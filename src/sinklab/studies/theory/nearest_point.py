@@ -214,7 +214,8 @@ class _Workspace:
         least = products.masked_fill(~members, float("inf")).amin(-1) - margin
         self.products[rows], self.upper[rows] = products, norm
         # Divided by more than the norm: a plane that lies behind is moved farther back, and never forward.
-        self.lower[rows] = torch.where(norm > 0, least / norm.where(norm > 0, 1.0), 0.0).clamp(min=0)
+        lower = torch.where(norm > 0, least / norm.where(norm > 0, 1.0), 0.0).clamp(min=0)
+        self.lower[rows] = torch.minimum(lower, self.upper[rows])  # which rounding may reverse where both are one number
 
     def _improve(self) -> None:
         rows = self.open
