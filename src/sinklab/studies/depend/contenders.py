@@ -65,10 +65,11 @@ def make_contenders(budget: int, sinks: Sequence[int] = (1, 4), more: Sequence[s
         others = [window, judged, *(parse_policy(policy) if isinstance(policy, str) else policy for policy in more), floor]
     named: dict[str, Policy] = {}
     for policy in others:
-        if named.setdefault(policy.describe(), policy) != policy:
+        first = named.setdefault(policy.describe(), policy)
+        if first != policy:
             raise ConfigurationError(
-                f"two policies are both called {policy.describe()!r}, and their scores could not be told apart; ask for one of "
-                "them at a time"
+                f"two policies are both called {policy.describe()!r}, and their scores could not be told apart: {first} and "
+                f"{policy}. Leave out the second, or run depend for it by itself"
             )
     return Contenders(named, window.describe(), judged.describe(), floor.describe(), budget, max(sinks))
 
